@@ -260,7 +260,7 @@ class _Exporter:
         info: dict[str, Any] = {
             "name": self.name,
             "made": _made(self.snapshot),
-            "metrics": {k: None if math.isnan(v) else v for k, v in manifest.metrics.items()},
+            "metrics": {k: v if math.isfinite(v) else None for k, v in manifest.metrics.items()},
             "features": {
                 "dense": list(schema.dense),
                 "sparse": list(schema.sparse),

@@ -8,7 +8,7 @@ import platform
 import random
 import shutil
 import zlib
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from recapp.inference.artefact import read_artefact
 from recapp.inference.artefact_folder import unfinished
 from recapp.inference.probe import METRICS
 from recapp.inference.small_files import read_example
+from recapp.inference.trained_tables import TrainedTables
 from recapp.metrics import click_metrics
 
 GROWS = ("tables=dynamic", "tables.init_range=0.05")
@@ -324,27 +325,39 @@ def test_settings_that_the_command_line_changes_are_the_artefacts(
     assert len(model.predict(model.example)) == 16
 
 
-def test_a_checkpoint_with_values_that_are_not_finite_is_refused(checkpoint, tmp_path):
-    def rows(self, table):
-        raise AssertionError
-
-    from contextlib import contextmanager
-
-    from recapp.inference.trained_tables import TrainedTables
-
+def with_first_value(monkeypatch, value):
+    """Have every table of a checkpoint begin with a value."""
     whole = TrainedTables.rows
 
     @contextmanager
-    def broken(self, table):
+    def changed(self, table):
         with whole(self, table) as found:
-            found[0, 0] = float("nan")
+            found[:, 0] = value
             yield found
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainedTables, "rows", broken)
-        for quantize in ("none", "int8"):
-            with pytest.raises(CheckpointError, match=r"table C1, rows from 0 on: "):
-                export(checkpoint, tmp_path / "art", report_rows=0, quantize=quantize)
+    monkeypatch.setattr(TrainedTables, "rows", changed)
+
+
+def test_a_checkpoint_with_values_that_are_not_finite_is_refused(checkpoint, tmp_path, monkeypatch):
+    with_first_value(monkeypatch, float("nan"))
+    for quantize in ("none", "int8"):
+        with pytest.raises(CheckpointError, match=r"table C1, rows from 0 on: "):
+            export(checkpoint, tmp_path / "art", report_rows=0, quantize=quantize)
+    with pytest.raises(CheckpointError, match="quantize=auto: the checkpoint scores validation"):
+        export(checkpoint, tmp_path / "art", quantize="auto")
+
+
+def test_widths_that_cannot_hold_the_values_are_not_measured_and_not_chosen(
+    checkpoint, tmp_path, monkeypatch, capsys
+):
+    with_first_value(monkeypatch, 2e6)
+    report = export(checkpoint, tmp_path / "a", quantize="int8")
+    assert [w["quantize"] for w in report["widths"]] == ["none", "int8", "exported"]
+    assert "quantize=fp16 is not measured: table C1: there are values" in capsys.readouterr().err
+    report = export(checkpoint, tmp_path / "b", quantize="auto", budget_ne=1.0)
+    assert {t["stored"] for t in report["tables"]} == {"int8"}
+    with pytest.raises(ConfigError, match="quantize_tables: table C1: there are values that fp16"):
+        export(checkpoint, tmp_path / "c", quantize="auto", quantize_tables={"C1": "fp16"})
 
 
 # ---- damaged and foreign artefacts

@@ -99,6 +99,10 @@ class Export:
             raise ConfigError(f"quantize={self.quantize}: {suggest(str(self.quantize), known)}")
         if not (math.isfinite(self.budget_ne) and self.budget_ne >= 0):
             raise ConfigError(f"budget_ne={self.budget_ne}: must be a number of at least 0")
+        if self.report_rows < 0:
+            raise ConfigError(
+                f"report_rows={self.report_rows}: must be at least 0; 0 measures none"
+            )
         if self.quantize == AUTO and not self.report_rows:
             raise ConfigError(
                 "quantize=auto report_rows=0: it measures tables on validation rows, so it needs "

@@ -33,7 +33,8 @@ def current_path(path: Path, old: str = OLD) -> Path:
         path: Its name.
         old: What its name ends in between those renames.
     """
-    asides = (beside(path, old), beside(Path(os.path.realpath(path)), old))
+    named = [p for p in (Path(os.path.abspath(path)), Path(os.path.realpath(path))) if p.name]
+    asides = [beside(p, old) for p in named]  # a path such as "." has a name only when it is whole
     return next((p for p in (path, *asides) if p.exists()), path)
 
 

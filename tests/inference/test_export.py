@@ -221,6 +221,7 @@ def test_without_validation_rows_the_example_is_made_up(checkpoint, logs, tmp_pa
         ({"quantize_tables": {"C1": "int3"}}, "quantize_tables.C1=int3: did you mean"),
         ({"budget_ne": -1.0}, "budget_ne=-1.0: must be a number of at least 0"),
         ({"quantize": "auto", "report_rows": 0}, "quantize=auto report_rows=0"),
+        ({"report_rows": -1}, "report_rows=-1: must be at least 0"),
     ],
 )
 def test_wrong_options_are_said(checkpoint, tmp_path, options, said):
@@ -536,6 +537,20 @@ def test_settings_that_name_code_are_judged_as_a_checkpoints(artefact):
     with pytest.raises(CheckpointError, match=r"os\.system"):
         recapp.load_model(artefact)
     assert not Path("harm").exists()
+
+
+def test_a_path_without_a_name_of_its_own_is_read(artefact, monkeypatch):
+    monkeypatch.chdir(artefact)
+    assert recapp.load_model(".").name == "art"
+    with pytest.raises(CheckpointError, match="/ is no checkpoint, or an incomplete one"):
+        recapp.load_model("/")
+
+
+@pytest.mark.parametrize("trust", ["mine", ["a],model.x=[b"], [3]])
+def test_trust_names_packages(checkpoint, artefact, trust):
+    for path in (checkpoint, artefact):
+        with pytest.raises(ConfigError, match="must be a list of packages"):
+            recapp.load_model(path, trust=trust)
 
 
 def test_what_is_no_artefact_is_said(checkpoint, artefact, tmp_path):

@@ -131,11 +131,16 @@ def export_model(
         `validation_rows`; `bytes` of the artefact; its `name` and `version`.
 
     Raises:
-        ConfigError: An option is wrong, or `output` exists.
+        ConfigError: An option is wrong, or `output` exists or lies in the checkpoint.
         CheckpointError: There is no checkpoint, or it is damaged.
         ArtefactError: It cannot be written.
     """
     options = options or Export()
+    if Path(path).resolve() in Path(output).resolve().parents:
+        raise ConfigError(
+            f"output={output}: lies in the checkpoint, with which it would be deleted: choose a "
+            "directory beside it"
+        )
     with open_checkpoint(path, lambda manifest: manifest.files) as snapshot:
         if settings is None:
             settings = settings_of(snapshot.manifest, trust)

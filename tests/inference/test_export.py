@@ -288,6 +288,12 @@ def test_an_artefact_that_a_killed_export_was_replacing_is_read_and_gets_its_nam
     assert [p.name for p in tmp_path.iterdir()] == ["art"]
 
 
+def test_an_artefact_does_not_lie_in_its_checkpoint(checkpoint):
+    with pytest.raises(ConfigError, match="lies in the checkpoint, with which it would be deleted"):
+        export(checkpoint, checkpoint / "deep" / "art", report_rows=0)
+    assert not (checkpoint / "deep").exists()
+
+
 def test_two_exports_do_not_write_the_same_artefact(tmp_path):
     with unfinished(tmp_path / "art", False) as folder:
         (folder / "first").write_text("whole")

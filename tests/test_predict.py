@@ -106,6 +106,24 @@ def test_the_file_is_the_same_to_the_byte_on_any_number_of_ranks_under_any_plan(
 
 
 @pytest.mark.full
+def test_rounding_that_training_allowed_does_not_reach_the_scores(jobs, base, tmp_path):
+    """Neither numbers of 16 bits in the dense part nor vectors that are rounded on their way."""
+    rounded = ("trainer.precision=bf16-mixed", "engine.payload=bf16")
+    logs = small(tmp_path / "logs")
+    jobs.train(tmp_path / "run", *logs, *rounded, "+plan=row_wise", "trainer.max_steps=12")
+    checkpoint = tmp_path / "run/checkpoints/last.ckpt"
+    model = recapp.load_model(checkpoint)
+    rows = pq.read_table(base / "input/day_2.parquet")
+    wanted = torch.cat([model.predict(rows.slice(n, 512)) for n in range(0, rows.num_rows, 512)])
+    for world, more in ((1, ()), (2, ()), (2, rounded)):
+        output = tmp_path / f"{world}_{len(more)}.parquet"
+        settings = [f"ckpt_path={checkpoint}", f"input={base / 'input/day_2.parquet'}"]
+        settings += [f"output={output}", BATCH, *more]
+        jobs.run("predict", tmp_path / f"job{output.stem}", settings, world)
+        assert torch.equal(scores(pq.read_table(output)), wanted) is not bool(more)
+
+
+@pytest.mark.full
 def test_dynamic_tables_give_the_same_file_on_any_number_of_ranks(jobs, base, tmp_path):
     logs = [*small(tmp_path / "logs"), "trainer.max_steps=12", "tables=dynamic"]
     jobs.train(tmp_path / "run", *logs)

@@ -115,4 +115,7 @@ def logits_of(artefact: Artefact) -> list[float]:
     logits = artefact.entry("logits", list)
     if not all(isinstance(x, int | float) and not isinstance(x, bool) for x in logits):
         raise artefact.damaged("logits are no numbers")
-    return logits
+    try:
+        return [float(x) for x in logits]
+    except OverflowError as error:
+        raise artefact.damaged("logits are no numbers") from error

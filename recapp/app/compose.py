@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recapp.app.checked_settings import checked
-from recapp.checkpoints.trust import judged, marked
+from recapp.checkpoints.trust import check_trust, judged, marked
 from recapp.console import note
 from recapp.errors import ConfigError, suggest
 from recapp.settings import option_files
@@ -142,6 +142,16 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
         raise ConfigError(f"{missing[0]} must be given: {missing[0]}=...")
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def trusting(trust: Sequence[str]) -> list[str]:
+    """Return the command line that vouches for packages of the user's own.
+
+    Raises:
+        ConfigError: They are no names of packages.
+    """
+    check_trust(trust)
+    return [f"trust=[{','.join(trust)}]"] if trust else []
 
 
 def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,7 @@ Everything is written under another name first; the artefact gets its own in one
 """
 
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -32,14 +30,15 @@ from recapp.app.validation_rows import (
     validation_source,
 )
 from recapp.checkpoints.directory import open_checkpoint
-from recapp.checkpoints.names import MANIFEST, beside, recover, remove, sync_folder, take_name
+from recapp.checkpoints.names import MANIFEST, remove
 from recapp.checkpoints.snapshot import Snapshot
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.schema import schema_from
 from recapp.engine.shard_model import embedding_collections, sharded_collections
 from recapp.engine.sharded_state import without_tables
-from recapp.errors import ArtefactError, CheckpointError, ConfigError, suggest
-from recapp.inference.artefact import DENSE, EXAMPLE, Artefact, is_artefact, to_json
+from recapp.errors import CheckpointError, ConfigError, suggest
+from recapp.inference.artefact import DENSE, EXAMPLE, Artefact, to_json
+from recapp.inference.artefact_folder import unfinished
 from recapp.inference.choose_storage import (
     AUTO,
     least_storage,
@@ -69,6 +68,7 @@ from recapp.tables.lookups import embedding_lookups, embedding_tables
 from recapp.trainer.restored import check_state, state_must_fit
 
 REPORT_ROWS = 100_000
+OF_THE_MODEL = ("dataset", "tables", "model")  # settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +99,10 @@ class Export:
             raise ConfigError(f"quantize={self.quantize}: {suggest(str(self.quantize), known)}")
         if not (math.isfinite(self.budget_ne) and self.budget_ne >= 0):
             raise ConfigError(f"budget_ne={self.budget_ne}: must be a number of at least 0")
+        if self.report_rows < 0:
+            raise ConfigError(
+                f"report_rows={self.report_rows}: must be at least 0; 0 measures none"
+            )
         if self.quantize == AUTO and not self.report_rows:
             raise ConfigError(
                 "quantize=auto report_rows=0: it measures tables on validation rows, so it needs "
@@ -127,46 +131,22 @@ def export_model(
         `validation_rows`; `bytes` of the artefact; its `name` and `version`.
 
     Raises:
-        ConfigError: An option is wrong, or `output` exists.
+        ConfigError: An option is wrong, or `output` exists or lies in the checkpoint.
         CheckpointError: There is no checkpoint, or it is damaged.
         ArtefactError: It cannot be written.
     """
     options = options or Export()
+    if Path(path).resolve() in Path(output).resolve().parents:
+        raise ConfigError(
+            f"output={output}: lies in the checkpoint, with which it would be deleted: choose a "
+            "directory beside it"
+        )
     with open_checkpoint(path, lambda manifest: manifest.files) as snapshot:
         if settings is None:
             settings = settings_of(snapshot.manifest, trust)
-        with _unfinished(Path(output), options.overwrite) as folder:
+        with unfinished(Path(output), options.overwrite) as folder:
             name = options.name or Path(output).absolute().name
             return _Exporter(snapshot, dict(settings), options, folder, name).run()
-
-
-@contextmanager
-def _unfinished(output: Path, overwrite: bool) -> Iterator[Path]:
-    """Yield an empty directory that gets its name where nothing fails, and is removed otherwise.
-
-    Raises:
-        ConfigError: The name is taken.
-        ArtefactError: It cannot be written.
-    """
-    recover(output)
-    if os.path.lexists(output):
-        if not is_artefact(output):
-            raise ConfigError(f"output={output}: exists and is no artefact: choose another name")
-        if not overwrite:
-            raise ConfigError(
-                f"output={output}: there is an artefact: set overwrite=true, or choose another name"
-            )
-    folder = beside(output, "tmp")
-    try:
-        remove(folder)
-        folder.mkdir(parents=True)
-        yield folder
-        sync_folder(folder)
-        take_name(folder, output)
-    except OSError as error:
-        raise ArtefactError(f"output={output} cannot be written: {error.strerror}") from error
-    finally:
-        remove(folder)
 
 
 class _Exporter:
@@ -289,7 +269,7 @@ class _Exporter:
         info: dict[str, Any] = {
             "name": self.name,
             "made": _made(self.snapshot),
-            "metrics": {k: None if math.isnan(v) else v for k, v in manifest.metrics.items()},
+            "metrics": {k: v if math.isfinite(v) else None for k, v in manifest.metrics.items()},
             "features": {
                 "dense": list(schema.dense),
                 "sparse": list(schema.sparse),
@@ -298,7 +278,8 @@ class _Exporter:
             },
             "lookups": _lookups(self._model()),
             "ids": schema.id_encoding(),
-            "config": manifest.config,
+            # a command line may have changed what the model computes
+            "config": {**manifest.config, **{key: self.settings[key] for key in OF_THE_MODEL}},
             "report": report,
         }
         artefact = Artefact(self.folder, info, tuple(writer.tables), files)

@@ -85,13 +85,12 @@ def width_rows(
 
 def _said(found: Measured, before: Measured) -> dict[str, Any]:
     """Return metrics and changes as JSON can hold them."""
-    metrics = {name: None if math.isnan(x) else x for name, x in found.metrics.items()}
-    change = found.metrics[NE] - before.metrics[NE]
-    return {
-        **metrics,
-        "ne_change": None if math.isnan(change) else change,
+    said = {
+        **found.metrics,
+        "ne_change": found.metrics[NE] - before.metrics[NE],
         "largest_change": found.largest_change(before),
     }
+    return {name: x if math.isfinite(x) else None for name, x in said.items()}
 
 
 def print_report(report: Mapping[str, Any]) -> None:

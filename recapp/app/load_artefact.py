@@ -18,7 +18,7 @@ from recapp.app.artefact_model import (
     raw_rows_of,
 )
 from recapp.app.check_data import match_trained
-from recapp.app.compose import compose_over
+from recapp.app.compose import compose_over, trusting
 from recapp.inference.artefact import Artefact, read_artefact
 from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
 from recapp.inference.mapped_rows import mapped_tables
@@ -107,9 +107,8 @@ def settings_of_artefact(artefact: Artefact, trust: Sequence[str] = ()) -> dict[
         ArtefactError: They are damaged.
         CheckpointError: They name something that may not be called.
     """
-    chosen = [f"trust=[{','.join(trust)}]"] if trust else []
     stored = with_names_of_today(artefact.entry("config", dict))
-    settings = compose_over(stored, "eval", chosen)
+    settings = compose_over(stored, "eval", trusting(trust))
     return match_trained(settings, artefact.folder, artefact.info, artefact.numbered_rows)
 
 

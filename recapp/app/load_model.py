@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from recapp.app import build
 from recapp.app.artefact_model import raw_rows_of
 from recapp.app.check_data import match_checkpoint
-from recapp.app.compose import compose_over
+from recapp.app.compose import compose_over, trusting
 from recapp.app.load_artefact import load_artefact
 from recapp.checkpoints.directory import load_together, read_manifest
 from recapp.checkpoints.manifest import Manifest
@@ -88,8 +88,7 @@ def settings_of(manifest: Manifest, trust: Sequence[str] = ()) -> dict[str, Any]
     Raises:
         CheckpointError: They are damaged, or name something that may not be called.
     """
-    chosen = [f"trust=[{','.join(trust)}]"] if trust else []
-    return match_checkpoint(compose_over(manifest.config, "eval", chosen), manifest)
+    return match_checkpoint(compose_over(manifest.config, "eval", trusting(trust)), manifest)
 
 
 def load_weights(path: str | Path, model: nn.Module, comm: Comm) -> Manifest:

@@ -26,6 +26,12 @@ from recapp.sparse.batch import Batch
 from recapp.trainer.module import ClickModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
+SCORED = (
+    ("planner", "mode", "unique"),
+    ("trainer", "precision", "32-true"),
+    ("engine", "payload", "full"),
+)
+"""Settings of training that a prediction takes from its command line alone."""
 Settings = Mapping[str, Any]
 Compose = Callable[[Settings], dict[str, Any]]
 """Puts a command line over stored settings; ranks have none, and do without Hydra."""
@@ -92,9 +98,9 @@ class _Checkpoint:
         return {"checkpoint": f"{self.manifest.identity:08x}"}
 
     def settings(self, compose: Compose, overrides: Sequence[str]) -> dict[str, Any]:
-        """Return its settings; tables ask for distinct rows, unless the command line says else."""
+        """Return its settings, under which scores do not depend on ranks (`_as_scored`)."""
         found = match_checkpoint(compose(self.manifest.config), self.manifest)
-        return _asking_for_rows(found, overrides)
+        return _as_scored(found, overrides)
 
     def on_ranks(self, settings: Settings) -> RankModel:
         """Return an empty model, and the strategy that fills its shards from the checkpoint."""
@@ -118,13 +124,13 @@ class _Artefact:
         return {"artefact": f"{self.artefact.identity:08x}"}
 
     def settings(self, compose: Compose, overrides: Sequence[str]) -> dict[str, Any]:
-        """Return the settings that it was exported with; tables ask for distinct rows, unless the
-        command line says else.
+        """Return the settings that it was exported with, under which scores do not depend on ranks
+        (`_as_scored`).
         """
         artefact = self.artefact
         composed = compose(with_names_of_today(artefact.entry("config", dict)))
         found = match_trained(composed, artefact.folder, artefact.info, artefact.numbered_rows)
-        return _asking_for_rows(found, overrides)
+        return _as_scored(found, overrides)
 
     def on_ranks(self, settings: Settings) -> RankModel:
         """Return a model with its dense part, and the strategy whose ranks map or copy rows."""
@@ -165,15 +171,18 @@ class _CheckExample(Callback):
         check_logits(self.artefact, logits)
 
 
-def _asking_for_rows(found: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return settings under which tables ask for distinct rows, unless the command line says else.
+def _as_scored(found: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return settings under which every way to score makes the same bits, unless the command line
+    says else.
 
-    Sums that owners make of bags have other last bits on other numbers of ranks.
+    Sums that owners make of bags have other last bits on other numbers of ranks; so have vectors
+    that are rounded on their way, and only a trainer computes in narrower floats.
     """
     said = {override.lstrip("+").partition("=")[0] for override in overrides}
     plan = found.get("plan")
-    if "planner.mode" not in said:
-        found = {**found, "planner": {**found["planner"], "mode": "unique"}}
+    for group, name, value in SCORED:
+        if not said & {group, f"{group}.{name}"}:
+            found = {**found, group: {**found[group], name: value}}
     if isinstance(plan, Mapping) and "mode" in plan and not said & {"plan", "plan.mode"}:
         found = {**found, "plan": {**plan, "mode": "unique"}}
     return found

@@ -17,6 +17,7 @@ import shutil
 from pathlib import Path
 
 MANIFEST = "manifest.json"  # of a checkpoint; written last
+OLD = "old"
 _LEFT_BEHIND = re.compile(r".+\.ckpt\.(?:tmp|old|\d+(?:-\d+)?(?:\.tmp|\.old)?)")
 
 
@@ -25,26 +26,32 @@ def beside(path: Path, suffix: str) -> Path:
     return path.with_name(f"{path.name}.{suffix}")
 
 
-def current_path(path: Path) -> Path:
-    """Return where a checkpoint is, also when its writer was killed between two renames."""
-    asides = (beside(path, "old"), beside(Path(os.path.realpath(path)), "old"))
+def current_path(path: Path, old: str = OLD) -> Path:
+    """Return where a checkpoint is, also when its writer was killed between two renames.
+
+    Args:
+        path: Its name.
+        old: What its name ends in between those renames.
+    """
+    named = [p for p in (Path(os.path.abspath(path)), Path(os.path.realpath(path))) if p.name]
+    asides = [beside(p, old) for p in named]  # a path such as "." has a name only when it is whole
     return next((p for p in (path, *asides) if p.exists()), path)
 
 
-def recover(path: Path) -> None:
+def recover(path: Path, old: str = OLD) -> None:
     """Give a checkpoint its name back that a killed writer has left as `.old`, or delete that."""
-    aside = beside(path, "old")
+    aside = beside(path, old)
     if not os.path.lexists(path) and os.path.lexists(aside):
         aside.rename(path)
     remove(aside)
 
 
-def take_name(new: Path, path: Path) -> None:
+def take_name(new: Path, path: Path, old: str = OLD) -> None:
     """Give a directory or a link the name `path`; what had that name is deleted afterwards.
 
     A link replaces a link in one rename. Anything else is renamed to `.old` for a moment.
     """
-    aside = beside(path, "old")
+    aside = beside(path, old)
     if os.path.lexists(path) and not (path.is_symlink() and new.is_symlink()):
         path.rename(aside)
     new.rename(path)

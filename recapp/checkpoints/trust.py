@@ -114,12 +114,21 @@ def judged(settings: Mapping[str, Any], trust: Sequence[str]) -> dict[str, Any]:
         ConfigError: `trust` is no list of packages.
         CheckpointError: a target that may not be called, with what to do about it.
     """
-    listed = isinstance(trust, list | tuple)
-    if not listed or not all(isinstance(p, str) and _is_dotted(p) for p in trust):
-        raise ConfigError(f"trust={trust}: must be a list of packages, e.g. trust=[mypackage]")
+    check_trust(trust)
     made = _judged(settings, "", trust)
     assert isinstance(made, dict)
     return made
+
+
+def check_trust(trust: Sequence[str]) -> None:
+    """Check that `trust` names packages.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    listed = isinstance(trust, list | tuple)
+    if not listed or not all(isinstance(p, str) and _is_dotted(p) for p in trust):
+        raise ConfigError(f"trust={trust}: must be a list of packages, e.g. trust=[mypackage]")
 
 
 def refuse_untrusted(stored: Mapping[str, Any], trust: Sequence[str] = ()) -> None:

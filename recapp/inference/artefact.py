@@ -17,6 +17,7 @@ ends in one `ArtefactError`.
 """
 
 import json
+import math
 import os
 import stat
 import zlib
@@ -34,6 +35,7 @@ FORMAT = "recapp-artefact"
 VERSION = 1  # a reader refuses a later one
 DENSE = "dense.safetensors"
 EXAMPLE = "example.arrow"
+REPLACED = "recapp-replaced"  # what the name of an earlier artefact ends in while it is replaced
 MANIFEST_BYTES = 2**28
 READ_BYTES = 1 << 20
 _WRONG = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
@@ -81,6 +83,8 @@ class StoredTable:
                 raise TypeError(f"{f.name}={value!r}")
         if min(self.rows, self.first_row, self.dim - 1) < 0:
             raise ValueError(f"table {self.name} of {self.rows} rows from {self.first_row}")
+        if not (0 <= self.start_hash < 2**32 and 0 <= self.start_range < math.inf):
+            raise ValueError(f"start values of table {self.name}")
 
     @property
     def data_type(self) -> DataType:
@@ -190,7 +194,7 @@ class Artefact:
 def is_artefact(path: str | Path) -> bool:
     """Return whether a directory says that it is an artefact."""
     try:
-        with _open(current_path(Path(path)), MANIFEST) as source:
+        with _open(current_path(Path(path), REPLACED), MANIFEST) as source:
             return FORMAT.encode() in source.read(256)
     except (ArtefactError, OSError):
         return False
@@ -202,7 +206,7 @@ def read_artefact(path: str | Path) -> Artefact:
     Raises:
         ArtefactError: There is none, or it is incomplete, damaged or of a later version.
     """
-    folder = current_path(Path(path))
+    folder = current_path(Path(path), REPLACED)
     if not folder.is_dir():
         raise ArtefactError(f"{path}: there is no such directory: `recapp.export` writes artefacts")
     with _open(folder, MANIFEST) as source:

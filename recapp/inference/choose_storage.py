@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from recapp.console import note
-from recapp.errors import ConfigError, suggest
+from recapp.errors import CheckpointError, ConfigError, suggest
 from recapp.inference.probe import Probe
 from recapp.inference.storage import QUANTIZE, row_bytes
 from recapp.tables.config import DataType, EmbeddingConfig
@@ -105,24 +105,33 @@ def least_storage(
         advance: Called with 1 after each measurement.
 
     Raises:
-        ConfigError: The rows do not determine a normalised entropy.
+        ConfigError: The rows do not determine a normalised entropy, or a fixed table cannot be
+            stored so.
+        CheckpointError: There are scores that are not finite.
     """
-    before = probe.measure({}).metrics[NE]
+    trained = probe.measure({})
+    if not bool(trained.probabilities.isfinite().all()):
+        raise CheckpointError(
+            "quantize=auto: the checkpoint scores validation rows with numbers that are not "
+            "finite: export another checkpoint"
+        )
+    before = trained.metrics[NE]
     if math.isnan(before):
         raise ConfigError(
             "quantize=auto: the validation rows have one class only, so nothing tells what fewer "
             "bits cost: choose quantize=int8, or other validation rows"
         )
+    try:
+        cost = probe.measure(fixed).metrics[NE] - before
+    except ValueError as error:
+        raise ConfigError(f"quantize_tables: {error}") from error
     moves = []
     for table in tables:
         for storage in _narrower(table) if table.name not in fixed else ():
-            loss = probe.measure({table.name: storage}).metrics[NE] - before
-            width = row_bytes(table.data_type, table.embedding_dim)
-            saved = rows[table.name] * (width - row_bytes(storage, table.embedding_dim))
-            moves.append(_Move(table.name, storage, saved, loss))
+            if (move := _tried(table, storage, rows[table.name], probe, before)) is not None:
+                moves.append(move)
             advance(1)
     ordered = sorted(moves, key=_worth, reverse=True)
-    cost = probe.measure(fixed).metrics[NE] - before
     if cost > budget_ne:
         note(
             f"quantize_tables alone costs {cost:.2g} of normalized entropy, more than budget_ne="
@@ -152,6 +161,20 @@ def _narrower(table: EmbeddingConfig) -> list[DataType]:
     now = row_bytes(table.data_type, dim)
     kinds = (DataType.FP16, DataType.INT8, DataType.INT4)
     return [kind for kind in kinds if row_bytes(kind, dim) < now]
+
+
+def _tried(
+    table: EmbeddingConfig, storage: DataType, rows: int, probe: Probe, before: float
+) -> _Move | None:
+    """Return what storing a table in fewer bits saves and costs; None where it cannot be done."""
+    try:
+        loss = probe.measure({table.name: storage}).metrics[NE] - before
+    except ValueError as error:
+        note(f"quantize=auto: {error}")
+        return None
+    dim = table.embedding_dim
+    saved = rows * (row_bytes(table.data_type, dim) - row_bytes(storage, dim))
+    return _Move(table.name, storage, saved, loss)
 
 
 def _worth(move: _Move) -> float:

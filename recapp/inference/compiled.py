@@ -123,7 +123,7 @@ def load_compiled(artefact: Artefact, entry: Mapping[str, Any], model: nn.Module
         model: The model, its tables sharded on the CPU.
 
     Raises:
-        NotCompiled: It was made for another machine or torch.
+        NotCompiled: It was made for another machine or torch, or cannot be loaded here.
         ArtefactError: It is damaged.
     """
     try:
@@ -141,7 +141,11 @@ def load_compiled(artefact: Artefact, entry: Mapping[str, Any], model: nn.Module
         raise NotCompiled(f"it was made with torch {made_with}, and this is {torch.__version__}")
     artefact.verify(file)
     with _quiet():
-        code = torch._inductor.aoti_load_package(str(artefact.folder / file))
+        try:
+            code = torch._inductor.aoti_load_package(str(artefact.folder / file))
+        except RuntimeError as error:  # no room for its files, no library that it needs, no package
+            why = " ".join(str(error).split())
+            raise NotCompiled(f"it cannot be loaded here: {why[:200]}") from error
     return CompiledModel(model, code)
 
 

@@ -17,13 +17,17 @@ def mapped_tables(artefact: Artefact) -> HeldTables:
     """Return the tables of an artefact.
 
     Raises:
-        ArtefactError: A file is missing or smaller than its tables.
+        ArtefactError: A file is missing, smaller than its tables, or not of their kind.
     """
     raw = {file: _map(artefact, file) for file in _files_of(artefact)}
     rows: dict[str, Held] = {}
     keys: dict[str, Tensor] = {}
     tables = {}
+    kinds: dict[str, tuple[object, ...]] = {}
     for t in artefact.tables:
+        kind = (t.storage, t.dim, t.keys)
+        if kinds.setdefault(t.file, kind) != kind:
+            raise artefact.damaged(f"table {t.name} is stored otherwise than others of {t.file}")
         if t.file not in rows:
             rows[t.file] = _rows(artefact, t, raw[t.file])
         end = t.first_row + t.rows
@@ -31,7 +35,7 @@ def mapped_tables(artefact: Artefact) -> HeldTables:
             raise artefact.damaged(f"table {t.name} has rows that {t.file} has not")
         if t.keys is not None:
             if t.keys not in keys:
-                keys[t.keys] = raw[t.keys].view(torch.int64)
+                keys[t.keys] = _keys(artefact, t.keys, raw[t.keys])
             if len(keys[t.keys]) < end:
                 raise artefact.damaged(f"table {t.name} has keys that {t.keys} has not")
         tables[t.name] = HeldTable(
@@ -58,6 +62,13 @@ def _rows(artefact: Artefact, table: StoredTable, raw: Tensor) -> Held:
     if len(raw) % width:
         raise artefact.damaged(f"{table.file} has no whole number of rows of table {table.name}")
     return held(raw.view(-1, width), table.data_type, table.dim)
+
+
+def _keys(artefact: Artefact, file: str, raw: Tensor) -> Tensor:
+    """Return all positions of keys of a file."""
+    if len(raw) % torch.int64.itemsize:
+        raise artefact.damaged(f"{file} has no whole number of keys")
+    return raw.view(torch.int64)
 
 
 def _map(artefact: Artefact, file: str) -> Tensor:

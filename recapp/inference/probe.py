@@ -122,12 +122,13 @@ class Probe:
             ValueError: Values cannot be stored so.
         """
         changed = {name: data_types[name] for name in self._held if name in data_types}
-        for name, data_type in changed.items():
-            trained = self._trained[name]
-            self._held[name].copy_(values(stored(trained, data_type), trained.dtype))
-        logits = [self.model(batch).float() for batch in self.batches]
-        for name in changed:
-            self._held[name].copy_(self._trained[name])
+        try:
+            for name, data_type in changed.items():
+                self._held[name].copy_(_as_served(name, self._trained[name], data_type))
+            logits = [self.model(batch).float() for batch in self.batches]
+        finally:
+            for name in changed:
+                self._held[name].copy_(self._trained[name])
         metrics = click_metrics(METRICS, sync_on_compute=False)
         for logits_B, batch in zip(logits, self.batches, strict=True):
             for metric in metrics.values():
@@ -158,6 +159,21 @@ class Probe:
         held: Held = rows_UD
         number_R = torch.cat(numbers)
         return KeyedStore(group, held, number_R, [0, *ends] if dynamic else [0, len(number_R)])
+
+
+def _as_served(name: str, trained: Tensor, data_type: DataType) -> Tensor:
+    """Return the values of a table as they are after storing them.
+
+    Raises:
+        ValueError: They cannot be stored so.
+    """
+    try:
+        made = values(stored(trained, data_type), trained.dtype)
+    except ValueError as error:
+        raise ValueError(f"table {name}: {error}") from error
+    if bool((trained.isfinite() & ~made.isfinite()).any()):
+        raise ValueError(f"table {name}: there are values that {data_type} cannot hold")
+    return made
 
 
 def _distinct(numbers: Tensor) -> Tensor:

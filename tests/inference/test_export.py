@@ -4,8 +4,11 @@ asked for; and what is wrong with one is said.
 
 import json
 import os
+import platform
+import random
 import shutil
 import zlib
+from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
 
@@ -20,9 +23,12 @@ from recapp.app.export_model import Export, export_model
 from recapp.app.validation_rows import example_rows, validation_batches, validation_source
 from recapp.dataset.schema import schema_from
 from recapp.engine.read_only_store import values_of
-from recapp.errors import ArtefactError, CheckpointError, ConfigError
+from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
 from recapp.inference.artefact import read_artefact
+from recapp.inference.artefact_folder import unfinished
 from recapp.inference.probe import METRICS
+from recapp.inference.small_files import read_example
+from recapp.inference.trained_tables import TrainedTables
 from recapp.metrics import click_metrics
 
 GROWS = ("tables=dynamic", "tables.init_range=0.05")
@@ -215,6 +221,7 @@ def test_without_validation_rows_the_example_is_made_up(checkpoint, logs, tmp_pa
         ({"quantize_tables": {"C1": "int3"}}, "quantize_tables.C1=int3: did you mean"),
         ({"budget_ne": -1.0}, "budget_ne=-1.0: must be a number of at least 0"),
         ({"quantize": "auto", "report_rows": 0}, "quantize=auto report_rows=0"),
+        ({"report_rows": -1}, "report_rows=-1: must be at least 0"),
     ],
 )
 def test_wrong_options_are_said(checkpoint, tmp_path, options, said):
@@ -251,27 +258,113 @@ def test_an_export_that_fails_leaves_the_earlier_artefact(checkpoint, tmp_path, 
     assert [p.name for p in tmp_path.iterdir()] == ["art"]
 
 
-def test_a_checkpoint_with_values_that_are_not_finite_is_refused(checkpoint, tmp_path):
-    def rows(self, table):
-        raise AssertionError
+def test_directories_of_the_users_beside_it_stay_as_they_are(checkpoint, tmp_path):
+    """People call their own copies served.old and served.tmp."""
+    for name in ("art.old", "art.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "precious").write_text("mine")
+    for _ in range(2):
+        export(checkpoint, tmp_path / "art", report_rows=0, overwrite=True)
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob("*/precious")) == [
+        "art.old/precious",
+        "art.tmp/precious",
+    ]
+    shutil.move(tmp_path / "art", tmp_path / "moved.old")
+    export(checkpoint, tmp_path / "moved", report_rows=0)
+    assert recapp.load_model(tmp_path / "moved.old").name == "art"
 
-    from contextlib import contextmanager
 
-    from recapp.inference.trained_tables import TrainedTables
+def test_an_artefact_that_a_killed_export_was_replacing_is_read_and_gets_its_name_back(
+    checkpoint, tmp_path
+):
+    export(checkpoint, tmp_path / "art", report_rows=0)
+    (tmp_path / "art").rename(tmp_path / "art.recapp-replaced")
+    (tmp_path / "art.recapp-export").mkdir()
+    (tmp_path / "art.recapp-export" / "table.tmp").write_text("left behind")
+    assert recapp.load_model(tmp_path / "art").name == "art"
+    with pytest.raises(ConfigError, match="there is an artefact: set overwrite=true"):
+        export(checkpoint, tmp_path / "art", report_rows=0)
+    export(checkpoint, tmp_path / "art", report_rows=0, overwrite=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["art"]
 
+
+def test_an_artefact_does_not_lie_in_its_checkpoint(checkpoint):
+    with pytest.raises(ConfigError, match="lies in the checkpoint, with which it would be deleted"):
+        export(checkpoint, checkpoint / "deep" / "art", report_rows=0)
+    assert not (checkpoint / "deep").exists()
+
+
+def test_two_exports_do_not_write_the_same_artefact(tmp_path):
+    with unfinished(tmp_path / "art", False) as folder:
+        (folder / "first").write_text("whole")
+        with (
+            pytest.raises(ConfigError, match="another export is writing it"),
+            unfinished(tmp_path / "art", False),
+        ):
+            pass
+    assert [p.name for p in (tmp_path / "art").iterdir()] == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        ("/", ConfigError, "output=/: is no name of a new directory"),
+        ("file/art", ArtefactError, "cannot be written: Not a directory"),
+        ("x" * 300, ArtefactError, "cannot be written: File name too long"),
+    ],
+)
+def test_names_that_cannot_be_are_said_in_one_line(tmp_path, name, error, said):
+    (tmp_path / "file").touch()
+    with pytest.raises(error, match=said) as found, unfinished(tmp_path / name, False):
+        pass
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("change", ["dataset.dense_transform=none", "tables.pooling=mean"])
+def test_settings_that_the_command_line_changes_are_the_artefacts(
+    checkpoint, logs, tmp_path, change
+):
+    export_model(checkpoint, tmp_path / "art", Export(report_rows=0, **FAST), compose(logs, change))
+    group, _, name = change.partition("=")[0].partition(".")
+    stored = json.loads((tmp_path / "art" / "manifest.json").read_text())["config"]
+    assert stored[group][name] == change.partition("=")[2]
+    model = recapp.load_model(tmp_path / "art")  # which scores its example
+    assert len(model.predict(model.example)) == 16
+
+
+def with_first_value(monkeypatch, value):
+    """Have every table of a checkpoint begin with a value."""
     whole = TrainedTables.rows
 
     @contextmanager
-    def broken(self, table):
+    def changed(self, table):
         with whole(self, table) as found:
-            found[0, 0] = float("nan")
+            found[:, 0] = value
             yield found
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainedTables, "rows", broken)
-        for quantize in ("none", "int8"):
-            with pytest.raises(CheckpointError, match=r"table C1, rows from 0 on: "):
-                export(checkpoint, tmp_path / "art", report_rows=0, quantize=quantize)
+    monkeypatch.setattr(TrainedTables, "rows", changed)
+
+
+def test_a_checkpoint_with_values_that_are_not_finite_is_refused(checkpoint, tmp_path, monkeypatch):
+    with_first_value(monkeypatch, float("nan"))
+    for quantize in ("none", "int8"):
+        with pytest.raises(CheckpointError, match=r"table C1, rows from 0 on: "):
+            export(checkpoint, tmp_path / "art", report_rows=0, quantize=quantize)
+    with pytest.raises(CheckpointError, match="quantize=auto: the checkpoint scores validation"):
+        export(checkpoint, tmp_path / "art", quantize="auto")
+
+
+def test_widths_that_cannot_hold_the_values_are_not_measured_and_not_chosen(
+    checkpoint, tmp_path, monkeypatch, capsys
+):
+    with_first_value(monkeypatch, 2e6)
+    report = export(checkpoint, tmp_path / "a", quantize="int8")
+    assert [w["quantize"] for w in report["widths"]] == ["none", "int8", "exported"]
+    assert "quantize=fp16 is not measured: table C1: there are values" in capsys.readouterr().err
+    report = export(checkpoint, tmp_path / "b", quantize="auto", budget_ne=1.0)
+    assert {t["stored"] for t in report["tables"]} == {"int8"}
+    with pytest.raises(ConfigError, match="quantize_tables: table C1: there are values that fp16"):
+        export(checkpoint, tmp_path / "c", quantize="auto", quantize_tables={"C1": "fp16"})
 
 
 # ---- damaged and foreign artefacts
@@ -343,6 +436,10 @@ def test_a_manifest_that_was_changed_is_refused(artefact):
         (lambda m: m.update(logits=[0.5] * 16), "scores its example otherwise"),
         (lambda m: m.update(logits=[0.5]), "its example has 16 rows, and 1 scores"),
         (lambda m: m.update(logits=["x"]), "logits are no numbers"),
+        (lambda m: m.update(logits=[10**400] * 16), "logits are no numbers"),
+        (lambda m: m["tables"][0].update(start_hash=2**70), "start values of table C1"),
+        (lambda m: m["tables"][0].update(start_range=1e400), "start values of table C1"),
+        (lambda m: m["tables"][1].update(storage="int4"), "C2 is stored otherwise than others"),
         (lambda m: m.pop("config"), "config=None"),
         (lambda m: m.pop("name"), "name=None"),
     ],
@@ -352,6 +449,77 @@ def test_manifests_that_cannot_be_are_refused_in_one_line(artefact, change, said
     with pytest.raises(ArtefactError, match=said) as error:
         recapp.load_model(artefact)
     assert "\n" not in str(error.value)
+
+
+def put(artefact, file, raw):
+    """Replace a file, checksums included, as somebody would who means harm."""
+    (artefact / file).write_bytes(raw)
+    entry = {"bytes": len(raw), "crc32": f"{zlib.crc32(raw):08x}"}
+    rewrite(artefact, lambda info: info["files"].update({file: entry}))
+
+
+def arrow_file(table, compression=None):
+    out = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(out, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return out.getvalue().to_pybytes()
+
+
+def bombs(kind, names):
+    """An example of few bytes that is said to be very large."""
+    if kind == "compressed":
+        return arrow_file(pa.table({n: pa.array([0] * 10_000) for n in names}), "zstd")
+    if kind == "rows":
+        return arrow_file(pa.table({n: pa.nulls(10**9) for n in names}))
+    empty = pa.nulls(2**31 - 1)
+    ends = pa.array([0, len(empty)], pa.int32())
+    return arrow_file(pa.table({n: pa.ListArray.from_arrays(ends, empty) for n in names}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("compressed", "it has compressed values"),
+        ("rows", "it is said to have 1,000,000,000 rows"),
+        ("values", r"it is said to have [\d,]+ values in [\d,]+ bytes"),
+    ],
+)
+def test_a_small_example_does_not_become_many_rows(artefact, kind, said):
+    names = read_example(read_artefact(artefact)).column_names
+    put(artefact, "example.arrow", bombs(kind, names))
+    with pytest.raises(ArtefactError, match=f"example.arrow cannot be read: {said}"):
+        recapp.load_model(artefact)
+
+
+def test_examples_of_any_encoding_are_read(artefact):
+    rows = read_example(read_artefact(artefact))
+    words = pa.array(["a", "b"] * 16).dictionary_encode()
+    coded = rows.set_column(0, "I1", pa.ListArray.from_arrays(list(range(0, 34, 2)), words))
+    put(artefact, "example.arrow", arrow_file(coded))
+    assert read_example(read_artefact(artefact)) == coded
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_that_stands_in_an_example_is_a_traceback(artefact, seed):
+    rng = random.Random(f"example {seed}")
+    raw = bytearray((artefact / "example.arrow").read_bytes())
+    for _ in range(6):
+        raw[rng.randrange(len(raw))] = rng.randrange(256)
+    put(artefact, "example.arrow", bytes(raw))
+    with suppress(RecappError):
+        recapp.load_model(artefact)
+
+
+@pytest.mark.parametrize("kind", ["F4", "F8_E8M0", "F8_E4M3", "C64", "BOOL"])
+def test_a_dense_part_of_strange_numbers_is_refused(artefact, kind):
+    entry = {"odd": {"dtype": kind, "shape": [2], "data_offsets": [0, 0]}}
+    entry["odd"]["data_offsets"][1] = {"F4": 1, "C64": 16}.get(kind, 2)
+    head = json.dumps(entry).encode()
+    end = bytes(entry["odd"]["data_offsets"][1])
+    put(artefact, "dense.safetensors", len(head).to_bytes(8, "little") + head + end)
+    with pytest.raises(ArtefactError, match="the manifest of artefact"):
+        recapp.load_model(artefact)
 
 
 def test_rows_of_another_table_are_noticed_by_the_example(artefact):
@@ -375,6 +543,20 @@ def test_settings_that_name_code_are_judged_as_a_checkpoints(artefact):
     with pytest.raises(CheckpointError, match=r"os\.system"):
         recapp.load_model(artefact)
     assert not Path("harm").exists()
+
+
+def test_a_path_without_a_name_of_its_own_is_read(artefact, monkeypatch):
+    monkeypatch.chdir(artefact)
+    assert recapp.load_model(".").name == "art"
+    with pytest.raises(CheckpointError, match="/ is no checkpoint, or an incomplete one"):
+        recapp.load_model("/")
+
+
+@pytest.mark.parametrize("trust", ["mine", ["a],model.x=[b"], [3]])
+def test_trust_names_packages(checkpoint, artefact, trust):
+    for path in (checkpoint, artefact):
+        with pytest.raises(ConfigError, match="must be a list of packages"):
+            recapp.load_model(path, trust=trust)
 
 
 def test_what_is_no_artefact_is_said(checkpoint, artefact, tmp_path):
@@ -445,6 +627,20 @@ def test_compiled_scores_equal_the_portable_ones(checkpoint, dynamic, logs, tmp_
     assert torch.equal(recapp.load_model(folder).predict(rows), portable.predict(rows))
     with pytest.raises(ArtefactError, match=r"dense\.pt2 is damaged"):
         recapp.load_model(folder, trust_compiled=True)
+
+
+def test_code_that_cannot_be_loaded_is_noted(artefact, capsys):
+    put(artefact, "dense.pt2", b"no package")
+    entry = {
+        "file": "dense.pt2",
+        "machine": platform.machine(),
+        "flags": [],
+        "torch": ".".join(torch.__version__.split(".")[:2]),
+    }
+    rewrite(artefact, lambda info: info.update(compiled=entry))
+    model = recapp.load_model(artefact, trust_compiled=True)
+    assert model.info["compiled"] is False
+    assert "by the portable one: it cannot be loaded here: " in capsys.readouterr().err
 
 
 def test_without_a_compiler_the_artefact_has_no_code(checkpoint, tmp_path, monkeypatch, capsys):

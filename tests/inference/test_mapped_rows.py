@@ -109,3 +109,15 @@ def test_a_file_that_is_shorter_than_its_tables_is_named(tmp_path):
     )
     with pytest.raises(ArtefactError, match=r"has rows that|whole number"):
         mapped(shorter, 4)
+
+
+def test_a_file_of_keys_that_is_none_is_named(tmp_path):
+    artefact = write(tmp_path, 3)
+    file = next(t.keys for t in artefact.tables if t.keys is not None)
+    (tmp_path / file).write_bytes((tmp_path / file).read_bytes() + b"abc")
+    size = artefact.files[file]["bytes"] + 3
+    odd = Artefact(
+        tmp_path, {}, artefact.tables, {**artefact.files, file: {"bytes": size, "crc32": ""}}
+    )
+    with pytest.raises(ArtefactError, match="has no whole number of keys"):
+        mapped(odd, 3)

@@ -43,12 +43,19 @@ class Leader:
     Args:
         comm: The ranks, for words alone: those of batches have messages of their own.
         lost: Called once, when the ranks have lost each other and nothing can be computed any more.
+        beat_seconds: How often it sends a beat.
     """
 
-    def __init__(self, comm: Comm, lost: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        lost: Callable[[], None] = lambda: None,
+        beat_seconds: float = BEAT_SECONDS,
+    ) -> None:
         self.comm = comm
         self.failure: Exception | None = None
         self._lost = lost
+        self._beat_seconds = beat_seconds
         self._turn = threading.RLock()
         self._gone: deque[int] = deque()
         self._numbers = itertools.count()
@@ -121,7 +128,7 @@ class Leader:
         return RankError(f"the ranks have lost each other: {' '.join(str(error).split())}")
 
     def _beat(self) -> None:
-        while not self._ended.wait(BEAT_SECONDS):
+        while not self._ended.wait(self._beat_seconds):
             with self._turn, suppress(RankError):
                 self._tell(Word.BEAT)
 

@@ -12,7 +12,6 @@ import recapp
 from recapp.app.export_model import Export, export_model
 from recapp.app.load_model import load_model
 from recapp.errors import ArtefactError, IdError, RankError, RecappError
-from recapp.inference import led_ranks
 from recapp.inference.led_ranks import Leader, follow
 
 TRUST = ("inference",)
@@ -63,8 +62,7 @@ def _answers(comm, paths, rows):
 
     if comm.rank:
         return follow(comm, load)
-    led_ranks.BEAT_SECONDS = 0.05
-    leader = Leader(comm)
+    leader = Leader(comm, beat_seconds=0.05)
     scores = []
     errors = []
     for _ in paths:

@@ -70,7 +70,7 @@ def _by_name(tensors: Sequence[InputTensor], schema: Schema) -> dict[str, InputT
     given: dict[str, InputTensor] = {}
     for tensor in tensors:
         if tensor.name not in known:
-            near = _near(tensor.name, features)
+            near = _near(tensor.name[:80], features)
             raise bad(f"input {tensor.name}: the model has no such feature; {near}")
         if tensor.name in given:
             raise bad(f"input {tensor.name}: is there twice")

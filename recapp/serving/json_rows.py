@@ -44,7 +44,9 @@ def read_rows(
     features = served.features
     here = {name for row in rows for name in row}
     for name in sorted(here.difference(features)):
-        raise bad(f"row feature {name}: the model has no such feature; {suggest(name, features)}")
+        raise bad(
+            f"row feature {name}: the model has no such feature; {suggest(name[:80], features)}"
+        )
     for name in features:
         if name not in here:
             raise bad(f"feature {name}: missing in every row; null is a missing value")

@@ -309,6 +309,11 @@ def test_the_page_draws_latency_and_throughput_live(server, browser):
         assert len(drawn) == 2 and "NaN" not in "".join(drawn)
     assert browser.until("document.getElementById('p99').textContent").endswith(" ms")
     assert browser.value("document.getElementById('state').textContent") == "ready"
+    end = time.monotonic() + 30
+    while not browser.value("/[1-9]/.test(document.getElementById('refused').textContent)"):
+        assert time.monotonic() < end, "no refusal is shown"
+        assert server.ask("POST", path, b"no Arrow")[0] == 400
+        time.sleep(0.05)
     assert browser.faults == []
 
 

@@ -37,6 +37,8 @@ Send = Callable[[Message], Awaitable[None]]
 STOPS = (signal.SIGINT, signal.SIGTERM)
 KEEP_ALIVE_SECONDS = 75  # above the minute of usual load balancers, which must close first
 LINGER_SECONDS = 1.0  # how long an idle connection stays open after a signal
+LISTENS = 1024  # connections that wait to be accepted
+ACCEPTS = 16  # connections that are accepted before those that are too many are closed
 OWN_FILES = 64  # that a server opens beside its connections: the model's, a reload's
 NO_HTTP = "this is no HTTP/1.1, or its head is longer than 64 KB"
 
@@ -64,7 +66,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(1024)
+        listener.listen(LISTENS)
     except OSError as error:
         listener.close()
         if error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL):
@@ -106,6 +108,7 @@ async def _serve(server: Server, listener: socket.socket, started: Callable[[], 
         log_config=None,
         log_level="error",  # not a line for whatever is no HTTP
         access_log=False,
+        backlog=ACCEPTS,
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
@@ -118,6 +121,7 @@ async def _serve(server: Server, listener: socket.socket, started: Callable[[], 
         while not (http.started or serving.done()):
             await asyncio.sleep(0.01)
         if http.started:
+            listener.listen(LISTENS)  # asyncio has one number for both
             started()
         await serving
 

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -252,6 +253,38 @@ def test_a_client_that_never_ends_its_request_loses_its_connection(
     assert made.ask("GET", "/v2/health/ready")[0] == 200
     assert made.stop() == 0
     assert made.errors.splitlines() == ["no new connections; what has come is answered", "ended"]
+
+
+def test_a_flood_of_connections_is_closed_without_a_word_in_the_log(artefact, tmp_path):
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
+        "from recapp.serve import main; sys.exit(main(sys.argv[1:]))"
+    )
+    settings = [f"artefact={artefact}", "port=0", "format=json", "max_connections=20"]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *settings],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    ) as process:
+        address = json.loads(process.stdout.readline())["rows"][0]["address"]
+        host, _, port = address.removeprefix("http://").partition(":")
+        with ExitStack() as open_:
+            for _ in range(300):
+                open_.enter_context(socket.create_connection((host, int(port)), timeout=60))
+        _until(lambda: _answers(host, int(port)))
+        process.terminate()
+        said = process.stderr.read()
+    assert process.returncode == 0
+    assert said.splitlines() == ["no new connections; what has come is answered", "ended"]
+
+
+def _answers(host, port):
+    with socket.create_connection((host, port), timeout=60) as connection:
+        connection.sendall(b"GET /v2/health/live HTTP/1.0\r\n\r\n")
+        return whole(connection).startswith(b"HTTP/1.1 200")
 
 
 def test_connections_beyond_their_limit_are_answered_by_its_name(artefact, tmp_path, start_server):

@@ -92,18 +92,21 @@ def _tensors(columns: Columns, binary: bool) -> Body:
     inputs: list[dict[str, Any]] = []
     parts: list[bytes] = []
     for name, values in columns.items():
-        lists = isinstance(values, list) and bool(values) and isinstance(values[0], list)
-        flat = [id for row in values for id in row] if lists else values
-        numbers = np.asarray(flat, dtype=np.float32 if _is_float(flat) else np.int64)
-        pairs = [(name, numbers)]
-        if lists:
-            pairs.append((f"{name}.lengths", np.asarray([len(row) for row in values])))
-        for each, array in pairs:
-            kind = "FP32" if array.dtype == np.float32 else "INT64"
+        pairs = [(name, values)]
+        if isinstance(values, list) and any(isinstance(row, list) for row in values):
+            bags = [row or [] for row in values]  # a missing list is one of no ids
+            pairs = [
+                (name, [id for row in bags for id in row]),
+                (f"{name}.lengths", [len(row) for row in bags]),
+            ]
+        for each, held in pairs:
+            kind, array = _tensor(held)
             described: dict[str, Any] = {"name": each, "datatype": kind, "shape": [len(array)]}
             if binary:
                 parts.append(binary_of(array))
                 described["parameters"] = {BINARY_SIZE: len(parts[-1])}
+            elif isinstance(array, list):
+                described["data"] = [text.decode() for text in array]
             else:
                 described["data"] = array.tolist()
             inputs.append(described)
@@ -114,5 +117,10 @@ def _tensors(columns: Columns, binary: bool) -> Body:
     return b"".join([text, *parts]), {JSON_LENGTH: str(len(text))}
 
 
-def _is_float(values: npt.NDArray[Any] | list[Any]) -> bool:
-    return not isinstance(values, list) and values.dtype == np.float32
+def _tensor(values: npt.NDArray[Any] | list[Any]) -> tuple[str, npt.NDArray[Any] | list[bytes]]:
+    """Return the datatype of values, and them: numbers, or texts where one is text or missing."""
+    if not isinstance(values, list):
+        return ("FP32", values) if values.dtype == np.float32 else ("INT64", values)
+    if all(isinstance(value, int) for value in values):
+        return "INT64", np.asarray(values, dtype=np.int64)
+    return "BYTES", [b"" if value is None else str(value).encode() for value in values]

@@ -71,8 +71,9 @@ def value_type(arrow_type: pa.DataType) -> pa.DataType:
 
 def id_type(arrow_type: pa.DataType) -> pa.DataType:
     """Return the type of the ids of a column that holds one id per row, or lists of them."""
-    inner = value_type(arrow_type)
-    return value_type(inner.value_type) if is_list(inner) else inner
+    if is_list(arrow_type):
+        return value_type(arrow_type.value_type)
+    return value_type(arrow_type)  # a dictionary of lists is neither: its lists are no ids
 
 
 def is_number(arrow_type: pa.DataType) -> bool:

@@ -212,10 +212,11 @@ class Schema:
     def _check_types(self, arrow_schema: pa.Schema, columns: dict[str, str], file: str) -> None:
         """Raise DataError for a column whose type cannot be read as what it is used for."""
         for name, column in columns.items():
-            arrow_type = value_type(arrow_schema.field(column).type)
+            own_type = arrow_schema.field(column).type
+            arrow_type = value_type(own_type)
             if name in self.sparse:
                 wanted = "integers, text, or lists of those"
-                good = is_id(id_type(arrow_type))
+                good = is_id(id_type(own_type))
             else:
                 wanted = "numbers, or strings that spell numbers"
                 good = is_number(arrow_type) or is_text(arrow_type) or pt.is_null(arrow_type)
@@ -228,8 +229,7 @@ class Schema:
                     else "dense feature"
                 )
                 raise DataError(
-                    f"{file}: column {column} ({use} {name}) has type {arrow_type}; "
-                    f"allowed: {wanted}"
+                    f"{file}: column {column} ({use} {name}) has type {own_type}; allowed: {wanted}"
                 )
             if pt.is_fixed_size_list(arrow_type) and arrow_type.list_size == 0:
                 raise DataError(

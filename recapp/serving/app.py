@@ -30,11 +30,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from recapp.console import readable
 from recapp.errors import suggest
 from recapp.serving.arrow_route import read_arrow
 from recapp.serving.batching import Batcher, Work
 from recapp.serving.json_rows import read_rows
-from recapp.serving.json_text import written
+from recapp.serving.json_text import read_object, written
 from recapp.serving.limits import Limits, Refused, bad, busy
 from recapp.serving.metrics_text import Counts
 from recapp.serving.model_page import page_of
@@ -48,6 +49,7 @@ READERS = {"infer": read_infer, "infer_rows": read_rows, "infer_arrow": read_arr
 """What reads the body of each route, by the last part of its path."""
 
 EXTENSIONS = ("binary_tensor_data", "model_repository")
+ERROR_LETTERS = 1000  # a name of megabytes is not sent back
 GONE = 499  # the client went away: nobody reads the answer, but it is counted
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -175,8 +177,12 @@ class Server:
         """Load the model anew, from the path that the server was started with."""
         check_origin(request)
         check_place(request, self.model.current())
-        body = await read_body(request, self.limits)
-        if len(body) and bytes(body).strip() not in (b"{}", b'{"parameters":{}}'):
+        try:
+            body = await self._body(request)
+        except ClientDisconnect:
+            return Response(status_code=GONE)
+        self.admission.release(len(body))
+        if len(body) and read_object(body) not in ({}, {"parameters": {}}):
             raise bad(
                 "parameters: none may be sent: the model is read again from the path that the "
                 "server was started with"
@@ -208,16 +214,7 @@ class Server:
         check_origin(request)
         self._served(request)
         with self.admission.request():
-            try:
-                async with asyncio.timeout(self.limits.timeout_s):
-                    body = await read_body(request, self.limits, self.admission)
-            except TimeoutError:
-                raise Refused(
-                    408,
-                    f"the body did not come within timeout_s={self.limits.timeout_s:g}: send it "
-                    "faster, or less of it",
-                    {"connection": "close"},
-                ) from None
+            body = await self._body(request)
             try:
                 work = self._submit(verb, request, body, start)
                 reply = await self._answer(work, request, start)
@@ -235,6 +232,19 @@ class Server:
         )
         headers = {**reply.headers, "content-type": reply.content_type, "server-timing": timing}
         return Response(reply.body, headers=headers)
+
+    async def _body(self, request: Request) -> memoryview:
+        """Return a body that comes in time; its room is the caller's to release."""
+        try:
+            async with asyncio.timeout(self.limits.timeout_s):
+                return await read_body(request, self.limits, self.admission)
+        except TimeoutError:
+            raise Refused(
+                408,
+                f"the body did not come within timeout_s={self.limits.timeout_s:g}: send it "
+                "faster, or less of it",
+                {"connection": "close"},
+            ) from None
 
     def _submit(self, verb: str, request: Request, body: memoryview, start: float) -> Work:
         def read(served: Served) -> Any:
@@ -305,9 +315,8 @@ def _json(document: object, status: int = 200) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
-    return Response(
-        written({"error": error.text}), error.status, dict(error.headers), media_type=JSON
-    )
+    line = " ".join(readable(error.text).split())[:ERROR_LETTERS]
+    return Response(written({"error": line}), error.status, dict(error.headers), media_type=JSON)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

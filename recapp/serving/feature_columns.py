@@ -70,7 +70,7 @@ def _by_name(tensors: Sequence[InputTensor], schema: Schema) -> dict[str, InputT
     given: dict[str, InputTensor] = {}
     for tensor in tensors:
         if tensor.name not in known:
-            near = _near(tensor.name, features)
+            near = _near(tensor.name[:80], features)
             raise bad(f"input {tensor.name}: the model has no such feature; {near}")
         if tensor.name in given:
             raise bad(f"input {tensor.name}: is there twice")
@@ -105,26 +105,27 @@ def _column(name: str, given: Mapping[str, InputTensor], schema: Schema) -> pa.A
 def _lists(tensor: InputTensor, lengths: InputTensor) -> pa.Array:
     if not lengths.datatype.removeprefix("U").startswith("INT") or lengths.values_N.null_count:
         raise bad(f"input {lengths.name}: must be INT32 or INT64, without null")
-    counts = lengths.values_N.cast(pa.int64(), safe=False).to_numpy()
+    counts = lengths.values_N.to_numpy()
     if len(counts) and int(counts.min()) < 0:
         raise bad(f"input {lengths.name}: holds {counts.min()}; a length is 0 or more")
     if len(counts) and int(counts.max()) > len(tensor.values_N):  # the sum could overflow
         total = int(counts.max())
     else:
-        total = int(counts.sum())
+        total = int(counts.sum(dtype=np.int64))
     if total != len(tensor.values_N):
         raise bad(
             f"input {lengths.name}: the lengths add up to {total}, but {tensor.name} has "
             f"{len(tensor.values_N)} ids"
         )
-    bounds = np.concatenate(([0], np.cumsum(counts)))
+    bounds = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
     return pa.LargeListArray.from_arrays(bounds, tensor.values_N)
 
 
 def _with_nulls(tensor: InputTensor, present: InputTensor) -> pa.Array:
-    if present.datatype != "BOOL" or len(present.values_N) != len(tensor.values_N):
+    flags_N = present.values_N
+    if present.datatype != "BOOL" or len(flags_N) != len(tensor.values_N) or flags_N.null_count:
         raise bad(
             f"input {present.name}: must be BOOL with the {len(tensor.values_N)} values of "
-            f"{tensor.name}"
+            f"{tensor.name}, without null"
         )
-    return pc.if_else(present.values_N, tensor.values_N, pa.scalar(None, tensor.values_N.type))
+    return pc.if_else(flags_N, tensor.values_N, pa.scalar(None, tensor.values_N.type))

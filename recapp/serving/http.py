@@ -6,13 +6,16 @@
 uvicorn speaks HTTP, through h11: that one bounds the head of a request, which the faster parser
 does not, and recapp's own part of a request is longer than the difference (docs/lab_log.md). A
 client that takes longer than `timeout_s` for a head, or for a body that nobody reads any more,
-loses its connection.
+loses its connection. From a signal on each answer says that it is the last of its connection, and
+one that is idle stays open for a moment more: a request may be on its way.
 """
 
 import asyncio
+import errno
+import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,10 +26,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from recapp.console import note
 from recapp.errors import ConfigError
 from recapp.serving.app import Server
-from recapp.serving.limits import Refused
+from recapp.serving.json_text import written
+from recapp.serving.limits import RETRY_AFTER_SECONDS, Limits, Refused
+from recapp.serving.question import JSON
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 KEEP_ALIVE_SECONDS = 75  # above the minute of usual load balancers, which must close first
+LINGER_SECONDS = 1.0  # how long an idle connection stays open after a signal
+LISTENS = 1024  # connections that wait to be accepted
+ACCEPTS = 16  # connections that are accepted before those that are too many are closed
+OWN_FILES = 64  # that a server opens beside its connections: the model's, a reload's
+NO_HTTP = "this is no HTTP/1.1, or its head is longer than 64 KB"
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -52,9 +66,14 @@ def bound_socket(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(1024)
+        listener.listen(LISTENS)
     except OSError as error:
         listener.close()
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL):
+            raise ConfigError(
+                f"host={host}: this machine has no such address ({error.strerror}); "
+                "host=127.0.0.1 is this machine alone, host=0.0.0.0 all its networks"
+            ) from None
         raise ConfigError(
             f"port={port}: cannot listen at {host}:{port} ({error.strerror}); choose another "
             "port=N, or port=0 for any that is free"
@@ -81,25 +100,28 @@ def serve(server: Server, listener: socket.socket, started: Callable[[], None]) 
 
 
 async def _serve(server: Server, listener: socket.socket, started: Callable[[], None]) -> None:
+    door = Door(server)
     config = uvicorn.Config(
-        server.application(),
-        http=protocol_with_limit(server.limits.timeout_s),
+        door,
+        http=protocol_with_limits(server.limits, most_connections(server.limits)),
         ws="none",
         log_config=None,
         log_level="error",  # not a line for whatever is no HTTP
         access_log=False,
+        backlog=ACCEPTS,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=server.limits.max_connections,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(server.limits.timeout_s) + 1,
     )
     http = _Http(config)
+    door.connections = http.server_state.connections
     with _signals(http, server):
         serving = asyncio.ensure_future(http.serve(sockets=[listener]))
         while not (http.started or serving.done()):
             await asyncio.sleep(0.01)
         if http.started:
+            listener.listen(LISTENS)  # asyncio has one number for both
             started()
         await serving
 
@@ -149,49 +171,166 @@ async def _reload(server: Server) -> None:
             note(refused.text)
 
 
-def protocol_with_limit(seconds: float) -> type[H11Protocol]:
-    """Return uvicorn's protocol with a limit on how slowly a client may send.
+class Door:
+    """What every request passes: it counts the connections, and says which answer is a last one.
 
     Args:
-        seconds: How long the head of a request may take, or a body that nobody reads any more.
+        server: The routes.
     """
 
-    class TimedProtocol(H11Protocol):
-        _late: asyncio.TimerHandle | None = None
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._app = server.application()
+        self.connections: Sized = ()
+        """All that are open, as uvicorn keeps them."""
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer a request, as ASGI has it."""
+
+        async def sent(message: Message) -> None:
+            if self._server.ends and message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        most = self._server.limits.max_connections
+        if scope["type"] == "http" and len(self.connections) > most:
+            await _answer(
+                send,
+                503,
+                f"{len(self.connections)} connections are open, max_connections={most}: try again "
+                "later",
+                (b"retry-after", str(RETRY_AFTER_SECONDS).encode()),
+            )
+        else:
+            await self._app(scope, receive, sent)
+
+
+def _error(text: str) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    """Return the body and the headers of an error that ends its connection."""
+    body = written({"error": text})
+    headers = [
+        (b"content-type", JSON.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    return body, headers
+
+
+async def _answer(send: Send, status: int, text: str, *more: tuple[bytes, bytes]) -> None:
+    body, headers = _error(text)
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, *more]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def most_connections(limits: Limits) -> int:
+    """Return how many connections may be open, those that are told to come again among them.
+
+    Each is an open file, so the process is allowed more of those where it may be. Without room, an
+    accepted connection is an error in the log, thousands of times a second.
+
+    Raises:
+        ConfigError: It may not open as many files as `max_connections` needs.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = limits.max_connections + OWN_FILES
+    wanted = needed + limits.max_connections
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY:
+        return wanted - OWN_FILES
+    if soft <= needed:
+        raise ConfigError(
+            f"max_connections={limits.max_connections}: this process may open {soft} files, and "
+            f"needs more than {needed}: raise that limit (ulimit -n), or choose a smaller "
+            "max_connections"
+        )
+    return min(soft, wanted) - OWN_FILES
+
+
+class LimitedProtocol(H11Protocol):
+    """uvicorn's protocol with limits on how slowly a client may send, and on how many do."""
+
+    seconds = 0.0
+    """How long the head of a request may take, or a body that nobody reads any more."""
+
+    most = 0
+    """The connections that may be open; another one is closed as it comes."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Watch a connection, or close one that is too many."""
+        super().connection_made(transport)
+        if len(self.connections) > self.most:
+            transport.abort()
+        else:
             self._watch()
 
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
+    def data_received(self, data: bytes) -> None:
+        """Take what a client sends."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Watch no longer."""
+        super().connection_lost(exc)
+        self._unwatch()
+
+    def on_response_complete(self) -> None:
+        """Watch whether the rest of a body comes that nobody reads."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
             self._watch()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, unless it is the rest of what has its answer."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body, headers = _error(NO_HTTP)
+            for event in (
+                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event))
+        self.transport.close()
+
+    def shutdown(self) -> None:
+        """Close the connection when what it has begun is answered, or soon."""
+        if not self._answered():
+            self.cycle.keep_alive = False
+        self.loop.call_later(LINGER_SECONDS, self._leave)
+
+    def _leave(self) -> None:
+        if self._answered():
+            self.transport.close()
+
+    def _answered(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _watch(self) -> None:
+        their_state = self.conn.their_state
+        if their_state is h11.IDLE or (their_state is h11.SEND_BODY and self._answered()):
+            if self._late is None:
+                self._late = self.loop.call_later(self.seconds, self._too_late)
+        else:
             self._unwatch()
 
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if self.conn.their_state is h11.SEND_BODY:
-                self._watch()
-
-        def _watch(self) -> None:
-            their_state = self.conn.their_state
-            answered = self.cycle is None or self.cycle.response_complete
-            if their_state is h11.IDLE or (their_state is h11.SEND_BODY and answered):
-                if self._late is None:
-                    self._late = self.loop.call_later(seconds, self._too_late)
-            else:
-                self._unwatch()
-
-        def _unwatch(self) -> None:
-            if self._late is not None:
-                self._late.cancel()
-                self._late = None
-
-        def _too_late(self) -> None:
+    def _unwatch(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
             self._late = None
-            self.transport.abort()
 
-    return TimedProtocol
+    def _too_late(self) -> None:
+        self._late = None
+        self.transport.abort()
+
+
+def protocol_with_limits(limits: Limits, most: int) -> type[LimitedProtocol]:
+    """Return the protocol of a server.
+
+    Args:
+        limits: Its limits; `timeout_s` counts.
+        most: The connections that may be open.
+    """
+    return type("Protocol", (LimitedProtocol,), {"seconds": limits.timeout_s, "most": most})

@@ -2,8 +2,12 @@
 
 A feature that a row leaves out is missing there, like null. One that no row has is an error, and so
 is a name that the model does not know: a misspelt feature would be scored as a missing one.
+
+A value is a scalar or a list of scalars. Whatever is nested deeper is refused before Arrow sees it:
+it takes minutes over a type of a thousand levels, which a body of some kilobytes spells.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +20,7 @@ from recapp.serving.json_text import read_object, written
 from recapp.serving.limits import Limits, bad, check_ids, check_rows
 from recapp.serving.question import Question, Reply, scores_of
 from recapp.serving.served_model import Served
-from recapp.serving.tensors import column_of
+from recapp.serving.tensors import column_of, scalars_of
 
 
 def read_rows(
@@ -40,7 +44,9 @@ def read_rows(
     features = served.features
     here = {name for row in rows for name in row}
     for name in sorted(here.difference(features)):
-        raise bad(f"row feature {name}: the model has no such feature; {suggest(name, features)}")
+        raise bad(
+            f"row feature {name}: the model has no such feature; {suggest(name[:80], features)}"
+        )
     for name in features:
         if name not in here:
             raise bad(f"feature {name}: missing in every row; null is a missing value")
@@ -51,10 +57,34 @@ def read_rows(
 
 
 def _column(name: str, rows: list[dict[str, Any]], served: Served) -> pa.Array:
-    wanted = (
-        "number" if name in served.scorer.schema.dense else "integer or text, or a list of those"
-    )
-    return column_of([row.get(name) for row in rows], None, f"feature {name}", wanted)
+    values = [row.get(name) for row in rows]
+    dense = name in served.scorer.schema.dense
+    wanted = "number" if dense else "integer or text, or a list of those"
+    _check_flat(values, f"feature {name}", wanted)
+    kind = None
+    if any(type(value) is int and not -(2**63) <= value < 2**63 for value in scalars_of(values)):
+        kind = pa.float64() if dense else pa.uint64()
+    if dense and (kind or {int, float} <= set(map(type, values))):
+        values = [_rounded(value) if type(value) is int else value for value in values]
+    if kind and any(isinstance(value, list) for value in values):
+        kind = pa.list_(kind)
+    return column_of(values, kind, f"feature {name}", wanted)
+
+
+def _check_flat(values: list[Any], field: str, wanted: str) -> None:
+    """Raise Refused for an object, and for a list inside of a list."""
+    kinds = set(map(type, scalars_of(values)))
+    if dict in kinds or list in kinds:
+        found = "an object" if dict in kinds else "a list inside of a list"
+        raise bad(f"{field}: holds a value that is no {wanted}: {found}")
+
+
+def _rounded(value: int) -> float:
+    """Return an integer as the nearest float, which is infinite where there is none."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _reply(named: Mapping[str, str], logits_B: Tensor) -> Reply:

@@ -19,7 +19,7 @@ function parsed(text) {
     const name = line.slice(0, at), value = Number(line.slice(at + 1));
     if (name.startsWith("recapp_requests_total")) {
       found.requests += name.includes('code="200"') ? value : 0;
-      found.refused += name.includes('code="503"') ? value : 0;
+      found.refused += /code="[45]/.test(name) && !name.includes('code="499"') ? value : 0;
     } else if (name === "recapp_rows_total") found.rows = value;
     else if (name === "recapp_batch_rows_count") found.batches = value;
     else if (name === "process_resident_memory_bytes") found.memory = value;

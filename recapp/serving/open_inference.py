@@ -71,7 +71,7 @@ def _split(body: memoryview, length: str | None) -> tuple[memoryview, memoryview
     """Return the JSON of a body and the binary data behind it."""
     if length is None:
         return body, body[:0]
-    if not length.isdecimal() or int(length) > len(body):
+    if not length.isdecimal() or len(length) > 18 or int(length) > len(body):
         raise bad(
             f"Inference-Header-Content-Length: {length[:20]} must be the bytes of the JSON, at "
             f"most the {len(body)} of the body"
@@ -111,7 +111,13 @@ def _wanted(request: Mapping[str, Any]) -> list[Wanted]:
         return [Wanted(OUTPUTS[0], everything)]
     if not isinstance(outputs, list) or not outputs:
         raise bad(f"outputs: must be a list of objects with a name: {', '.join(OUTPUTS)}")
-    return [_output(given, everything) for given in outputs]
+    wanted: list[Wanted] = []
+    for given in outputs:
+        output = _output(given, everything)
+        if any(output.name == other.name for other in wanted):
+            raise bad(f"output {output.name}: is there twice")
+        wanted.append(output)
+    return wanted
 
 
 def _output(given: object, binary: bool) -> Wanted:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from recapp.console import note
-from recapp.errors import RecappError
+from recapp.errors import ConfigError, RecappError
 from recapp.inference.scorer import Scorer
 from recapp.processes.process_memory import give_back_unused
 from recapp.serving.limits import Refused
@@ -28,6 +28,7 @@ class ModelInService:
         counts: Where reloads are counted.
 
     Raises:
+        ConfigError: No path can have the name.
         RecappError: The first model cannot be loaded, or fails its check.
     """
 
@@ -37,7 +38,7 @@ class ModelInService:
         self._loads = False
         scorer = load()
         check_model(scorer)
-        self._served = Served(name or scorer.name, scorer)
+        self._served = Served(_checked(name or scorer.name), scorer)
 
     def current(self) -> Served:
         """Return the model in service."""
@@ -83,3 +84,17 @@ class ModelInService:
         scorer = self._load()
         check_model(scorer, self._served.scorer)
         return scorer
+
+
+def _checked(name: str) -> str:
+    """Return a name that can stand in a path of HTTP.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    if "/" in name or name in (".", "..") or not name.isprintable():
+        raise ConfigError(
+            f"name={name}: no request could call a model so, because its name is a part of a path: "
+            "choose a name of printable letters without a slash"
+        )
+    return name

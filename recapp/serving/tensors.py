@@ -9,8 +9,9 @@ it. JSON may say null, which is a missing value.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
+from recapp.dataset.arrow_types import is_list
 from recapp.errors import suggest
 from recapp.serving.limits import bad
 
@@ -109,24 +111,25 @@ def read_tensor(given: object, binary: BinaryData) -> InputTensor:
     if not isinstance(given, Mapping) or not isinstance(name := given.get("name"), str):
         raise bad("inputs: each is an object with name, datatype, shape and data")
     datatype = given.get("datatype")
-    if datatype not in ARROW_TYPES:
-        raise bad(
-            f"input {name}: datatype {datatype!r} is none; {suggest(str(datatype), ARROW_TYPES)}"
-        )
+    if not isinstance(datatype, str) or datatype not in ARROW_TYPES:
+        near = suggest(str(datatype)[:40], ARROW_TYPES)
+        raise bad(f"input {name}: datatype {datatype!r:.40} is none; {near}")
     count = _count(given.get("shape"), name)
-    parameters = given.get("parameters") or {}
-    if isinstance(parameters, Mapping) and BINARY_SIZE in parameters:
+    parameters = given.get("parameters")
+    if not isinstance(parameters, Mapping | None):
+        raise bad(f"input {name}: parameters must be an object, not {parameters!r:.40}")
+    if parameters and BINARY_SIZE in parameters:
         size = parameters[BINARY_SIZE]
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise bad(f"input {name}: {BINARY_SIZE} must be a number of bytes, not {size!r}")
-        values_N = _of_bytes(binary.take(size, name), str(datatype), count, name)
+        values_N = _of_bytes(binary.take(size, name), datatype, count, name)
     else:
-        values_N = _of_json(given.get("data"), str(datatype), name)
+        values_N = _of_json(given.get("data"), datatype, name)
     if len(values_N) != count:
         raise bad(
             f"input {name}: shape {given['shape']} is {count} values, but there are {len(values_N)}"
         )
-    return InputTensor(name, str(datatype), values_N)
+    return InputTensor(name, datatype, values_N)
 
 
 def _count(shape: object, name: str) -> int:
@@ -148,6 +151,11 @@ def _of_json(data: object, datatype: str, name: str) -> pa.Array:
     return column_of(data, ARROW_TYPES[datatype], f"input {name}", datatype)
 
 
+def scalars_of(data: list[Any]) -> Iterator[Any]:
+    """Yield the values of a column, and those of its lists one by one."""
+    return chain.from_iterable(value if isinstance(value, list) else (value,) for value in data)
+
+
 def column_of(data: list[Any], kind: pa.DataType | None, field: str, wanted: str) -> pa.Array:
     """Return values of JSON as a column.
 
@@ -162,7 +170,9 @@ def column_of(data: list[Any], kind: pa.DataType | None, field: str, wanted: str
     """
     try:
         if kind is not None:
-            _check_kinds(data, kind)
+            in_lists = is_list(kind)
+            scalars = list(scalars_of(data)) if in_lists else data
+            _check_kinds(scalars, kind.value_type if in_lists else kind)
         elif any(isinstance(value, bool) for value in data):
             raise pa.ArrowInvalid("true and false are no numbers")
         return pa.array(data, type=kind)

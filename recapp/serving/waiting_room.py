@@ -60,9 +60,7 @@ class Admission:
         self.pending_bytes -= count
 
 
-async def read_body(
-    request: Request, limits: Limits, admission: Admission | None = None
-) -> memoryview:
+async def read_body(request: Request, limits: Limits, admission: Admission) -> memoryview:
     """Return the body of a request; its room is the caller's to release.
 
     Args:
@@ -74,8 +72,8 @@ async def read_body(
         Refused: It is compressed, too long, or there is no room for it.
         ClientDisconnect: The client has gone.
     """
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding != "identity":
+    encoding = request.headers.get("content-encoding", "").strip()
+    if encoding.lower() not in ("", "identity"):
         raise Refused(
             415,
             f"Content-Encoding: {encoding[:40]}: bodies are taken as they are; send it without",
@@ -89,12 +87,10 @@ async def read_body(
     try:
         async for part in request.stream():
             check_body_bytes(taken + len(part), limits)
-            if admission is not None:
-                admission.take(len(part))
+            admission.take(len(part))
             taken += len(part)
             parts.append(part)
     except BaseException:
-        if admission is not None:
-            admission.release(taken)
+        admission.release(taken)
         raise
     return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))

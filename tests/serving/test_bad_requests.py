@@ -39,6 +39,12 @@ def shaped(shape):
         ),
         ([*inputs(), inputs()[0]], "input age: is there twice"),
         (inputs(age=tensor("age", "FP99", [1])), "input age: datatype 'FP99' is none; did you"),
+        (inputs(age=tensor("age", ["FP32"], [1])), "input age: datatype ['FP32'] is none; "),
+        (inputs(age=tensor("age", {}, [1])), "input age: datatype {} is none; known: BOOL, BYTES"),
+        (
+            inputs(age=tensor("age", "FP32", [1, 2, 3]) | {"parameters": 5}),
+            "input age: parameters must be an object, not 5",
+        ),
         (inputs(age=tensor("age", "BOOL", [True] * 3)), "datatype BOOL must be FP32, FP64, INT64"),
         (inputs(user=tensor("user", "FP32", [1.0] * 3)), "datatype FP32 must be INT64 or BYTES"),
         (inputs(age=tensor("age", "FP32", [31, 7])), "input price: has 3 rows, but age has 2"),
@@ -63,10 +69,18 @@ def shaped(shape):
         (inputs(seen__lengths=tensor("seen.lengths", "INT32", [6, -1, 0])), "holds -1; a length"),
         (inputs(seen__lengths=tensor("seen.lengths", "FP32", [2.0, 0, 3])), "must be INT32 or"),
         (inputs(seen__lengths=tensor("seen.lengths", "INT32", [2, None, 3])), "without null"),
+        (
+            inputs(seen__lengths=tensor("seen.lengths", "UINT64", [2**64 - 1, 0, 0])),
+            "input seen.lengths: the lengths add up to 18446744073709551615, but seen has 5 ids",
+        ),
         (inputs(seen__lengths=None), "input seen: has 5 rows, but age has 3; a feature"),
         (
             inputs(user__present=tensor("user.present", "BOOL", [True])),
             "input user.present: must be BOOL with the 3 values of user",
+        ),
+        (
+            inputs(user__present=tensor("user.present", "BOOL", [True, None, True])),
+            "input user.present: must be BOOL with the 3 values of user, without null",
         ),
         (
             inputs(seen__present=tensor("seen.present", "BOOL", [True] * 3)),
@@ -98,6 +112,7 @@ def test_a_tensor_that_does_not_fit_is_named(given, said):
         ({"outputs": []}, "outputs: must be a list of objects with a name: score, logit"),
         ({"outputs": [{"name": "score", "parameters": {"classification": 3}}]}, "classification"),
         ({"outputs": [{"name": "score", "parameters": 3}]}, "output score: parameters: must be"),
+        ({"outputs": [{"name": "score"}, {"name": "score"}]}, "output score: is there twice"),
         ({"parameters": []}, "parameters: must be an object"),
         ({"parameters": {"binary_data_output": 1}}, "parameter binary_data_output: must be true"),
     ],
@@ -153,6 +168,7 @@ def test_binary_data_must_add_up():
     assert "of the inputs add up to" in said(nothing, more=b"xxxx")
     assert "99999999 must be the bytes of the JSON" in said(nothing, length="99999999")
     assert "-1 must be the bytes of the JSON" in said(nothing, length="-1")
+    assert "must be the bytes of the JSON" in said(nothing, length="9" * 5000)
 
 
 @pytest.mark.parametrize(
@@ -185,13 +201,43 @@ def test_binary_texts_must_add_up(data, said):
         ([ROWS[0] | {"age": "old"}], "column age, row 0 holds 'old', which is not a number"),
         ([ROWS[0] | {"age": [1]}], "column age (dense feature age) has type list"),
         ([ROWS[0], ROWS[1] | {"user": "x"}], "feature user: holds a value that is no integer or"),
-        ([ROWS[0] | {"user": {"a": 1}}], "column user (sparse feature user) has type struct"),
+        ([ROWS[0] | {"user": {"a": 1}}], "feature user: holds a value that is no integer or text"),
+        ([ROWS[0] | {"seen": [[1]]}], "or a list of those: a list inside of a list"),
+        ([ROWS[0] | {"seen": [1, {}]}], "or a list of those: an object"),
+        ([ROWS[0] | {"age": {}}], "feature age: holds a value that is no number: an object"),
+        ([ROWS[0] | {"age": 10**400}], "column age, row 0 holds inf, which is not finite"),
+        ([ROWS[0] | {"item": 2**64}], "feature item: holds a value that is no integer or text"),
+        ([ROWS[0] | {"seen": [2**63, -1]}], "feature seen: holds a value that is no integer or t"),
+        ([ROWS[0] | {"seen": [2**63, True]}], "feature seen: holds a value that is no integer or"),
+        ([ROWS[0] | {"seen": [2**63, 1.5]}], "feature seen: holds a value that is no integer or"),
         ([ROWS[0] | {"user": True}], "feature user: holds a value that is no integer or text"),
         ([ROWS[0] | {"user": 77}], "feature user has the id 77, which is outside its 50 rows"),
     ],
 )  # fmt: skip
 def test_a_row_that_does_not_fit_is_named(rows, said):
     assert said in refused({"rows": rows}, "infer_rows")
+
+
+@pytest.mark.parametrize("opened", ["[", '{"a":'])
+def test_what_is_nested_by_the_hundred_is_refused_like_what_is_nested_once(opened):
+    closed = "]" if opened == "[" else "}"
+    body = json.dumps({"rows": [ROWS[0] | {"seen": "HERE"}]})
+    deep = body.replace('"HERE"', opened * 800 + "1" + closed * 800)
+    said = refused(deep.encode(), "infer_rows")
+    assert said.startswith("feature seen: holds a value that is no integer or text")
+    assert len(said) < 200
+
+
+@pytest.mark.parametrize("verb", ["infer", "infer_rows"])
+def test_an_error_does_not_send_back_all_that_it_names(verb):
+    name = "x" * 100_000
+    bodies = {"infer": {"inputs": [tensor(name, "FP32", [1])]}, "infer_rows": {"rows": [{name: 1}]}}
+    assert 900 < len(refused(bodies[verb], verb)) <= 1000
+    bodies = {
+        "infer": {"inputs": [tensor("a\nb", "FP32", [1])]},
+        "infer_rows": {"rows": [{"a\nb": 1}]},
+    }
+    assert "a b: the model has no such feature" in refused(bodies[verb], verb)
 
 
 # ---- Arrow
@@ -208,6 +254,10 @@ def with_column(name, column):
         (table().drop_columns(["user"]), "no column for user; tried user"),
         (table().append_column("age", pa.array([1, 2, 3])), "column age (age) is there 2 times"),
         (with_column("user", pa.array([True] * 3)), "column user (sparse feature user) has type b"),
+        (
+            with_column("seen", pa.DictionaryArray.from_arrays([0, 0, 0], pa.array([[1]]))),
+            "column seen (sparse feature seen) has type dictionary<values=list",
+        ),
         (with_column("age", pa.array([1, float("nan"), 2])), "column age, row 1 holds nan, which"),
         (with_column("user", pa.array([1, 2, 50])), "feature user has the id 50, which is outside"),
         (
@@ -301,6 +351,12 @@ def test_lists_of_nothing_count_as_ids():
 def test_compressed_bodies_are_refused_by_name():
     said = refused(b"x", headers={"content-encoding": "gzip"}, status=415)
     assert said == "Content-Encoding: gzip: bodies are taken as they are; send it without"
+
+
+@pytest.mark.parametrize("encoding", ["", "identity", "Identity"])
+def test_a_body_may_say_that_it_is_not_compressed(encoding):
+    headers = {"content-encoding": encoding}
+    assert asked({"rows": ROWS}, "infer_rows", headers=headers).status == 200
 
 
 def test_a_page_of_another_site_may_not_ask():

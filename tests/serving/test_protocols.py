@@ -130,6 +130,21 @@ def test_rows_of_json_are_scored_as_the_model_scores():
     equal(asked({"rows": rows}, "infer_rows").json["scores"])
 
 
+def test_integers_of_json_may_have_64_bits_without_a_sign():
+    large = 2**63 + 11
+    rows = [
+        ROWS[0] | {"item": large, "seen": [2**64 - 1, 1], "age": 2**60 + 1},
+        ROWS[1] | {"item": 5, "seen": [], "age": 1.5},
+    ]
+    texts = [
+        row | {"item": str(row["item"]), "seen": list(map(str, row["seen"])), "age": age}
+        for row, age in zip(rows, [float(2**60), 1.5], strict=True)
+    ]
+    found, expected = (asked({"rows": given}, "infer_rows").json for given in (rows, texts))
+    assert found["scores"] == expected["scores"]
+    assert asked({"rows": [ROWS[0] | {"age": 2**70}]}, "infer_rows").status == 200
+
+
 def test_arrow_is_scored_as_the_model_scores():
     rows = table().append_column("unused", pa.array(["x", "y", "z"]))
     answer = asked(arrow(rows), "infer_arrow")

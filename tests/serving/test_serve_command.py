@@ -2,10 +2,13 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 
 import numpy as np
 import pyarrow as pa
@@ -100,7 +103,9 @@ def test_a_taken_port_is_one_line(server, artefact, tmp_path):
     ("settings", "said"),
     [
         (["host=no.such.host.invalid"], "host=no.such.host.invalid: there is no such host"),
+        (["host=192.0.2.1"], "host=192.0.2.1: this machine has no such address"),
         (["port=70000"], "port=70000: must be a whole number"),
+        (["port=0", "name=a/b"], "name=a/b: no request could call a model so"),
         (["max_batch=0"], "max_batch=0: must be a whole number of at least 1"),
         (["max_row=5"], "unknown setting max_row: did you mean max_rows"),
     ],
@@ -155,6 +160,34 @@ def test_a_signal_lets_it_answer_what_has_come_and_ends_it_with_0(
     assert made.errors.splitlines()[-2:] == said
 
 
+def test_clients_that_keep_their_connections_lose_no_request_at_the_end(
+    artefact, tmp_path, start_server
+):
+    made = start_server(tmp_path, artefact, "name=clicks")
+    body = arrow(rows(3))
+    path = "/v2/models/clicks/infer_arrow"
+    answers = []
+    asked_often = threading.Event()
+
+    def ask():
+        with closing(made.connect()) as connection:
+            said = ""
+            while said != "close":
+                status, headers, _ = made.ask("POST", path, body, connection)
+                said = headers.get("connection", "")
+                answers.append(status)
+                if len(answers) > 200:
+                    asked_often.set()
+
+    with ThreadPoolExecutor(8) as threads:
+        asking = [threads.submit(ask) for _ in range(8)]
+        assert asked_often.wait(60)
+        assert made.stop() == 0
+        for each in asking:
+            each.result()  # raises what a connection that was cut off raises
+    assert set(answers) == {200}
+
+
 def test_sighup_reads_the_model_anew_and_a_bad_one_leaves_the_old_one(
     artefact, tmp_path, start_server
 ):
@@ -202,8 +235,65 @@ def test_a_client_that_never_ends_its_request_loses_its_connection(
         assert whole(slow).startswith(b"HTTP/1.1 413")
     with raw(made) as wrong:
         wrong.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
-        assert whole(wrong).startswith(b"HTTP/1.1 400")
+        said = whole(wrong)
+        assert said.startswith(b"HTTP/1.1 400") and b'{"error":"this is no HTTP/1.1' in said
+    with raw(made) as wrong:  # a body that is damaged when it has been refused already
+        wrong.sendall(b"POST /v3 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        assert wrong.recv(4096).startswith(b"HTTP/1.1 404")
+        wrong.sendall(b"no length\r\n")
+        assert whole(wrong) == b""
+    head = (
+        b"POST /v2/repository/models/clicks/load HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
+    )
+    with raw(made) as slow:  # as of scores
+        slow.sendall(head)
+        assert whole(slow).startswith(b"HTTP/1.1 408")
+    with raw(made) as gone:
+        gone.sendall(head)
     assert made.ask("GET", "/v2/health/ready")[0] == 200
+    assert made.stop() == 0
+    assert made.errors.splitlines() == ["no new connections; what has come is answered", "ended"]
+
+
+def test_a_flood_of_connections_is_closed_without_a_word_in_the_log(artefact, tmp_path):
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
+        "from recapp.serve import main; sys.exit(main(sys.argv[1:]))"
+    )
+    settings = [f"artefact={artefact}", "port=0", "format=json", "max_connections=20"]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *settings],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    ) as process:
+        address = json.loads(process.stdout.readline())["rows"][0]["address"]
+        host, _, port = address.removeprefix("http://").partition(":")
+        with ExitStack() as open_:
+            for _ in range(300):
+                open_.enter_context(socket.create_connection((host, int(port)), timeout=60))
+        _until(lambda: _answers(host, int(port)))
+        process.terminate()
+        said = process.stderr.read()
+    assert process.returncode == 0
+    assert said.splitlines() == ["no new connections; what has come is answered", "ended"]
+
+
+def _answers(host, port):
+    with socket.create_connection((host, port), timeout=60) as connection:
+        connection.sendall(b"GET /v2/health/live HTTP/1.0\r\n\r\n")
+        return whole(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_connections_beyond_their_limit_are_answered_by_its_name(artefact, tmp_path, start_server):
+    made = start_server(tmp_path, artefact, "max_connections=3")
+    with ExitStack() as open_:
+        connections = [open_.enter_context(closing(made.connect())) for _ in range(4)]
+        answers = [made.ask("GET", "/v2/health/live", connection=each) for each in connections]
+    assert [status for status, _, _ in answers] == [200, 200, 200, 503]
+    assert b"4 connections are open, max_connections=3: try again later" in answers[3][2]
     assert made.stop() == 0
 
 
@@ -252,6 +342,11 @@ def test_the_page_draws_latency_and_throughput_live(server, browser):
         assert len(drawn) == 2 and "NaN" not in "".join(drawn)
     assert browser.until("document.getElementById('p99').textContent").endswith(" ms")
     assert browser.value("document.getElementById('state').textContent") == "ready"
+    end = time.monotonic() + 30
+    while not browser.value("/[1-9]/.test(document.getElementById('refused').textContent)"):
+        assert time.monotonic() < end, "no refusal is shown"
+        assert server.ask("POST", path, b"no Arrow")[0] == 400
+        time.sleep(0.05)
     assert browser.faults == []
 
 

@@ -1,6 +1,7 @@
 """The server as a whole: batches of requests, overload, models that come and go, what it counts."""
 
 import asyncio
+import resource
 import threading
 import time
 
@@ -9,7 +10,10 @@ import torch
 from serving.small_models import ROWS, Clicks, running, scorer, table
 
 from recapp.errors import CheckpointError, ConfigError
-from recapp.serving.metrics_text import Histogram
+from recapp.serving.http import Door, most_connections
+from recapp.serving.limits import Limits
+from recapp.serving.metrics_text import Counts, Histogram
+from recapp.serving.reload import ModelInService
 from recapp.serving.served_model import check_model
 
 BODY = {"rows": ROWS}
@@ -343,11 +347,68 @@ def test_clients_may_not_say_where_a_model_comes_from():
         async with running() as client:
             named = {"parameters": {"path": "/elsewhere"}}
             wrong = await client("POST", "/v2/repository/models/other/load")
-            return await client("POST", LOAD, named), wrong, await client("POST", LOAD, {})
+            nothing = b' {"parameters" : { }} '
+            return [await client("POST", LOAD, body) for body in (named, b"?", {}, nothing)], wrong
 
-    named, wrong, plain = asyncio.run(ask())
+    (named, broken, *plain), wrong = asyncio.run(ask())
     assert named.status == 400 and named.error.startswith("parameters: none may be sent")
-    assert wrong.status == 404 and plain.status == 200
+    assert broken.status == 400 and broken.error.startswith("the body is no JSON")
+    assert wrong.status == 404 and [answer.status for answer in plain] == [200, 200]
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "a\nb"])
+def test_a_name_that_no_path_can_have_is_refused(name):
+    with pytest.raises(ConfigError, match="no request could call a model so"):
+        ModelInService(scorer, name, Counts())
+
+
+# ---- connections
+
+
+def test_connections_beyond_the_limit_are_told_to_come_again():
+    async def ask():
+        async with running(max_connections=2) as client:
+            client.app = door = Door(client.server)
+            door.connections = range(2)
+            inside = await client("GET", "/v2/health/live")
+            door.connections = range(3)
+            return inside, await client("GET", "/v2/health/live")
+
+    inside, beyond = asyncio.run(ask())
+    assert inside.status == 200 and "connection" not in inside.headers
+    assert beyond.status == 503 and beyond.headers["retry-after"] == "1"
+    assert beyond.error == "3 connections are open, max_connections=2: try again later"
+
+
+def test_the_answers_of_an_ending_server_are_the_last_of_their_connections():
+    async def ask():
+        async with running() as client:
+            client.app = Door(client.server)
+            client.server.ends = True
+            return await client("GET", "/v2/health/live")
+
+    assert asyncio.run(ask()).headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised", "most"),
+    [(1024, 100_000, 2112, 2048), (1024, 1500, 1500, 1436), (9000, 9000, None, 2048)],
+)
+def test_a_process_may_open_as_many_files_as_it_has_connections(
+    monkeypatch, soft, hard, raised, most
+):
+    given = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
+    assert most_connections(Limits()) == most
+    assert given == ([] if raised is None else [(raised, hard)])
+
+
+def test_more_connections_than_a_process_may_open_are_refused_at_the_start(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (200, 200))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    with pytest.raises(ConfigError, match=r"max_connections=1024: this process may open 200 files"):
+        most_connections(Limits())
 
 
 def test_a_model_that_does_not_score_its_example_as_it_did_is_not_served():

@@ -39,7 +39,6 @@ from recapp.tables.statistics import TableStatistics
 from recapp.trainer.datamodule import ClickData, DataSettings
 from recapp.trainer.module import ClickModule
 
-MANY_ROWS = 2**48  # more than a table has
 Settings = Mapping[str, Any]
 PAYLOADS: dict[str, torch.dtype | None] = {
     "full": None,
@@ -327,8 +326,10 @@ def build_data(
 
 
 def _most_rows(tables: Settings) -> int | None:
-    """Return the most rows of a table that is sized by its ids; None where none is."""
-    return MANY_ROWS if tables.get("num_embeddings") == DYNAMIC else tables.get("max_rows")
+    """Return the most rows of a table that is sized by its ids; None where tables grow, or none is
+    sized so.
+    """
+    return None if tables.get("num_embeddings") == DYNAMIC else tables.get("max_rows")
 
 
 def size_on_paper(settings: Settings) -> str:

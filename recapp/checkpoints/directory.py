@@ -55,6 +55,8 @@ from recapp.transport.communicator import Comm
 
 T = TypeVar("T")
 
+LEVELS = 6  # of directories that are looked through: sweeps/DATE/TIME/JOB/checkpoints/NAME.ckpt
+
 
 # ---- writing
 
@@ -258,7 +260,10 @@ def read_manifest(path: str | Path) -> Manifest:
 def _why_none(path: Path, folder: Path) -> str:
     """Return why a path is no checkpoint, with the name of one that may have been meant."""
     if folder.is_dir():
-        below = [str(p) for p in find_checkpoints(folder)]
+        try:
+            below = [str(p) for p in find_checkpoints(folder)]
+        except OSError:  # a directory has gone meanwhile: there is no hint
+            below = []
         hint = f"; below it there is {below[-1]}" if below else ""
         return (
             f"{path} is no checkpoint, or an incomplete one: it has no {MANIFEST}, which is "
@@ -425,10 +430,13 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def find_checkpoints(folder: str | Path) -> list[Path]:
-    """Return the checkpoints below a directory, oldest first; links to others are left out."""
-    found = {
-        *Path(folder).rglob("*.ckpt"),
-        *(p.with_suffix("") for p in Path(folder).rglob("*.ckpt.old")),
+    """Return the checkpoints below a directory, oldest first; links to others are left out. It
+    looks as deep as sweeps write, so that a home directory takes no minutes.
+    """
+    levels = ["*/" * depth for depth in range(LEVELS)]
+    found = {p for level in levels for p in Path(folder).glob(f"{level}*.ckpt")}
+    found |= {
+        p.with_suffix("") for level in levels for p in Path(folder).glob(f"{level}*.ckpt.old")
     }
     held = {p: os.path.realpath(current_path(p)) for p in found if is_checkpoint(p)}
     own = {real for p, real in held.items() if not p.is_symlink()}

@@ -14,26 +14,31 @@ ROWS_PER_ID = 4  # rows of a table for each distinct id: few ids share one then,
 GROWTH = 1.05  # where distinct ids grow by this factor over the second half, many are to come
 
 
-def table_rows(source: Source, schema: Schema, most: int) -> list[int]:
-    """Return the number of rows of each sparse feature's hashed table, in schema order.
+def table_rows(source: Source, schema: Schema, most: int | None) -> list[int]:
+    """Return the number of rows of each sparse feature's table, in schema order.
 
     It is the next power of two of 4 times the distinct ids of the first 65,536 rows (of all rows,
-    where there are fewer), at least 2 and at most `most`; it is `most` where the distinct ids still
-    grow by 5 % over the second half of those rows.
+    where there are fewer), at least 2 and at most `most`. Where the distinct ids still grow by 5 %
+    over the second half of those rows it is `most`; of a table that grows itself, what follows if
+    they go on to come as often as in those rows.
 
     Args:
         source: The rows.
         schema: Their columns.
-        most: The largest allowed number of table rows.
+        most: The largest allowed number of rows of a hashed table; None for tables that grow.
     """
     counted = min(source.rows, COUNTED_ROWS)
     seen = {name: np.zeros(0, dtype=np.int64) for name in schema.sparse}
     few = _add(seen, source.slice(0, counted // 2), schema)
     many = _add(seen, source.slice(counted // 2, counted), schema)
-    return [
-        most if now > before and now >= GROWTH * before else min(most, rows_for(now))
-        for before, now in zip(few, many, strict=True)
-    ]
+    made = []
+    for before, now in zip(few, many, strict=True):
+        grows = now > before and now >= GROWTH * before
+        if most is not None:
+            made.append(most if grows else min(most, rows_for(now)))
+        else:
+            made.append(rows_for(now * source.rows // counted if grows else now))
+    return made
 
 
 def rows_for(ids: int) -> int:

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from torch import Tensor
 
+from recapp.dataset.arrow_messages import sizes_of
 from recapp.dataset.arrow_types import has_views, is_list, is_text
 from recapp.errors import DataError
-from recapp.serving.arrow_sizes import check_unpacked_bytes
 from recapp.serving.feature_columns import ids_in
 from recapp.serving.limits import Limits, bad, check_body_bytes, check_ids, check_rows
 from recapp.serving.question import Question, Reply, scores_of
@@ -42,7 +42,7 @@ def read_arrow(
     if not len(body):
         raise bad("the body is empty: send an Arrow IPC stream")
     try:
-        check_unpacked_bytes(body, limits)
+        _check_unpacked_bytes(body, limits)
         table = _read(body, served, limits)
     except (pa.ArrowException, OSError, ValueError, TypeError, MemoryError) as error:
         if isinstance(error, DataError):
@@ -51,6 +51,16 @@ def read_arrow(
         raise bad(f"the body is no valid Arrow IPC stream: {said}") from None
     named = {"model_name": served.name, "model_version": served.version}
     return Question(table, lambda logits_B: _reply(named, logits_B))
+
+
+def _check_unpacked_bytes(body: memoryview, limits: Limits) -> None:
+    """Check that a stream does not hold more than the limit when it is unpacked: Arrow takes the
+    memory that it says it needs.
+    """
+    total = 0
+    for sizes in sizes_of(body):
+        total += sizes.unpacked_bytes
+        check_body_bytes(total, limits)
 
 
 def _read(body: memoryview, served: Served, limits: Limits) -> pa.Table:

@@ -122,8 +122,8 @@ class ClickData(LightningDataModule):
         set_table_rows: Called before training with the rows that the hashed table of each sparse
             feature should have (`recapp/dataset/first_rows.py`), the same on all ranks; None where
             sizes are known.
-        max_table_rows: The largest number of rows that such a table may have; given with
-            `set_table_rows`.
+        max_table_rows: The largest number of rows that such a table may have; None where tables
+            grow, and rows are those that are expected.
         scoring: The rows that `Trainer.predict` scores; None where nothing is predicted.
     """
 
@@ -210,7 +210,7 @@ class ClickData(LightningDataModule):
         self._prediction_input = open_input(self._scoring, self.schema, transform)
 
     def _count(self) -> list[int]:
-        assert self._train is not None and self._max_table_rows is not None
+        assert self._train is not None
         return table_rows(self._train, self.schema, self._max_table_rows)
 
     @property

@@ -52,6 +52,14 @@ def test_five_per_cent_more_ids_in_the_second_half_are_growth(tmp_path, monkeypa
     assert counted(tmp_path, monkeypatch, ids=ids) == {"ids": rows}
 
 
+def test_a_table_that_grows_expects_as_many_ids_as_all_rows_would_bring(tmp_path, monkeypatch):
+    some = np.arange(4000)
+    found = counted(tmp_path, monkeypatch, rows=1000, most=None, all=some, hundred=some % 100)
+    assert found == {"all": rows_for(4000), "hundred": 512}
+    found = counted(tmp_path, monkeypatch, most=None, all=some, none=pa.nulls(4000, pa.int64()))
+    assert found == {"all": rows_for(4000), "none": 2}
+
+
 def test_a_table_is_never_larger_than_the_most_and_has_room_where_nothing_was_seen(
     tmp_path, monkeypatch
 ):

@@ -1,0 +1,105 @@
+"""What the messages of an Arrow IPC stream say of their own sizes, before anything is made of them.
+
+The bytes may be a stranger's, and Arrow believes them: a few of them may say that a buffer is a
+terabyte once it is unpacked, or that there are as many nulls. Arrow has verified the metadata (a
+flatbuffer) when it returns a message; the fields that matter are read here, as its format lays them
+out:
+
+    Message          1 kind of header, 2 header
+    RecordBatch      0 rows, 1 arrays (length, nulls), 2 buffers (offset, length), 3 compression
+    DictionaryBatch  1 its record batch
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+DICTIONARY_BATCH = 2
+RECORD_BATCH = 3
+PAIR = struct.Struct("<qq")
+LENGTH = struct.Struct("<q")  # of a buffer when it is unpacked; -1 where it is not compressed
+OFFSET = struct.Struct("<I")
+BACK = struct.Struct("<i")
+FIELD = struct.Struct("<H")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a message with values says of itself; the numbers may be any.
+
+    Args:
+        rows: Its rows.
+        values: The lengths of all its arrays, those inside of lists among them.
+        compressed: Whether its buffers are compressed.
+        unpacked_bytes: What its compressed buffers hold when they are unpacked.
+    """
+
+    rows: int
+    values: int
+    compressed: bool
+    unpacked_bytes: int
+
+
+def sizes_of(stream: pa.Buffer | bytes | memoryview) -> Iterator[Sizes]:
+    """Yield the sizes of every record batch and dictionary of a stream.
+
+    Raises:
+        ValueError: It is malformed.
+        ArrowException: It is malformed.
+    """
+    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(stream)):
+        try:
+            found = _sizes(memoryview(message.metadata), memoryview(message.body or b""))
+        except (struct.error, IndexError):
+            raise ValueError("its metadata is damaged") from None
+        if found is not None:
+            yield found
+
+
+def _sizes(metadata: memoryview, data: memoryview) -> Sizes | None:
+    root = OFFSET.unpack_from(metadata, 0)[0]
+    kind_at = _field(metadata, root, 1)
+    header = _reference(metadata, root, 2)
+    kind = metadata[kind_at] if kind_at else 0
+    if kind == DICTIONARY_BATCH and header:
+        header = _reference(metadata, header, 1)
+    if kind not in (DICTIONARY_BATCH, RECORD_BATCH) or not header:
+        return None
+    rows_at = _field(metadata, header, 0)
+    lengths = [length for length, _ in _pairs(metadata, header, 1)]
+    if min(lengths, default=0) < 0:
+        raise ValueError("an array has fewer than no values")
+    compressed = bool(_field(metadata, header, 3))
+    buffers = _pairs(metadata, header, 2) if compressed else ()
+    unpacked = [LENGTH.unpack_from(data, start)[0] for start, length in buffers if length]
+    return Sizes(
+        LENGTH.unpack_from(metadata, rows_at)[0] if rows_at else 0,
+        sum(lengths),
+        compressed,
+        sum(max(0, size) for size in unpacked),
+    )
+
+
+def _pairs(metadata: memoryview, table: int, number: int) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of numbers of the vector that a field refers to."""
+    at = _reference(metadata, table, number)
+    for index in range(OFFSET.unpack_from(metadata, at)[0] if at else 0):
+        yield PAIR.unpack_from(metadata, at + 4 + index * PAIR.size)
+
+
+def _field(metadata: memoryview, table: int, number: int) -> int:
+    """Return where a field of a table stands; 0 where it is absent."""
+    fields = table - BACK.unpack_from(metadata, table)[0]
+    entry = 4 + 2 * number
+    if entry + 2 > FIELD.unpack_from(metadata, fields)[0]:
+        return 0
+    offset = FIELD.unpack_from(metadata, fields + entry)[0]
+    return table + int(offset) if offset else 0
+
+
+def _reference(metadata: memoryview, table: int, number: int) -> int:
+    """Return where the table or vector lies that a field refers to; 0 where it is absent."""
+    at = _field(metadata, table, number)
+    return at + int(OFFSET.unpack_from(metadata, at)[0]) if at else 0

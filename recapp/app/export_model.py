@@ -68,6 +68,7 @@ from recapp.tables.lookups import embedding_lookups, embedding_tables
 from recapp.trainer.restored import check_state, state_must_fit
 
 REPORT_ROWS = 100_000
+BUDGET_NE = 1e-4
 OF_THE_MODEL = ("dataset", "tables", "model")  # settings
 
 
@@ -78,7 +79,8 @@ class Export:
     Args:
         quantize: How tables are stored: none (as they were trained), fp16, int8, int4, or auto.
         quantize_tables: How some are stored, by name or glob.
-        budget_ne: Of auto: by how much the normalised entropy of the validation rows may rise.
+        budget_ne: Of auto alone: by how much the normalised entropy of the validation rows may
+            rise; None takes `BUDGET_NE`.
         report_rows: The validation rows that are measured at most; 0 measures none.
         compile: Whether the dense part is compiled as well, which takes a minute.
         name: What the model is called; None takes the name of the directory.
@@ -87,7 +89,7 @@ class Export:
 
     quantize: str = "none"
     quantize_tables: Mapping[str, str] = field(default_factory=dict)
-    budget_ne: float = 1e-4
+    budget_ne: float | None = None
     report_rows: int = REPORT_ROWS
     compile: bool = True
     name: str | None = None
@@ -97,8 +99,14 @@ class Export:
         if self.quantize not in (*QUANTIZE, AUTO):
             known = (*QUANTIZE, AUTO)
             raise ConfigError(f"quantize={self.quantize}: {suggest(str(self.quantize), known)}")
-        if not (math.isfinite(self.budget_ne) and self.budget_ne >= 0):
-            raise ConfigError(f"budget_ne={self.budget_ne}: must be a number of at least 0")
+        if self.budget_ne is not None:
+            if not (math.isfinite(self.budget_ne) and self.budget_ne >= 0):
+                raise ConfigError(f"budget_ne={self.budget_ne}: must be a number of at least 0")
+            if self.quantize != AUTO:
+                raise ConfigError(
+                    f"budget_ne={self.budget_ne:g} quantize={self.quantize}: a budget is for "
+                    "quantize=auto: choose that, or leave budget_ne out"
+                )
         if self.report_rows < 0:
             raise ConfigError(
                 f"report_rows={self.report_rows}: must be at least 0; 0 measures none"
@@ -220,11 +228,10 @@ class _Exporter:
 
     def _least(self, probe: Probe) -> dict[str, DataType]:
         """Return how tables are stored in as few bytes as the budget allows."""
+        budget = BUDGET_NE if self.options.budget_ne is None else self.options.budget_ne
         fixed = storage_by_hand(self.tables, self.options.quantize_tables)
         with console.progress("trying tables", measurements(self.tables, fixed)) as advance:
-            return least_storage(
-                self.tables, self.rows, probe, self.options.budget_ne, fixed, advance
-            )
+            return least_storage(self.tables, self.rows, probe, budget, fixed, advance)
 
     def _rows_of(self, table: EmbeddingConfig, numbers: Tensor) -> Tensor:
         """Return rows of a table by number, or by the positions of keys, which may have none."""

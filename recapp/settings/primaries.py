@@ -87,7 +87,7 @@ class Export(Train):
     output: str | None = None
     quantize: Literal["none", "fp16", "int8", "int4", "auto"] = "none"
     quantize_tables: dict[str, Literal["none", "fp16", "int8", "int4"]] | None = None
-    budget_ne: Annotated[float, Within(0)] = 1e-4
+    budget_ne: Annotated[float, Within(0)] | None = None
     report_rows: Natural = 100_000
     compile: bool = True
     name: str | None = None

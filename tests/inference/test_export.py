@@ -220,6 +220,7 @@ def test_without_validation_rows_the_example_is_made_up(checkpoint, logs, tmp_pa
         ({"quantize_tables": {"C99": "int8"}}, "quantize_tables.C99: the model has no such table"),
         ({"quantize_tables": {"C1": "int3"}}, "quantize_tables.C1=int3: did you mean"),
         ({"budget_ne": -1.0}, "budget_ne=-1.0: must be a number of at least 0"),
+        ({"budget_ne": 0.1, "quantize": "int8"}, "a budget is for quantize=auto"),
         ({"quantize": "auto", "report_rows": 0}, "quantize=auto report_rows=0"),
         ({"report_rows": -1}, "report_rows=-1: must be at least 0"),
     ],

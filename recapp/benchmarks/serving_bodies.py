@@ -7,8 +7,8 @@
 | `binary` | `infer`        | Open Inference, numbers behind the JSON, also out |
 | `arrow`  | `infer_arrow`  | an Arrow IPC stream                               |
 
-Numbers are drawn evenly from 0 to 99. Ids are drawn from all of 32 bits, as hashes are; where a
-table takes ids for rows, those of the model's example are taken.
+Numbers are drawn evenly from 0 to 99. Ids are drawn from all of 32 bits, as hashes are, unless the
+model refuses those; then the ids of its example are taken.
 """
 
 import json
@@ -36,7 +36,11 @@ Body = tuple[bytes, dict[str, str]]
 
 
 def draw(
-    metadata: Mapping[str, Any], example: Sequence[Mapping[str, Any]], rows: int, seed: int
+    metadata: Mapping[str, Any],
+    example: Sequence[Mapping[str, Any]],
+    rows: int,
+    seed: int,
+    any_ids: bool = True,
 ) -> Columns:
     """Return random columns for a model.
 
@@ -45,6 +49,7 @@ def draw(
         example: Rows that the model takes.
         rows: How many rows.
         seed: Of the random numbers.
+        any_ids: Whether ids may be any of 32 bits; else they are those of the example.
     """
     random = np.random.default_rng(seed)
     columns: dict[str, npt.NDArray[Any] | list[Any]] = {}
@@ -52,7 +57,7 @@ def draw(
         name = each["name"]
         if each["datatype"] == "FP32":
             columns[name] = random.integers(0, 100, rows).astype(np.float32)
-        elif isinstance(example[0][name], list) or each["datatype"] == "INT64":
+        elif not any_ids or isinstance(example[0][name], list) or each["datatype"] == "INT64":
             columns[name] = [example[n][name] for n in random.integers(0, len(example), rows)]
         else:
             columns[name] = random.integers(0, 2**32, rows)

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from recapp.benchmarks.open_loop import Connection, Load, request_of, send
 from recapp.benchmarks.serving_bodies import ROUTES, body_of, draw
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.timing import quartiles
-from recapp.console import progress
+from recapp.console import note, progress
 from recapp.errors import LaunchError
 
 BODIES = 64  # different ones, sent in turn
@@ -109,12 +110,17 @@ async def _requests(
     for path in (place, f"{place}/example"):
         request = f"GET {path} HTTP/1.1\r\nhost: server\r\n\r\n".encode()
         said.append(json.loads((await connection.ask(request))[2]))
-    connection.close()
     metadata = said[0]
     example = said[1]["rows"]
+    drawn = partial(draw, metadata, example)
+    tried = request_of(f"{place}/{ROUTES['rows']}", *body_of("rows", drawn(64, 0)))
+    any_ids = (await connection.ask(tried))[0] == 200
+    if not any_ids:
+        note("the model refuses ids that it does not know: those of its example are asked for")
+    connection.close()
     requests: dict[Case, list[bytes]] = {}
     for rows in settings["batch_size"]:
-        columns = [draw(metadata, example, rows, seed) for seed in range(BODIES)]
+        columns = [drawn(rows, seed, any_ids) for seed in range(BODIES)]
         for protocol in settings["protocol"]:
             path = f"{place}/{ROUTES[protocol]}"
             bodies = [body_of(protocol, each) for each in columns]

@@ -38,6 +38,11 @@ def test_the_server_takes_what_is_drawn_of_an_example(protocol, user, seen):
         assert np.frombuffer(answer.body[size:], np.float32).tolist() == scores
 
 
+def test_ids_may_be_those_of_the_example_alone():
+    columns = draw(METADATA, [{"user": 3, "item": "x", "seen": [4]}], 5, seed=1, any_ids=False)
+    assert columns["item"] == ["x"] * 5 and columns["user"] == [3] * 5
+
+
 def test_a_missing_list_is_one_of_no_ids():
     columns = {"seen": [[1], None, [2, 3]]}
     (ids, lengths) = json.loads(body_of("json", columns)[0])["inputs"]

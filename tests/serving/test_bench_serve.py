@@ -18,6 +18,7 @@ def test_a_server_is_measured_in_every_protocol(jobs, tmp_path):
         cwd=tmp_path,
     )  # fmt: skip
     assert ran.code == 0, ran.err
+    assert "refuses ids" not in ran.err
     rows = json.loads(ran.out)["rows"]
     assert [(row["protocol"], row["load"]) for row in rows] == [
         (protocol, load)
@@ -29,6 +30,17 @@ def test_a_server_is_measured_in_every_protocol(jobs, tmp_path):
         assert row["median_ms"] <= row["p99_ms"] and row["overhead_ms"] > 0 < row["model_ms"]
         assert (row["rows_ratio"] is None) == (row["load"] != "most")
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
+
+
+def test_a_model_that_refuses_unknown_ids_is_asked_for_those_of_its_example(jobs, tmp_path):
+    artefact = train(jobs, tmp_path, "tables.id_rule=error")
+    ran = command(
+        "bench", "serve", f"artefact={artefact}", "rounds=1", "round_seconds=0.2", "protocol=rows",
+        "load=[0.5]", "batch_size=1", "format=json", "hydra.run.dir=bench",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert ran.code == 0 and "the model refuses ids" in ran.err, ran.err
+    assert len(json.loads(ran.out)["rows"]) == 2
 
 
 def test_without_an_artefact_it_says_so(tmp_path):

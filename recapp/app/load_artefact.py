@@ -30,29 +30,26 @@ from recapp.transport.communicator import Comm
 
 
 def load_artefact(
+    comm: Comm,
     path: str | Path,
-    device: torch.device | str | None = None,
     trust: Sequence[str] = (),
     check_rows: bool = True,
     trust_compiled: bool = False,
-    comm: Comm | None = None,
 ) -> Scorer:
     """Return the model of an artefact, as `recapp.load_model` does. Every rank calls it.
 
     Args:
+        comm: The ranks that hold its tables together, and this one's device.
         path: The artefact.
-        device: Where it is to compute; None is the CPU.
         trust: Packages of your own whose classes its settings may name.
         check_rows: Whether the checksums of its rows are compared, which reads all of them.
         trust_compiled: Whether its dense part may run as the machine code that it brings along.
-        comm: The ranks that hold its tables together; None is this process alone.
 
     Raises:
         ArtefactError: It is none, incomplete, damaged, of a later version, or scores its example
             otherwise than it should.
         CheckpointError: Its settings name something that may not be called.
     """
-    comm = comm or Comm(device=torch.device(device or "cpu"), alone=True)
 
     def read() -> tuple[Artefact, dict[str, Any], nn.Module]:
         artefact = read_artefact(path)

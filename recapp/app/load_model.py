@@ -23,11 +23,14 @@ from recapp.checkpoints.directory import load_together, read_manifest
 from recapp.checkpoints.manifest import Manifest
 from recapp.engine.shard_model import sharded_collections, sharded_tables
 from recapp.engine.sharded_state import without_tables
+from recapp.engine.sharder import own_device, process_group_of, tables_group
+from recapp.errors import ConfigError
 from recapp.inference.artefact import is_artefact
 from recapp.inference.placed_model import placed, together
 from recapp.inference.scorer import Scorer
 from recapp.trainer.restored import check_state, state_must_fit
 from recapp.trainer.stored_tables import StoredTables
+from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
 
 OF_MODEL = "model."  # in front of the dense parameters' names, as Lightning saves them
@@ -39,7 +42,7 @@ def load_model(
     trust: Sequence[str] = (),
     check_rows: bool = True,
     trust_compiled: bool = False,
-    comm: Comm | None = None,
+    env: Any = None,
 ) -> Scorer:
     """Return a trained model as an ordinary `nn.Module`, ready to score raw rows.
 
@@ -54,18 +57,42 @@ def load_model(
             files are mapped in milliseconds, and rows are read when they are used.
         trust_compiled: Whether an artefact's dense part may run as the machine code that it brings
             along, which is two to three times as fast in small batches.
-        comm: The ranks that hold its tables together, each of which calls this and scores every
-            batch together with the others; None is this process alone, which needs no process
-            group.
+        env: The ranks that hold its tables together, a process group or an object that has one as
+            `process_group`. Each of them calls this, and scores a batch of its own, maybe of no
+            rows, whenever the others do. None is this process alone, which needs no process group.
 
     Raises:
         CheckpointError: There is no checkpoint, or it is damaged, of a later version, or names
             something that may not be called.
         ArtefactError: As of a checkpoint, or the artefact's example has other scores.
+        ConfigError: A device beside ranks, which have one each.
+        PlanError: The tables do not fit on the ranks.
+    """
+    if env is None:
+        comm = Comm(device=torch.device(device or "cpu"), alone=True)
+    elif device is not None:
+        raise ConfigError(
+            f"device={device} env=...: a rank computes on its GPU where the process group is NCCL, "
+            "else on the CPU: leave device out"
+        )
+    else:
+        ranks = process_group_of(env)
+        comm = make_comm(tables_group(ranks), own_device(ranks))
+    return load_on(comm, path, trust, check_rows, trust_compiled)
+
+
+def load_on(
+    comm: Comm,
+    path: str | Path,
+    trust: Sequence[str] = (),
+    check_rows: bool = True,
+    trust_compiled: bool = False,
+) -> Scorer:
+    """Return a trained model whose tables some ranks hold, each of which calls this; arguments and
+    errors are those of `load_model`.
     """
     if is_artefact(path):
-        return load_artefact(path, device, trust, check_rows, trust_compiled, comm)
-    comm = comm or Comm(device=torch.device(device or "cpu"), alone=True)
+        return load_artefact(comm, path, trust, check_rows, trust_compiled)
 
     def read() -> tuple[dict[str, Any], nn.Module]:
         settings = settings_of(read_manifest(path), trust)

@@ -10,14 +10,13 @@
 import os
 import signal
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from recapp.app import build_server
-from recapp.app.load_model import load_model
+from recapp.app.load_model import load_on
 from recapp.inference.led_ranks import Leader, follow
 from recapp.inference.scorer import Scorer
 from recapp.processes.rank_environment import rank_info
@@ -26,9 +25,6 @@ from recapp.processes.startup_and_exit import freeze_loaded_objects
 from recapp.processes.stopping import listen
 from recapp.transport.communicator import leave_process_group
 from recapp.transport.join_ranks import join_ranks
-
-PATIENCE = timedelta(seconds=60)
-"""For which a rank waits for another one in the middle of a batch."""
 
 
 def run(settings: dict[str, Any], job_dir: Path | None = None) -> None:
@@ -44,15 +40,15 @@ def run(settings: dict[str, Any], job_dir: Path | None = None) -> None:
     torch.set_num_threads(settings["threads"])
     here = rank_info()
     device = build_server.device_of(settings, here.local_rank if here else 0)
-    words, tables = join_ranks(device, PATIENCE)
+    words, tables = join_ranks(device)
     freeze_loaded_objects()
 
     def load() -> Scorer:
-        return load_model(
+        return load_on(
+            tables,
             settings["artefact"],
             trust=settings["trust"],
             trust_compiled=settings["trust_compiled"],
-            comm=tables,
         )
 
     if words.rank:

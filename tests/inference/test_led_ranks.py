@@ -10,7 +10,7 @@ from trainer.runs import fit
 
 import recapp
 from recapp.app.export_model import Export, export_model
-from recapp.app.load_model import load_model
+from recapp.app.load_model import load_on
 from recapp.errors import ArtefactError, IdError, RankError, RecappError
 from recapp.inference.led_ranks import Leader, follow
 
@@ -58,7 +58,7 @@ def _answers(comm, paths, rows):
     left = iter(paths)
 
     def load():
-        return load_model(next(left), trust=TRUST, comm=comm)
+        return load_on(comm, next(left), TRUST)
 
     if comm.rank:
         return follow(comm, load)
@@ -86,9 +86,26 @@ def test_they_answer_the_bits_of_one_process_and_go_on_after_an_error(ranks, mod
     assert all("errors" in text and str(WRONG) in text for _, text in errors)
 
 
+def _own_rows(comm, path, rows):
+    model = recapp.load_model(path, trust=TRUST, env=comm.group)
+    try:
+        recapp.load_model(path, "cpu", env=comm.group)
+    except RecappError as error:
+        return model.predict(rows.slice(10 * comm.rank, 10 - comm.rank)), str(error)
+
+
+def test_ranks_of_a_process_group_score_rows_of_their_own(ranks, models):
+    rows = rows_of(20)
+    found = ranks.run(_own_rows, 2, models[1], rows)
+    alone = recapp.load_model(models[1], trust=TRUST)
+    for rank, (scores, error) in enumerate(found):
+        assert torch.equal(scores, alone.predict(rows.slice(10 * rank, 10 - rank)))
+        assert error.startswith("device=cpu env=") and "leave device out" in error
+
+
 def _two_at_once(comm, path, rows):
     def load():
-        return load_model(path, trust=TRUST, comm=comm)
+        return load_on(comm, path, TRUST)
 
     if comm.rank:
         return follow(comm, load)
@@ -116,7 +133,7 @@ def _one_is_missing(comm, path, rows):
     own = path if comm.rank == 0 else path.with_name("elsewhere")
 
     def load():
-        return load_model(own, trust=TRUST, comm=comm)
+        return load_on(comm, own, TRUST)
 
     if comm.rank:
         return follow(comm, load)
@@ -133,7 +150,7 @@ def test_a_model_that_one_rank_cannot_load_is_loaded_by_none(ranks, models):
 
 def _all_refuse(comm, path):
     try:
-        load_model(path, trust=TRUST, comm=comm)
+        load_on(comm, path, TRUST)
     except RecappError as error:
         return type(error), str(error)
 
@@ -171,7 +188,7 @@ class Faulty(torch.nn.Module):
 
 
 def loaded(models):
-    made = load_model(models[1], trust=TRUST)
+    made = recapp.load_model(models[1], trust=TRUST)
     made.model = Faulty()
     return made
 

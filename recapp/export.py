@@ -26,6 +26,12 @@ MUST_BE_GIVEN = {
     "output": "the directory of the artefact",
 }
 
+WITHOUT_EFFECT = (
+    *("plan", "planner", "topology", "trainer", "engine", "launch", "optimizer", "metrics"),
+    *("logger", "callbacks", "seed"),
+)
+"""Settings of training that mean nothing here."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
@@ -73,6 +79,13 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     for key, what in MUST_BE_GIVEN.items():
         if not config[key]:
             raise ConfigError(f"{key} must be given: {key}=DIR, {what}")
+    for override in job.overrides:
+        name = override.lstrip("+~").partition("=")[0]
+        if name.partition(".")[0].partition("/")[0] in WITHOUT_EFFECT:
+            raise ConfigError(
+                f"{override}: it would change nothing of an artefact, which has the tables and the "
+                "dense part of its checkpoint: leave it out"
+            )
     path = with_absolute_paths(config)["ckpt_path"]
     manifest = read_manifest(path)
     composed = compose_over(manifest.config, "export", job.overrides, job.folders)

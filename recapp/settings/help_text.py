@@ -35,9 +35,9 @@ from recapp.settings.values import shown
 ADDED = ("plan", "experiment")  # groups without a default option
 LEFT_COLUMNS = 34
 LEAST_WORDS_COLUMNS = 24
+OF_PLANS = "; +plan=OPTION chooses a sharding plan"
 FOOTER = """\
-Settings are key=value (lists: ranks=[8,16]), groups are group=option; \
-+plan=OPTION chooses a sharding plan.
+Settings are key=value (lists: ranks=[8,16]), groups are group=option{plans}.
 --help GROUP shows one group; --help group=OPTION the settings under that option; \
 --cfg job prints the settings.
 Put -m in front to run one job for each of several values: -m +plan=mixed,row_wise seed=1,2,3
@@ -97,7 +97,8 @@ def help_text(
     for group in [only] if only else groups:
         parts += _group(command, group, config.get(group), chosen, folders, columns)
     wrapped = "".join(
-        textwrap.fill(line, columns, subsequent_indent="  ") + "\n" for line in FOOTER.splitlines()
+        textwrap.fill(line, columns, subsequent_indent="  ") + "\n"
+        for line in FOOTER.format(plans=OF_PLANS if "plan" in groups else "").splitlines()
     )
     return "\n".join([*parts, *([] if only else ["", wrapped])]).rstrip() + "\n"
 

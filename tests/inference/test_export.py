@@ -24,6 +24,7 @@ from recapp.app.validation_rows import example_rows, validation_batches, validat
 from recapp.dataset.schema import schema_from
 from recapp.engine.read_only_store import values_of
 from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
+from recapp.export import main
 from recapp.inference.artefact import read_artefact
 from recapp.inference.artefact_folder import unfinished
 from recapp.inference.probe import METRICS
@@ -229,6 +230,17 @@ def test_wrong_options_are_said(checkpoint, tmp_path, options, said):
     with pytest.raises(ConfigError, match=said):
         export(checkpoint, tmp_path / "art", **options)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("override", ["+plan=mixed", "trainer.devices=2", "seed=7"])
+def test_settings_that_change_nothing_of_an_artefact_are_refused(
+    checkpoint, tmp_path, capsys, override
+):
+    given = [f"ckpt_path={checkpoint}", f"output={tmp_path / 'art'}", override]
+    assert main(given) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"error: {override}: it would change nothing")
+    assert not (tmp_path / "art").exists()
 
 
 def test_what_is_no_artefact_is_not_replaced_and_an_artefact_when_asked(checkpoint, tmp_path):

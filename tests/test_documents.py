@@ -310,7 +310,7 @@ def run_script(block, base, **variables):
     two_ranks = "init_process_group" in block.text and "RANK" not in variables
     if two_ranks:
         names = re.findall(r"torchrun --nproc-per-node 2 (\w+\.py)", PAGES[block.page])
-        assert (path.name if block.file else "click.py") in names
+        assert (path.name if block.file else "clicks.py") in names
     start = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if two_ranks else []
     ran = subprocess.run(
         [sys.executable, *start, str(path)],

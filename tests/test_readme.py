@@ -116,8 +116,8 @@ def test_a_newcomer_types_the_readme(tmp_path):
     assert {row["status"] for row in rows} == {"ok"}
     assert len({(row["val_auc"], row["val_log_loss"]) for row in rows}) == 1
     (script,) = fenced("python", "README.md")
-    (copy / "click.py").write_text(script)
-    run = "source .venv/bin/activate\ntorchrun --nproc-per-node 2 click.py"
+    (copy / "clicks.py").write_text(script)
+    run = "source .venv/bin/activate\ntorchrun --nproc-per-node 2 clicks.py"
     assert _typed(run, copy).count("loss 0.") == 2
     # .ci/run is what runs them
     (develop,) = fenced("bash", "CONTRIBUTING.md")

@@ -54,9 +54,9 @@ class Forwarding:
         raise_if_stopped()  # a signal that came before there were ranks
         for number in SIGNALS:
             handler = signal.getsignal(number)
-            if not (number == signal.SIGHUP and handler == signal.SIG_IGN):  # nohup
+            reloads = self._reloads and number == signal.SIGHUP
+            if reloads or not (number == signal.SIGHUP and handler == signal.SIG_IGN):  # nohup
                 self._kept[number] = handler
-                reloads = self._reloads and number == signal.SIGHUP
                 signal.signal(number, self._pass_on if reloads else self._on_signal)
         return self
 

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import signal
 import socket
 import time
@@ -100,6 +101,18 @@ def whole(connection):
     except ConnectionError:
         pass
     return bytes(came)
+
+
+def one_answer(connection):
+    """The head and the body of an answer, whose connection may stay open."""
+    came = b""
+    while b"\r\n\r\n" not in came:
+        came += connection.recv(4096)
+    head, _, body = came.partition(b"\r\n\r\n")
+    length = int(re.search(rb"content-length: (\d+)", head)[1])
+    while len(body) < length:
+        body += connection.recv(4096)
+    return head, body
 
 
 def raw(server):

@@ -19,7 +19,8 @@ from recapp.app.build import write_generated
 from recapp.app.chosen_options import command_settings
 from recapp.app.command import Job, run_on_ranks
 from recapp.app.export_model import Export, export_model
-from recapp.app.load_artefact import load_artefact, settings_of_artefact
+from recapp.app.load_artefact import settings_of_artefact
+from recapp.app.load_model import load_model
 from recapp.app.validation_rows import example_rows, made_up_rows, validation_source
 from recapp.benchmarks.models import ServedModel
 from recapp.benchmarks.scoring_speed import Served
@@ -101,7 +102,7 @@ def served_model(
         name,
         artefacts,
         _rows(settings, model_to_shard(artefact, settings)),
-        load_artefact,
+        load_model,
         _plain_model(artefact, settings),
         program,
     )

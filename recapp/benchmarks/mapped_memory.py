@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from recapp.engine.read_only_store import values_of
 from recapp.inference.artefact import read_artefact
 from recapp.inference.mapped_rows import mapped_tables
+from recapp.inference.scorer import Scorer
 
 LOADS = 5  # of which the median counts
 PROCESSES = 2
@@ -30,12 +31,22 @@ KB = 1024
 HEAD = re.compile(r"^[0-9a-f]+-[0-9a-f]+ .*$")
 
 
-def cost_of_loading(artefact: Path, load: Callable[..., object]) -> dict[str, Any]:
+class LoadModel(Protocol):
+    """What loads an artefact into this process, as `recapp.load_model` does."""
+
+    def __call__(
+        self, path: Path, *, check_rows: bool = True, trust_compiled: bool = False
+    ) -> Scorer:
+        """Load it."""
+        ...
+
+
+def cost_of_loading(artefact: Path, load: LoadModel) -> dict[str, Any]:
     """Return a record of what loading costs: medians of a few times, and memory.
 
     Args:
         artefact: The artefact.
-        load: Loads it; `check_rows` says whether the checksums of rows are compared.
+        load: Loads it.
     """
     return {
         "rows_bytes": sum(

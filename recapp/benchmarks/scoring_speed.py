@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from recapp.benchmarks.cpp_scores import CppScores, started
-from recapp.benchmarks.mapped_memory import cost_of_loading
+from recapp.benchmarks.mapped_memory import LoadModel, cost_of_loading
 from recapp.benchmarks.quantised_lookup import Lookups
 from recapp.benchmarks.rivals import Absent, Rival, rivals
 from recapp.benchmarks.session import Session
@@ -59,7 +59,7 @@ class Served:
         name: What it is called in records.
         artefacts: Its artefact for each way to store tables.
         rows: The raw rows that batches are cut from.
-        load: Loads an artefact; `check_rows` and `trust_compiled` are its options.
+        load: Loads an artefact.
         plain: The model with tables of torch's modules; None where it has none.
         program: The C++ program; None where it is not built.
     """
@@ -67,7 +67,7 @@ class Served:
     name: str
     artefacts: Mapping[str, Path]
     rows: RawTable
-    load: Callable[..., Scorer]
+    load: LoadModel
     plain: nn.Module | None
     program: Path | None
 

@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: the pools of ranks, and where real click logs lie."""
 
+import gc
 import logging
 import os
 from pathlib import Path
@@ -8,9 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from jobs import Jobs
-from ranks import Ranks
-
-from recapp.engine import sharded_tables
+from ranks import Ranks, auto_means
 
 settings.register_profile(
     "busy machine",
@@ -24,25 +23,44 @@ if not torch.cuda.is_available():
 
 
 LONG_FILES = (
+    "test_predict",
+    "test_readme",
+    "test_cpp",
+    "test_bench_runs",
+    "test_run_ends",
+    "test_disk_cache",
+    "test_runs",
     "test_settings",
     "test_many_machines",
-    "test_run_ends",
-    "test_runs",
-    "test_disk_cache",
-    "test_bad_input",
-    "test_readme",
-    "test_plan_command",
-    "test_quality",
     "test_documents",
+    "test_dynamic_semantics",
+    "test_dynamic_tables",
+    "test_quality",
     "test_memory_limit",
+    "test_quantised",
+    "test_plan_command",
+    "test_same_run",
+    "test_end_to_end",
+    "test_every_path",
+    "test_serve_command",
+    "test_triton",
+    "test_bad_input",
+    "test_export",
+    "test_bags_and_sequences",
+    "test_launch",
 )
-"""Files of minutes, in either tier, longest first."""
+"""Files of minutes in one tier or half a minute in the other, longest first."""
 
 
 def pytest_collection_modifyitems(items):
     """Start long files first, so that no worker waits for another's at the end."""
     order = {name: number for number, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
+def pytest_collection_finish():
+    """Whatever tests collect, they need not look through what is loaded by now."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -87,11 +105,7 @@ def real_data():
 
 
 @pytest.fixture
-def reference_kernels(monkeypatch):
+def reference_kernels():
     """In this process too nothing is compiled: here it does not matter which kernels run."""
-    choose = sharded_tables.choose_backend
-
-    def chosen(asked, device):
-        return choose("torch" if asked == "auto" else asked, device)
-
-    monkeypatch.setattr(sharded_tables, "choose_backend", chosen)
+    with auto_means("torch"):
+        yield

@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import traceback
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 
 SIZE = 4
@@ -32,14 +33,21 @@ def context():
     return found
 
 
-def _use_kernels(name):
-    """What `auto` means in this process."""
+@contextmanager
+def auto_means(kernels):
+    """Inside the `with`, this process takes those kernels where `auto` is asked for."""
     from recapp.engine import sharded_tables
 
     choose = sharded_tables.choose_backend
-    sharded_tables.choose_backend = lambda asked, device: choose(
-        name if asked == "auto" else asked, device
-    )
+
+    def chosen(asked, device):
+        return choose(kernels if asked == "auto" else asked, device)
+
+    sharded_tables.choose_backend = chosen
+    try:
+        yield
+    finally:
+        sharded_tables.choose_backend = choose
 
 
 def _serve(rank, path, python_path, kernels, pipe):
@@ -48,22 +56,21 @@ def _serve(rank, path, python_path, kernels, pipe):
     import torch
     import torch.distributed as dist
 
+    from recapp.processes.startup_and_exit import freeze_loaded_objects
     from recapp.transport.communicator import Comm
 
+    freeze_loaded_objects()
     torch.set_num_threads(1)
-    _use_kernels(kernels)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=SIZE)
     groups = {world: dist.new_group(list(range(world))) for world in range(1, SIZE + 1)}
-    while True:
-        job = pipe.recv()
-        if job is None:
-            dist.destroy_process_group()
-            return
-        fn, world, args = job
-        try:
-            pipe.send((True, fn(Comm(groups[world]), *args)))
-        except BaseException:
-            pipe.send((False, f"rank {rank} of {world}:\n{traceback.format_exc()}"))
+    with auto_means(kernels):
+        while (job := pipe.recv()) is not None:
+            fn, world, args = job
+            try:
+                pipe.send((True, fn(Comm(groups[world]), *args)))
+            except BaseException:
+                pipe.send((False, f"rank {rank} of {world}:\n{traceback.format_exc()}"))
+    dist.destroy_process_group()
 
 
 def stop(workers, kill=False):

@@ -15,7 +15,7 @@ from jobs import command, metrics_of, small, validation
 from recapp.checkpoints.directory import find_checkpoints, read_manifest, verify
 from recapp.dataset.synthetic import read_truth
 
-FIVE = ("data_parallel", "table_wise", "row_wise", "column_wise", "mixed")
+PLANS = ("data_parallel", "row_wise")  # the README's five: test_readme.py
 STEPS = "trainer.max_steps=20"
 
 
@@ -35,11 +35,11 @@ def trained(base):
 
 @pytest.fixture(scope="module")
 def swept(base, trained):
-    """The same data and steps under five plans, in base/sweep/<job>."""
+    """The same data and steps under two more plans, in base/sweep/<job>."""
     done = command(
         "train",
         "-m",
-        f"+plan={','.join(FIVE)}",
+        f"+plan={','.join(PLANS)}",
         *small("logs"),
         STEPS,
         "hydra.sweep.dir=sweep",
@@ -159,7 +159,7 @@ def test_data_is_written_once_and_the_score_of_its_hidden_model_beside_it(base, 
 @pytest.mark.full
 def test_every_plan_of_a_sweep_trains_the_same_model_bit_for_bit(base, trained, swept):
     first = metrics_of(base / "run")
-    for job, plan in enumerate(FIVE):
+    for job, plan in enumerate(PLANS):
         found = metrics_of(base / f"sweep/{job}")
         assert found["plan"] == plan and find_checkpoints(base / f"sweep/{job}")
         assert (found["val_auc"], found["val_log_loss"]) == (
@@ -174,16 +174,16 @@ def test_a_sweep_compares_its_jobs_on_screen_and_in_a_file(base, swept):
     with open(base / "sweep/comparison.csv") as file:
         rows = list(csv.DictReader(file))
     assert [(row["job"], row["status"], row["plan"], row["ranks"]) for row in rows] == [
-        (str(i), "ok", p, "2") for i, p in enumerate(FIVE)
+        (str(i), "ok", p, "2") for i, p in enumerate(PLANS)
     ]
     assert len({(row["val_auc"], row["val_log_loss"]) for row in rows}) == 1
     measured = ("step_ms", "samples_per_second", "bytes_per_rank", "bytes_exchanged_per_step")
     assert all(float(row[name]) > 0 for row in rows for name in measured)
-    assert float(rows[0]["bytes_per_rank"]) > 1.5 * float(rows[2]["bytes_per_rank"])
+    assert float(rows[0]["bytes_per_rank"]) > 1.5 * float(rows[1]["bytes_per_rank"])
     table = swept.out[swept.out.rindex("comparison.csv") :]
-    assert all(plan in table for plan in FIVE)
+    assert all(plan in table for plan in PLANS)
     assert [line for line in swept.err.splitlines() if line.startswith("job ")] == [
-        f"job {i}: +plan={plan} {' '.join(small('logs'))} {STEPS}" for i, plan in enumerate(FIVE)
+        f"job {i}: +plan={plan} {' '.join(small('logs'))} {STEPS}" for i, plan in enumerate(PLANS)
     ]
 
 

@@ -19,7 +19,9 @@ together. Each rank can load by itself; it opens all files that it needs at once
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,6 +58,7 @@ from recapp.transport.communicator import Comm
 T = TypeVar("T")
 
 LEVELS = 6  # of directories that are looked through: sweeps/DATE/TIME/JOB/checkpoints/NAME.ckpt
+MOST_ENTRIES = 20_000  # that are looked at on the way: some tenths of a second
 
 
 # ---- writing
@@ -431,17 +434,33 @@ def is_checkpoint(path: str | Path) -> bool:
 
 def find_checkpoints(folder: str | Path) -> list[Path]:
     """Return the checkpoints below a directory, oldest first; links to others are left out. It
-    looks as deep as sweeps write, so that a home directory takes no minutes.
+    looks as deep as sweeps write, and at `MOST_ENTRIES`, so that a home directory takes no minutes.
     """
-    levels = ["*/" * depth for depth in range(LEVELS)]
-    found = {p for level in levels for p in Path(folder).glob(f"{level}*.ckpt")}
-    found |= {
-        p.with_suffix("") for level in levels for p in Path(folder).glob(f"{level}*.ckpt.old")
+    found = {
+        p.with_suffix("") if p.suffix == ".old" else p
+        for p in _below(Path(folder))
+        if p.name.endswith((".ckpt", ".ckpt.old"))
     }
     held = {p: os.path.realpath(current_path(p)) for p in found if is_checkpoint(p)}
     own = {real for p, real in held.items() if not p.is_symlink()}
     named = [p for p, real in held.items() if not p.is_symlink() or real not in own]
     return sorted(named, key=lambda p: ((current_path(p) / MANIFEST).stat().st_mtime_ns, p.name))
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Yield what lies below a directory, level by level; not what checkpoints hold."""
+    level = [folder]
+    left = MOST_ENTRIES
+    for _ in range(LEVELS):
+        directories = []
+        for directory in level:
+            with suppress(OSError), os.scandir(directory) as entries:
+                for entry in islice(entries, left):
+                    left -= 1
+                    yield Path(entry)
+                    if not entry.name.endswith(".ckpt") and entry.is_dir():
+                        directories.append(Path(entry))
+        level = directories
 
 
 def remove_checkpoint(path: str | Path, instead: str | Path | None = None) -> None:

@@ -238,6 +238,19 @@ def test_checkpoints_are_found_below_a_directory_oldest_first(tmp_path):
     assert len(find_checkpoints(tmp_path)) == 2
 
 
+def test_a_hint_is_looked_for_near_by_and_not_in_all_of_a_disk(tmp_path, monkeypatch):
+    save_value(tmp_path / "near" / "a.ckpt", 1)
+    deep = tmp_path / "near/deep/deeper"
+    for folder in range(30):
+        (deep / str(folder)).mkdir(parents=True)
+    save_value(deep / "9/b.ckpt", 1)
+    assert len(find_checkpoints(tmp_path)) == 2
+    monkeypatch.setattr("recapp.checkpoints.directory.MOST_ENTRIES", 20)
+    assert find_checkpoints(tmp_path) == [tmp_path / "near/a.ckpt"]
+    (tmp_path / "near/gone").symlink_to(tmp_path / "nowhere")
+    assert find_checkpoints(tmp_path) == [tmp_path / "near/a.ckpt"]
+
+
 # ---- what is wrong with it
 
 

@@ -69,16 +69,19 @@ def goes_on(comm, path, kind, settings):
     return before, rows_by_key(comm, collection)
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize(
-    ("kind", "other"),
+    ("kind", "other", "settings"),
     one_of(
-        2,
+        3,
         [
-            ("row_wise", "column_wise"),
-            ("column_wise", "data_parallel"),
-            ("mixed", "row_wise"),
-            ("data_parallel", "mixed"),
+            (kind, other, settings)
+            for kind, other in (
+                ("row_wise", "column_wise"),
+                ("column_wise", "data_parallel"),
+                ("mixed", "row_wise"),
+                ("data_parallel", "mixed"),
+            )
+            for settings in SETTINGS
         ],
     ),
 )

@@ -3,6 +3,7 @@ and with as many collectives as one collection of bags.
 """
 
 import random
+from itertools import product
 
 import pytest
 import torch
@@ -159,18 +160,18 @@ def train(comm, kind, rule_name, weighted, backend, tied=False, dynamic=False):
     return calls, shared.state.row_statistics is not None
 
 
-@pytest.mark.parametrize("backend", ["numba", "torch"])
-@pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("kind", one_of(3, KINDS))
+@pytest.mark.parametrize(
+    ("kind", "world", "backend"), one_of(5, list(product(KINDS, (1, 2, 4), ("numba", "torch"))))
+)
 def test_dynamic_tables_of_bags_and_sequences_cost_no_collective_more(ranks, kind, world, backend):
     rule = list(RULES)[(KINDS.index(kind) + world) % len(RULES)]
     for calls, agreed in ranks.run(train, world, kind, rule, False, backend, False, True):
         assert calls == (4 if world > 1 else 3) + agreed
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "world", "weighted"), one_of(5, list(product(KINDS, (1, 2, 4), (False, True))))
+)
 def test_three_collections_train_as_unsharded_in_the_collectives_of_one(
     ranks, kind, world, weighted
 ):

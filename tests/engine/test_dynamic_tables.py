@@ -2,6 +2,8 @@
 was seen alone.
 """
 
+from itertools import product
+
 import pytest
 import torch
 from engine.engine_cases import RULES, make_plan, same_bits
@@ -149,8 +151,9 @@ SETTINGS = (
 )
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("backend", one_of(2, ["numba", "torch"]))
+@pytest.mark.parametrize(
+    ("settings", "backend"), one_of(3, list(product(SETTINGS, ("numba", "torch"))))
+)
 @pytest.mark.parametrize("world", one_of(3, [2, 1, 4]))
 def test_which_keys_have_rows_and_what_is_in_them_is_the_same_under_every_plan(
     ranks, world, backend, settings
@@ -167,7 +170,7 @@ def test_which_keys_have_rows_and_what_is_in_them_is_the_same_under_every_plan(
             assert all(same_bits(a_rows[name], b_rows[name]) for name in a_rows), kind
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", one_of(2, SETTINGS))
 def test_look_ahead_changes_no_bit(ranks, settings):
     with_none, with_one = (
         ranks.run(limited, 2, "row_wise", settings, ahead, "numba") for ahead in (0, 1)

@@ -5,6 +5,7 @@ numbers.
 import pytest
 import torch
 from engine.engine_cases import batch_of, make_tables, same_bits, sharded, whole_tensors
+from tiers import one_of
 
 TABLES = make_tables(dims=(16, 16, 16))
 WIDTH = 16 * 5
@@ -26,7 +27,9 @@ def trained(comm, kind, mode, room, backend):
     return told + list(whole_tensors(comm, collection).values())
 
 
-@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize(
+    ("world", "backend"), one_of(3, [(2, "numba"), (2, "torch"), (1, "numba"), (1, "torch")])
+)
 @pytest.mark.parametrize(
     ("kind", "mode"),
     [
@@ -36,7 +39,6 @@ def trained(comm, kind, mode, room, backend):
         ("data_parallel", "unique"),
     ],
 )
-@pytest.mark.parametrize("world", [1, 2])
 def test_the_numbers_do_not_depend_on_the_room(ranks, world, kind, mode, backend):
     for copied, in_place, misfit in zip(
         *(ranks.run(trained, world, kind, mode, room, backend) for room in (0, 16, 3)), strict=True

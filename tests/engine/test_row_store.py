@@ -83,7 +83,9 @@ def trained(comm, kind, mode, rule, weighted, backend, make):
     return found + [data for _, data in sorted(whole_tensors(comm, collection).items())]
 
 
-@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize(
+    ("world", "backend"), one_of(3, [(2, "torch"), (2, "numba"), (1, "torch"), (1, "numba")])
+)
 @pytest.mark.parametrize(
     ("kind", "mode", "rule", "weighted"),
     [
@@ -94,7 +96,6 @@ def trained(comm, kind, mode, rule, weighted, backend, make):
         ("data_parallel", "unique", "sgd", "learned"),
     ],
 )
-@pytest.mark.parametrize("world", one_of(2, [1, 2]))
 def test_rows_may_lie_wherever_a_store_keeps_them(
     ranks, world, kind, mode, rule, weighted, backend
 ):

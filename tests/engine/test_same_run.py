@@ -127,7 +127,7 @@ def under_own_type(comm):
 
 @pytest.mark.parametrize(
     ("world", "rule", "bags"),
-    one_of(3, [(w, r, b) for w in (2, 4) for r in RULES for b in (ONE_HOT, MULTI_HOT, WEIGHTED)]),
+    one_of(5, [(w, r, b) for w in (2, 4) for r in RULES for b in (ONE_HOT, MULTI_HOT, WEIGHTED)]),
 )
 def test_mixed_rows_keep_the_bits_too(ranks, world, rule, bags):
     for found in ranks.run(mixed_rows, world, rule, *bags):

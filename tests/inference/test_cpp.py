@@ -31,11 +31,6 @@ TRUST = ("inference",)
 AT_ONCE = 4096
 
 
-@pytest.fixture(scope="session")
-def program(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("cpp"))
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Artefacts by seed."""

@@ -16,7 +16,7 @@ from serving.small_models import arrow, running
 import recapp
 from recapp.app.validation_rows import example_rows, validation_batches, validation_source
 from recapp.dataset.schema import schema_from
-from recapp.inference.build_cpp import build, missing_tools
+from recapp.inference.build_cpp import missing_tools
 from recapp.metrics import click_metrics
 
 pytestmark = pytest.mark.full
@@ -136,9 +136,8 @@ def test_a_server_answers_the_bits_of_load_model(artefact, rows):
     assert torch.equal(found, alone)
 
 
-def test_compiled_is_near_and_cpp_is_the_same_bits(base, checkpoint, rows, tmp_path):
-    if missing := missing_tools():
-        pytest.skip(f"{', '.join(missing)} is not here")
+@pytest.mark.skipif(bool(missing_tools()), reason=f"not here: {', '.join(missing_tools())}")
+def test_compiled_is_near_and_cpp_is_the_same_bits(base, checkpoint, rows, program):
     folder = base / "int8"
     if not folder.exists():
         recapp.export_model(checkpoint, folder, recapp.Export(quantize="int8", report_rows=0))
@@ -148,7 +147,6 @@ def test_compiled_is_near_and_cpp_is_the_same_bits(base, checkpoint, rows, tmp_p
     near = torch.cat([portable(portable.batch(part)) for part in slices(rows)])
     logits = torch.cat([compiled(compiled.batch(part)) for part in slices(rows)])
     assert bool(((logits - near).abs() <= COMPILED_BOUND * near.abs().clamp(min=1)).all())
-    program = build(tmp_path / "built")
     found = []
     for part in slices(rows):
         done = subprocess.run(

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from inference.scored_models import raw_rows, settings, storages, write_logs
+from ranks import auto_means
 from trainer.runs import fit
 
 import recapp
@@ -22,7 +23,8 @@ WRONG = 99  # no id of table `errors`
 def models(tmp_path_factory):
     """A checkpoint with tables of every kind, and an artefact of it."""
     folder = tmp_path_factory.mktemp("led")
-    fit(settings(write_logs(folder / "logs", 0), 0), folder / "run")
+    with auto_means("torch"):
+        fit(settings(write_logs(folder / "logs", 0), 0), folder / "run")
     path = folder / "run/checkpoints/last.ckpt"
     options = Export(quantize_tables=storages(0), report_rows=0, compile=False)
     export_model(path, folder / "art", options, trust=TRUST)

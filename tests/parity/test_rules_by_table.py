@@ -7,6 +7,7 @@ import torch
 from engine.engine_cases import make_plan, make_tables
 from optim.dense_rules import CASES, rule_of_case
 from parity.cases import KINDS, train_and_compare
+from tiers import one_of
 
 from recapp.engine.fused_optimizer import FusedOptimizer
 from recapp.engine.sharded_embedding_bag import shard_bags
@@ -47,25 +48,16 @@ def in_order(mix):
     return list(MIXES[mix].values())
 
 
-DEFAULT = [
-    ("column_wise", 2, "numba", "unique"),
-    ("grid_shard", 4, "torch", "pooled"),
-    ("row_wise", 2, "torch", "unique"),
-    ("mixed", 1, "numba", "unique"),
-]
 EVERY = [
-    (kind, world, backend, mode)
+    (kind, world, backend, mode, mix)
     for kind in KINDS
     for world in (1, 2, 4)
     for backend, mode in (("numba", "unique"), ("torch", "pooled"))
+    for mix in MIXES
 ]
 
 
-@pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize(
-    ("kind", "world", "backend", "mode"),
-    [*DEFAULT, *(pytest.param(*c, marks=pytest.mark.full) for c in EVERY if c not in DEFAULT)],
-)
+@pytest.mark.parametrize(("kind", "world", "backend", "mode", "mix"), one_of(25, EVERY))
 def test_every_table_trains_as_under_a_dense_optimiser_of_its_own(
     ranks, kind, world, backend, mode, mix
 ):

@@ -132,6 +132,7 @@ def test_a_third_party_at_home_is_fine(name, text):
     assert wrong_third_parties([File(name, text)]) == []
 
 
+@pytest.mark.full
 def test_what_a_rank_runs_does_without_hydra():
     """Whatever `recapp.worker` imports in its functions counts as well."""
     root = Path(__file__).parents[1]

@@ -99,6 +99,7 @@ def test_the_scale_is_said_once_before_ranks_start(tmp_path, monkeypatch, capfd)
 # ---- runs
 
 
+@pytest.mark.full
 def test_a_scaled_run_learns_the_same_under_both_plans_and_goes_on_at_its_scale(jobs, tmp_path):
     """On small tables, at a scale of which the checkpoint knows."""
     made = small(tmp_path / "logs", rows=60_000, batch_size=2_560, val_batch_size=2_560)

@@ -93,6 +93,7 @@ def run(tmp_path):
     return Path(shutil.copytree(OLD / "run", tmp_path / "run", symlinks=True))
 
 
+@pytest.mark.full
 def test_the_report_of_a_run_says_its_settings_under_the_names_of_today(run, capsys):
     assert report.main([f"path={run}"]) == 0, capsys.readouterr().err
     page = (run / "report.html").read_text()

@@ -90,6 +90,7 @@ def test_what_an_earlier_run_left_is_not_taken_for_the_result_of_one_that_measur
     assert captured.out == "" and "the ranks ended without an error, but wrote no" in captured.err
 
 
+@pytest.mark.full
 def test_a_sweep_goes_on_after_a_failing_job_and_compares_all(base, capfd):
     assert run("-m", "+plan=mixed,row_wise", "model=dlrm,bad", "hydra.sweep.dir=sweep") == 1
     captured = capfd.readouterr()

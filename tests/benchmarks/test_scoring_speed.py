@@ -114,6 +114,7 @@ def test_every_way_has_a_record_and_loading_has_its_own(checkpoint, tmp_path):
     assert {Path(path).name for path in found["pictures"]} == {"answers.png"}
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("no_processes")
 def test_an_artefact_is_measured_as_it_is_stored(served, tmp_path):
     found = measured(served.artefacts["int8"], tmp_path, batch_size=[5000])

@@ -50,6 +50,7 @@ def test_a_module_that_recapp_has_too_keeps_its_own_names_and_gets_the_others():
     assert module.KeyedTensor is recapp.KeyedTensor
 
 
+@pytest.mark.full
 def test_a_function_and_the_module_of_its_name_are_both_called_alike():
     called = python(
         "import recapp\n"

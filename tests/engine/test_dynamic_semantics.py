@@ -330,7 +330,7 @@ CASES = [(1, "table_wise"), (2, "random"), (2, "mixed"), (4, "grid_shard")]
 
 @pytest.mark.parametrize(
     ("world", "kind", "seed"),
-    one_of(10, [(world, kind, seed) for world, kind in CASES for seed in range(10)]),
+    one_of(20, [(world, kind, seed) for world, kind in CASES for seed in range(10)]),
 )
 def test_keys_rows_and_counts_are_those_of_a_plain_model(ranks, tmp_path, world, kind, seed):
     backend = ("torch", "numba")[seed % 2]

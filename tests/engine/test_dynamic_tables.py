@@ -235,6 +235,7 @@ def test_more_distinct_ids_in_a_batch_than_max_rows_are_an_error_of_all_ranks(ra
     assert other.startswith("rank 0 could not look up its batch")
 
 
+@pytest.mark.usefixtures("reference_kernels")
 def test_ids_that_need_no_rows_yet_need_no_room():
     collection = made(Comm(), "row_wise", "sgd", configs=tables(max_rows=64, seen=2))
     features = KeyedJaggedTensor(

@@ -94,7 +94,7 @@ def differing(comm, kind, mode):
 @pytest.mark.parametrize(
     ("kind", "mode", "world"),
     [
-        ("mixed", "unique", 2),
+        pytest.param("mixed", "unique", 2, marks=pytest.mark.full),
         ("mixed", "unique", 1),
         pytest.param("mixed", "pooled", 2, marks=pytest.mark.full),
         pytest.param("random", "unique", 3, marks=pytest.mark.full),

@@ -67,8 +67,6 @@ PACKED = list(product([8, 4], [torch.float32, torch.float64], [1, 5, 16, 33, 100
 COMPILED = {
     (8, torch.float32, 16),
     (4, torch.float32, 5),
-    (4, torch.float64, 1),
-    (4, torch.float32, 128),
 }
 
 

@@ -57,7 +57,7 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "world", "backend", "mode", "mix"), one_of(25, EVERY))
+@pytest.mark.parametrize(("kind", "world", "backend", "mode", "mix"), one_of(49, EVERY))
 def test_every_table_trains_as_under_a_dense_optimiser_of_its_own(
     ranks, kind, world, backend, mode, mix
 ):

@@ -487,6 +487,7 @@ def test_other_errors_stay_as_they_are():
         assert explain_error(error, 0) is error
 
 
+@pytest.mark.full
 def test_a_rank_without_memory_and_one_that_the_library_aborts_say_so(start):
     error, _ = start("wait", "no_memory")
     assert (

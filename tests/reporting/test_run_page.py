@@ -101,6 +101,7 @@ def test_its_foot_names_data_model_versions_host_and_date(run):
         assert text in said, text
 
 
+@pytest.mark.full
 def test_a_browser_shows_it_in_every_width(run, tmp_path):
     for width, found in zip(
         (400, 1280, 1920), opened(run[0] / "report.html", tmp_path, 400, 1280, 1920), strict=True

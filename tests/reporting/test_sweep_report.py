@@ -273,6 +273,7 @@ def test_the_report_has_every_figure_as_png_and_in_one_page(plans):
     assert [row["what"] for row in made[1:] if row["what"] not in found.said] == []
 
 
+@pytest.mark.full
 def test_a_browser_shows_every_figure_and_nothing_reaches_out_of_the_window(any_sweep, tmp_path):
     for width, found in zip(
         (400, 1280, 1920), opened(any_sweep / "report.html", tmp_path, 400, 1280, 1920), strict=True

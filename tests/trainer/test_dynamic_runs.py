@@ -67,6 +67,7 @@ def test_rows_and_keys_are_logged_by_table_and_printed_at_the_end(logs, tmp_path
     assert float(last["evicted/C1"]) == changes.evicted
 
 
+@pytest.mark.full
 def test_another_way_to_count_keys_is_said(logs, tmp_path, capsys):
     often = (*GROWS, "tables.dynamic.seen=3")
     trained(logs, tmp_path / "exact", often, steps=2)

@@ -165,6 +165,7 @@ def test_ranks_without_a_row_validate_and_test(base, run, jobs):
     assert found[1] == pytest.approx(found[0]) and found[2] == pytest.approx(found[0])
 
 
+@pytest.mark.full
 def test_ranks_without_a_row_to_validate_train(base, jobs):
     metrics = [
         jobs.train(

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from recapp.transport.communicator import gloo_threads
 
 LATE = """
@@ -21,6 +23,7 @@ named.wait()
 """
 
 
+@pytest.mark.full
 def test_a_thread_of_gloo_that_is_late_takes_the_gil_before_python_ends():
     ran = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stdout) == (0, "let go"), ran.stderr

@@ -72,14 +72,17 @@ class RawRows:
     def _of(self, arrow_schema: pa.Schema) -> tuple[dict[str, str], Collate]:
         """Return the rows' own name of every column, and how they are decoded.
 
-        Rows come with the same schema again and again, so that of the last ones is kept.
+        Rows come with the same schema again and again, so that of the last ones is kept. It is read
+        and replaced as a whole: other threads may read other rows meanwhile.
         """
-        if self._last is None or not self._last[0].equals(arrow_schema):
+        last = self._last
+        if last is None or not last[0].equals(arrow_schema):
             columns = self.schema.resolve(arrow_schema, SOURCE)
             bags = frozenset(
                 name
                 for name in self.schema.sparse
                 if is_list(arrow_schema.field(columns[name]).type)
             )
-            self._last = (arrow_schema, columns, Collate(self.schema, bags, self.transform))
-        return self._last[1:]
+            last = (arrow_schema, columns, Collate(self.schema, bags, self.transform))
+            self._last = last
+        return last[1:]

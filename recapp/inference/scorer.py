@@ -4,10 +4,13 @@
 
 It is an ordinary `nn.Module` on one device, without process group. Its rows go the way that
 training's went (`recapp/dataset/raw_rows.py`), and its tables answer through the same engine, so
-its scores are those of the sharded model.
+its scores are those of the sharded model. Threads may share it.
 """
 
+import threading
 from collections.abc import Mapping
+from copy import deepcopy
+from pickle import PicklingError
 from typing import Any
 
 import torch
@@ -52,7 +55,25 @@ class Scorer(nn.Module):
         self.info = dict(info)
         self.example = example
         self.expected = expected
+        self._turn = threading.Lock()
         self.eval()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Scorer":
+        return Scorer(
+            deepcopy(self.model, memo),
+            self.raw_rows,
+            self.name,
+            self.version,
+            self.info,
+            self.example,
+            self.expected,
+        )
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise PicklingError(
+            f"model {self.name} is not pickled, because its rows may be mapped files: load it with "
+            "recapp.load_model(path) in every process"
+        )
 
     @property
     def schema(self) -> Schema:
@@ -75,12 +96,14 @@ class Scorer(nn.Module):
 
     @torch.no_grad()
     def forward(self, batch: Batch) -> Tensor:
-        """Return the logits of a batch, [B].
+        """Return the logits of a batch, [B]. Threads take turns: tables keep memory from batch to
+        batch.
 
         Raises:
             IdError: An id is outside a table whose rule is `error`.
         """
-        logits_B: Tensor = self.model(batch.to(self.device))
+        with self._turn:
+            logits_B: Tensor = self.model(batch.to(self.device))
         return logits_B
 
     def scores(self, batch: Batch) -> Tensor:

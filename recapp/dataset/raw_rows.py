@@ -7,7 +7,7 @@ and numbers, the same transform is applied.
 """
 
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +15,35 @@ import pyarrow as pa
 from recapp.dataset.arrow_types import is_list
 from recapp.dataset.collate import Collate, SourceRows, check_transform
 from recapp.dataset.schema import Schema
+from recapp.errors import DataError
 from recapp.sparse.batch import Batch
 
 RawTable: TypeAlias = pa.Table
 """Raw columns, under the names that a schema knows; others are left out."""
 
 SOURCE = "the rows"  # what stands where errors of files name the file
+
+
+def as_table(rows: Any) -> RawTable:
+    """Return raw rows as an Arrow table.
+
+    Args:
+        rows: A table, or what `pyarrow.table` makes one of: a record batch, a data frame of pandas,
+            polars or whoever else has `__arrow_c_stream__`, a mapping of names to columns.
+
+    Raises:
+        DataError: They are something else, or columns have different lengths.
+    """
+    if isinstance(rows, pa.Table):
+        return rows
+    try:
+        return pa.table(rows)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"rows of type {type(rows).__name__} are no table ({said}): pass an Arrow table, a "
+            "data frame, or a mapping of names to columns"
+        ) from None
 
 
 class RawRows:
@@ -41,21 +64,22 @@ class RawRows:
         self.transform = transform
         self._last: tuple[pa.Schema, dict[str, str], Collate] | None = None
 
-    def batch(self, rows: RawTable) -> Batch:
+    def batch(self, rows: Any) -> Batch:
         """Return rows as a batch on the CPU; its labels are NaN.
 
         A sparse feature whose column is a list is a bag; of any other column each row has one id,
         or none.
 
         Args:
-            rows: Raw columns; there may be none of the rows.
+            rows: Raw columns, as `as_table` takes them; there may be none of the rows.
 
         Raises:
-            DataError: A column is missing, has a type that cannot be read, or holds a value that
-                cannot; the error names the column, and the row counted from 0.
+            DataError: They are no table, or a column is missing, has a type that cannot be read, or
+                holds a value that cannot; the error names the column, and the row counted from 0.
         """
-        columns, collate = self._of(rows.schema)
-        held = rows.select(list(columns.values())).rename_columns(list(columns))
+        table = as_table(rows)
+        columns, collate = self._of(table.schema)
+        held = table.select(list(columns.values())).rename_columns(list(columns))
         own_names = dict(zip(columns, columns, strict=True))
         parts = []
         first = 0

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.dataset.raw_rows import RawRows, RawTable
+from recapp.dataset.raw_rows import RawRows, RawTable, as_table
 from recapp.dataset.schema import Schema
 from recapp.sparse.batch import Batch
 
@@ -85,12 +85,12 @@ class Scorer(nn.Module):
         """Return the device that it computes on."""
         return next(self.model.parameters()).device
 
-    def batch(self, rows: RawTable) -> Batch:
+    def batch(self, rows: Any) -> Batch:
         """Return raw rows as a batch on the CPU (`RawRows.batch`).
 
         Raises:
-            DataError: A column is missing or holds what cannot be read; the error names it and the
-                row.
+            DataError: They are no table, or a column is missing or holds what cannot be read; the
+                error names it and the row.
         """
         return self.raw_rows.batch(rows)
 
@@ -114,18 +114,20 @@ class Scorer(nn.Module):
         """
         return torch.sigmoid(self(batch).float())
 
-    def predict(self, rows: RawTable) -> Tensor:
+    def predict(self, rows: Any) -> Tensor:
         """Return the probabilities of any number of raw rows, float32 [N] on the CPU.
 
         Args:
-            rows: An Arrow table, such as `pyarrow.parquet.read_table` returns.
+            rows: An Arrow table, such as `pyarrow.parquet.read_table` returns; a data frame of
+                pandas or polars; a mapping of names to columns.
 
         Raises:
             DataError: As of `batch`.
             IdError: As of `forward`.
         """
+        table = as_table(rows)
         parts = [
-            self.scores(self.batch(rows.slice(first, ROWS_AT_ONCE))).cpu()
-            for first in range(0, max(rows.num_rows, 1), ROWS_AT_ONCE)
+            self.scores(self.batch(table.slice(first, ROWS_AT_ONCE))).cpu()
+            for first in range(0, max(table.num_rows, 1), ROWS_AT_ONCE)
         ]
         return torch.cat(parts)

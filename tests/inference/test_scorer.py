@@ -5,6 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from recapp.dataset.raw_rows import RawRows
 from recapp.dataset.schema import Schema
+from recapp.errors import DataError
 from recapp.inference.scorer import Scorer
 
 
@@ -46,6 +48,39 @@ def test_threads_that_share_a_model_get_the_scores_of_their_own_rows():
     with ThreadPoolExecutor(8) as threads:
         found = torch.cat([*threads.map(model.predict, given)])
     assert torch.equal(found, torch.sigmoid(2.0 * torch.arange(40)))
+
+
+class Frame:
+    """A data frame of somebody else."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda table: table.combine_chunks().to_batches()[0],
+        lambda table: table.to_pydict(),
+        lambda table: {name: np.asarray(column) for name, column in table.to_pydict().items()},
+        Frame,
+    ],
+)
+def test_rows_may_be_whatever_becomes_a_table(given):
+    model = scorer()
+    table = pa.concat_tables([rows(number, "n", "id") for number in range(5)])
+    assert torch.equal(model.predict(given(table)), model.predict(table))
+    assert torch.equal(model(model.batch(given(table))), model(model.batch(table)))
+
+
+@pytest.mark.parametrize("given", [None, 5, "rows", [{"n": 1.0, "id": 2}], {"n": [1.0], "id": []}])
+def test_what_is_no_table_is_one_line(given):
+    for read in (scorer().predict, scorer().batch):
+        with pytest.raises(DataError, match=f"rows of type {type(given).__name__} are no table"):
+            read(given)
 
 
 def test_a_copy_answers_by_itself():

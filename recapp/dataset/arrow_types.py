@@ -34,34 +34,31 @@ def is_text(arrow_type: pa.DataType) -> bool:
 
 def has_views(arrow_type: pa.DataType) -> bool:
     """Return whether `without_views` makes another type of this one."""
-    inner = arrow_type.value_type if is_list(arrow_type) else arrow_type
-    return bool(
-        pt.is_list_view(arrow_type)
-        or pt.is_large_list_view(arrow_type)
-        or pt.is_string_view(inner)
-        or pt.is_binary_view(inner)
-    )
+    if pt.is_dictionary(arrow_type):
+        return has_views(arrow_type.value_type)
+    if is_list(arrow_type):
+        is_view = pt.is_list_view(arrow_type) or pt.is_large_list_view(arrow_type)
+        return is_view or has_views(arrow_type.value_type)
+    return bool(pt.is_string_view(arrow_type) or pt.is_binary_view(arrow_type))
 
 
 def without_views(column: pa.Array) -> pa.Array:
     """Return a column without views of text or lists, out of which Arrow cannot pick rows.
 
-    The lists are rebuilt from their lengths, not cast: Arrow's cast of list views gives other lists
-    (pyarrow 26). A null list becomes an empty one, which is the same bag of ids.
+    Lists are rebuilt from their lengths, not cast: Arrow's cast of list views gives other lists
+    (pyarrow 26).
     """
     kind = column.type
-    if pt.is_string_view(kind):
-        return column.cast(pa.string())
-    if pt.is_binary_view(kind):
-        return column.cast(pa.binary())
-    if pt.is_list_view(kind) or pt.is_large_list_view(kind):
+    if not has_views(kind):
+        return column
+    if pt.is_dictionary(kind):
+        return pa.DictionaryArray.from_arrays(column.indices, without_views(column.dictionary))
+    if is_list(kind):
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         bounds = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-        return pa.LargeListArray.from_arrays(bounds, without_views(column.flatten()))
-    if has_views(kind):
-        text = pa.string() if pt.is_string_view(kind.value_type) else pa.binary()
-        return column.cast(pa.list_(text))
-    return column
+        mask = column.is_null() if column.null_count else None
+        return pa.LargeListArray.from_arrays(bounds, without_views(column.flatten()), mask=mask)
+    return column.cast(pa.string() if pt.is_string_view(kind) else pa.binary())
 
 
 def value_type(arrow_type: pa.DataType) -> pa.DataType:

@@ -348,7 +348,7 @@ def _not_one(name: str, times: int, there: Sequence[str]) -> str:
 def _plain(kind: pa.DataType) -> pa.DataType:
     """Return the type of a kept column: neither dictionary nor view."""
     kind = value_type(kind)
-    return without_views(pa.array([], kind)).type if has_views(kind) else kind
+    return without_views(pa.nulls(0, kind)).type if has_views(kind) else kind
 
 
 def _views(file: DataFile, names: Collection[str]) -> list[str]:

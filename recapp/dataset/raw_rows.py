@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from recapp.dataset.arrow_types import is_list
+from recapp.dataset.arrow_types import has_views, is_list, without_views
 from recapp.dataset.collate import Collate, SourceRows, check_transform
 from recapp.dataset.schema import Schema
 from recapp.errors import DataError
@@ -62,7 +62,7 @@ class RawRows:
         check_transform(transform)
         self.schema = replace(schema, label=None)
         self.transform = transform
-        self._last: tuple[pa.Schema, dict[str, str], Collate] | None = None
+        self._last: tuple[pa.Schema, dict[str, str], list[str], Collate] | None = None
 
     def batch(self, rows: Any) -> Batch:
         """Return rows as a batch on the CPU; its labels are NaN.
@@ -78,8 +78,10 @@ class RawRows:
                 holds a value that cannot; the error names the column, and the row counted from 0.
         """
         table = as_table(rows)
-        columns, collate = self._of(table.schema)
+        columns, views, collate = self._of(table.schema)
         held = table.select(list(columns.values())).rename_columns(list(columns))
+        for name in views:
+            held = held.set_column(held.schema.get_field_index(name), name, _plain(held[name]))
         own_names = dict(zip(columns, columns, strict=True))
         parts = []
         first = 0
@@ -93,8 +95,8 @@ class RawRows:
         """Return a batch without rows."""
         return Collate(self.schema, frozenset(), self.transform).batch([])
 
-    def _of(self, arrow_schema: pa.Schema) -> tuple[dict[str, str], Collate]:
-        """Return the rows' own name of every column, and how they are decoded.
+    def _of(self, arrow_schema: pa.Schema) -> tuple[dict[str, str], list[str], Collate]:
+        """Return the rows' own name of every column, which ones are views, and how all are decoded.
 
         Rows come with the same schema again and again, so that of the last ones is kept. It is read
         and replaced as a whole: other threads may read other rows meanwhile.
@@ -102,11 +104,15 @@ class RawRows:
         last = self._last
         if last is None or not last[0].equals(arrow_schema):
             columns = self.schema.resolve(arrow_schema, SOURCE)
-            bags = frozenset(
-                name
-                for name in self.schema.sparse
-                if is_list(arrow_schema.field(columns[name]).type)
-            )
-            last = (arrow_schema, columns, Collate(self.schema, bags, self.transform))
+            kinds = {name: arrow_schema.field(own).type for name, own in columns.items()}
+            bags = frozenset(name for name in self.schema.sparse if is_list(kinds[name]))
+            views = [name for name, kind in kinds.items() if has_views(kind)]
+            last = (arrow_schema, columns, views, Collate(self.schema, bags, self.transform))
             self._last = last
         return last[1:]
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column without views, which data frames of polars have for text."""
+    kind = without_views(pa.nulls(0, column.type)).type
+    return pa.chunked_array([without_views(chunk) for chunk in column.chunks], kind)

@@ -458,4 +458,4 @@ def test_columns_without_views_hold_what_the_views_held(rows, data):
             assert not has_views(without.type) and has_views(kind) == ("view" in str(kind))
             found = without.to_pylist()
             wanted = column.to_pylist()
-            assert [row or None for row in found] == [row or None for row in wanted]
+            assert found == wanted

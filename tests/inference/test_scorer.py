@@ -76,6 +76,32 @@ def test_rows_may_be_whatever_becomes_a_table(given):
     assert torch.equal(model(model.batch(given(table))), model(model.batch(table)))
 
 
+WORDS = [None, "7", "", "8", "7"]
+VIEW = pa.array(["7", "8", ""]).cast(pa.string_view())
+CODES = pa.array([None, 0, 2, 1, 0], pa.uint32())
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(WORDS, pa.string_view()),
+        pa.array([word and word.encode() for word in WORDS], pa.binary_view()),
+        pa.DictionaryArray.from_arrays(CODES, VIEW),
+    ],
+    ids=["text", "bytes", "categories"],
+)
+def test_text_of_data_frames_is_read_as_any_other(column):
+    model = scorer()
+    plain = {"n": pa.array([0.5] * 5), "id": pa.array(WORDS)}
+    lists = {"n": pa.array([0.5] * 3), "id": pa.ListArray.from_arrays([0, None, 2, 5], plain["id"])}
+    views = pa.ListArray.from_arrays([0, None, 2, 5], column)
+    for wanted, own in ((plain, column), (lists, views)):
+        found = model.batch(pa.table(wanted | {"id": pa.chunked_array([own[:2], own[2:]])}))
+        expected = model.batch(pa.table(wanted))
+        assert found.sparse.values().tolist() == expected.sparse.values().tolist()
+        assert found.sparse.lengths().tolist() == expected.sparse.lengths().tolist()
+
+
 @pytest.mark.parametrize("given", [None, 5, "rows", [{"n": 1.0, "id": 2}], {"n": [1.0], "id": []}])
 def test_what_is_no_table_is_one_line(given):
     for read in (scorer().predict, scorer().batch):

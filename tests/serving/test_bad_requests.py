@@ -243,6 +243,9 @@ def test_an_error_does_not_send_back_all_that_it_names(verb):
 # ---- Arrow
 
 
+VIEW = pa.array(["a", "b"], pa.string_view())
+
+
 def with_column(name, column):
     rows = table()
     return rows.set_column(rows.schema.get_field_index(name), name, column)
@@ -263,6 +266,10 @@ def with_column(name, column):
         (
             with_column("item", pa.array(["a", "b", "c"], pa.string_view())),
             "column item (item) has type string_view: write it as text or list",
+        ),
+        (
+            with_column("item", pa.DictionaryArray.from_arrays([0, 0, 1], VIEW)),
+            "column item (item) has type dictionary<values=string_view",
         ),
         (table().slice(0, 0), "the request has no rows"),
     ],

@@ -39,18 +39,31 @@ def digest() -> str:
     ).hexdigest()
 
 
+@lru_cache(None)
+def kept_on_disk() -> bool:
+    """Return whether numba finds a directory to keep kernels in: `NUMBA_CACHE_DIR`, that of the
+    sources or one of the user. In a container all of them may be read-only.
+    """
+    try:
+        njit(cache=True)(digest.__wrapped__)
+    except RuntimeError:
+        return False
+    return True
+
+
 def compiled(**more: Any) -> Callable[[Function], Function]:
-    """Return a decorator for a kernel: it is compiled at its first call, or read from disk where no
-    source has changed since.
+    """Return a decorator for a kernel: it is compiled at its first call, or read from disk where it
+    was kept and no source has changed since.
 
     Args:
         more: Options of numba beside `OPTIONS`.
     """
 
     def compile(function: Function) -> Function:
-        kernel = njit(**OPTIONS, cache=True, **more)(function)
-        # numba would look at this function's file alone
-        kernel._cache._cache_file._source_stamp = digest()
+        kernel = njit(**OPTIONS, cache=kept_on_disk(), **more)(function)
+        if kept_on_disk():
+            # numba would look at this function's file alone
+            kernel._cache._cache_file._source_stamp = digest()
         return kernel  # type: ignore[no-any-return]
 
     return compile

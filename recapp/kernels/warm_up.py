@@ -20,6 +20,8 @@ from recapp.kernels.backend import Backend
 from recapp.kernels.links import Bags, Links, Routes, Rule, Scratch
 from recapp.kernels.quantised import QuantisedRows
 
+KEPT = "first use; they are kept on disk"
+LOST = "each time anew: set NUMBA_CACHE_DIR to a directory that can be written to"
 STREAMED_BYTES = 8 << 20  # an output that is large enough to be written past the caches
 
 
@@ -35,13 +37,13 @@ def report_compilation(prints: bool) -> Iterator[None]:
     if not prints:
         yield
         return
-    from recapp.kernels.numba_cache import listen_to_compilations
+    from recapp.kernels.numba_cache import kept_on_disk, listen_to_compilations
 
     began: list[float] = []
 
     def compiles() -> None:
         if not began:
-            note("compiling kernels for this machine (first use; they are kept on disk) ...")
+            note(f"compiling kernels for this machine ({KEPT if kept_on_disk() else LOST}) ...")
         began.append(time.monotonic())
 
     with listen_to_compilations(compiles):

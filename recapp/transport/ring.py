@@ -26,6 +26,8 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from recapp.kernels.numba_cache import kept_on_disk
+
 LINE = 64  # bytes of a cache line
 # copied before the counter is set: one core copies a piece out while the other copies the next in
 PIECE_BYTES = 1 << 18
@@ -93,7 +95,7 @@ def _copy(_typing: Any, _to: Any, _source: Any, _count: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), build
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=kept_on_disk())
 def _advance(message: Numbers, lane: Numbers, sends: bool, ring_bytes: int) -> int:
     """Move one piece of a message if the ring has room or bytes for it; return the bytes moved."""
     mine = _load(lane[MINE])
@@ -114,7 +116,7 @@ def _advance(message: Numbers, lane: Numbers, sends: bool, ring_bytes: int) -> i
     return count
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=kept_on_disk())
 def pump(
     work_N4: Numbers, lanes_L3: Numbers, busy_L: Numbers, ring_bytes: int, swap: int, looks: int
 ) -> int:

@@ -56,7 +56,7 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
         On rank 0 what goes into `metrics.json`, on other ranks nothing; and the signal that has
         ended training early, or None.
     """
-    from recapp.app import build, build_trainer
+    from recapp.app import build_trainer, build_training
     from recapp.app.build_strategy import build_strategy
     from recapp.app.measured import metrics_of_run, note_no_validation, write_prediction
     from recapp.app.resume import changed_optimizer, end_without_training, limit_reached
@@ -78,8 +78,8 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
 
     here = rank_info()
     write_sizes = None if here and here.rank else partial(update_settings, settings, job_dir)
-    data = build.build_data(settings, write_sizes)
-    module = build.build_module(settings)
+    data = build_training.build_data(settings, write_sizes)
+    module = build_training.build_module(settings)
     strategy = build_strategy(settings, training=True)
 
     loggers = build_trainer.build_loggers(settings, job_dir)
@@ -141,12 +141,12 @@ def evaluate(settings: dict[str, Any]) -> dict[str, Any]:
     Returns:
         On rank 0 what goes into `metrics.json`, on other ranks nothing.
     """
-    from recapp.app import build, build_trainer
+    from recapp.app import build_trainer, build_training
     from recapp.app.build_strategy import build_strategy
     from recapp.trainer.progress import TerminalProgress
 
-    data = build.build_data(settings)
-    module = build.build_module(settings)
+    data = build_training.build_data(settings)
+    module = build_training.build_module(settings)
     strategy = build_strategy(settings, training=False)
     callbacks = [TerminalProgress()] if wants_bar(settings) else []
     trainer = build_trainer.build_trainer(settings, strategy, callbacks, [], ranks=ranks_here())
@@ -173,13 +173,13 @@ def predict(settings: dict[str, Any]) -> dict[str, Any]:
     Returns:
         On rank 0 what goes into `metrics.json`, on other ranks nothing.
     """
-    from recapp.app import build, build_trainer
+    from recapp.app import build_trainer, build_training
     from recapp.app.check_prediction import model_of, scoring_of
     from recapp.app.trained_model import trained_model
     from recapp.trainer.progress import PredictProgress
     from recapp.trainer.score_writer import ScoreWriter
 
-    data = build.build_data(settings, scoring=scoring_of(settings))
+    data = build_training.build_data(settings, scoring=scoring_of(settings))
     model = trained_model(settings["ckpt_path"]).on_ranks(settings)
     writer = ScoreWriter(
         settings["output"], overwrite=settings["overwrite"], model=model_of(settings)

@@ -30,7 +30,8 @@ def check_serving(settings: dict[str, Any], ranks: int) -> None:
         ConfigError: There are not as many GPUs, there is no such address, or it is taken.
         RecappError: There is no model.
     """
-    from recapp.app.trained_model import trained_model
+    from recapp.checkpoints.directory import read_manifest
+    from recapp.inference.artefact import is_artefact, read_artefact
     from recapp.serving import http
 
     if settings["device"] == "cuda":
@@ -41,7 +42,8 @@ def check_serving(settings: dict[str, Any], ranks: int) -> None:
                 f"device=cuda ranks={ranks}: each rank needs a GPU of its own, and there are "
                 f"{gpus} here: use device=cpu, or fewer ranks"
             )
-    trained_model(settings["artefact"])
+    path = settings["artefact"]
+    read_artefact(path) if is_artefact(path) else read_manifest(path)
     http.bound_socket(settings["host"], settings["port"]).close()
 
 

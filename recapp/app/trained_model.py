@@ -104,12 +104,12 @@ class _Checkpoint:
 
     def on_ranks(self, settings: Settings) -> RankModel:
         """Return an empty model, and the strategy that fills its shards from the checkpoint."""
-        from recapp.app import build
         from recapp.app.build_strategy import build_strategy
+        from recapp.app.build_training import build_module
 
         strategy = build_strategy(settings, training=False)
         strategy.modes = {}  # those of training are of its number of ranks
-        return RankModel(build.build_module(settings), strategy, str(self.path))
+        return RankModel(build_module(settings), strategy, str(self.path))
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ class _Artefact:
 
     def on_ranks(self, settings: Settings) -> RankModel:
         """Return a model with its dense part, and the strategy whose ranks map or copy rows."""
-        from recapp.app import build
         from recapp.app.artefact_model import model_to_shard, raw_rows_of
         from recapp.app.build_strategy import build_strategy
+        from recapp.app.build_training import build_module
 
         here = rank_info()
         if here is None or here.rank == 0:
@@ -144,7 +144,7 @@ class _Artefact:
         make_store = mapped_tables(self.artefact).make_store
         strategy = build_strategy(settings, training=False, make_store=make_store)
         plain = dict(settings)
-        module = build.build_module(settings, lambda: model_to_shard(self.artefact, plain))
+        module = build_module(settings, lambda: model_to_shard(self.artefact, plain))
         batch = raw_rows_of(plain).batch(read_example(self.artefact))
         return RankModel(module, strategy, None, (_CheckExample(self.artefact, batch),))
 

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from recapp import console
-from recapp.app import build
+from recapp.app import build_training
 from recapp.dataset.collate import Collate
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.schema import Schema, schema_from
@@ -21,7 +21,7 @@ def validation_source(settings: Mapping[str, Any]) -> Source | None:
     """Return the validation rows of a run's data set; None where its files are not here, which is
     noted.
     """
-    data = build.build_data(settings)
+    data = build_training.build_data(settings)
     try:
         data.setup("validate")
     except DataError as error:

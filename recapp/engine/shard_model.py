@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torchmetrics import Metric, MetricCollection
 
 from recapp.engine.outputs import Member
 from recapp.engine.row_store import RowStore, StoredGroup
@@ -236,6 +235,8 @@ def compile_dense(module: nn.Module) -> list[str]:
     Raises:
         ConfigError: There is no C++ compiler, which torch needs for the CPU.
     """
+    from torchmetrics import Metric, MetricCollection
+
     device = next((p.device.type for p in module.parameters()), "cpu")
     compiler = os.environ.get("CXX", "g++")
     if device == "cpu" and shutil.which(compiler) is None:

@@ -1,6 +1,8 @@
 """`recapp.load_model`: a checkpoint as an ordinary module, in a process that knows no ranks."""
 
 import shutil
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -56,6 +58,19 @@ def test_three_lines_give_scores_of_raw_rows(base):
     assert bool(((scores > 0) & (scores < 1)).all()) and len(scores.unique()) > 1000
     assert not any(p.requires_grad for p in model.parameters())
     assert torch.distributed.is_initialized() == had_ranks
+
+
+@pytest.mark.full
+def test_a_process_that_scores_does_without_the_trainer(base, tmp_path):
+    recapp.export_model(last(base), tmp_path / "art", recapp.Export(report_rows=0, compile=False))
+    for path in (last(base), tmp_path / "art"):
+        code = (
+            "import sys, recapp, pyarrow.parquet as pq\n"
+            f"recapp.load_model({str(path)!r}).predict(pq.read_table({str(base / 'logs')!r}))\n"
+            "print(sorted({'lightning', 'torchmetrics', 'matplotlib'} & sys.modules.keys()))"
+        )
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert (ran.returncode, ran.stdout) == (0, "[]\n"), ran.stderr
 
 
 @pytest.mark.parametrize("kind", ["hashed", "dynamic"])

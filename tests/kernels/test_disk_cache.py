@@ -211,3 +211,24 @@ def test_compiling_is_reported_when_something_is_compiled_and_not_when_the_disk_
         "compiled",
     ]
     assert report(1.2) == []
+
+
+NOWHERE = """
+import numba.core.caching as caching
+caching.CacheImpl._locator_classes = []  # as where every directory is read-only
+import recapp.transport.ring
+from recapp.kernels import numba_cache, warm_up
+with warm_up.report_compilation(True):
+    print(numba_cache.compiled()(lambda x: x + 1)(1))
+"""
+
+
+@pytest.mark.full
+def test_where_no_directory_can_be_written_to_kernels_are_compiled_and_it_is_said():
+    ran = subprocess.run(
+        [sys.executable, "-c", NOWHERE], capture_output=True, text=True, env=environment()
+    )
+    assert (ran.returncode, ran.stdout) == (0, "2\n"), ran.stderr
+    begins, ends = ran.stderr.splitlines()
+    assert "(each time anew: set NUMBA_CACHE_DIR to a directory that can be written to)" in begins
+    assert ends.startswith("compiled in ")

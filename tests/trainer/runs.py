@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback
 from omegaconf import OmegaConf
 
-from recapp.app import build, build_trainer
+from recapp.app import build_trainer, build_training
 from recapp.app import compose as settings_of
 from recapp.app.build_strategy import build_strategy
 from recapp.checkpoints.directory import read_manifest
@@ -127,8 +127,8 @@ def fit(config, folder, *extra, ckpt_path=None):
         last,
     ]
     trainer = build_trainer.build_trainer(config, strategy, callbacks, loggers, ranks=(1, 1))
-    module = build.build_module(config)
-    data = build.build_data(config)
+    module = build_training.build_module(config)
+    data = build_training.build_data(config)
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     return seen, trainer, module
 

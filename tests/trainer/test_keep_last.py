@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from runs import compose, fit, make_logs
 
-from recapp.app import build, build_trainer
+from recapp.app import build_trainer, build_training
 from recapp.app.build_strategy import build_strategy
 from recapp.checkpoints.directory import read_manifest, read_meta, verify, write_checkpoint
 from recapp.checkpoints.manifest import Manifest, to_json
@@ -166,8 +166,10 @@ def test_evaluating_weights_that_are_not_finite_fails_and_names_them(
     monkeypatch.setattr("recapp.checkpoints.block_files.is_finite", lambda values: True)
     strategy = build_strategy(config, training=False)
     tester = build_trainer.build_trainer(config, strategy, [], [], ranks=(1, 1))
-    module = build.build_module(config)
-    tester.validate(module, datamodule=build.build_data(config), ckpt_path=str(best), verbose=False)
+    module = build_training.build_module(config)
+    tester.validate(
+        module, datamodule=build_training.build_data(config), ckpt_path=str(best), verbose=False
+    )
     meta = read_meta(best)
     blocks = [b for c in strategy.sharded_tables() for b in c.blocks()]
     name, _ = next(iter(module.named_parameters()))
@@ -181,8 +183,8 @@ def test_evaluating_weights_that_are_not_finite_fails_and_names_them(
         build_trainer.build_trainer(
             config, build_strategy(config, training=False), [], [], ranks=(1, 1)
         ).validate(
-            build.build_module(config),
-            datamodule=build.build_data(config),
+            build_training.build_module(config),
+            datamodule=build_training.build_data(config),
             ckpt_path=str(tmp_path / "bad.ckpt"),
             verbose=False,
         )

@@ -10,7 +10,7 @@ from trainer.runs import compose, fit, make_logs
 
 import recapp
 from recapp import ScoreWriter, ScoringSettings
-from recapp.app import build
+from recapp.app import build_training
 from recapp.app.build_strategy import build_strategy
 from recapp.errors import ConfigError
 
@@ -52,9 +52,9 @@ def predict(base, *callbacks, module=None, ckpt_path="last", scoring=SCORING, **
         enable_model_summary=False,
         callbacks=list(callbacks),
     )
-    module = module or build.build_module(settings)
+    module = module or build_training.build_module(settings)
     path = last(base) if ckpt_path == "last" else ckpt_path
-    data = build.build_data(settings, scoring=wanted)
+    data = build_training.build_data(settings, scoring=wanted)
     return trainer.predict(module, data, ckpt_path=path, **options)
 
 
@@ -140,7 +140,7 @@ def test_rows_of_another_data_module_cannot_be_written(base, tmp_path):
 
 
 def test_generated_training_data_are_not_written_for_a_prediction(base, tmp_path):
-    data = build.build_data(
+    data = build_training.build_data(
         compose(base / "nowhere"), scoring=ScoringSettings(input=str(base / "input"))
     )
     data._prepare = lambda: pytest.fail("written")

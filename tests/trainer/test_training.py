@@ -6,7 +6,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from trainer.runs import compose, fit, make_logs
 
-from recapp.app import build, build_trainer
+from recapp.app import build_trainer, build_training
 from recapp.app.build_strategy import build_strategy
 from recapp.checkpoints.directory import read_meta
 from recapp.errors import ConfigError, RecappError
@@ -134,8 +134,8 @@ def test_evaluation_holds_no_optimiser_state_and_reproduces_validation(logs, tmp
     tester = build_trainer.build_trainer(config, strategy, [], [], ranks=(1, 1))
     path = str(tmp_path / "checkpoints" / "last.ckpt")
     results = tester.validate(
-        build.build_module(config),
-        datamodule=build.build_data(config),
+        build_training.build_module(config),
+        datamodule=build_training.build_data(config),
         ckpt_path=path,
         verbose=False,
     )

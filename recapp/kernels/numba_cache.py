@@ -44,8 +44,12 @@ def kept_on_disk() -> bool:
     """Return whether numba finds a directory to keep kernels in: `NUMBA_CACHE_DIR`, that of the
     sources or one of the user. In a container all of them may be read-only.
     """
+
+    def nothing() -> None:
+        pass
+
     try:
-        njit(cache=True)(digest.__wrapped__)
+        njit(cache=True)(nothing)
     except RuntimeError:
         return False
     return True

@@ -97,11 +97,14 @@ class Finished:
 
 
 def environment(**more):
-    """Of a command: no rank's, and this checkout."""
+    """Of a command: no rank's, and this checkout. Lightning leaves some where a test has trained in
+    this process.
+    """
+    of_ranks = {*environment_of_rank(0, 1, 0), "NODE_RANK"}
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("RECAPP_T", "TORCHELASTIC"))
+        if name not in of_ranks and not name.startswith(("RECAPP_T", "TORCHELASTIC"))
     }
     return kept | {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "150", **more}
 

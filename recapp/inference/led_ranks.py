@@ -130,7 +130,8 @@ class Leader:
     def _beat(self) -> None:
         while not self._ended.wait(self._beat_seconds):
             with self._turn, suppress(RankError):
-                self._tell(Word.BEAT)
+                if not self._ended.is_set():  # while this thread waited for its turn
+                    self._tell(Word.BEAT)
 
 
 class _Led(nn.Module):

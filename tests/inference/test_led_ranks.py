@@ -1,6 +1,7 @@
 """Ranks that hold a model together answer as one process does, whatever comes, until they end."""
 
 import gc
+import time
 from functools import partial
 
 import pytest
@@ -13,7 +14,7 @@ import recapp
 from recapp.app.export_model import Export, export_model
 from recapp.app.load_model import load_on
 from recapp.errors import ArtefactError, IdError, RankError, RecappError
-from recapp.inference.led_ranks import Leader, follow
+from recapp.inference.led_ranks import Leader, Word, follow
 
 TRUST = ("inference",)
 WRONG = 99  # no id of table `errors`
@@ -217,3 +218,17 @@ def test_followers_that_have_gone_are_noticed(models):
 def test_a_leader_that_has_gone_ends_the_followers():
     with pytest.raises(RankError, match="rank 0 has gone: Connection closed by peer"):
         follow(Words("Connection closed by peer"), None)
+
+
+def test_no_beat_follows_the_end():
+    """Whoever follows has gone then: its next message would be another's."""
+    words = Words()
+    told = []
+    swap = words.swap
+    words.swap = lambda buffer, *rest: told.append(int(buffer[0])) or swap(buffer, *rest)
+    leader = Leader(words, beat_seconds=0.01)
+    with leader._turn:
+        time.sleep(0.1)  # a beat is due, and waits for its turn
+        leader.end()
+    time.sleep(0.1)
+    assert told[-1] == Word.END and told.count(Word.END) == 1

@@ -13,7 +13,6 @@ Commands are modules: `python -m recapp.train`, or `recapp train` where the pack
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from recapp.compat import foreign_paths
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
         ManagedCollisionEmbeddingCollection,
         MCHManagedCollisionModule,
     )
+    from recapp.dataset.data_settings import DataSettings
     from recapp.dataset.prediction_input import ScoringSettings
     from recapp.engine.gathered_state import gathered_state_dict
     from recapp.engine.model_parallel import DistributedModelParallel
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from recapp.tables.embedding import EmbeddingCollection
     from recapp.tables.embedding_bag import EmbeddingBagCollection
     from recapp.tables.lookups import TableLookup
-    from recapp.trainer.datamodule import ClickData, DataSettings
+    from recapp.trainer.datamodule import ClickData
     from recapp.trainer.module import ClickModule
     from recapp.trainer.score_writer import ScoreWriter
     from recapp.trainer.strategy import EmbeddingShardingStrategy
@@ -89,7 +89,7 @@ _HOMES = {
     "ClickData": "recapp.trainer.datamodule",
     "ClickModule": "recapp.trainer.module",
     "DLRM": "recapp.models.published_dlrm",
-    "DataSettings": "recapp.trainer.datamodule",
+    "DataSettings": "recapp.dataset.data_settings",
     "DataType": "recapp.tables.config",
     "DistanceLFU_EvictionPolicy": "recapp.compat.managed_collisions",
     "DistributedModelParallel": "recapp.engine.model_parallel",
@@ -220,6 +220,8 @@ def __getattr__(name: str) -> Any:
     metadata.
     """
     if name == "__version__":
+        from importlib.metadata import version
+
         return version("recapp")
     if name not in _HOMES:
         return foreign_paths.found("", name)

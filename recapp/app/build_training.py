@@ -1,9 +1,9 @@
 """From settings to objects: what trains and measures a model, except its strategy and trainer.
 
-settings (plain dict) -> data module, statistics, module
+settings (plain dict) -> data module, module
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from torch import nn
@@ -11,17 +11,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from recapp.app.build import Settings, build_model, counts_ids, make, write_generated
-from recapp.dataset.data_scale import scaled
-from recapp.dataset.first_rows import COUNTED_ROWS
+from recapp.app.build_rows import data_settings, most_rows
 from recapp.dataset.prediction_input import ScoringSettings
 from recapp.dataset.schema import schema_from
-from recapp.errors import ConfigError, DataError
+from recapp.errors import ConfigError
 from recapp.metrics import click_metrics
-from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.dynamic import DYNAMIC, EXPECTED_ROWS
-from recapp.tables.lookups import TableLookup
-from recapp.tables.statistics import TableStatistics
-from recapp.trainer.datamodule import ClickData, DataSettings
+from recapp.trainer.datamodule import ClickData
 from recapp.trainer.module import ClickModule
 
 
@@ -40,8 +35,6 @@ def build_data(
     """
     dataset = settings["dataset"]
     rows = None
-    small = scaled(dataset)
-    chosen = DataSettings(**{k: small[k] for k in DataSettings.__dataclass_fields__})
     if counts_ids(settings):
 
         def rows(counted: list[int]) -> None:
@@ -51,64 +44,14 @@ def build_data(
 
     prepare = None if dataset["generate"] is None else partial(write_generated, dataset)
     return ClickData(
-        chosen,
+        data_settings(settings),
         schema_from(settings),
         settings["seed"],
         prepare,
         set_table_rows=rows,
-        max_table_rows=_most_rows(settings["tables"]),
+        max_table_rows=most_rows(settings["tables"]),
         scoring=scoring,
     )
-
-
-def _most_rows(tables: Settings) -> int | None:
-    """Return the most rows of a table that is sized by its ids; None where tables grow, or none is
-    sized so.
-    """
-    return None if tables.get("num_embeddings") == DYNAMIC else tables.get("max_rows")
-
-
-def build_statistics(
-    settings: Settings,
-    tables: Sequence[EmbeddingBagConfig],
-    lookups: Sequence[TableLookup] | None = None,
-) -> dict[str, TableStatistics]:
-    """Return id statistics of the data set's first training rows, by table; nothing where its files
-    do not exist.
-    """
-    data = build_data(settings)
-    features = {f for t in tables for f in t.feature_names}
-    if not features <= set(data.schema.sparse):
-        return {}  # tables that this data set does not have
-    try:
-        data.setup("fit")
-    except DataError:
-        return {}
-    return data.statistics(tables, lookups)
-
-
-def size_on_paper(settings: Settings) -> str:
-    """Size tables by their ids as training would, and return a note of what was assumed or counted.
-
-    Nothing is counted where `statistics=assumed`, or where the data do not exist. The note is empty
-    where sizes do not depend on ids.
-    """
-    if not counts_ids(settings):
-        return ""
-    why = "statistics=assumed"
-    if settings["statistics"] != "assumed":
-        try:
-            build_data(settings).setup("fit")
-            return (
-                f"tables are sized by the distinct ids of the first {COUNTED_ROWS:,} "
-                "training rows, as in training"
-            )
-        except DataError as error:
-            why = str(error)
-    if settings["tables"].get("num_embeddings") == DYNAMIC:
-        return f"every dynamic table is assumed to have {EXPECTED_ROWS:,} rows: {why}"
-    most = settings["tables"]["max_rows"]
-    return f"every table is assumed to have tables.max_rows={most} rows, no ids were counted: {why}"
 
 
 def build_module(

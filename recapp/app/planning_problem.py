@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from recapp import console
-from recapp.app import build, build_training
+from recapp.app import build
+from recapp.app.build_rows import build_statistics, size_on_paper
 from recapp.app.own_types import register_own_types
 from recapp.dataset.data_scale import scaled
 from recapp.errors import ConfigError, PlanError, suggest
@@ -62,7 +63,7 @@ def _on_paper(settings: Settings) -> PlanningProblem:
     """Return the problem without starting anything; ids are read where the data exist and
     `statistics` allows it.
     """
-    if assumed := build_training.size_on_paper(settings):
+    if assumed := size_on_paper(settings):
         console.note(assumed)
     tables, lookups = build.build_lookups(settings, of_dataset=False)
     measure = settings["statistics"] != "assumed"
@@ -72,7 +73,7 @@ def _on_paper(settings: Settings) -> PlanningProblem:
         tables,
         _topology_on_paper(settings),
         rule=rules,
-        statistics=build_training.build_statistics(settings, tables, lookups) if measure else {},
+        statistics=build_statistics(settings, tables, lookups) if measure else {},
         dense=dense_of(build.build_model(settings, tables, lookups, on_paper=True)),
         lookups=lookups,
     )

@@ -3,28 +3,24 @@
     ckpt_path -> trained_model -> settings, judged, with the command line's        the command
                                -> module, strategy, what to restore                each rank
 
-This is the only place where the kind is decided.
+This is the only place where the kind is decided. The command asks for the settings and leaves what
+ranks run on (torch's modules, Lightning) to them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from typing import TYPE_CHECKING, Any, Protocol
 
 from recapp.app.check_data import match_checkpoint, match_trained
 from recapp.checkpoints.directory import read_manifest
 from recapp.checkpoints.manifest import Manifest
 from recapp.inference.artefact import Artefact, is_artefact, read_artefact
-from recapp.inference.mapped_rows import mapped_tables
-from recapp.inference.small_files import read_example
 from recapp.processes.rank_environment import rank_info
 from recapp.settings.renamed import with_names_of_today
-from recapp.sparse.batch import Batch
-from recapp.trainer.module import ClickModule
-from recapp.trainer.strategy import EmbeddingShardingStrategy
+
+if TYPE_CHECKING:
+    from recapp.app.rank_model import RankModel
 
 SCORED = (
     ("planner", "mode", "unique"),
@@ -35,23 +31,6 @@ SCORED = (
 Settings = Mapping[str, Any]
 Compose = Callable[[Settings], dict[str, Any]]
 """Puts a command line over stored settings; ranks have none, and do without Hydra."""
-
-
-@dataclass(frozen=True)
-class RankModel:
-    """A model on its way to the ranks, as Lightning takes it.
-
-    Args:
-        module: The module; its tables are sharded when prediction starts.
-        strategy: What shards them.
-        ckpt_path: What Lightning restores into them; None where nothing is left to restore.
-        callbacks: What has to watch.
-    """
-
-    module: ClickModule
-    strategy: EmbeddingShardingStrategy
-    ckpt_path: str | None
-    callbacks: tuple[Callback, ...] = ()
 
 
 class TrainedModel(Protocol):
@@ -69,7 +48,7 @@ class TrainedModel(Protocol):
             overrides: The command line.
         """
 
-    def on_ranks(self, settings: Settings) -> RankModel:
+    def on_ranks(self, settings: Settings) -> "RankModel":
         """Return the module and strategy that predict with it; every rank calls it."""
 
 
@@ -102,10 +81,11 @@ class _Checkpoint:
         found = match_checkpoint(compose(self.manifest.config), self.manifest)
         return _as_scored(found, overrides)
 
-    def on_ranks(self, settings: Settings) -> RankModel:
+    def on_ranks(self, settings: Settings) -> "RankModel":
         """Return an empty model, and the strategy that fills its shards from the checkpoint."""
         from recapp.app.build_strategy import build_strategy
         from recapp.app.build_training import build_module
+        from recapp.app.rank_model import RankModel
 
         strategy = build_strategy(settings, training=False)
         strategy.modes = {}  # those of training are of its number of ranks
@@ -132,11 +112,14 @@ class _Artefact:
         found = match_trained(composed, artefact.folder, artefact.info, artefact.numbered_rows)
         return _as_scored(found, overrides)
 
-    def on_ranks(self, settings: Settings) -> RankModel:
+    def on_ranks(self, settings: Settings) -> "RankModel":
         """Return a model with its dense part, and the strategy whose ranks map or copy rows."""
         from recapp.app.artefact_model import model_to_shard, raw_rows_of
         from recapp.app.build_strategy import build_strategy
         from recapp.app.build_training import build_module
+        from recapp.app.rank_model import CheckExample, RankModel
+        from recapp.inference.mapped_rows import mapped_tables
+        from recapp.inference.small_files import read_example
 
         here = rank_info()
         if here is None or here.rank == 0:
@@ -146,29 +129,7 @@ class _Artefact:
         plain = dict(settings)
         module = build_module(settings, lambda: model_to_shard(self.artefact, plain))
         batch = raw_rows_of(plain).batch(read_example(self.artefact))
-        return RankModel(module, strategy, None, (_CheckExample(self.artefact, batch),))
-
-
-class _CheckExample(Callback):
-    """Compares the scores of an artefact's example with the exported ones before any other row is
-    scored; every rank scores it.
-    """
-
-    def __init__(self, artefact: Artefact, batch: Batch) -> None:
-        self.artefact = artefact
-        self.batch = batch
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Score the example.
-
-        Raises:
-            ArtefactError: Its scores are others.
-        """
-        from recapp.app.artefact_model import check_logits
-
-        with torch.no_grad():
-            logits = pl_module(self.batch.to(pl_module.device))
-        check_logits(self.artefact, logits)
+        return RankModel(module, strategy, None, (CheckExample(self.artefact, batch),))
 
 
 def _as_scored(found: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from recapp import console
-from recapp.app import build_training
+from recapp.app.build_rows import rows_of
 from recapp.dataset.collate import Collate
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.schema import Schema, schema_from
@@ -21,13 +21,12 @@ def validation_source(settings: Mapping[str, Any]) -> Source | None:
     """Return the validation rows of a run's data set; None where its files are not here, which is
     noted.
     """
-    data = build_training.build_data(settings)
     try:
-        data.setup("validate")
+        val = rows_of(settings).val
     except DataError as error:
         console.note(f"validation rows are not here, so nothing is measured on them: {error}")
         return None
-    return data.val_source if data.val_rows else None
+    return val if val.rows else None
 
 
 def validation_batches(source: Source, settings: Mapping[str, Any], most: int) -> list[Batch]:

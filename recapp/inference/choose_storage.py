@@ -10,13 +10,15 @@ entropy allows.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recapp.console import note
 from recapp.errors import CheckpointError, ConfigError, suggest
-from recapp.inference.probe import Probe
 from recapp.inference.storage import QUANTIZE, row_bytes
 from recapp.tables.config import DataType, EmbeddingConfig
+
+if TYPE_CHECKING:
+    from recapp.inference.probe import Probe
 
 AUTO = "auto"
 NE = "normalized_entropy"
@@ -89,7 +91,7 @@ def check_quantize(setting: str, value: object) -> None:
 def least_storage(
     tables: Sequence[EmbeddingConfig],
     rows: Mapping[str, int],
-    probe: Probe,
+    probe: "Probe",
     budget_ne: float,
     fixed: Mapping[str, DataType],
     advance: Callable[[int], None],
@@ -164,7 +166,7 @@ def _narrower(table: EmbeddingConfig) -> list[DataType]:
 
 
 def _tried(
-    table: EmbeddingConfig, storage: DataType, rows: int, probe: Probe, before: float
+    table: EmbeddingConfig, storage: DataType, rows: int, probe: "Probe", before: float
 ) -> _Move | None:
     """Return what storing a table in fewer bits saves and costs; None where it cannot be done."""
     try:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
@@ -44,6 +45,8 @@ def published_linear(in_features: int, out_features: int, bias: bool = True) -> 
     (facebookresearch/dlrm, `dlrm_s_pytorch.py: create_mlp`).
     """
     layer = nn.Linear(in_features, out_features, bias)
+    if layer.weight.is_meta:  # has no values; and torch would import its compiler to draw them
+        return layer
     nn.init.normal_(layer.weight, 0.0, (2 / (in_features + out_features)) ** 0.5)
     if bias:
         nn.init.normal_(layer.bias, 0.0, (1 / out_features) ** 0.5)
@@ -100,13 +103,14 @@ class DotInteraction(nn.Module):
     def __init__(self, vectors: int) -> None:
         super().__init__()
         self.vectors = vectors
-        row_P, col_P = torch.tril_indices(vectors, vectors, -1)
+        # numpy's: torch would import its compiler for indices on the meta device
+        row_P, col_P = np.tril_indices(vectors, -1)
         # The inverse map: which pair an entry of the full product belongs to. The diagonal belongs
         # to one entry behind the last pair, which is zero.
-        entry_FF = torch.full((vectors, vectors), len(row_P))
-        entry_FF[row_P, col_P] = entry_FF[col_P, row_P] = torch.arange(len(row_P))
-        self.register_buffer("pair_P", row_P * vectors + col_P, persistent=False)
-        self.register_buffer("entry_FF", entry_FF.flatten(), persistent=False)
+        entry_FF = np.full((vectors, vectors), len(row_P))
+        entry_FF[row_P, col_P] = entry_FF[col_P, row_P] = np.arange(len(row_P))
+        self.register_buffer("pair_P", torch.tensor(row_P * vectors + col_P), persistent=False)
+        self.register_buffer("entry_FF", torch.tensor(entry_FF.flatten()), persistent=False)
 
     @property
     def pairs(self) -> int:

@@ -6,9 +6,10 @@ import pyarrow as pa
 import pytest
 from dataset_files import SCHEMA, numbered_source, numbered_table, write_columns, write_numbered
 
+from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.source import open_source, split
 from recapp.errors import ConfigError, DataError
-from recapp.trainer.datamodule import ClickData, DataSettings
+from recapp.trainer.datamodule import ClickData
 
 
 def opened(*paths):

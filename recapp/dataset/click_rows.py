@@ -1,0 +1,167 @@
+"""The rows of a run: its files are opened, cut into rows to train on and rows to validate on, and
+looked at.
+
+    settings, columns -> open_rows -> ClickRows -> streams of batches
+                                                -> how many rows tables need, statistics of ids
+
+It does without Lightning: a plan on paper looks at the same rows as the ranks of a run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice
+
+from recapp.dataset.data_settings import DataSettings, Paths
+from recapp.dataset.first_rows import table_rows
+from recapp.dataset.schema import NO_LABEL, Schema
+from recapp.dataset.source import Source, open_source, split
+from recapp.dataset.stream import BatchStream, make_loader
+from recapp.errors import ConfigError, IdError
+from recapp.tables.config import EmbeddingConfig
+from recapp.tables.lookups import TableLookup
+from recapp.tables.statistics import TableStatistics, measured_statistics
+from recapp.tables.statistics_cache import read_cached, write_cached
+
+# rows that id statistics are measured on: it takes a fraction of a second and covers the ids of
+# several ranks' batches
+STATISTICS_SAMPLES = 32_768
+
+
+@dataclass(frozen=True)
+class ClickRows:
+    """The rows to train on and the rows to validate on.
+
+    Args:
+        settings: Which rows come in which order.
+        schema: The columns.
+        seed: The seed of the order.
+        train: The rows to train on.
+        val: The rows to validate on.
+    """
+
+    settings: DataSettings
+    schema: Schema
+    seed: int
+    train: Source
+    val: Source
+
+    def test(self) -> Source:
+        """Open the rows to test on.
+
+        Raises:
+            ConfigError: `dataset.test_path` is not set.
+        """
+        if self.settings.test_path is None:
+            raise ConfigError(
+                "dataset.test_path is not set: split=test needs it (a directory, a glob, a "
+                "_file_list.txt or a list of them)"
+            )
+        return open_source(
+            _paths(self.settings.test_path), self.schema, setting="dataset.test_path"
+        )
+
+    def training_stream(self, rank: int = 0, world: int = 1) -> BatchStream:
+        """Return a rank's part of every global training batch."""
+        settings = self.settings
+        return self._stream(self.train, settings.batch_size, settings.shuffle_rows, rank, world)
+
+    def measuring_stream(self, source: Source, rank: int = 0, world: int = 1) -> BatchStream:
+        """Return a rank's part of every row of a source once, in file order."""
+        size = self.settings.val_batch_size or self.settings.batch_size
+        return self._stream(source, size, 0, rank, world, training=False)
+
+    def table_rows(self, most: int | None) -> list[int]:
+        """Return how many rows the table of each sparse feature needs (`first_rows.table_rows`).
+
+        Args:
+            most: The largest allowed number of rows of a hashed table; None for tables that grow.
+        """
+        return table_rows(self.train, self.schema, most)
+
+    def statistics(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        lookups: Sequence[TableLookup] | None = None,
+    ) -> dict[str, TableStatistics]:
+        """Return id statistics of the tables, by table, from the first training rows of the first
+        epoch.
+
+        They do not depend on the number of ranks. They are cached beside the data
+        (`recapp/tables/statistics_cache.py`), so the rows are read once.
+
+        Args:
+            tables: The tables whose ids are counted.
+            lookups: What reads them; None takes what they declare.
+        """
+        files = [file.path for file in self.train.files]
+        least = min(STATISTICS_SAMPLES, self.train.rows // 2)
+        if known := read_cached(files, tables, least, lookups):
+            return known
+        count = max(1, STATISTICS_SAMPLES // self.settings.batch_size)
+        batches = list(islice(make_loader(self.training_stream(), 0), count))
+        try:
+            found = measured_statistics(tables, [b.sparse for b in batches], lookups)
+        except IdError:
+            return {}  # training will raise it, with the rank
+        write_cached(files, tables, found, sum(b.rows for b in batches), lookups)
+        return found
+
+    def _stream(
+        self,
+        source: Source,
+        batch_size: int,
+        shuffle_rows: int,
+        rank: int,
+        world: int,
+        *,
+        training: bool = True,
+    ) -> BatchStream:
+        return BatchStream(
+            source,
+            self.schema,
+            batch_size=batch_size,
+            lanes=self.settings.lanes,
+            shuffle_rows=shuffle_rows,
+            seed=self.seed,
+            rank=rank,
+            world=world,
+            training=training,
+            dense_transform=self.settings.dense_transform,
+        )
+
+
+def open_rows(settings: DataSettings, schema: Schema, seed: int = 1) -> ClickRows:
+    """Read the footers of the files, and cut training from validation rows.
+
+    Args:
+        settings: Which files, and how they are cut.
+        schema: The columns.
+        seed: The seed of the order.
+
+    Raises:
+        ConfigError: The rows have no labels, so only predictions can be made of them; or the share
+            that validates is none.
+        DataError: A file is missing, or none of ours.
+    """
+    if schema.label is None:
+        raise ConfigError(NO_LABEL)
+    train = open_source(_paths(settings.path), schema)
+    if settings.val_path is None:
+        train, val = split(train, _share(settings.val_share), settings.val_share)
+    else:
+        val = open_source(_paths(settings.val_path), schema, setting="dataset.val_path")
+    return ClickRows(settings, schema, seed, train, val)
+
+
+def _paths(paths: Paths) -> str | list[str]:
+    return paths if isinstance(paths, str) else list(paths)
+
+
+def _share(text: str) -> Fraction:
+    try:
+        return Fraction(str(text))
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(
+            f"dataset.val_share={text}: write a fraction such as 1/7 or 0.1"
+        ) from None

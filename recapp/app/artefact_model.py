@@ -16,7 +16,7 @@ from recapp.engine.sharded_state import without_tables
 from recapp.errors import ArtefactError, RecappError
 from recapp.inference.artefact import Artefact
 from recapp.inference.small_files import read_dense
-from recapp.tables.lookups import embedding_tables
+from recapp.tables.collections import embedding_tables
 from recapp.trainer.restored import state_must_fit
 
 TOLERANCE = 1e-4

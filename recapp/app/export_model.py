@@ -61,10 +61,10 @@ from recapp.inference.small_files import EXAMPLE_ROWS, dense_bytes, example_byte
 from recapp.inference.storage import QUANTIZE
 from recapp.inference.trained_tables import TrainedTables
 from recapp.sparse.batch import Batch
+from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import keys_of
 from recapp.tables.initial import start_values
-from recapp.tables.lookups import embedding_lookups, embedding_tables
 from recapp.trainer.restored import check_state, state_must_fit
 
 REPORT_ROWS = 100_000

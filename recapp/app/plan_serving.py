@@ -13,8 +13,9 @@ from recapp.inference.choose_storage import storage_of
 from recapp.inference.storage import QUANTIZE
 from recapp.planner.serving import fewest_ranks, stored_as
 from recapp.planner.topology import Topology
+from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.lookups import TableLookup, embedding_lookups, embedding_tables
+from recapp.tables.lookups import TableLookup
 
 Settings = dict[str, Any]
 

@@ -31,7 +31,7 @@ from recapp.engine.shard_model import embedding_collections
 from recapp.inference.artefact import Artefact, is_artefact, read_artefact
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.storage import values
-from recapp.tables.lookups import embedding_lookups
+from recapp.tables.collections import embedding_lookups
 
 VALIDATION_SHARE = "7/8"  # of generated rows: batches are cut from them, and training needs few
 MOST_ROWS = 1 << 16  # that batches are cut from

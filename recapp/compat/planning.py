@@ -18,7 +18,7 @@ from recapp.planner import embedding_planner
 from recapp.planner import topology as recapp_topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import BUILT_IN, ShardingType
-from recapp.tables.lookups import collections_in
+from recapp.tables.collections import collections_in
 
 TORCHRECS_BATCH = 512
 

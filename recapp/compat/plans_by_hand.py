@@ -24,8 +24,8 @@ from recapp.sharding import sharding_plan
 from recapp.sharding.sharding_plan import Shard, TableSharding
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sharding.tilings import tile
+from recapp.tables.collections import TableCollection
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.lookups import TableCollection
 
 
 class EmbeddingModuleShardingPlan(dict[str, TableSharding]):

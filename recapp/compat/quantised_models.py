@@ -30,12 +30,12 @@ from recapp.planner.constraints import Constraints
 from recapp.planner.serving import serving_plan
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.tables.collections import collections_in, embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import positions_of
 from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.initial import start_hash
-from recapp.tables.lookups import collections_in, embedding_lookups, embedding_tables
 from recapp.tables.unsharded_collection import UnshardedCollection
 from recapp.transport.choose_transport import make_comm
 

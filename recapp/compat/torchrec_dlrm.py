@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from recapp.errors import ConfigError
 from recapp.models.layers import DotInteraction, check_widths
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.lookups import BagCollection
+from recapp.tables.collections import BagCollection
 
 Activation = Callable[[Tensor], Tensor]
 

@@ -17,15 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.types as pt
-
-from recapp.dataset.arrow_types import id_type, is_id, is_number, is_text, value_type
 from recapp.dataset.column_shapes import SAMPLE_SIZES
 from recapp.errors import CheckpointError, ConfigError, DataError, suggest
 from recapp.tables.listed import row_features
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Naming = tuple[str, ...]
 
@@ -150,7 +149,7 @@ class Schema:
                 f"dataset.hex=[{','.join(str(name) for name in hex)}]"
             )
 
-    def resolve(self, arrow_schema: pa.Schema, file: str) -> dict[str, str]:
+    def resolve(self, arrow_schema: "pa.Schema", file: str) -> dict[str, str]:
         """Find the file's own name of every column.
 
         Args:
@@ -164,6 +163,8 @@ class Schema:
             DataError: A column is missing, is there more than once or has a type that cannot be
                 read as what it is used for. It names the namings tried and the close matches.
         """
+        from recapp.dataset.column_types import check_types  # where there is a file
+
         present = arrow_schema.names
         parts = [
             (self.dense, (self.dense, *self.dense_namings)),
@@ -187,7 +188,7 @@ class Schema:
                     f"{file}: column {column} ({name}) is there {times} times; "
                     "leave one of them in the file"
                 )
-        self._check_types(arrow_schema, columns, file)
+        check_types(self, arrow_schema, columns, file)
         return columns
 
     def _by_position(self, present: Sequence[str]) -> dict[str, str]:
@@ -208,34 +209,6 @@ class Schema:
         ):
             return {}
         return dict(zip(names, present, strict=True))
-
-    def _check_types(self, arrow_schema: pa.Schema, columns: dict[str, str], file: str) -> None:
-        """Raise DataError for a column whose type cannot be read as what it is used for."""
-        for name, column in columns.items():
-            own_type = arrow_schema.field(column).type
-            arrow_type = value_type(own_type)
-            if name in self.sparse:
-                wanted = "integers, text, or lists of those"
-                good = is_id(id_type(own_type))
-            else:
-                wanted = "numbers, or strings that spell numbers"
-                good = is_number(arrow_type) or is_text(arrow_type) or pt.is_null(arrow_type)
-            if not good:
-                use = (
-                    "label"
-                    if name == self.label
-                    else "sparse feature"
-                    if name in self.sparse
-                    else "dense feature"
-                )
-                raise DataError(
-                    f"{file}: column {column} ({use} {name}) has type {own_type}; allowed: {wanted}"
-                )
-            if pt.is_fixed_size_list(arrow_type) and arrow_type.list_size == 0:
-                raise DataError(
-                    f"{file}: column {column} (sparse feature {name}) has type {arrow_type}, lists "
-                    "of no ids, which Arrow cannot read; write it as list or leave it out"
-                )
 
 
 def schema_from(settings: Mapping[str, Any]) -> Schema:

@@ -13,7 +13,7 @@ from recapp.console import note
 from recapp.errors import ConfigError
 from recapp.processes.process_memory import free_memory_bytes, memory_pools
 from recapp.processes.rank_environment import rank_info
-from recapp.tables.lookups import collections_in
+from recapp.tables.collections import collections_in
 
 COPIES = 2  # weights and their gradients; what the optimiser keeps depends on the optimiser
 

@@ -27,10 +27,10 @@ from recapp.optim.rules_by_table import Rules, rules_of
 from recapp.optim.table_rule import check_same_rule, rule_in_backward
 from recapp.sharding.layout import copy_rows
 from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.tables.collections import embedding_tables
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
-from recapp.tables.lookups import embedding_tables
 from recapp.tables.unsharded_collection import UnshardedCollection
 from recapp.transport.communicator import Comm
 from recapp.transport.dense_gradients import AverageOverRanks

@@ -42,9 +42,10 @@ from recapp.optim.rules_by_table import Rules, distinct_rules, rules_of
 from recapp.sharding.layout import Block, make_layout
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.collections import compute_dtype
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.ids import Rows
-from recapp.tables.lookups import compute_dtype, lookups_of
+from recapp.tables.lookups import lookups_of
 from recapp.transport.communicator import Comm
 
 Only = TypeVar("Only")

@@ -19,7 +19,7 @@ from recapp.planner.serving import serving_plan
 from recapp.planner.topology import Topology
 from recapp.processes.process_memory import free_memory_bytes, memory_pools
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.tables.lookups import embedding_lookups, embedding_tables
+from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.transport.communicator import Comm
 
 T = TypeVar("T")

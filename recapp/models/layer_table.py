@@ -16,7 +16,8 @@ from recapp.sparse.batch import Batch
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.lookups import TableCollection, TableLookup, collections_in
+from recapp.tables.collections import TableCollection, collections_in
+from recapp.tables.lookups import TableLookup
 
 PROBE_ROWS = 2  # with a batch of one, B could not be told apart from dimensions of size 1
 

@@ -24,7 +24,8 @@ from recapp.errors import ConfigError
 from recapp.models.layers import MLP, DotInteraction, check_widths, published_linear
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.lookups import BagCollection, TableLookup
+from recapp.tables.collections import BagCollection
+from recapp.tables.lookups import TableLookup
 from recapp.tables.module_by_name import ModuleByName
 
 

@@ -49,8 +49,8 @@ from recapp.planner.search_space import Assignment, SearchSpace, TableBundle
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import SHARDING_TYPES
+from recapp.tables.collections import collections_in, embedding_lookups, embedding_tables
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.lookups import collections_in, embedding_lookups, embedding_tables
 from recapp.tables.statistics import TableStatistics
 
 AUTOMATIC = "automatic"

@@ -16,8 +16,9 @@ from torch import nn
 from recapp.optim.rules_by_table import Rules, distinct_rules, rule_of
 from recapp.planner.hardware import Hardware
 from recapp.planner.topology import Topology
+from recapp.tables.collections import collections_in, embedding_lookups
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.lookups import TableLookup, collections_in, embedding_lookups, lookups_of
+from recapp.tables.lookups import TableLookup, lookups_of
 from recapp.tables.statistics import TableStatistics, default_statistics
 
 NUMBER_BYTES = 4

@@ -11,8 +11,8 @@ from recapp.optim.rules import RowRule
 from recapp.optim.rules_by_table import Rules, rule_of
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import Shard, ShardingPlan
+from recapp.tables.collections import compute_dtype
 from recapp.tables.config import EmbeddingConfig, IdRule
-from recapp.tables.lookups import compute_dtype
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from recapp.errors import ConfigError, suggest
 from recapp.tables.dynamic import (
@@ -23,6 +21,9 @@ from recapp.tables.dynamic import (
     DynamicRows,
     dynamic_rows,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -63,9 +64,12 @@ class DataType(StrEnum):
     INT4 = "int4"
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> "torch.dtype":
         """The torch dtype of the stored rows; of quantised ones, one that only names them."""
-        return _DTYPES[self.value]
+        import torch  # by whoever computes: a table is described without it
+
+        found: torch.dtype = getattr(torch, _DTYPES[self.value])
+        return found
 
     @property
     def bits(self) -> int | None:
@@ -74,13 +78,14 @@ class DataType(StrEnum):
 
 
 _DTYPES = {
-    "fp64": torch.float64,
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "int8": torch.quint8,
-    "int4": torch.quint4x2,
+    "fp64": "float64",
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "int8": "quint8",
+    "int4": "quint4x2",
 }
+"""Torch's names of its dtypes."""
 
 
 LARGEST_ID = 2**63 - 1

@@ -17,11 +17,12 @@ Stafford's, public domain).
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from recapp.errors import ConfigError, suggest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DYNAMIC = "dynamic"
 """What stands for the number of rows of a dynamic table in settings."""
@@ -170,7 +171,7 @@ def dynamic_rows(values: "DynamicRows | Mapping[str, Any]", setting: str) -> Dyn
         raise ConfigError(f"{setting}.{error}") from None
 
 
-def positions_of(keys_N: Tensor) -> Tensor:
+def positions_of(keys_N: "Tensor") -> "Tensor":
     """Return the positions of int64 keys."""
     x = keys_N
     for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS, strict=False):
@@ -178,7 +179,7 @@ def positions_of(keys_N: Tensor) -> Tensor:
     return x ^ _shifted(x, _SHIFTS[2])
 
 
-def keys_of(positions_N: Tensor) -> Tensor:
+def keys_of(positions_N: "Tensor") -> "Tensor":
     """Return the keys of positions: the inverse of `positions_of`."""
     x = _unshifted(positions_N, _SHIFTS[2])
     for shift, inverse in zip(_SHIFTS[1::-1], _INVERSES[::-1], strict=True):
@@ -186,7 +187,7 @@ def keys_of(positions_N: Tensor) -> Tensor:
     return x
 
 
-def runs_of(positions_N: Tensor) -> Tensor:
+def runs_of(positions_N: "Tensor") -> "Tensor":
     """Return the run of each position, 0..63."""
     return (positions_N >> (64 - RUN_BITS)) + RUNS // 2
 
@@ -196,12 +197,12 @@ def first_position(run: int) -> int:
     return (run - RUNS // 2) << (64 - RUN_BITS)
 
 
-def _shifted(x: Tensor, bits: int) -> Tensor:
+def _shifted(x: "Tensor", bits: int) -> "Tensor":
     """Shift to the right as unsigned numbers are shifted."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _unshifted(x: Tensor, bits: int) -> Tensor:
+def _unshifted(x: "Tensor", bits: int) -> "Tensor":
     """Return the number that `x ^ (x >> bits)` was made of."""
     found = x
     for _ in range(64 // bits):

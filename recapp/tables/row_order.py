@@ -26,10 +26,10 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RowOrderName = Literal["natural", "mixed"]
 """`natural`: rows lie by number. `mixed`: neighbours are dealt over all strips."""
@@ -67,11 +67,11 @@ class RowOrder:
         ):
             raise ValueError(f"row order of {self.rows} rows: x {self.multiplier} + {self.shift}")
 
-    def positions_of(self, row_N: Tensor) -> Tensor:
+    def positions_of(self, row_N: "Tensor") -> "Tensor":
         """Return the positions of rows, int64."""
         return affine(row_N, self.multiplier, self.shift, self.rows, self.rows)
 
-    def rows_at(self, position_N: Tensor) -> Tensor:
+    def rows_at(self, position_N: "Tensor") -> "Tensor":
         """Return the rows at positions: the inverse of `positions_of`."""
         inverse = pow(self.multiplier, -1, self.rows)
         back = -inverse * self.shift % self.rows
@@ -124,8 +124,12 @@ def _quotients(a: int, b: int) -> int:
 
 
 def affine(
-    row_N: Tensor, factor: int | Tensor, shift: int | Tensor, rows: int | Tensor, most: int
-) -> Tensor:
+    row_N: "Tensor",
+    factor: "int | Tensor",
+    shift: "int | Tensor",
+    rows: "int | Tensor",
+    most: int,
+) -> "Tensor":
     """Return (row * factor + shift) mod rows exactly. Where products would not fit into 63 bits,
     rows are multiplied a few bits at a time.
 
@@ -140,7 +144,7 @@ def affine(
     bits = 62 - most.bit_length()
     if bits >= most.bit_length():
         return (row_N * factor).add_(shift).remainder_(rows)
-    made_N = torch.zeros_like(row_N)
+    made_N = row_N.new_zeros(row_N.shape)
     for first in reversed(range(0, most.bit_length(), bits)):
         digit_N = (row_N >> first) & ((1 << bits) - 1)
         made_N = ((made_N << bits) % rows + digit_N * factor) % rows
@@ -149,7 +153,7 @@ def affine(
 
 def moved_rows(
     positions: range, stored: RowOrder | None, held: RowOrder | None, wanted: range
-) -> tuple[Tensor, Tensor]:
+) -> "tuple[Tensor, Tensor]":
     """Return which of some positions go where when rows move from one order to another.
 
     Args:
@@ -161,6 +165,8 @@ def moved_rows(
     Returns:
         Indices in `positions`, and of each the index in `wanted`, on the CPU.
     """
+    import torch  # a plan names orders without it
+
     position_N = torch.arange(positions.start, positions.stop)
     row_N = position_N if stored is None else stored.rows_at(position_N)
     target_N = (row_N if held is None else held.positions_of(row_N)) - wanted.start

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from recapp.errors import ConfigError
+from recapp.tables.collections import compute_dtype
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.ids import IdRules
 from recapp.tables.initial import fill_initial
-from recapp.tables.lookups import TableLookup, compute_dtype
+from recapp.tables.lookups import TableLookup
 from recapp.tables.module_by_name import ModuleByName
 
 

@@ -19,7 +19,7 @@ from recapp.planner.problem import PlanningProblem, dense_of
 from recapp.planner.topology import Topology
 from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.tables.lookups import embedding_lookups, embedding_tables
+from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.statistics import TableStatistics
 from recapp.trainer.data_protocols import ProvidesStatistics, datamodule_of
 from recapp.transport.communicator import Comm

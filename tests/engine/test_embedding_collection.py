@@ -24,7 +24,7 @@ from recapp.errors import ConfigError, PlanError
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sharding.tilings import tile
-from recapp.tables.lookups import embedding_tables
+from recapp.tables.collections import embedding_tables
 from recapp.transport.communicator import Comm
 
 

@@ -11,7 +11,7 @@ from recapp.engine.shard_model import shard_model, sharded_tables
 from recapp.errors import IdError
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.lookups import embedding_tables
+from recapp.tables.collections import embedding_tables
 from recapp.transport.communicator import Comm
 
 

@@ -19,10 +19,11 @@ from recapp.checkpoints.directory import load_blocks, read_manifest, write_check
 from recapp.engine.shard_model import shard_model, sharded_tables
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.collections import collections_in, embedding_tables
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
-from recapp.tables.lookups import TableLookup, collections_in, embedding_tables, lookups_of
+from recapp.tables.lookups import TableLookup, lookups_of
 from recapp.tables.row_order import ROW_ORDERS
 
 FEATURES = {"a": 60, "b": 7, "c": 23, "d": 23, "e": 1}  # rows of every table that reads them

@@ -11,10 +11,10 @@ from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.one_rank import one_rank
 from recapp.inference.row_writer import RowWriter
 from recapp.inference.storage import stored, values
+from recapp.tables.collections import embedding_tables
 from recapp.tables.config import DataType
 from recapp.tables.dynamic import positions_of
 from recapp.tables.initial import start_values
-from recapp.tables.lookups import embedding_tables
 
 STORAGES = (
     DataType.FP64,

@@ -17,8 +17,8 @@ from recapp.planner.rank_memory import bytes_per_rank, check_memory, human
 from recapp.planner.topology import Topology
 from recapp.sharding.layout import make_layout
 from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.tables.collections import compute_dtype
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.lookups import compute_dtype
 
 CPU = torch.device("cpu")
 

@@ -5,9 +5,10 @@ import torch
 
 from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.collections import collections_in, embedding_tables
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from recapp.tables.embedding_bag import EmbeddingBagCollection
-from recapp.tables.lookups import TableLookup, collections_in, embedding_tables, lookups_of
+from recapp.tables.lookups import TableLookup, lookups_of
 
 
 def table(name="t", dim=2, features=("a", "b"), **more):

@@ -8,6 +8,7 @@ import torch
 from recapp.engine.shard_model import shard_model
 from recapp.errors import ConfigError
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
+from recapp.tables.collections import compute_dtype
 from recapp.tables.config import (
     DataType,
     EmbeddingBagConfig,
@@ -16,7 +17,7 @@ from recapp.tables.config import (
     check_tables,
 )
 from recapp.tables.embedding_bag import EmbeddingBagCollection
-from recapp.tables.lookups import compute_dtype, lookups_of
+from recapp.tables.lookups import lookups_of
 from recapp.transport.communicator import Comm
 
 

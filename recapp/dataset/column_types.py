@@ -1,25 +1,30 @@
 """Whether the columns of a file can be read as what a schema uses them for."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from recapp.dataset.arrow_types import id_type, is_id, is_number, is_text, value_type
-from recapp.dataset.schema import Schema
 from recapp.errors import DataError
 
 
 def check_types(
-    schema: Schema, arrow_schema: pa.Schema, columns: Mapping[str, str], file: str
+    arrow_schema: pa.Schema,
+    columns: Mapping[str, str],
+    file: str,
+    *,
+    sparse: Collection[str],
+    label: str | None,
 ) -> None:
     """Check the types of columns.
 
     Args:
-        schema: What each is used for.
         arrow_schema: The columns of the file.
         columns: The file's own name of each canonical one.
         file: The file's name, for error messages.
+        sparse: The canonical names of those that hold ids.
+        label: That of the label; None where there is none.
 
     Raises:
         DataError: A column has a type that cannot be read as what it is used for.
@@ -27,26 +32,25 @@ def check_types(
     for name, column in columns.items():
         own_type = arrow_schema.field(column).type
         arrow_type = value_type(own_type)
-        if name in schema.sparse:
+        if name in sparse:
             wanted = "integers, text, or lists of those"
             good = is_id(id_type(own_type))
         else:
             wanted = "numbers, or strings that spell numbers"
             good = is_number(arrow_type) or is_text(arrow_type) or pt.is_null(arrow_type)
         if not good:
+            use = (
+                "label"
+                if name == label
+                else "sparse feature"
+                if name in sparse
+                else "dense feature"
+            )
             raise DataError(
-                f"{file}: column {column} ({_use(schema, name)} {name}) has type {own_type}; "
-                f"allowed: {wanted}"
+                f"{file}: column {column} ({use} {name}) has type {own_type}; allowed: {wanted}"
             )
         if pt.is_fixed_size_list(arrow_type) and arrow_type.list_size == 0:
             raise DataError(
                 f"{file}: column {column} (sparse feature {name}) has type {arrow_type}, lists "
                 "of no ids, which Arrow cannot read; write it as list or leave it out"
             )
-
-
-def _use(schema: Schema, name: str) -> str:
-    """Return what a column is used for."""
-    if name == schema.label:
-        return "label"
-    return "sparse feature" if name in schema.sparse else "dense feature"

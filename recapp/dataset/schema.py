@@ -188,7 +188,7 @@ class Schema:
                     f"{file}: column {column} ({name}) is there {times} times; "
                     "leave one of them in the file"
                 )
-        check_types(self, arrow_schema, columns, file)
+        check_types(arrow_schema, columns, file, sparse=self.sparse, label=self.label)
         return columns
 
     def _by_position(self, present: Sequence[str]) -> dict[str, str]:

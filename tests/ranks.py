@@ -16,20 +16,40 @@ import sys
 import tempfile
 import traceback
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
+
+import pytest
 
 SIZE = 4
 TIMEOUT_S = 120
-IMPORTED = ["torch", "lightning.pytorch", "recapp.worker", "recapp.engine.sharded_tables"]
+IMPORTED = [
+    "torch",
+    "lightning.pytorch",
+    "recapp.worker",
+    "recapp.engine.sharded_tables",
+    # of whole commands (warm_commands.py), and what they import late
+    *(f"recapp.{name}" for name in ("train", "eval", "predict", "export", "serve")),
+    *(f"recapp.{name}" for name in ("plan", "bench", "report")),
+    "recapp.app.trained_model",
+    "recapp.app.export_model",
+    "torch.distributed.launcher.api",
+]
+# what libraries read when they are imported: one thread, as of each of two ranks on two cores
+READ_AT_IMPORT = {"OMP_NUM_THREADS": "1", "MKL_DYNAMIC": "FALSE"}
 PATIENCE_S = 2  # with the others, once a rank has failed: they wait for it
 
 
 def context():
-    """Of the processes of pools: each is forked from one that has imported torch and Lightning,
-    which takes seconds.
+    """Of the processes of pools and of commands: each is forked from one that has imported torch
+    and Lightning, which takes seconds.
     """
     found = mp.get_context("forkserver")
     found.set_forkserver_preload(IMPORTED)
+    with pytest.MonkeyPatch.context() as variables:
+        for name, value in READ_AT_IMPORT.items():
+            variables.setenv(name, value)
+        forkserver.ensure_running()
     return found
 
 

@@ -1,0 +1,163 @@
+"""Commands without the start of an interpreter: forked from a process that has imported what every
+command imports, which takes seconds.
+
+    pytest -> the fork server of its pools of ranks (ranks.py) -> a child becomes the command
+                                                                  its child: a fork server, if asked
+
+The child gets a session, directory, environment, module path, arguments and output of its own and
+then runs the module of the command as `python -m` does. Where the command starts a fork server of
+multiprocessing for its ranks, that is a process forked before the command began: only the start of
+an interpreter and its imports are left out.
+
+What the interpreter itself reads when it starts is not read again: PYTHONWARNINGS, `sitecustomize`,
+limits on memory. Tests of these, and one of each kind of command, start an interpreter:
+`jobs.command(..., fresh=True)`.
+"""
+
+import atexit
+import fcntl
+import gc
+import os
+import pickle
+import runpy
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from multiprocessing import resource_tracker, util
+from signal import SIGKILL, SIGTERM
+
+import torch
+from ranks import context
+
+FORK_SERVER = "from multiprocessing.forkserver import main"  # begins its program
+MESSAGE_BYTES = 1 << 17  # at most, of the environment and the program of a fork server
+UNUSED = 100  # descriptors from here on
+
+
+class WarmCommand:
+    """A command under way, with the methods of `subprocess.Popen` that tests use.
+
+    Its output goes to the files `out` and `err`, which are there. What a test leaves running ends with pytest.
+    """
+
+    def __init__(self, name, arguments, *, cwd, environ, out, err):
+        self.args = [f"recapp.{name}", *arguments]
+        umask = os.umask(0)
+        os.umask(umask)
+        given = (name, arguments, str(cwd), environ, umask, str(out), str(err))
+        self._process = context().Process(target=_become, args=given)
+        self._process.start()
+        self.pid = self._process.pid
+        atexit.register(self.kill)  # else multiprocessing would wait for it
+
+    @property
+    def returncode(self):
+        return self._process.exitcode
+
+    def poll(self):
+        return self._process.exitcode
+
+    def wait(self, timeout=None):
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return self._process.exitcode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self):
+        self.send_signal(SIGTERM)
+
+    def kill(self):
+        self.send_signal(SIGKILL)
+
+
+def _become(name, arguments, cwd, environ, umask, out, err):
+    """Make this process, fresh from the fork server, the command `name`, to its end."""
+    from recapp.processes.data_workers import die_with_parent
+
+    os.setsid()
+    die_with_parent()
+    os.umask(umask)
+    for path, descriptor in ((out, 1), (err, 2)):
+        opened = os.open(path, os.O_WRONLY)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.chdir(cwd)
+    _set_environment(environ)
+    installed = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
+    sys.path[:] = [cwd, *environ["PYTHONPATH"].split(os.pathsep), *installed]
+    sys.argv = ["-m", *arguments]
+    sys.modules.pop(f"recapp.{name}", None)
+    resource_tracker._resource_tracker._fd = None  # pytest's: the command starts its own
+    gc.freeze()
+    util.spawnv_passfds = _spawn_with(_waiting_fork_server())
+    runpy.run_module(f"recapp.{name}", run_name="__main__", alter_sys=True)
+
+
+def _set_environment(environ):
+    """Also for what torch has read already, when it was imported."""
+    os.environ.clear()
+    os.environ.update(environ)
+    torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))
+
+
+def _waiting_fork_server():
+    """Fork a process that becomes a fork server when it is asked to: (its id, the socket)."""
+    here, there = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid:
+        there.close()
+        return pid, here
+    here.close()
+    try:
+        _become_fork_server(there)
+    finally:
+        os._exit(0)
+
+
+def _become_fork_server(asked):
+    from recapp.processes.data_workers import die_with_parent
+
+    die_with_parent()
+    message, given, _, _ = socket.recv_fds(asked, MESSAGE_BYTES, 8)
+    if not message:  # the command has ended without ranks
+        return
+    environ, cwd, program, numbers = pickle.loads(message)
+    _set_environment(environ)
+    os.chdir(cwd)
+    for opened, number in zip(_moved_out_of_the_way(given), numbers, strict=True):
+        os.dup2(opened, number, inheritable=True)
+        os.close(opened)
+    exec(program, {})
+
+
+def _moved_out_of_the_way(descriptors):
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, UNUSED) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return moved
+
+
+def _spawn_with(waiting):
+    """`multiprocessing.util.spawnv_passfds`, but that the first fork server is the process that
+    waits.
+    """
+    spawn = util.spawnv_passfds
+    left = [waiting]
+
+    def spawnv_passfds(path, args, passfds):
+        if not (left and args[-1].startswith(FORK_SERVER)):
+            return spawn(path, args, passfds)
+        pid, server = left.pop()
+        numbers = [1, 2, *passfds]
+        message = pickle.dumps((dict(os.environ), os.getcwd(), args[-1], numbers))
+        socket.send_fds(server, [message], numbers)
+        server.close()
+        return pid
+
+    return spawnv_passfds

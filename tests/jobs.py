@@ -116,7 +116,7 @@ def command(name, *arguments, cwd, fresh=False, **variables):
     """`python -m recapp.<name> <arguments>`, to its end."""
     with TemporaryDirectory() as folder:
         out, err = Path(folder, "out.txt"), Path(folder, "err.txt")
-        run = _started(name, arguments, cwd, variables, out, err, fresh)
+        run = started(f"recapp.{name}", arguments, cwd, variables, out, err, fresh)
         try:
             code = run.wait(COMMAND_TIMEOUT_S)
         finally:
@@ -127,20 +127,22 @@ def command(name, *arguments, cwd, fresh=False, **variables):
 
 def start(name, *arguments, cwd, fresh=False, **variables):
     """The same, not waited for; its output in `cwd`/out.txt and err.txt."""
-    return _started(name, arguments, cwd, variables, cwd / "out.txt", cwd / "err.txt", fresh)
+    return started(
+        f"recapp.{name}", arguments, cwd, variables, cwd / "out.txt", cwd / "err.txt", fresh
+    )
 
 
-def _started(name, arguments, cwd, variables, out, err, fresh):
-    """The command, in a session of its own: forked from a process that has imported it
+def started(module, arguments, cwd, variables, out, err, fresh):
+    """`python -m module` in a session of its own: forked from a process that has imported it
     (warm_commands.py), or in an interpreter of its own.
     """
     arguments = list(map(str, arguments))
     environ = environment(**variables)
     with open(out, "w") as stdout, open(err, "w") as stderr:
         if not fresh:
-            return WarmCommand(name, arguments, cwd=cwd, environ=environ, out=out, err=err)
+            return WarmCommand(module, arguments, cwd=cwd, environ=environ, out=out, err=err)
         return subprocess.Popen(
-            [sys.executable, "-m", f"recapp.{name}", *arguments],
+            [sys.executable, "-m", module, *arguments],
             cwd=cwd,
             env=environ,
             stdout=stdout,

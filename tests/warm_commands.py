@@ -41,11 +41,11 @@ class WarmCommand:
     Its output goes to the files `out` and `err`, which are there. What a test leaves running ends with pytest.
     """
 
-    def __init__(self, name, arguments, *, cwd, environ, out, err):
-        self.args = [f"recapp.{name}", *arguments]
+    def __init__(self, module, arguments, *, cwd, environ, out, err):
+        self.args = [module, *arguments]
         umask = os.umask(0)
         os.umask(umask)
-        given = (name, arguments, str(cwd), environ, umask, str(out), str(err))
+        given = (module, arguments, str(cwd), environ, umask, str(out), str(err))
         self._process = context().Process(target=_become, args=given)
         self._process.start()
         self.pid = self._process.pid
@@ -76,8 +76,8 @@ class WarmCommand:
         self.send_signal(SIGKILL)
 
 
-def _become(name, arguments, cwd, environ, umask, out, err):
-    """Make this process, fresh from the fork server, the command `name`, to its end."""
+def _become(module, arguments, cwd, environ, umask, out, err):
+    """Make this process, fresh from the fork server, `python -m module`, to its end."""
     from recapp.processes.data_workers import die_with_parent
 
     os.setsid()
@@ -92,11 +92,11 @@ def _become(name, arguments, cwd, environ, umask, out, err):
     installed = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
     sys.path[:] = [cwd, *environ["PYTHONPATH"].split(os.pathsep), *installed]
     sys.argv = ["-m", *arguments]
-    sys.modules.pop(f"recapp.{name}", None)
+    sys.modules.pop(module, None)
     resource_tracker._resource_tracker._fd = None  # pytest's: the command starts its own
     gc.freeze()
     util.spawnv_passfds = _spawn_with(_waiting_fork_server())
-    runpy.run_module(f"recapp.{name}", run_name="__main__", alter_sys=True)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _set_environment(environ):

@@ -38,7 +38,8 @@ UNUSED = 100  # descriptors from here on
 class WarmCommand:
     """A command under way, with the methods of `subprocess.Popen` that tests use.
 
-    Its output goes to the files `out` and `err`, which are there. What a test leaves running ends with pytest.
+    Its output goes to the files `out` and `err`, which are there. What a test leaves running ends
+    with pytest.
     """
 
     def __init__(self, module, arguments, *, cwd, environ, out, err):

@@ -9,9 +9,11 @@ a checkpoint reproduces the metrics it was saved with.
 """
 
 if __name__ == "__main__":
+    from recapp.processes.fork_server import start_early
     from recapp.processes.stopping import end_on_signals
 
     end_on_signals()  # before the imports below, which take a while
+    start_early()  # what ranks need is imported meanwhile
 
 from collections.abc import Sequence
 from pathlib import Path

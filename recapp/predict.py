@@ -10,9 +10,11 @@ same on any number of ranks. The same command again goes on where one was ended.
 """
 
 if __name__ == "__main__":
+    from recapp.processes.fork_server import start_early
     from recapp.processes.stopping import end_on_signals
 
     end_on_signals()  # before the imports below, which take a while
+    start_early()  # what ranks need is imported meanwhile
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -15,7 +15,6 @@ from typing import Any
 
 from recapp.app.rank_setup import leave_ranks, prepare_process, ranks_here, wants_bar
 from recapp.processes.rank_environment import rank_info
-from recapp.processes.rank_process import rank_main
 from recapp.processes.stopping import Stopped
 from recapp.reporting.record import update_settings
 
@@ -207,7 +206,3 @@ def predict(settings: dict[str, Any]) -> dict[str, Any]:
         "plan": model.strategy.plan.name,
         "status": "ok",
     }
-
-
-if __name__ == "__main__":
-    rank_main(run)

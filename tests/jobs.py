@@ -35,6 +35,8 @@ FIRST_USE = re.compile(
     r"^(compiling kernels for this machine .*|compiled in [0-9.]+ s)\n", re.MULTILINE
 )
 
+TITLE = re.compile(r"[\w.]+ rank (\d+) of \d+ in ")  # of a rank
+
 # One table above 100,000 rows, 12 of at most 6,000 and 13 between: mixed uses three types, and all
 # of it is 9 MB.
 TABLE_ROWS = (
@@ -331,14 +333,16 @@ def ranks_of(pid):
     found = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
-            parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
-            if parent == pid:
-                environ = Path(f"/proc/{name}/environ").read_text().split("\0")
-                found |= {
-                    int(entry.partition("=")[2]): int(name)
-                    for entry in environ
-                    if entry.startswith("RANK=")
-                }
+            title = Path(f"/proc/{name}/cmdline").read_text().partition("\0")[0]
+            if (rank := TITLE.match(title)) and pid in _ancestors(int(name)):
+                found[int(rank[1])] = int(name)
         except OSError:  # it is gone
             continue
     return found
+
+
+def _ancestors(pid):
+    """The parent of a process, and its parent: a fork server."""
+    for _ in range(2):
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        yield pid

@@ -5,8 +5,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from recapp.processes.rank_process import rank_main
-
 
 def run(config: dict[str, Any], directory: Path) -> None:
     import torch
@@ -26,7 +24,3 @@ def run(config: dict[str, Any], directory: Path) -> None:
     except Exception as error:
         (directory / "said0").write_text(f"{type(error).__name__}: {error}")
         raise
-
-
-if __name__ == "__main__":
-    rank_main(run)

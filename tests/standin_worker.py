@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from recapp.errors import DataError
-from recapp.processes.rank_process import rank_main
 
 FOREVER_SECONDS = 120
 
@@ -62,7 +61,3 @@ def act(word: str, rank: int) -> None:
         raise ConnectionError("connection closed by peer")
     if word == "wait":
         time.sleep(FOREVER_SECONDS)
-
-
-if __name__ == "__main__":
-    rank_main(run)

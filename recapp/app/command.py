@@ -45,6 +45,7 @@ from recapp.app.command_line import (
 from recapp.app.sweep_values import check_sweep
 from recapp.console import note, short_path, stop_printing, tracebacks_wanted
 from recapp.errors import ConfigError, LaunchError, RecappError
+from recapp.processes.fork_server import MODULES_OF_TRAINING
 from recapp.processes.launch import launch, rank_count, stdout_to_stderr
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import as_rank, wait_for_rank_0_error, write_error_file
@@ -168,8 +169,7 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
         config: The settings, resolved; they become `resolved.yaml` in the job's directory once it
             writes there.
         job: Where the ranks write.
-        module: The module that a rank runs: it has `run(config, directory)`, and its `__main__`
-            calls `rank_main(run)`.
+        module: The module that a rank runs: it has `run(config, directory)`.
 
     Returns:
         What rank 0 has left in `metrics.json`; nothing for other ranks.
@@ -197,7 +197,6 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
             pending.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
         if rank is None:
             if sys.stderr.isatty():
-                # importing torch takes seconds
                 note(
                     f"starting {ranks} rank{'s' if ranks > 1 else ''} in "
                     f"{short_path(job.directory)}"
@@ -206,6 +205,8 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
                 pending,
                 ranks,
                 module=module,
+                preload=MODULES_OF_TRAINING,
+                method=config["launch"]["start_method"],
                 port=config["launch"]["port"],
                 to_stderr=config["format"] == "json",
                 grace=config["launch"]["grace"],

@@ -11,7 +11,6 @@ from recapp.benchmarks import bench_worker, scoring_speed
 from recapp.benchmarks.session import Session
 from recapp.errors import ConfigError
 from recapp.inference.build_cpp import build, missing_tools
-from recapp.processes.rank_process import rank_main
 
 
 def run(settings: dict[str, Any], job_dir: Path) -> None:
@@ -52,7 +51,3 @@ def _program(folder: Path) -> Path | None:
     except ConfigError as error:
         console.note(f"the C++ program is left out: {error}")
         return None
-
-
-if __name__ == "__main__":
-    rank_main(run)

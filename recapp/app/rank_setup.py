@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from recapp.processes.rank_environment import rank_info
+from recapp.processes.rank_environment import external_rank, rank_info
 from recapp.processes.startup_and_exit import freeze_loaded_objects, loading
 from recapp.processes.stopping import Stopped, disregard_signals
 
@@ -22,11 +22,14 @@ def prepare_process(settings: Mapping[str, Any]) -> None:
     os.environ.setdefault("MKL_DYNAMIC", "FALSE")
     with loading():
         import torch
+        from lightning.fabric.utilities.rank_zero import rank_zero_only
 
         from recapp.app import build_trainer  # noqa: F401  (imports what a run needs)
         from recapp.kernels.row_memory import keep_rows_from_children
         from recapp.processes.process_memory import keep_freed_memory
 
+        # which Lightning asks the environment when it is imported: a fork server is no rank
+        vars(rank_zero_only)["rank"] = external_rank() or 0
         # after Lightning: it sets its loggers' levels when it is imported
         silence_lightning(profiles="profiler" in settings["trainer"])
     freeze_loaded_objects()

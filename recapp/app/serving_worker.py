@@ -20,7 +20,6 @@ from recapp.app.load_model import load_on
 from recapp.inference.led_ranks import Leader, follow
 from recapp.inference.scorer import Scorer
 from recapp.processes.rank_environment import rank_info
-from recapp.processes.rank_process import rank_main
 from recapp.processes.startup_and_exit import freeze_loaded_objects
 from recapp.processes.stopping import listen
 from recapp.transport.communicator import leave_process_group
@@ -78,7 +77,3 @@ def lead(settings: dict[str, Any], leader: Leader, load: Any) -> None:
 def _end() -> None:
     """End this server as a signal does: what waits is answered that nothing can be computed."""
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    rank_main(run)

@@ -12,8 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from recapp.processes.rank_process import rank_main
-
 MEASUREMENTS = {
     "kernels": "recapp.benchmarks.kernels",
     "quantised": "recapp.benchmarks.quantised_lookup",
@@ -62,7 +60,3 @@ def run(
             + "\n"
         )
     leave_process_group()
-
-
-if __name__ == "__main__":
-    rank_main(run)

@@ -31,8 +31,8 @@ from recapp import console
 from recapp.checkpoints.plain_types import plain
 from recapp.checkpoints.rectangles import StoredBlock
 from recapp.errors import CheckpointError, PlanError
+from recapp.processes.fork_server import PARENT_PID
 from recapp.processes.rank_environment import external_rank
-from recapp.processes.rank_process import PARENT_PID
 from recapp.settings.renamed import with_names_of_today
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.dynamic import RUNS

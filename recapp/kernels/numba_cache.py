@@ -20,6 +20,7 @@ from typing import Any
 
 from numba import njit
 from numba.core import event
+from numba.core.registry import cpu_target
 from numba.extending import register_jitable
 
 Function = Callable[..., Any]
@@ -93,6 +94,15 @@ def inlined(*made_for: Any) -> Callable[[Function], Function]:
         return home.setdefault(function.__name__, made)  # type: ignore[no-any-return]
 
     return name
+
+
+def load_compiler() -> None:
+    """Have numba load what it otherwise loads at the first call of a kernel, half a second of it.
+
+    For a process that is forked later; it compiles nothing.
+    """
+    for context in (cpu_target.typing_context, cpu_target.target_context):
+        context.refresh()
 
 
 class _CompilationListener(event.Listener):  # type: ignore[misc]

@@ -57,6 +57,10 @@ def end_children() -> None:
             child.kill()
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent is gone, whatever ended that."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Have the kernel signal this process when its parent is gone, whatever ended that.
+
+    Args:
+        number: The signal; by default the one that kills.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)

@@ -1,50 +1,41 @@
 """The launcher: it starts ranks on this machine, ends them all, and reports which one failed.
 
-    python -m recapp.train       this process: settings, torch elastic's agent
-      python -m recapp.worker    rank 0: its output is ours, so that a progress bar finds the
-                                 terminal
-      python -m recapp.worker    rank 1: its output is in JOB/ranks/.../1/*.log
+    python -m recapp.train       this process: settings, the launcher
+      fork server                imports what ranks need, while this process composes settings
+        recapp.worker rank 0     its output is ours, so that a progress bar finds the terminal
+        recapp.worker rank 1     its output is in JOB/ranks/RUN/1/*.log
 
-A job has fresh processes, so a sweep never nests and a job that fails leaves nothing behind. Torch
-elastic starts and watches them. This file adds what elastic lacks: signals ask the ranks to stop
-(`forwarding.py`; elastic would raise an `Exception` wherever it is, and end ranks in its own time),
-the rank that failed first is distinguished from those that failed because of it, nothing of an
-outer launcher's environment reaches the ranks, and no name of this host has to resolve. The ranks'
-side is `rank_process.py`.
+A job has fresh processes, so a sweep never nests and a job that fails leaves nothing behind.
+Python's multiprocessing starts them (`fork_server.py`, `launched_ranks.py`). This file says what
+they find around them: the environment that torchrun would give them and nothing of an outer
+launcher, and a port that nobody else takes; signals ask them to stop (`forwarding.py`), and of
+several that failed the first one is told from those that failed because of it
+(`first_failure.py`). The ranks' side is `rank_process.py`.
 """
 
-import logging
 import os
-import resource
-import signal
 import socket
 import sys
-import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from recapp import errors
-from recapp.console import note, tracebacks_wanted
+from recapp.console import note
 from recapp.errors import ConfigError, LaunchError, RecappError
-from recapp.processes.faults import explain_output, full_disk_error, is_full, last_lines
-from recapp.processes.forwarding import GRACE_SECONDS, Forwarding
-from recapp.processes.rank_process import PARENT_PID
-from recapp.processes.startup_and_exit import loading
-from recapp.processes.stopping import GRACE_SECONDS as GRACE_TO_SAVE_SECONDS
-from recapp.processes.stopping import SIGNALS, Stopped
+from recapp.processes.faults import FULL, full_disk_error
+from recapp.processes.first_failure import explain_failures
+from recapp.processes.fork_server import PARENT_PID
+from recapp.processes.forwarding import Forwarding
+from recapp.processes.launched_ranks import LaunchedRanks
+from recapp.processes.rank_process import Work
+from recapp.processes.stopping import GRACE_SECONDS, Stopped
 
-# a number: the names of hosts in containers often do not resolve, and elastic would wait for that
+# a number: the names of hosts in containers often do not resolve
 ADDRESS = "127.0.0.1"
 CPU_RANKS = 2  # where there is no GPU and `trainer.devices` is auto
-ELASTIC_KILLS_AFTER_SECONDS = 30  # its fixed patience with the peers of a rank that failed
-LAST_LINES = 20  # of the output of a rank that died without an error file
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 RANK_PREFIXES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "TORCHELASTIC_")
-STOPPED_BY = {code: number for number in SIGNALS for code in (128 + number, -number)}
-"""The signal that has stopped a rank, by the rank's exit code."""
 
 
 def rank_count(devices: int | str, accelerator: str = "auto") -> int:
@@ -94,19 +85,24 @@ def launch(
     ranks: int,
     *,
     module: str = "recapp.worker",
+    preload: str | None = None,
+    method: str = "auto",
     port: int = 0,
     to_stderr: bool = False,
-    grace: float = GRACE_TO_SAVE_SECONDS,
+    grace: float = GRACE_SECONDS,
     reloads: bool = False,
 ) -> None:
-    """Run `python -m <module> --config <config_path>` as `ranks` processes on this machine and wait
+    """Run a module's `run(settings, job directory)` as `ranks` processes on this machine and wait
     for them.
 
     Args:
         config_path: The file of the job's settings, in the job's directory; the ranks' logs lie
             below that.
         ranks: The number of processes.
-        module: A module whose `__main__` calls `rank_main`.
+        module: The module.
+        preload: The modules that a fork server imports before it forks ranks, with blanks between
+            them, unless it runs already; None: `module`.
+        method: `launch.start_method`.
         port: The port at which the ranks meet; 0 takes a free one.
         to_stderr: Whether what rank 0 prints goes to standard error, because standard output is to
             be a document.
@@ -118,52 +114,31 @@ def launch(
         LaunchError: A rank died of something else, or the port is taken.
         Stopped: A signal to this process or to a rank has ended the run; all ranks are gone.
     """
-    with loading():
-        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-        from torch.distributed.elastic.rendezvous.api import RendezvousError
-        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    _refuse_taken_port(port)
     run = uuid.uuid4().hex[:8]
-    logs = config_path.parent / "ranks"
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=run,
-        rdzv_backend="c10d",
-        rdzv_endpoint=f"{ADDRESS}:{port}",
-        local_addr=ADDRESS,
-        max_restarts=0,
-        signals_to_handle="",  # none: they are ours
-        shutdown_timeout=int(GRACE_SECONDS),
-        logs_specs=DefaultLogsSpecs(
-            str(logs), redirects={rank: Std.ALL if rank else Std.NONE for rank in range(ranks)}
-        ),
-    )
-    forwarding = Forwarding(run, grace, reloads)
-    failed = None
-    try:
-        with (
-            forwarding,
-            _environment_of_ranks(ranks),
-            _silent_elastic(),
-            stdout_to_stderr(to_stderr),
-        ):
-            elastic_launch(config, sys.executable)("-u", "-m", module, "--config", str(config_path))
-    except ChildFailedError as error:
-        failed = _explanation(error.failures, logs, run)
-    except Exception as error:
-        if not forwarding.number:  # else it may be what elastic has made of `Stopped`
-            if isinstance(error, RendezvousError):
-                raise LaunchError(
-                    f"the ranks could not meet at {ADDRESS}:{port} (launch.port): {error}"
-                ) from error
+    logs = config_path.parent / "ranks" / run
+    forwarding = Forwarding(grace, reloads)
+    with _meeting_point(port) as port:
+        works = [
+            Work(module, config_path, environment)
+            for environment in environments_of_ranks(ranks, port, run)
+        ]
+        sys.stdout.flush()  # before what ranks print
+        try:
+            launched = LaunchedRanks(works, logs, preload=preload or module, to_stderr=to_stderr)
+            with forwarding:
+                try:
+                    launched.start(method, forwarding)
+                    failures = launched.wait(forwarding)
+                finally:
+                    launched.end()
+        except OSError as error:
+            if error.errno in FULL:
+                raise full_disk_error(logs) from error
             raise
-    finally:
-        if forwarding.number:
-            _show_cursor()
+        finally:
+            if forwarding.number:
+                _show_cursor()
+    failed = explain_failures(failures, logs) if failures else None
     _raise_what_ended(forwarding.number, failed)
 
 
@@ -181,8 +156,19 @@ def _raise_what_ended(signal_number: int, failed: RecappError | Stopped | None) 
     raise Stopped(signal_number)
 
 
-def _refuse_taken_port(port: int) -> None:
-    """Check that nobody listens at a port: elastic would take that for the ranks' meeting point.
+@contextmanager
+def _meeting_point(port: int) -> Iterator[int]:
+    """Hold a port for rank 0 inside the `with`, so that nobody else gets it before that listens
+    there.
+
+    A port may be bound twice as long as nobody listens, if both say so (SO_REUSEADDR), as the store
+    of torch does.
+
+    Args:
+        port: The port; 0 takes a free one.
+
+    Yields:
+        The number of the port.
 
     Raises:
         ConfigError: It is no port.
@@ -190,33 +176,44 @@ def _refuse_taken_port(port: int) -> None:
     """
     if not isinstance(port, int) or not 0 <= port < 65536:
         raise ConfigError(f"launch.port={port}: give a number below 65536; 0 takes a free port")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((ADDRESS, port))
+            held.bind((ADDRESS, port))
         except OSError as error:
             raise LaunchError(
                 f"launch.port={port}: {error.strerror}; choose another, or 0 for a free one"
             ) from None
+        yield held.getsockname()[1]
 
 
-@contextmanager
-def _environment_of_ranks(ranks: int) -> Iterator[None]:
-    """Set the environment that the ranks inherit; restore this process's own afterwards."""
-    kept = dict(os.environ)
-    for name in kept:
-        if name in RANK_VARIABLES or name.startswith(RANK_PREFIXES):
-            del os.environ[name]
-    os.environ[PARENT_PID] = str(os.getpid())
-    if not os.environ.get("OMP_NUM_THREADS"):
-        os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
+def environments_of_ranks(ranks: int, port: int, run: str) -> list[dict[str, str]]:
+    """Return all variables of each rank: this process's, and those that torchrun would set.
+
+    Args:
+        ranks: The number of ranks.
+        port: The port at which they meet.
+        run: The run id.
+    """
+    shared = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in RANK_VARIABLES and not name.startswith(RANK_PREFIXES)
+    }
+    if not shared.get("OMP_NUM_THREADS"):
+        shared["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
     if not _resolves(socket.gethostname()):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(kept)
+        shared.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    shared |= {
+        PARENT_PID: str(os.getpid()),
+        "TORCHELASTIC_RUN_ID": run,  # by which a rank knows that nobody else has started it
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": ADDRESS,
+        "MASTER_PORT": str(port),
+    }
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
 def _resolves(host: str) -> bool:
@@ -224,27 +221,6 @@ def _resolves(host: str) -> bool:
         return bool(socket.getaddrinfo(host, None))
     except OSError:
         return False
-
-
-@contextmanager
-def _silent_elastic() -> Iterator[None]:
-    """Silence elastic's loggers inside the `with`: they report each signal that elastic sends.
-
-    Each logger has a level of its own, so each is silenced.
-    """
-    names = [
-        name
-        for name in logging.root.manager.loggerDict
-        if name.startswith("torch.distributed.elastic")
-    ]
-    levels = {name: logging.getLogger(name).level for name in names}
-    for name in names:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
 
 
 @contextmanager
@@ -272,80 +248,3 @@ def _show_cursor() -> None:
     """Show the cursor, which a rank's progress bar has hidden and had no time to show again."""
     if sys.stderr.isatty():
         sys.stderr.write("\x1b[?25h")
-
-
-# ---- which rank failed, and how
-
-
-def _explanation(failures: Mapping[int, Any], logs: Path, run: str) -> RecappError | Stopped:
-    """Return the error to raise for ranks that failed.
-
-    Args:
-        failures: Elastic's `ProcessFailure` by rank.
-        logs: The directory of the ranks' logs, which are in `logs/<run>_*/`.
-        run: The run id.
-    """
-    rank, failure = _first_to_fail(failures)
-    if failure.exitcode in STOPPED_BY:
-        return Stopped(STOPPED_BY[failure.exitcode])
-    who = f"rank {rank} on {socket.gethostname()} (process {failure.pid})"
-    if isinstance(failure.message, dict):
-        message = failure.message["message"]
-        calls = failure.message["extraInfo"]["py_callstack"]
-        kind, _, text = message.partition(": ")
-        known = getattr(errors, kind, None)
-        if isinstance(known, type) and issubclass(known, RecappError):
-            error = known(text)
-            if tracebacks_wanted():
-                error.add_note(calls)
-            return error
-        error = LaunchError(f"{who} failed: {message}")
-        error.add_note(calls.rstrip())
-        return error
-    if is_full(logs):
-        return full_disk_error(logs.parent)
-    lines = last_lines(logs.glob(f"{run}_*/attempt_0/{rank}/std*.log"), LAST_LINES)
-    known_fault = explain_output(lines, rank) if failure.exitcode == -signal.SIGABRT else None
-    how = (
-        f"exited with code {failure.exitcode}"
-        if failure.exitcode > 0
-        else f"was ended by {failure.signal_name()}"
-    )
-    hint = (
-        "; the system does that to a process when memory runs out"
-        if failure.exitcode == -signal.SIGKILL
-        else ""
-    )
-    if (
-        failure.exitcode == -signal.SIGABRT
-        and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY
-    ):
-        hint = (
-            f"; memory is limited to {limit:,} bytes here (ulimit -v), and libraries end a "
-            "process so when it runs out"
-        )
-    error = known_fault or LaunchError(f"{who} {how}{hint}")
-    if lines and (known_fault is None or tracebacks_wanted()):
-        error.add_note(f"the last lines of rank {rank}:\n{lines}")
-    return error
-
-
-def _first_to_fail(failures: Mapping[int, Any]) -> tuple[int, Any]:
-    """Return the number of the rank that failed first, and its failure.
-
-    Elastic knows whole seconds only, and a rank may be slow to exit: it often names a peer that was
-    cut off instead. A rank that died without an error file cannot have died of a peer's failure:
-    that is an exception, which it would have reported. Among those that reported, the first to
-    write has failed first.
-    """
-    reported = [item for item in failures.items() if os.path.exists(item[1].error_file)]
-    written = {rank: os.stat(failure.error_file) for rank, failure in reported}
-    reported.sort(key=lambda item: written[item[0]].st_mtime_ns)
-    ended = set(STOPPED_BY)  # by elastic, after another had failed, or stopped by a signal
-    if reported and time.time() - written[reported[0][0]].st_mtime >= ELASTIC_KILLS_AFTER_SECONDS:
-        ended.add(-signal.SIGKILL)
-    silent = [
-        item for item in failures.items() if item not in reported and item[1].exitcode not in ended
-    ]
-    first: tuple[int, Any] = [*silent, *reported, *failures.items()][0]
-    return first

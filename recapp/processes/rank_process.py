@@ -1,10 +1,14 @@
 """A rank's side of being launched: it ends in time, and reports what went wrong.
 
-The parent (`launch.py`, torchrun or srun) sees of a rank its exit code and an error file. So a rank
-- dies with its parent, however that ends (the kernel sees to it), and soon after a signal, even
+The launcher (`launch.py`, torchrun or srun) sees of a rank its exit code and an error file. So a
+rank
+- dies with its launcher, however that ends (the kernel sees to it), and soon after a signal, even
   inside a collective that will never return (`stopping.py`);
-- writes the exception that ends it to the file that torch elastic names, in elastic's format, and
-  leaves at once.
+- writes the exception that ends it to the file that its environment names, in torch elastic's
+  format, and leaves at once.
+
+A rank of `launch.py` may be a fork of a process that has loaded its libraries already
+(`fork_server.py`): what they would read of a rank's environment when they are loaded, it sets.
 
 Where others than `launch.py` have started the ranks, the command itself is a rank
 (`rank_environment.py`).
@@ -14,74 +18,139 @@ import faulthandler
 import json
 import os
 import signal
+import sys
 import time
 import traceback
-from argparse import ArgumentParser
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from io import TextIOWrapper
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml  # type: ignore[import-untyped]
+from setproctitle import setproctitle
 
 from recapp.errors import LaunchError
 from recapp.processes.data_workers import die_with_parent, end_children
 from recapp.processes.faults import explain_error
+from recapp.processes.fork_server import DEFAULTS, replace_environment
 from recapp.processes.rank_environment import RankInfo, external_rank, interface_towards, rank_info
 from recapp.processes.startup_and_exit import end_at_once, end_process
 from recapp.processes.stopping import Stopped, raising_if_stopped, take_signals
 
-# else pyarrow's allocator takes 1 GiB at once, which a limit on memory counts whether used or not
-ARROW_RESERVE_KIB = "65536"
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # set by elastic for each rank
-PARENT_PID = "RECAPP_PARENT_PID"
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # set for each rank by torchrun, and by launch.py alike
 SECONDS_FOR_RANK_0 = 2  # to report an error that all ranks have, before others do
 SECONDS_FOR_THE_SOURCE = 1  # for the rank whose own error it is to report it, before others do
 TERMINATED = 128 + signal.SIGTERM
 
-Body = Callable[[dict[str, Any], Path], None]
-"""The work of a rank: a function of the settings and of the job's directory."""
 
+@dataclass(frozen=True)
+class Work:
+    """What a launched rank has to do.
 
-def rank_main(body: Body) -> NoReturn:
-    """Run the work of a rank as the `__main__` of a module that `launch` starts; end the process.
-
-    It reads the settings from the file that the command line names and calls `body(settings, job
-    directory)`. An exception of the body goes to the error file, and the process leaves with code 1
-    without waiting for threads or peers; after a signal that ended its work, with 128 + the
-    signal's number.
+    Args:
+        module: The module whose `run(settings, job directory)` is the work.
+        config: The file of the settings, in the job's directory.
+        environment: All variables of the rank.
     """
-    leave_with_parent()
-    parser = ArgumentParser()
-    parser.add_argument("--config", type=Path, required=True)
-    path: Path = parser.parse_args().config
+
+    module: str
+    config: Path
+    environment: dict[str, str]
+
+
+class InheritedStream:
+    """A file descriptor of the launcher that a rank gets as its own when it is started."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _detached, (DupFd(self.descriptor),)
+
+
+def _detached(duplicate: Any) -> int:
+    descriptor: int = duplicate.detach()
+    return descriptor
+
+
+def be_rank(orders: Connection, *streams: Any) -> NoReturn:
+    """Do the work of a rank in a process that `launch` has started; end the process.
+
+    An exception of the work goes to the error file, and the process leaves with code 1 without
+    waiting for threads or peers; after a signal that ended its work, with 128 + the signal's
+    number.
+
+    Args:
+        orders: The pipe that brings the `Work`. Its end is the end of the run.
+        streams: The file descriptors that become standard output and standard error.
+    """
+    _leave_with_launcher()
     try:
-        with as_rank(path.parent):
-            body(yaml.safe_load(path.read_text()), path.parent)
+        work: Work = orders.recv()
+    except EOFError:  # no work: the launcher was stopped while it started ranks
+        os._exit(TERMINATED)
+    for number, descriptor in enumerate(streams, 1):
+        os.dup2(descriptor, number)
+    for descriptor in {*streams} - {1, 2}:
+        os.close(descriptor)
+    os.setsid()
+    _become(work)
+    directory = work.config.parent
+    try:
+        with as_rank(directory):
+            import_module(work.module).run(yaml.safe_load(work.config.read_text()), directory)
     except Stopped as stopped:
         end_at_once(128 + stopped.number)
     except Exception:
-        if ERROR_FILE not in os.environ:
-            raise
         end_at_once(1)
     end_process(0)
 
 
-def leave_with_parent() -> None:
-    """Have the kernel kill this process when its parent is gone, whatever ended that.
-
-    Call it before torch is imported, which takes seconds.
-    """
+def _leave_with_launcher() -> None:
+    """Have the kernel kill this process when the fork server or the launcher is gone."""
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # the fork server's own
     die_with_parent()
-    parent = os.environ.get(PARENT_PID)
-    if parent is not None and os.getppid() != int(parent):  # it went before the kernel knew
+    launcher = parent_process()
+    if launcher is not None and not launcher.is_alive():  # it went before the kernel knew
         os._exit(TERMINATED)
+
+
+def _become(work: Work) -> None:
+    """Take a rank's environment, threads and title, in place of the fork server's."""
+    rank, world = (work.environment[name] for name in ("RANK", "WORLD_SIZE"))
+    # before the environment is moved, beside which the title is written
+    setproctitle(f"{work.module} rank {rank} of {world} in {work.config.parent}")
+    replace_environment(work.environment)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a shell may have closed it
+            stream.reconfigure(line_buffering=True)
+    if "torch" in sys.modules and (threads := threads_of(work.environment)):
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def threads_of(environment: Mapping[str, str]) -> int | None:
+    """Return how many threads a fresh process of this environment computes with; None where
+    nothing says so. OpenMP has a number for each level of nesting: the first one counts.
+    """
+    for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS"):
+        number = environment.get(name, "").partition(",")[0]
+        if number.isdecimal() and int(number):
+            return int(number)
+    return None
 
 
 @contextmanager
 def as_rank(directory: Path | None = None) -> Iterator[None]:
     """Make this process a rank inside the `with`: it takes signals, and writes an exception where
-    torch elastic looks for it.
+    its launcher looks for it.
 
     Args:
         directory: The directory of the run.
@@ -93,7 +162,8 @@ def as_rank(directory: Path | None = None) -> Iterator[None]:
     """
     faulthandler.enable()
     take_signals(write_error_file)
-    os.environ.setdefault("MIMALLOC_ARENA_RESERVE", ARROW_RESERVE_KIB)
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
     try:
         if info := rank_info():
             _set_defaults(info)
@@ -134,7 +204,7 @@ def _set_defaults(info: RankInfo) -> None:
 
 
 def write_error_file(error: BaseException, cause: BaseException | None = None) -> None:
-    """Report to torch elastic why this rank ends, if elastic has started it.
+    """Report to the launcher why this rank ends, if it has named a file for that.
 
     Only the first report is kept. The file is there whole or not at all, as elastic cannot read
     half of one; on a full disk there is none.

@@ -230,6 +230,7 @@ def take_signals(report: Callable[[BaseException], None]) -> None:
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     prepare_children(SIGNALS)
     threading.Thread(target=_watch, args=(reading,), name="end after a signal", daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a launched rank is born with them blocked
 
 
 def _take() -> None:

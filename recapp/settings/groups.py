@@ -335,6 +335,7 @@ class Engine:
 class Launch:
     """The group `launch`: how ranks are started."""
 
+    start_method: Literal["auto", "forkserver", "spawn"] = "auto"
     port: Annotated[int, Within(0, 65535)] = 0
     grace: Annotated[float, Within(0, 31_536_000)] = 60
     timeout: Timeout = 1800

@@ -17,7 +17,9 @@ from recapp.errors import ConfigError, DataError, LaunchError, RecappError
 from recapp.processes import launch as launching
 from recapp.processes import rank_process
 from recapp.processes.faults import explain_error
+from recapp.processes.first_failure import first_failure
 from recapp.processes.launch import launch, rank_count
+from recapp.processes.launched_ranks import RankFailure
 from recapp.processes.rank_environment import external_rank, shared_run_name, started_externally
 from recapp.processes.stopping import SIGNALS, Stopped
 
@@ -69,7 +71,7 @@ def test_rank_0_speaks_for_all_and_the_others_into_files(start, capfd):
     assert error is None
     assert json.loads((job / "metrics.json").read_text())["ranks"] == 2
     assert capfd.readouterr().out == "rank 0 speaks\n"
-    (log,) = job.glob("ranks/*/attempt_0/1/stdout.log")
+    (log,) = job.glob("ranks/*/1/stdout.log")
     assert log.read_text() == "rank 1 speaks\n"
 
 
@@ -169,32 +171,28 @@ def test_a_rank_that_dies_without_a_word_is_named_with_its_last_lines(start, wor
     )
 
 
-class Failure:
-    def __init__(self, error_file, exitcode):
-        self.error_file = str(error_file)
-        self.exitcode = exitcode
+def failures(*files, exitcodes=(1, 1), ended=(False, False)):
+    return [
+        RankFailure(rank, 1000 + rank, exitcodes[rank], file, ended[rank])
+        for rank, file in enumerate(files)
+    ]
 
 
 def test_of_two_ranks_that_tell_the_first_to_write_is_blamed(tmp_path):
     files = [tmp_path / "0", tmp_path / "1"]
-    # elastic sees the same second
+    # both in the same second
     for file, nanoseconds in zip(files, (2_000_000_001, 2_000_000_000), strict=True):
         file.touch()
         os.utime(file, ns=(nanoseconds, nanoseconds))
-    assert (
-        launching._first_to_fail({rank: Failure(file, 1) for rank, file in enumerate(files)})[0]
-        == 1
-    )
+    assert first_failure(failures(*files)).rank == 1
 
 
-def test_a_rank_that_elastic_had_to_kill_after_another_told_is_not_blamed(tmp_path):
-    told = tmp_path / "error.json"
+def test_a_rank_that_was_killed_after_another_told_is_not_blamed(tmp_path):
+    told, silent = tmp_path / "error.json", tmp_path / "none"
     told.touch()
-    failures = {0: Failure(told, 1), 1: Failure("<N/A>", -signal.SIGKILL)}
-    assert launching._first_to_fail(failures)[0] == 1
-    past = time.time() - launching.ELASTIC_KILLS_AFTER_SECONDS
-    os.utime(told, (past, past))
-    assert launching._first_to_fail(failures)[0] == 0
+    killed = {"exitcodes": (1, -signal.SIGKILL)}
+    assert first_failure(failures(told, silent, **killed)).rank == 1
+    assert first_failure(failures(told, silent, **killed, ended=(False, True))).rank == 0
 
 
 def test_a_taken_port_is_named_and_a_free_one_is_used(start):
@@ -223,8 +221,8 @@ def test_gloo_is_told_the_loopback_only_where_the_host_has_no_address(monkeypatc
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     for resolves, wanted in ((True, None), (False, "lo")):
         monkeypatch.setattr(launching, "_resolves", lambda host, answer=resolves: answer)
-        with launching._environment_of_ranks(2):
-            assert os.environ.get("GLOO_SOCKET_IFNAME") == wanted
+        for environment in launching.environments_of_ranks(2, 1234, "run"):
+            assert environment.get("GLOO_SOCKET_IFNAME") == wanted
     assert not launching._resolves("no such host.invalid")
 
 
@@ -233,14 +231,15 @@ import sys
 from pathlib import Path
 from recapp.processes.launch import launch
 print("ready", flush=True)
-launch(Path(sys.argv[1]), 2, module="standin_worker")
+launch(Path(sys.argv[1]), 2, module="standin_worker", method=sys.argv[2])
 """
 
 
-def test_ranks_die_with_their_parent_however_it_ends(tmp_path):
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_ranks_die_with_their_parent_however_it_ends(tmp_path, method):
     settings = tmp_path / "resolved.yaml"
     settings.write_text(yaml.safe_dump({"model": {"ranks": ["wait", "wait"]}, "choices": {}}))
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(settings)])
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(settings), method])
     until(
         lambda: all(
             (tmp_path / f"pid{rank}").exists() and (tmp_path / f"pid{rank}").read_text()
@@ -260,23 +259,32 @@ def until(condition):
         time.sleep(0.02)
 
 
-def test_a_rank_whose_parent_is_gone_before_it_could_say_so_leaves():
-    code = (
-        "from recapp.processes.rank_process import leave_with_parent; leave_with_parent(); "
-        "print('still here')"
-    )
+GONE = """
+import multiprocessing, os, sys
+from recapp.processes import rank_process
+context = multiprocessing.get_context("spawn")
+if __name__ == "__main__":
+    receiving, sending = context.Pipe(duplex=False)
+    rank = context.Process(target=rank_process.be_rank, args=(receiving,))
+    rank.start()
+    if sys.argv[1] == "gives up":
+        sending.close()
+        receiving.close()
+        rank.join()
+        os._exit(rank.exitcode)
+    print(rank.pid, flush=True)
+    os._exit(0)
+"""
+
+
+def test_a_rank_that_gets_no_work_leaves(tmp_path):
+    (tmp_path / "gone.py").write_text(GONE)
+    ran = subprocess.run([sys.executable, "gone.py", "gives up"], cwd=tmp_path, timeout=60)
+    assert ran.returncode == rank_process.TERMINATED
     ran = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, rank_process.PARENT_PID: "1"},
-        capture_output=True,
+        [sys.executable, "gone.py", "goes"], cwd=tmp_path, capture_output=True, timeout=60
     )
-    assert (ran.returncode, ran.stdout) == (rank_process.TERMINATED, b"")
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, rank_process.PARENT_PID: str(os.getpid())},
-        capture_output=True,
-    )
-    assert (ran.returncode, ran.stdout) == (0, b"still here\n")
+    until(lambda: not is_alive(int(ran.stdout)))
 
 
 HANGING = """

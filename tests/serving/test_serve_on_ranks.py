@@ -4,11 +4,10 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 import torch
-from jobs import command
+from jobs import command, ranks_of
 from serving.processes import train
 from serving.test_serve_command import rows
 
@@ -33,19 +32,13 @@ def scores_of(server, name, given):
     return torch.tensor(json.loads(answer)["scores"])
 
 
-def ranks_of(server):
-    """The processes of its ranks."""
-    path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-    return [int(pid) for pid in path.read_text().split()]
-
-
 def test_it_answers_reloads_and_ends_as_one_process_does(models, tmp_path, start_server):
     link = tmp_path / "current"
     link.symlink_to(models[0])
     server = start_server(tmp_path / "server", link, "ranks=2")
     given = rows()
     assert torch.equal(scores_of(server, "current", given), load_model(models[0]).predict(given))
-    assert server.row["ranks"] == 2 and len(ranks_of(server)) >= 2
+    assert server.row["ranks"] == 2 and len(ranks_of(server.process.pid)) == 2
     (tmp_path / "new").symlink_to(models[1])
     (tmp_path / "new").replace(link)
     server.process.send_signal(signal.SIGHUP)
@@ -66,7 +59,7 @@ def test_it_answers_reloads_and_ends_as_one_process_does(models, tmp_path, start
 
 def test_a_rank_that_dies_ends_the_server_with_one_line(models, tmp_path, start_server):
     server = start_server(tmp_path, models[0], "ranks=2")
-    os.kill(max(ranks_of(server)), signal.SIGKILL)
+    os.kill(ranks_of(server.process.pid)[1], signal.SIGKILL)
     assert server.process.wait(60) == 1
     last = server.errors.splitlines()[-1]
     assert last.startswith("error: rank 1 ") and "SIGKILL" in last

@@ -1,0 +1,60 @@
+"""The fork server itself: it ends with its command, and has imported what ranks need.
+
+Only the server imports this module, which makes it one; then it runs Python's own loop
+(`multiprocessing.forkserver.main`).
+"""
+
+import os
+import shutil
+import signal
+from importlib import import_module
+from types import FrameType
+
+from setproctitle import setproctitle
+
+from recapp.processes.data_workers import die_with_parent
+from recapp.processes.fork_server import PARENT_PID, PRELOADED, SOCKET_FOLDER
+from recapp.processes.startup_and_exit import freeze_loaded_objects, loading
+
+# Not one of those that stop a run: they stay blocked in the server, as its ranks inherit that.
+COMMAND_IS_GONE = signal.SIGUSR1
+
+
+def serve_one_command() -> None:
+    """End this process when the command is gone, whatever ended that, and leave nothing behind.
+
+    The ranks end with this process. A terminal's signals are for the command alone: this process
+    and its ranks are a session of their own.
+    """
+    command = int(os.environ[PARENT_PID])
+    server = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == server and os.getppid() != command:
+            shutil.rmtree(os.environ[SOCKET_FOLDER], ignore_errors=True)
+            os._exit(128 + number)
+
+    signal.signal(COMMAND_IS_GONE, end)
+    die_with_parent(COMMAND_IS_GONE)
+    end(COMMAND_IS_GONE, None)  # it may have gone before the kernel knew
+    os.setsid()
+    setproctitle(f"recapp: ranks of process {command} are forked from this one")
+
+
+def preload() -> None:
+    """Import the modules that the command has named, and leave their pages to be shared.
+
+    A module that cannot be imported ends this process without a word: ranks that are started
+    otherwise say what is wrong.
+    """
+    try:
+        with loading():
+            for name in os.environ[PRELOADED].split():
+                import_module(name)
+    except Exception:
+        os._exit(1)
+    freeze_loaded_objects()
+
+
+serve_one_command()
+preload()

@@ -1,0 +1,203 @@
+"""The processes of the ranks that this process has started: their start, their watch and their end.
+
+Python's multiprocessing starts them, by a fork server or as fresh interpreters
+(`fork_server.py`). Each has a pipe from here that brings its work once all are there, so a launcher
+that is stopped in between leaves none that computes.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any
+
+from recapp.console import note
+from recapp.errors import LaunchError
+from recapp.processes.fork_server import (
+    context_of,
+    ensure_running,
+    signals_blocked,
+    without_main_module,
+)
+from recapp.processes.forwarding import LOOK_SECONDS, Forwarding
+from recapp.processes.rank_process import ERROR_FILE, InheritedStream, Work, be_rank
+
+PATIENCE_SECONDS = 30.0  # with the peers of a rank that failed, which may be saving
+STREAMS = ("stdout", "stderr")
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """How a rank has failed.
+
+    Args:
+        rank: Its number.
+        pid: Its process.
+        exitcode: Its exit code; minus the number of the signal that ended it.
+        error_file: Where it has told of its error, if it has.
+        ended: Whether it was killed because another rank had failed.
+    """
+
+    rank: int
+    pid: int
+    exitcode: int
+    error_file: Path
+    ended: bool = False
+
+
+class LaunchedRanks:
+    """The ranks of one run on this machine.
+
+    Args:
+        works: What each rank has to do, by rank.
+        logs: The directory of their logs: `logs/<rank>/stdout.log`, `stderr.log`, `error.json`.
+            What rank 0 prints goes where this process prints.
+        preload: The modules that a fork server imports before it forks ranks.
+        to_stderr: Whether what rank 0 prints goes to standard error.
+    """
+
+    def __init__(self, works: Sequence[Work], logs: Path, *, preload: str, to_stderr: bool) -> None:
+        self._preload = preload
+        self._works = [self._with_error_file(work, logs) for work in works]
+        self._logs = logs
+        self._to_stderr = to_stderr
+        self._processes: list[Any] = []
+        self._ended: set[int] = set()
+
+    @staticmethod
+    def _with_error_file(work: Work, logs: Path) -> Work:
+        folder = logs / work.environment["RANK"]
+        folder.mkdir(parents=True)
+        return Work(
+            work.module, work.config, {**work.environment, ERROR_FILE: str(folder / "error.json")}
+        )
+
+    def start(self, method: str, forwarding: Forwarding) -> None:
+        """Start all ranks, and give each its work.
+
+        A fork server that cannot be used is noted, and each rank is a fresh interpreter then.
+
+        Args:
+            method: `launch.start_method`.
+            forwarding: Is told of the processes.
+
+        Raises:
+            LaunchError: No process can be started.
+            Stopped: A signal has come before all were there.
+        """
+        context = context_of(method)
+        if context.get_start_method() == "forkserver":
+            try:
+                return self._start(context, forwarding)
+            except (OSError, EOFError) as error:
+                self.end()
+                note(
+                    f"the fork server cannot be used ({_words(error)}): each rank loads torch for "
+                    "itself, which takes longer"
+                )
+        try:
+            self._start(context_of("spawn"), forwarding)
+        except OSError as error:
+            raise LaunchError(
+                f"ranks cannot be started ({_words(error)}): use fewer (trainer.devices), or give "
+                "this machine more memory and processes"
+            ) from error
+
+    def _start(self, context: BaseContext, forwarding: Forwarding) -> None:
+        if context.get_start_method() == "forkserver":
+            ensure_running(self._preload)
+        with ExitStack() as pipes:
+            orders = []
+            for rank in range(len(self._works)):
+                receiving, sending = context.Pipe(duplex=False)
+                pipes.callback(sending.close)
+                with receiving, self._streams(rank) as streams:
+                    process = context.Process(  # type: ignore[attr-defined]
+                        target=be_rank, args=(receiving, *map(InheritedStream, streams))
+                    )
+                    _start_process(context, process)
+                self._processes.append(process)
+                orders.append(sending)
+            forwarding.watch([process.pid for process in self._processes])
+            for sending, work in zip(orders, self._works, strict=True):
+                with suppress(BrokenPipeError):  # it has ended already
+                    sending.send(work)
+
+    @contextmanager
+    def _streams(self, rank: int) -> Iterator[list[int]]:
+        """Open what becomes the standard output and standard error of a rank."""
+        with ExitStack() as opened:
+            if rank == 0:
+                streams = [os.dup(2 if self._to_stderr else 1), os.dup(2)]
+            else:
+                paths = [self._logs / str(rank) / f"{name}.log" for name in STREAMS]
+                streams = [os.open(path, os.O_WRONLY | os.O_CREAT, 0o666) for path in paths]
+            for descriptor in streams:
+                opened.callback(os.close, descriptor)
+            yield streams
+
+    def wait(self, forwarding: Forwarding) -> list[RankFailure]:
+        """Wait for the end of all ranks; return how those have failed that have.
+
+        Once one has failed the others get SIGTERM, and are killed when their time is over.
+        """
+        running = dict(enumerate(self._processes))
+        patience_ends = None
+        while running:
+            wait([process.sentinel for process in running.values()], LOOK_SECONDS)
+            gone = [rank for rank, process in running.items() if process.exitcode is not None]
+            for rank in gone:
+                running.pop(rank).join()
+            failed = any(self._processes[rank].exitcode for rank in gone)
+            if failed and patience_ends is None:
+                patience_ends = time.monotonic() + PATIENCE_SECONDS
+                if not forwarding.number:
+                    _signal(running, signal.SIGTERM)
+            deadline = forwarding.deadline(one_has_ended=len(running) < len(self._processes))
+            if time.monotonic() > min(patience_ends or deadline, deadline):
+                self._ended |= set(running)
+                _signal(running, signal.SIGKILL)
+        return [
+            RankFailure(
+                rank,
+                process.pid,
+                process.exitcode,
+                Path(self._works[rank].environment[ERROR_FILE]),
+                rank in self._ended,
+            )
+            for rank, process in enumerate(self._processes)
+            if process.exitcode
+        ]
+
+    def end(self) -> None:
+        """Kill what is left of the ranks, and forget them."""
+        _signal(dict(enumerate(self._processes)), signal.SIGKILL)
+        for process in self._processes:
+            process.join()
+        self._processes.clear()
+
+
+def _start_process(context: BaseContext, process: Any) -> None:
+    """Start a process. A fork server has its signals blocked, and so have those forked from it."""
+    with without_main_module():
+        if context.get_start_method() == "forkserver":
+            process.start()  # waits for the server, and a signal ends that
+            return
+        with signals_blocked():
+            process.start()
+
+
+def _signal(processes: Mapping[int, Any], number: int) -> None:
+    for process in processes.values():
+        if process.exitcode is None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+
+def _words(error: BaseException) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

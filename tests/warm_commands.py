@@ -20,15 +20,20 @@ import gc
 import os
 import pickle
 import runpy
+import signal
 import socket
 import subprocess
 import sys
 from contextlib import suppress
 from multiprocessing import resource_tracker, util
-from signal import SIGKILL, SIGTERM
 
 import torch
 from ranks import context
+from setproctitle import setproctitle
+
+from recapp.processes.data_workers import die_with_parent
+from recapp.processes.fork_server import replace_environment, signals_blocked
+from recapp.processes.rank_process import threads_of
 
 FORK_SERVER = "from multiprocessing.forkserver import main"  # begins its program
 MESSAGE_BYTES = 1 << 17  # at most, of the environment and the program of a fork server
@@ -71,16 +76,16 @@ class WarmCommand:
                 os.kill(self.pid, number)
 
     def terminate(self):
-        self.send_signal(SIGTERM)
+        self.send_signal(signal.SIGTERM)
 
     def kill(self):
-        self.send_signal(SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
 
 def _become(module, arguments, cwd, environ, umask, out, err):
     """Make this process, fresh from the fork server, `python -m module`, to its end."""
-    from recapp.processes.data_workers import die_with_parent
-
+    # while the environment is in its place, beside which the title is written
+    setproctitle(" ".join(["python", "-m", module, *arguments]))
     os.setsid()
     die_with_parent()
     os.umask(umask)
@@ -101,39 +106,40 @@ def _become(module, arguments, cwd, environ, umask, out, err):
 
 
 def _set_environment(environ):
-    """Also for what torch has read already, when it was imported."""
-    os.environ.clear()
-    os.environ.update(environ)
-    torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))
+    """Set also what torch has read when it was imported."""
+    replace_environment(environ)
+    torch.set_num_threads(threads_of(environ) or len(os.sched_getaffinity(0)))
 
 
 def _waiting_fork_server():
-    """Fork a process that becomes a fork server when it is asked to: (its id, the socket)."""
+    """Fork a process that becomes a fork server when it is asked to, and that no signal ends before
+    that: (its id, the socket).
+    """
     here, there = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    pid = os.fork()
-    if pid:
-        there.close()
-        return pid, here
-    here.close()
-    try:
-        _become_fork_server(there)
-    finally:
-        os._exit(0)
+    with signals_blocked():
+        pid = os.fork()
+        if not pid:
+            try:
+                here.close()
+                _become_fork_server(there)
+            finally:
+                os._exit(0)
+    there.close()
+    return pid, here
 
 
 def _become_fork_server(asked):
-    from recapp.processes.data_workers import die_with_parent
-
     die_with_parent()
     message, given, _, _ = socket.recv_fds(asked, MESSAGE_BYTES, 8)
     if not message:  # the command has ended without ranks
         return
-    environ, cwd, program, numbers = pickle.loads(message)
-    _set_environment(environ)
-    os.chdir(cwd)
+    environ, cwd, blocked, program, numbers = pickle.loads(message)
     for opened, number in zip(_moved_out_of_the_way(given), numbers, strict=True):
-        os.dup2(opened, number, inheritable=True)
+        os.dup2(opened, number)
         os.close(opened)
+    os.chdir(cwd)
+    _set_environment(environ)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     exec(program, {})
 
 
@@ -155,8 +161,9 @@ def _spawn_with(waiting):
         if not (left and args[-1].startswith(FORK_SERVER)):
             return spawn(path, args, passfds)
         pid, server = left.pop()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         numbers = [1, 2, *passfds]
-        message = pickle.dumps((dict(os.environ), os.getcwd(), args[-1], numbers))
+        message = pickle.dumps((dict(os.environ), os.getcwd(), blocked, args[-1], numbers))
         socket.send_fds(server, [message], numbers)
         server.close()
         return pid

@@ -11,7 +11,7 @@ as one of several, and what such ranks share.
 |            |                           | LOCAL_WORLD_SIZE, if not 0 |                            |
 |            |                           | of 1                       |                            |
 
-The ranks that `launch.py` starts look like torchrun's here: both use torch elastic.
+The ranks that `launch.py` starts look like torchrun's here.
 """
 
 import fcntl

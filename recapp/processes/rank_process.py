@@ -16,6 +16,7 @@ Where others than `launch.py` have started the ranks, the command itself is a ra
 
 import faulthandler
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -123,6 +124,7 @@ def _leave_with_launcher() -> None:
 
 def _become(work: Work) -> None:
     """Take a rank's environment, threads and title, in place of the fork server's."""
+    multiprocessing.set_start_method(None, force=True)  # of data workers: Python's own choice
     rank, world = (work.environment[name] for name in ("RANK", "WORLD_SIZE"))
     # before the environment is moved, beside which the title is written
     setproctitle(f"{work.module} rank {rank} of {world} in {work.config.parent}")

@@ -1,6 +1,7 @@
 """Ranks are forked from a process that is fit for it, and nothing is left of it."""
 
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -104,7 +105,7 @@ def test_a_rank_takes_the_threads_that_a_fresh_process_would_take(variables, thr
 
 
 SAYS = """
-import json, os, signal, sys
+import json, multiprocessing, os, signal, sys
 from pathlib import Path
 
 def run(settings, directory):
@@ -119,6 +120,7 @@ def run(settings, directory):
         "title": Path("/proc/self/cmdline").read_text().partition(chr(0))[0],
         "umask": os.umask(0o22),
         "imports": "hydra" in sys.modules,
+        "method": multiprocessing.get_start_method(),
     }))
 """
 LAUNCH = """
@@ -174,6 +176,7 @@ def test_a_fork_is_what_a_fresh_interpreter_is(tmp_path, way):
             "title": f"says rank {rank} of 2 in {tmp_path}",
             "umask": 0o22,
             "imports": False,
+            "method": multiprocessing.get_start_method(),
         }
         assert seen["MINE"] == "x" and seen.get("CHANGED") == ("1" if way == "changed" else None)
         assert seen["OMP_NUM_THREADS"] == "3"

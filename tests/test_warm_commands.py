@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+from multiprocessing import util
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ def test_it_has_what_python_m_has_and_so_have_processes_from_its_fork_server(tmp
         assert (tmp_path / f"{fresh}.err").read_text() == "beside it\n"
         said.append(json.loads((tmp_path / f"{fresh}.out").read_text()))
     started, forked = said
+    folders = [Path(found.pop("folder")) for found in said]
+    assert util.get_temp_dir() not in map(str, folders) and not any(f.exists() for f in folders)
     assert forked == started
     assert forked["has the server"] and forked["child"]["environ"]["OF_THE_SERVER"] == "1"
 

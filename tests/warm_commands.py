@@ -25,7 +25,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
-from multiprocessing import resource_tracker, util
+from multiprocessing import process, resource_tracker, util
 
 import torch
 from ranks import context
@@ -99,7 +99,9 @@ def _become(module, arguments, cwd, environ, umask, out, err):
     sys.path[:] = [cwd, *environ["PYTHONPATH"].split(os.pathsep), *installed]
     sys.argv = ["-m", *arguments]
     sys.modules.pop(module, None)
-    resource_tracker._resource_tracker._fd = None  # pytest's: the command starts its own
+    # pytest's own, of which the command makes its own
+    resource_tracker._resource_tracker._fd = None
+    process.current_process()._config.pop("tempdir", None)
     gc.freeze()
     util.spawnv_passfds = _spawn_with(_waiting_fork_server())
     runpy.run_module(module, run_name="__main__", alter_sys=True)

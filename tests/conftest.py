@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from jobs import Jobs
 from ranks import Ranks, auto_means
+from stored import Stored
 
 settings.register_profile(
     "busy machine",
@@ -90,6 +91,16 @@ def jobs():
     pool = Jobs()
     yield pool
     pool.stop()
+
+
+@pytest.fixture(scope="session")
+def stored(jobs, tmp_path_factory):
+    """What several tests read and none changes, made once for all workers: see tests/stored.py."""
+    own = tmp_path_factory.getbasetemp()
+    of_session = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    store = Stored(of_session / "stored", jobs)
+    yield store
+    store.check()
 
 
 @pytest.fixture(scope="session")

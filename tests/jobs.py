@@ -17,9 +17,11 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ranks import context, stop
+from warm_commands import WarmCommand
 
 from recapp import errors
 from recapp.errors import RecappError
@@ -27,6 +29,7 @@ from recapp.errors import RecappError
 REPOSITORY = Path(__file__).parents[1]
 SIZE = 4
 TIMEOUT_S = 180
+COMMAND_TIMEOUT_S = 600
 # said by whoever came first
 FIRST_USE = re.compile(
     r"^(compiling kernels for this machine .*|compiled in [0-9.]+ s)\n", re.MULTILINE
@@ -111,28 +114,41 @@ def environment(**more):
     return kept | {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "150", **more}
 
 
-def command(name, *arguments, cwd, **variables):
+def command(name, *arguments, cwd, fresh=False, **variables):
     """`python -m recapp.<name> <arguments>`, to its end."""
-    ran = subprocess.run(
-        [sys.executable, "-m", f"recapp.{name}", *map(str, arguments)],
-        cwd=cwd,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    return Finished(ran.returncode, ran.stdout, FIRST_USE.sub("", ran.stderr))
+    with TemporaryDirectory() as folder:
+        out, err = Path(folder, "out.txt"), Path(folder, "err.txt")
+        run = started(f"recapp.{name}", arguments, cwd, variables, out, err, fresh)
+        try:
+            code = run.wait(COMMAND_TIMEOUT_S)
+        finally:
+            if run.poll() is None:
+                os.killpg(run.pid, signal.SIGKILL)
+        return Finished(code, out.read_text(), FIRST_USE.sub("", err.read_text()))
 
 
-def start(name, *arguments, cwd, **variables):
+def start(name, *arguments, cwd, fresh=False, **variables):
     """The same, not waited for; its output in `cwd`/out.txt and err.txt."""
-    with open(cwd / "out.txt", "w") as out, open(cwd / "err.txt", "w") as err:
+    return started(
+        f"recapp.{name}", arguments, cwd, variables, cwd / "out.txt", cwd / "err.txt", fresh
+    )
+
+
+def started(module, arguments, cwd, variables, out, err, fresh):
+    """`python -m module` in a session of its own: forked from a process that has imported it
+    (warm_commands.py), or in an interpreter of its own.
+    """
+    arguments = list(map(str, arguments))
+    environ = environment(**variables)
+    with open(out, "w") as stdout, open(err, "w") as stderr:
+        if not fresh:
+            return WarmCommand(module, arguments, cwd=cwd, environ=environ, out=out, err=err)
         return subprocess.Popen(
-            [sys.executable, "-m", f"recapp.{name}", *map(str, arguments)],
+            [sys.executable, "-m", module, *arguments],
             cwd=cwd,
-            env=environment(**variables),
-            stdout=out,
-            stderr=err,
+            env=environ,
+            stdout=stdout,
+            stderr=stderr,
             start_new_session=True,
         )
 

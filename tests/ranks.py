@@ -10,27 +10,60 @@ width and rule that tests think of takes minutes. Parity, the kernels' own suite
 compiled kernels in both tiers; the full tier runs nothing else.
 """
 
-import multiprocessing as mp
 import os
 import sys
 import tempfile
 import traceback
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.forkserver import ForkServer
+from multiprocessing.popen_forkserver import Popen
+from unittest.mock import patch
+
+from recapp.processes.fork_server import DEFAULTS, OWN_VARIABLES
 
 SIZE = 4
 TIMEOUT_S = 120
-IMPORTED = ["torch", "lightning.pytorch", "recapp.worker", "recapp.engine.sharded_tables"]
+IMPORTED = [
+    "torch",
+    "lightning.pytorch",
+    "recapp.worker",
+    "recapp.engine.sharded_tables",
+    # of whole commands (warm_commands.py), and what they import late
+    *(f"recapp.{name}" for name in ("train", "eval", "predict", "export", "serve")),
+    *(f"recapp.{name}" for name in ("plan", "bench", "report")),
+    "recapp.app.training_modules",
+    "recapp.app.trained_model",
+    "recapp.app.export_model",
+]
+# as of the fork server of a command: no library starts threads when it is imported
+ENVIRONMENT = DEFAULTS | dict(os.environ) | OWN_VARIABLES
 PATIENCE_S = 2  # with the others, once a rank has failed: they wait for it
 
 
+_server = ForkServer()  # not that of the product, which tests use in this process too
+
+
+class _Context(ForkServerContext):
+    """Processes that are forked from the server of pytest."""
+
+    class Process(ForkServerProcess):
+        @staticmethod
+        def _Popen(process):
+            with patch.object(forkserver, "connect_to_new_process", _server.connect_to_new_process):
+                return Popen(process)
+
+
 def context():
-    """Of the processes of pools: each is forked from one that has imported torch and Lightning,
-    which takes seconds.
+    """Of the processes of pools and of commands: each is forked from one that has imported torch
+    and Lightning, which takes seconds.
     """
-    found = mp.get_context("forkserver")
-    found.set_forkserver_preload(IMPORTED)
-    return found
+    _server.set_forkserver_preload(IMPORTED)
+    with patch.dict(os.environ, ENVIRONMENT, clear=True):
+        _server.ensure_running()
+    return _Context()
 
 
 @contextmanager

@@ -366,10 +366,10 @@ def test_the_model_of_the_page_for_contributors_trains_and_is_evaluated(tmp_path
     train = next(c for c in COMMANDS if "model=linear" in c.arguments)
     path = os.pathsep.join((str(REPOSITORY), "mine"))
     run = ["hydra.run.dir=out", "+plan=mixed", *small("data/generated", rows=3000)]
-    ran = command("train", *train.arguments, *run, cwd=tmp_path, PYTHONPATH=path)
+    ran = command("train", *train.arguments, *run, cwd=tmp_path, fresh=True, PYTHONPATH=path)
     assert ran.code == 0, ran.err
     measure = ["ckpt_path=out/checkpoints/last.ckpt", "trust=[linear_clicks]"]
-    ran = command("eval", *measure, cwd=tmp_path, PYTHONPATH=path)
+    ran = command("eval", *measure, cwd=tmp_path, fresh=True, PYTHONPATH=path)
     assert ran.code == 0, ran.err
     assert metrics_of(tmp_path / "out")["status"] == "ok"
 

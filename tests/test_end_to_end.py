@@ -28,7 +28,8 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(base):
     """A run of 20 steps with data generated first, in base/run."""
-    done = command("train", "+plan=mixed", *small("logs"), STEPS, "hydra.run.dir=run", cwd=base)
+    settings = ["+plan=mixed", *small("logs"), STEPS, "hydra.run.dir=run"]
+    done = command("train", *settings, cwd=base, fresh=True)
     assert done.code == 0, done.err
     return done
 

@@ -416,5 +416,6 @@ def test_two_shells_with_variables_set_by_hand_are_a_run(tmp_path, data, started
 def test_a_shell_that_lacks_a_variable_is_told_which(tmp_path, data):
     variables = by_hand(0, 1)
     del variables["MASTER_ADDR"]
-    ran = command("train", "+plan=mixed", *data, "hydra.run.dir=run", cwd=tmp_path, **variables)
+    settings = ["+plan=mixed", *data, "hydra.run.dir=run"]
+    ran = command("train", *settings, cwd=tmp_path, fresh=True, **variables)
     assert "MASTER_ADDR" in ran.error()

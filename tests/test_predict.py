@@ -535,7 +535,7 @@ def test_an_id_outside_of_its_table_under_rule_error_is_named(jobs, tmp_path):
 @pytest.mark.full
 def test_the_command_prints_one_document_and_writes_metrics(base, tmp_path):
     settings = arguments(base, "scores.parquet", "format=json", "hydra.run.dir=job")
-    ran = command("predict", *settings, cwd=tmp_path)
+    ran = command("predict", *settings, cwd=tmp_path, fresh=True)
     assert ran.code == 0, ran.err
     (row,) = json.loads(ran.out)["rows"]
     assert row == metrics_of(tmp_path / "job") and row["rows"] == ROWS

@@ -31,6 +31,7 @@ def first_run(tmp_path_factory):
         "trainer.max_steps=20",
         *small("data/generated", rows=3000),
         cwd=base,
+        fresh=True,
     )
     assert ran.code == 0, ran.err
     return base, ran
@@ -69,7 +70,7 @@ def test_the_first_command_says_what_it_does_and_leaves_what_the_readme_names(fi
 def test_its_checkpoint_is_measured_as_the_readme_says(first_run):
     base, _ = first_run
     measure = next(c for c in IN_BLOCKS if c.name == "eval" and len(c.arguments) == 1)
-    ran = command(measure.name, *measure.arguments, cwd=base)
+    ran = command(measure.name, *measure.arguments, cwd=base, fresh=True)
     assert ran.code == 0, ran.err
     (found,) = base.glob("outputs/20*/*/metrics.json")
     last = json.loads((base / "outputs/first/checkpoints/last.ckpt/manifest.json").read_text())

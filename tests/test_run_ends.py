@@ -134,7 +134,7 @@ def assert_stopped(directory, by, output):
 
 @pytest.mark.full
 def test_ctrl_c_saves_once_though_every_process_of_the_terminal_hears_it(base):
-    run, output = training(base, "ctrl_c", "dataset.num_workers=1")
+    run, output = training(base, "ctrl_c", "dataset.num_workers=1", fresh=True)
     ranks = ranks_of(run.pid)
     began = time.monotonic()
     os.killpg(run.pid, signal.SIGINT)
@@ -182,6 +182,7 @@ def test_a_signal_at_any_moment_of_the_start_counts_and_is_one_line(base, number
             *small(base / "logs"),
             f"hydra.run.dir={folder}/run",
             cwd=folder,
+            fresh=True,
             PYTHONPATH=f"{folder}:{environment()['PYTHONPATH']}",
         )
         wait(lambda: (folder / "begun").exists())

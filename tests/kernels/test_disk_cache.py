@@ -150,6 +150,7 @@ def test_commands_report_all_that_they_compile(tmp_path, ranks):
             *overrides,
             f"trainer.devices={ranks}",
             cwd=tmp_path,
+            fresh=True,
             NUMBA_CACHE_DIR=str(cache),
             OMP_NUM_THREADS="2",
             NUMBA_NUM_THREADS="2",

@@ -177,7 +177,7 @@ sys.addaudithook(hook)
 def test_a_command_that_is_still_imported_ends_with_one_line(name, number, said, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(AT_IMPORT.format(module="hydra", name=number.name))
     path = f"{tmp_path}:{environment()['PYTHONPATH']}"
-    ran = command(name, "explain", cwd=tmp_path, PYTHONPATH=path)
+    ran = command(name, "explain", cwd=tmp_path, fresh=True, PYTHONPATH=path)
     assert (ran.code, ran.out, ran.err) == (128 + number, "", said)
 
 

@@ -44,7 +44,7 @@ def test_a_model_that_refuses_unknown_ids_is_asked_for_those_of_its_example(jobs
 
 
 def test_without_an_artefact_it_says_so(tmp_path):
-    assert command("bench", "serve", cwd=tmp_path).error() == (
+    assert command("bench", "serve", cwd=tmp_path, fresh=True).error() == (
         "artefact must be given: artefact=DIR, an artefact of recapp.export or a checkpoint"
     )
     wrong = command("bench", "serve", "artefact=x", "protocol=jsn", cwd=tmp_path)

@@ -37,7 +37,8 @@ def scorer(artefact):
 
 @pytest.fixture(scope="module")
 def server(artefact, tmp_path_factory):
-    with ServerProcess(tmp_path_factory.mktemp("server"), artefact, "name=clicks") as made:
+    folder = tmp_path_factory.mktemp("server")
+    with ServerProcess(folder, artefact, "name=clicks", fresh=True) as made:
         yield made
 
 
@@ -91,7 +92,8 @@ def test_arrow_over_http_is_scored_as_the_model_scores(server, scorer):
 
 
 def test_a_taken_port_is_one_line(server, artefact, tmp_path):
-    found = command("serve", f"artefact={artefact}", f"port={server.port}", cwd=tmp_path)
+    taken = f"port={server.port}"
+    found = command("serve", f"artefact={artefact}", taken, cwd=tmp_path, fresh=True)
     assert found.error() == (
         f"port={server.port}: cannot listen at 127.0.0.1:{server.port} (Address already in use); "
         "choose another port=N, or port=0 for any that is free"

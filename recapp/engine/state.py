@@ -20,7 +20,8 @@ from recapp.engine.outputs import BatchOutput, Member, Outputs
 from recapp.engine.row_statistics import RowStatistics
 from recapp.engine.row_store import RowStore
 from recapp.kernels.backend import Backend
-from recapp.kernels.links import CACHE_LINE_BYTES, Bags, Scratch, offset_dtype
+from recapp.kernels.constants import CACHE_LINE_BYTES
+from recapp.kernels.links import Bags, Scratch, offset_dtype
 from recapp.sharding.layout import Layout
 from recapp.sparse.transfer import to_device
 from recapp.tables.config import EmbeddingConfig, PoolingType

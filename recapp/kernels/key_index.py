@@ -13,10 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from recapp.kernels.constants import RUN_BITS
 from recapp.kernels.ragged import group
 from recapp.kernels.row_memory import RowMemory
-
-RUN_BITS = 6  # the highest bits of a position are its run, 0 at the smallest position
 
 
 class SortedIndex:

@@ -21,7 +21,6 @@ from recapp.sparse.transfer import to_device
 
 Counts = NDArray[np.int64]
 """Integers on the host: counts, or offsets made of them."""
-CACHE_LINE_BYTES = 64
 
 
 class Staged(NamedTuple):

@@ -3,8 +3,9 @@
 numba finds a kernel on disk by the file of its function, and by its code and all that it closes
 over, pickled.
 
-- Kernels are put together from several files. If one of these changed alone, kernels of two
-  versions would work on the same arrays: so each carries the digest of all of them (`compiled`).
+- A kernel is put together from several files. If one of these changed alone, kernels of two
+  versions would work on the same arrays: so each carries the digest of the files that it is made of
+  (`kernel_sources.py`), and a change in any other file leaves it as it is.
 - Compiled functions and intrinsics pickle differently in every process, and with them in a closure
   each process would compile anew. So kernels close over numbers and over plain functions that
   pickle knows by their name (`inlined`); numba compiles those into them.
@@ -14,8 +15,6 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from numba import njit
@@ -23,21 +22,13 @@ from numba.core import event
 from numba.core.registry import cpu_target
 from numba.extending import register_jitable
 
+from recapp.kernels.kernel_sources import digest
+
 Function = Callable[..., Any]
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
-SOURCES = ("kernels/*.py", "optim/rules.py")  # below the package
 # Names of functions become names of files, and pickle takes what stands before a dot for the owner.
 NO_PATH = str.maketrans(".", "p", "(), '")
-
-
-@lru_cache(None)
-def digest() -> str:
-    """Return the SHA-256 of all files that kernels are made of."""
-    package = Path(__file__).parents[1]
-    return sha256(
-        b"".join(path.read_bytes() for pattern in SOURCES for path in sorted(package.glob(pattern)))
-    ).hexdigest()
 
 
 @lru_cache(None)
@@ -58,7 +49,7 @@ def kept_on_disk() -> bool:
 
 def compiled(**more: Any) -> Callable[[Function], Function]:
     """Return a decorator for a kernel: it is compiled at its first call, or read from disk where it
-    was kept and no source has changed since.
+    was kept and none of its sources has changed since.
 
     Args:
         more: Options of numba beside `OPTIONS`.
@@ -68,7 +59,7 @@ def compiled(**more: Any) -> Callable[[Function], Function]:
         kernel = njit(**OPTIONS, cache=kept_on_disk(), **more)(function)
         if kept_on_disk():
             # numba would look at this function's file alone
-            kernel._cache._cache_file._source_stamp = digest()
+            kernel._cache._cache_file._source_stamp = digest(function)
         return kernel  # type: ignore[no-any-return]
 
     return compile

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from recapp.kernels import numba_partition as partition
-from recapp.kernels.links import CACHE_LINE_BYTES, Links, Rate, decay_of
+from recapp.kernels.constants import CACHE_LINE_BYTES
+from recapp.kernels.links import Links, Rate, decay_of
 
 STREAM_FROM_BYTES = 4 << 20  # smaller targets are read again from the caches
 # Waking a second thread takes 10 to 30 us: more than it gains with fewer bags or touched rows

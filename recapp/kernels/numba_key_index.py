@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recapp.kernels.key_index import RUN_BITS
+from recapp.kernels.constants import RUN_BITS
 from recapp.kernels.numba_key_table import (
     SEGMENT,
     KeyTable,

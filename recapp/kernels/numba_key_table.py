@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from recapp.kernels.key_index import RUN_BITS
+from recapp.kernels.constants import RUN_BITS
 from recapp.kernels.numba_cache import compiled
 from recapp.kernels.simd import prefetch
 

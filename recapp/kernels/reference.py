@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recapp.kernels import sorted_numbers
-from recapp.kernels.key_index import RUN_BITS, SortedIndex
+from recapp.kernels.constants import RUN_BITS, SQUARE_BLOCK
+from recapp.kernels.key_index import SortedIndex
 from recapp.kernels.links import Bags, Counts, Links, Rate, Routes, Rule, Scratch, decay_of
 from recapp.kernels.quantised import QuantisedRows, dequantise
 from recapp.kernels.ragged import Grouped, gather, group, numbered, runs, starts
@@ -30,7 +31,6 @@ from recapp.sparse.transfer import to_device, to_host
 
 # elements that are gathered at a time where vectors are scattered over a buffer: 64 MB in fp32
 CHUNK_ELEMENTS = 1 << 24
-SQUARE_BLOCK = 64  # columns; as wide as a vertical strip is by default (sharding/sharding_types.py)
 
 
 class UniqueRows(NamedTuple):

@@ -17,9 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from recapp.kernels import triton_vectors as vectors
+from recapp.kernels.constants import SQUARE_BLOCK
 from recapp.kernels.links import Links, Rate, Rule, decay_of
 from recapp.kernels.quantised import QuantisedRows
-from recapp.kernels.reference import SQUARE_BLOCK, TorchBackend
+from recapp.kernels.reference import TorchBackend
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 

@@ -32,7 +32,7 @@ import triton.language as tl
 RUN = 256  # entries of a run; fewer need more partial sums, more take longer one after the other
 TILE_ELEMENTS = 1024  # of a program's tile: 8 in each thread of 4 warps
 TILE_BAGS = 64
-TILE_COLUMNS = 128  # whole blocks of squares (`SQUARE_BLOCK` of the reference)
+TILE_COLUMNS = 128  # whole blocks of squares (`SQUARE_BLOCK`)
 AT_ONCE = 4  # entries whose loads do not wait for each other
 
 

@@ -16,7 +16,7 @@ MODULES = os.pathsep.join(map(str, (REPOSITORY, TESTS, TESTS / "engine")))
 TRAIN = """
 import sys
 from recapp.kernels import numba_cache
-numba_cache.digest = lambda: sys.argv[3]
+numba_cache.digest = lambda function: sys.argv[3]
 import test_long_bags, test_threads, torch
 from engine.engine_cases import make_tables
 from recapp.transport.communicator import Comm
@@ -63,7 +63,7 @@ def test_a_second_process_compiles_nothing(tmp_path, bags, threads, some):
 
 
 @pytest.mark.full
-def test_a_change_in_any_source_compiles_anew(tmp_path):
+def test_a_change_in_a_source_compiles_anew(tmp_path):
     first, changed = (
         files_after_training(tmp_path, "single", "1", sources) for sources in ("before", "after")
     )
@@ -164,16 +164,51 @@ def test_commands_report_all_that_they_compile(tmp_path, ranks):
         assert (tmp_path / "err.txt").read_text().count("compiled in") == 1
 
 
-def test_the_digest_follows_every_file_that_kernels_are_made_of(monkeypatch):
-    from recapp.kernels import numba_cache
+OWN_RULE = """
+def step(w, g, mean_square, lr, sqrt, s):
+    return w - lr * {factor} * g, s + g
+"""
+UPDATE = """
+import torch
+from recapp.kernels.backend import backend
+from recapp.kernels.links import Links
+from recapp.optim.rules import RowRule
+from my_rules import step
+rule = RowRule("mine", step, 0.5, state=(("seen", "element"),))
+index = torch.zeros(1, dtype=torch.int32)
+links = Links(index, torch.arange(2, dtype=torch.int32), None, None, 1)
+weights, seen = torch.zeros(1, 3), torch.zeros(1, 3)
+backend("numba", weights.device).update(
+    torch.ones(3), links, index, None, weights, [seen], torch.float32, 0.5, rule
+)
+print(weights[0, 0].item())
+"""
 
-    read = Path.read_bytes
-    known = []
-    monkeypatch.setattr(Path, "read_bytes", lambda path: known.append(path.name) or read(path))
-    numba_cache.digest.__wrapped__()
-    assert {"simd.py", "links.py", "rules.py", "numba_integers.py", "numba_vectors.py"} <= set(
-        known
+
+@pytest.mark.full
+def test_a_change_in_a_rule_of_the_users_own_compiles_its_kernel_anew(tmp_path):
+    """And nothing else: the rule is no part of other kernels."""
+    rules = tmp_path / "my_rules.py"
+    cache = tmp_path / "cache"
+    variables = environment(
+        PYTHONPATH=os.pathsep.join(map(str, (REPOSITORY, tmp_path))), NUMBA_CACHE_DIR=str(cache)
     )
+
+    def updated(factor):
+        rules.write_text(OWN_RULE.format(factor=factor))
+        ran = subprocess.run(
+            [sys.executable, "-c", UPDATE], capture_output=True, text=True, env=variables
+        )
+        assert ran.returncode == 0, ran.stderr
+        return float(ran.stdout), {path: path.stat().st_mtime_ns for path in cache.rglob("*.nb?")}
+
+    first, compiled = updated(1)
+    again, kept = updated(1)
+    changed, later = updated(3)
+    assert (first, again, changed) == (-0.5, -0.5, -1.5)
+    assert kept == compiled and later.keys() >= kept.keys()
+    anew = [path.name for path in kept if later[path] > kept[path]]
+    assert anew and all(name.startswith("numba_vectors.updating_my_rules") for name in anew)
 
 
 REPORT = """

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from recapp.kernels.backend import backend
+from recapp.kernels.constants import SQUARE_BLOCK
 from recapp.kernels.links import Links
 from recapp.kernels.quantised import QuantisedRows, quantise
-from recapp.kernels.reference import SQUARE_BLOCK, TorchBackend
+from recapp.kernels.reference import TorchBackend
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -19,6 +19,7 @@
 | `inference`  | how fast a trained model answers: p50, p99, rows | `nn.EmbeddingBag`, TorchRec    |
 |              | a second, eager, compiled and in C++             |                                |
 | `serve`      | a server under a rising load, in each protocol   | JSON rows, its own model       |
+| `start`      | commands from the command line to the first step | another recapp                 |
 
 A setting that cannot be is refused here, before anything is measured.
 """
@@ -28,6 +29,7 @@ if __name__ == "__main__":
 
     end_on_signals()  # before the imports below, which take a while
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,6 +46,7 @@ from recapp.processes.rank_process import leave
 from recapp.settings.option_files import options
 from recapp.settings.primaries import VERBS
 
+ROWS_FILE = "rows.json"
 SHORT = ("plan", "model")  # groups have these names, and Hydra would look for an option there
 PLANS = {  # that are measured without plan=...
     "step": (
@@ -80,6 +83,9 @@ def measure(config: dict[str, Any], job: Job) -> None:
         job: The job: its verb, directory and overrides.
     """
     settings = settings_of(config, job)
+    if job.verb == "start":
+        _print(_commands_timed(settings, job), job.verb, config["format"])
+        return
     with TemporaryDirectory(prefix="recapp_bench_") as folder:
         settings["folder"] = folder
         worker = "recapp.benchmarks.bench_worker"
@@ -90,6 +96,26 @@ def measure(config: dict[str, Any], job: Job) -> None:
     if external_rank():
         return
     _print(found, job.verb, config["format"])
+
+
+def _commands_timed(settings: dict[str, Any], job: Job) -> dict[str, Any]:
+    """Time commands in processes of their own, and write the records into the job's directory.
+
+    Raises:
+        ConfigError: `bench.baseline` names no recapp.
+        LaunchError: A command failed.
+    """
+    from recapp.benchmarks.start_times import can_drop_caches, measure
+
+    if "cold" in settings["cache"] and not can_drop_caches():
+        console.note("cache=cold: only root may empty the page cache: those numbers are left out")
+    with (
+        TemporaryDirectory(prefix="recapp_bench_") as folder,
+        console.progress("start, rounds", settings["rounds"]) as advance,
+    ):
+        found = measure(settings, Path(folder), advance)
+    (job.directory / ROWS_FILE).write_text(json.dumps(found, indent=1) + "\n")
+    return {**found, "pictures": []}
 
 
 def _print(found: dict[str, Any], verb: str, format: str) -> None:
@@ -149,9 +175,11 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
         ConfigError: An unknown name, a number out of range, a backend that is not installed, or a
             Python without TorchRec.
     """
+    bench = config["bench"]
+    if job.verb == "start":
+        return _of_start(config)
     from recapp.benchmarks.checks import checked
 
-    bench = config["bench"]
     chosen = _names(
         bench["plan"], PLANS.get(job.verb, ()), [*options("plan", job.folders), *bench["plans"]]
     )
@@ -171,6 +199,22 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     if job.verb == "data":
         _write_logs(settings["dataset"])
     return settings | {"trainer": {"devices": settings["ranks"], "accelerator": "cpu"}}
+
+
+def _of_start(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of `start`, which needs nothing that computes.
+
+    Raises:
+        ConfigError: Ranks were started beside this process.
+    """
+    if external_rank() is not None:
+        raise ConfigError("bench start runs whole commands: start it without torchrun or srun")
+    cache = config["cache"]
+    return {
+        "rounds": config["rounds"],
+        "cache": list(dict.fromkeys(cache if isinstance(cache, list) else [cache])),
+        "baseline": _absolute(config["bench"]["baseline"]),
+    }
 
 
 def _absolute(path: str | None) -> str | None:

@@ -43,7 +43,7 @@ def comparable(metrics):
     return {
         name: value
         for name, value in metrics.items()
-        if name not in MEASURED and not name.startswith("hidden_share_")
+        if name not in MEASURED and not name.startswith(("hidden_share_", "seconds_to_"))
     }
 
 

@@ -70,6 +70,7 @@ def metrics_of_run(
         "step_ms": measured.get("step_ms"),
         "step_ms_quartiles": measured.get("step_ms_quartiles"),
         "train_seconds": measured.get("train_seconds"),
+        **clock.start,
         "steps": trainer.global_step,
         "steps_planned": steps_planned(trainer),
         "ranks": strategy.comm.world,

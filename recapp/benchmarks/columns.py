@@ -31,9 +31,9 @@ def quartile_keys(key: str) -> tuple[str, str]:
     Args:
         key: The key of a median or a ratio.
     """
-    if key.endswith("median_ms"):
-        stem = key.removesuffix("median_ms")
-        return f"{stem}q1_ms", f"{stem}q3_ms"
+    stem, median, unit = key.rpartition("median_")
+    if median:
+        return f"{stem}q1_{unit}", f"{stem}q3_{unit}"
     return f"{key}_q1", f"{key}_q3"
 
 
@@ -150,6 +150,19 @@ COLUMNS: dict[str, list[Column]] = {
         Column("overhead_ms", "over-\nhead ms", ",.2f"),
         Column("model_ms", "model\nms", ",.2f"),
         Spread("rows_ratio", "rows\nratio"),
+    ],
+    "start": [
+        Column("what", "what"),
+        Column("cache", "cache"),
+        Spread("median_s", "s"),
+        Spread("baseline_median_s", "base-\nline s"),
+        Spread("baseline_ratio", "baseline\nratio"),
+    ],
+    "parts": [
+        Column("part", "part of train"),
+        Column("cache", "cache"),
+        Spread("median_s", "s"),
+        Spread("baseline_median_s", "base-\nline s"),
     ],
     "data": [
         Column("stage", "stage"),

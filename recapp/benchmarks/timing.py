@@ -14,9 +14,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from recapp.transport.communicator import Comm
+if TYPE_CHECKING:
+    from recapp.transport.communicator import Comm
 
 LEAST_STEPS = 2  # of a turn
 MOST_STEPS = 40  # of a turn
@@ -134,7 +135,7 @@ def time_steps(
 
 def interleave(
     contenders: Mapping[str, Contender],
-    comm: Comm,
+    comm: "Comm",
     *,
     rounds: int,
     seconds: float,
@@ -166,7 +167,7 @@ def interleave(
     return measured
 
 
-def slowest(comm: Comm, times: Times) -> Times:
+def slowest(comm: "Comm", times: Times) -> Times:
     """Return the times of the slowest rank in each step; ranks without times do not count.
 
     Every rank calls it.

@@ -117,6 +117,7 @@ class Benchmark:
     plan: str | list[str] | None = None
     model: str | list[str] | None = None
     torchrec_python: str | None = None
+    baseline: str | None = None
     plans: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -147,6 +148,7 @@ class Bench(Command):
     load: list[Annotated[float, Within(above=0, most=10)]] = field(
         default_factory=lambda: [0.25, 0.5, 0.75, 1.25]
     )
+    cache: Literal["warm", "cold"] | list[Literal["warm", "cold"]] = "warm"
     bench: Benchmark = ABSENT
     tables: TablesOfDataset | ListedTables = ABSENT
     dataset: Dataset = ABSENT
@@ -212,6 +214,7 @@ VERBS = {
         "dynamic",
         "inference",
         "serve",
+        "start",
     ),
 }
 """The verbs of the commands that have some: the first word behind the command."""

@@ -18,6 +18,7 @@ from recapp.models.layer_table import layer_table
 from recapp.planner.explain import plan_rows, rank_rows
 from recapp.planner.table_uses import table_uses
 from recapp.planner.topology import hosts_in_blocks
+from recapp.processes.process_age import command_age, process_age
 from recapp.reporting.phases import quartiles
 from recapp.reporting.record import claim_directory
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
@@ -119,6 +120,9 @@ class StepClock(Callback):
     A step includes the wait for its data and excludes validation. Also measured is how long the
     host waited in it for messages of the tables: for counts and ids (`input_wait_ms`), and for all
     of them (`exchange_wait_ms`).
+
+    `start` says how far the start has come after how many seconds of the command: the rank was
+    there, training began, the first step was over.
     """
 
     def __init__(self) -> None:
@@ -128,6 +132,7 @@ class StepClock(Callback):
         self.calls: list[int] = []
         self.input_wait_ms: list[float] = []
         self.exchange_wait_ms: list[float] = []
+        self.start: dict[str, float | None] = {}
         self._began = 0.0
         self._since: float | None = None
         self._sent = self._called = 0
@@ -135,6 +140,10 @@ class StepClock(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to measure the first step."""
+        age = command_age()
+        own = process_age()
+        self.start["seconds_to_ranks"] = None if age is None or own is None else age - own
+        self.start["seconds_to_training"] = age
         self._begin(trainer)
         assert self._since is not None
         self._began = self._since
@@ -156,6 +165,8 @@ class StepClock(Callback):
         """Record the step that has ended, and begin to measure the next one."""
         assert self._since is not None
         comm = _strategy(trainer).comm
+        if not self.step_ms:
+            self.start["seconds_to_first_step"] = command_age()
         self.step_ms.append((time.perf_counter() - self._since) * 1e3)
         self.rows.append(_data(trainer).batch_size)
         self.bytes_sent.append(comm.bytes_sent - self._sent)

@@ -1,0 +1,281 @@
+"""What a user waits for: whole commands in fresh processes, from the command line to the first step
+and to the prompt.
+
+    round 1   recapp: train, eval, plan explain, ...   baseline: train, eval, plan explain, ...
+    round 2   baseline: ...                            recapp: ...
+
+The baseline is another recapp: that of another Python, or a checkout. Both train and evaluate on
+rows of their own, generated before the first round, in which kernels are compiled as well. The
+first step is over when its line is printed (`step 1/1, ...`), which any recapp prints.
+
+Where the time of a start goes is found in what a run leaves: `metrics.json` says after how many
+seconds of the command its ranks were there, training began and the first step was over. A baseline
+of an earlier day does not say so.
+
+A command is measured without page cache after the system has dropped it, which only root may ask
+for.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recapp.benchmarks.timing import Measured, quartiles, ratio
+from recapp.errors import ConfigError, LaunchError
+
+CACHES = ("warm", "cold")
+OWN = "recapp"
+BASELINE = "baseline"
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+PAGES_AND_ENTRIES = "3"  # what that file takes (proc(5)): pages, and entries of directories
+ROWS = 20_000  # of generated logs
+STARTED = "step 1/1, "
+LAST_LINES = 3  # of a command that failed
+FIRST_STEP = "train, to its first step"
+PROMPT = "train, to the prompt"
+IMPORTS = "import recapp.train"
+WAITS = (FIRST_STEP, PROMPT, "eval", "plan explain", "train --help", "--help", IMPORTS)
+"""What is waited for, in the order of the table."""
+PARTS = {
+    "imports of the command": ("", "imports"),
+    "settings and checks, until ranks are there": ("imports", "seconds_to_ranks"),
+    "data, model, plan": ("seconds_to_ranks", "seconds_to_training"),
+    "first step": ("seconds_to_training", "seconds_to_first_step"),
+    "validation, checkpoint, end": ("seconds_to_first_step", "prompt"),
+}
+"""The parts of `train`: between which two moments each lies; it begins with the command."""
+NOT_INHERITED = ("PYTHONPATH", "RECAPP_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "HYDRA_")
+"""The beginnings of environment variables that a measured command does not inherit."""
+
+
+@dataclass(frozen=True)
+class Recapp:
+    """A recapp that is measured.
+
+    Args:
+        name: `recapp` or `baseline`.
+        python: The interpreter that has what it needs.
+        checkout: The directory that its package lies in; None takes the one that is installed.
+        folder: Where its commands run, with rows, checkpoint and runs of its own.
+    """
+
+    name: str
+    python: str
+    checkout: Path | None
+    folder: Path
+
+    def run(self, arguments: Sequence[str], begun: str = "") -> tuple[float, float | None]:
+        """Run a command of Python in a fresh process.
+
+        Args:
+            arguments: Its arguments.
+            begun: The beginning of a line for whose time is asked.
+
+        Returns:
+            Seconds until it ended, and until that line was printed; None where it was not.
+
+        Raises:
+            LaunchError: It failed.
+        """
+        seen = None
+        lines = []
+        began = time.perf_counter()
+        with subprocess.Popen(
+            [self.python, *arguments],
+            cwd=self.folder,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if begun and seen is None and line.startswith(begun):
+                    seen = time.perf_counter() - began
+                lines.append(line)
+        seconds = time.perf_counter() - began
+        if process.returncode:
+            said = " ".join("".join(lines[-LAST_LINES:]).split())
+            raise LaunchError(f"{self.name}: python {' '.join(arguments)} failed: {said}")
+        return seconds, seen
+
+    def _environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(NOT_INHERITED)}
+        return kept if self.checkout is None else {**kept, "PYTHONPATH": str(self.checkout)}
+
+
+@dataclass
+class Waits:
+    """The commands of a recapp, and how long each took in each round, in milliseconds.
+
+    Args:
+        recapp: What is measured.
+        measured: The times of each command, by cache.
+        moments: When each moment of `PARTS` was in each run of `train`, in seconds, by cache.
+    """
+
+    recapp: Recapp
+    measured: dict[str, Measured] = field(default_factory=dict)
+    moments: dict[str, list[dict[str, float | None]]] = field(default_factory=dict)
+
+    def one_round(self, cache: str, prepare: Callable[[], None]) -> None:
+        """Run each command once.
+
+        Args:
+            cache: The name of the state of the page cache.
+            prepare: Called before each command, untimed.
+        """
+        seconds: dict[str, float] = {}
+        for what, arguments in COMMANDS.items():
+            prepare()
+            whole, seen = self.recapp.run(arguments, STARTED if what == PROMPT else "")
+            seconds[what] = whole
+            if what == PROMPT:
+                if seen is None:
+                    raise LaunchError(f"{self.recapp.name}: train printed no line {STARTED}")
+                seconds[FIRST_STEP] = seen
+        times = {what: [s * 1e3] for what, s in seconds.items()}
+        self.measured.setdefault(cache, Measured()).add(times)
+        said = json.loads((self.recapp.folder / "run" / "metrics.json").read_text())
+        moments = {name: said.get(name) for name in MOMENTS}
+        self.moments.setdefault(cache, []).append(
+            {"": 0.0, **moments, "imports": seconds[IMPORTS], "prompt": seconds[PROMPT]}
+        )
+
+
+COMMANDS = {
+    PROMPT: [
+        "-m",
+        "recapp.train",
+        "+plan=mixed",
+        "trainer.max_steps=1",
+        "trainer.log_every_n_steps=1",
+        "dataset.path=logs",
+        f"dataset.generate.rows={ROWS}",
+        "hydra.run.dir=run",
+    ],
+    "eval": ["-m", "recapp.eval", "ckpt_path=run/checkpoints/last.ckpt", "hydra.run.dir=measured"],
+    "plan explain": ["-m", "recapp.plan", "explain"],
+    "train --help": ["-m", "recapp.train", "--help"],
+    "--help": ["-m", "recapp", "--help"],
+    IMPORTS: ["-c", IMPORTS],
+}
+MOMENTS = ("seconds_to_ranks", "seconds_to_training", "seconds_to_first_step")
+
+
+def baseline_of(path: str | None, folder: Path) -> Recapp | None:
+    """Return the recapp that `bench.baseline` names.
+
+    Args:
+        path: The Python of an environment that has it, or a checkout; None for none.
+        folder: Where its commands run.
+
+    Raises:
+        ConfigError: There is no such Python or checkout, or it has no recapp.
+    """
+    if path is None:
+        return None
+    fix = "name the Python of an environment that has recapp, or the directory of a checkout"
+    checkout = Path(path) if os.path.isdir(path) else None
+    if checkout is None and not (os.path.isfile(path) and os.access(path, os.X_OK)):
+        raise ConfigError(f"bench.baseline={path}: there is no such program or directory; {fix}")
+    if checkout is not None and not (checkout / "recapp" / "train.py").is_file():
+        raise ConfigError(f"bench.baseline={path}: holds no recapp/train.py; {fix}")
+    found = Recapp(BASELINE, sys.executable if checkout else path, checkout, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        found.run(["-c", "import recapp.train"])
+    except (LaunchError, OSError) as error:
+        raise ConfigError(f"bench.baseline={path}: has no recapp ({error}); {fix}") from None
+    return found
+
+
+def can_drop_caches() -> bool:
+    """Return whether this process may empty the system's page cache."""
+    return os.access(DROP_CACHES, os.W_OK)
+
+
+def drop_caches() -> None:
+    """Empty the system's page cache: what files hold is read from their disks again."""
+    os.sync()
+    DROP_CACHES.write_text(PAGES_AND_ENTRIES)
+
+
+def measure(
+    settings: Mapping[str, Any], folder: Path, advance: Callable[[int], None]
+) -> dict[str, list[dict[str, Any]]]:
+    """Run all commands in rounds.
+
+    Args:
+        settings: Those of the command: `rounds`, `cache`, `baseline`.
+        folder: The directory of temporary files.
+        advance: Called with 1 after each round.
+
+    Returns:
+        The records: `rows` of the commands, `parts` of a start.
+    """
+    own = Recapp(OWN, sys.executable, Path(__file__).parents[2], folder / OWN)
+    own.folder.mkdir()
+    baseline = baseline_of(settings["baseline"], folder / BASELINE)
+    contenders = [Waits(each) for each in (own, baseline) if each is not None]
+    caches = {"warm": lambda: None, "cold": drop_caches}
+    caches = {c: caches[c] for c in settings["cache"] if c == "warm" or can_drop_caches()}
+    for waits in contenders:  # rows are written, kernels compiled, files read
+        Waits(waits.recapp).one_round("", lambda: None)
+    for number in range(settings["rounds"]):
+        for cache, prepare in caches.items():
+            for waits in contenders[:: 1 if number % 2 == 0 else -1]:
+                waits.one_round(cache, prepare)
+        advance(1)
+    other = contenders[1] if len(contenders) > 1 else None
+    return {
+        "rows": [_row(w, c, contenders[0], other) for c in settings["cache"] for w in WAITS],
+        "parts": [_part(p, c, contenders[0], other) for c in settings["cache"] for p in PARTS],
+    }
+
+
+def _row(what: str, cache: str, own: Waits, baseline: Waits | None) -> dict[str, Any]:
+    """Return the record of a command; numbers are None where it could not be measured."""
+    record: dict[str, Any] = {"what": what, "cache": cache}
+    theirs = baseline.measured.get(cache) if baseline else None
+    mine = own.measured.get(cache)
+    record |= _seconds("", _flat(mine, what))
+    record |= _seconds("baseline_", _flat(theirs, what))
+    compared = ratio(BASELINE, theirs if mine else None, mine or Measured(), what)
+    return record | compared
+
+
+def _flat(measured: Measured | None, what: str) -> list[float]:
+    return [ms / 1e3 for step in measured.rounds[what] for ms in step] if measured else []
+
+
+def _part(part: str, cache: str, own: Waits, baseline: Waits | None) -> dict[str, Any]:
+    """Return the record of a part of a start."""
+    record: dict[str, Any] = {"part": part, "cache": cache}
+    record |= _seconds("", _lengths(own, part, cache))
+    return record | _seconds("baseline_", _lengths(baseline, part, cache) if baseline else [])
+
+
+def _lengths(waits: Waits, part: str, cache: str) -> list[float]:
+    """Return how long a part of a start was in each round; empty where a run does not say it."""
+    first, last = PARTS[part]
+    found = []
+    for moments in waits.moments.get(cache, []):
+        begin = moments[first]
+        end = moments[last]
+        if begin is not None and end is not None:
+            found.append(end - begin)
+    return found
+
+
+def _seconds(prefix: str, seconds: Sequence[float]) -> dict[str, float | None]:
+    """Return median and quartiles as entries of a record."""
+    keys = (f"{prefix}median_s", f"{prefix}q1_s", f"{prefix}q3_s")
+    return dict(zip(keys, quartiles(seconds), strict=True)) if seconds else dict.fromkeys(keys)

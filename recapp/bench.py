@@ -92,7 +92,7 @@ def measure(config: dict[str, Any], job: Job) -> None:
         if job.verb == "inference":
             settings["served"] = _served(settings, job, Path(folder))
             worker = "recapp.app.inference_worker"
-        found = run_on_ranks(settings, job, worker)
+        found = run_on_ranks(settings, job, worker, preload=f"torch {worker}")
     if external_rank():
         return
     _print(found, job.verb, config["format"])

@@ -159,7 +159,9 @@ def run(
     return 1
 
 
-def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any]:
+def run_on_ranks(
+    config: dict[str, Any], job: Job, module: str, preload: str = MODULES_OF_TRAINING
+) -> dict[str, Any]:
     """Run a job on ranks and return its metrics.
 
     The ranks are started here; where this process is one of several ranks already, it runs its part
@@ -170,6 +172,7 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
             writes there.
         job: Where the ranks write.
         module: The module that a rank runs: it has `run(config, directory)`.
+        preload: What a fork server imports for all ranks, unless it runs already.
 
     Returns:
         What rank 0 has left in `metrics.json`; nothing for other ranks.
@@ -205,7 +208,7 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
                 pending,
                 ranks,
                 module=module,
-                preload=MODULES_OF_TRAINING,
+                preload=preload,
                 method=config["launch"]["start_method"],
                 port=config["launch"]["port"],
                 to_stderr=config["format"] == "json",

@@ -58,9 +58,11 @@ def end_children() -> None:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Have the kernel signal this process when its parent is gone, whatever ended that.
+    """Have the kernel signal this process when its parent is gone, whatever ended that. Only Linux
+    does so.
 
     Args:
         number: The signal; by default the one that kills.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)

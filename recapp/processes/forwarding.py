@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -43,8 +44,7 @@ class Forwarding:
         self.number = 0
         self._deadline = float("inf")
         self._kept: dict[int, Any] = {}
-        self._pids: list[int] = []
-        self._ranks: list[int] = []  # file descriptors of these processes
+        self._ranks: Mapping[int, Any] = {}
 
     def __enter__(self) -> "Forwarding":
         raise_if_stopped()  # a signal that came before there were ranks
@@ -59,20 +59,18 @@ class Forwarding:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._kept.items():
             signal.signal(number, handler)
-        for descriptor in self._ranks:
-            os.close(descriptor)
-        self._ranks.clear()
 
-    def watch(self, pids: list[int]) -> None:
-        """Forward signals to these processes from now on.
+    def watch(self, ranks: Mapping[int, Any]) -> None:
+        """Forward signals to the ranks from now on.
+
+        Args:
+            ranks: The process of each rank that has not ended; whoever waits for them takes out
+                those that have.
 
         Raises:
             Stopped: A signal has come already, and what it has raised has got lost.
         """
-        self._pids = pids
-        for pid in pids:
-            with suppress(ProcessLookupError):  # it has ended
-                self._ranks.append(os.pidfd_open(pid))
+        self._ranks = ranks
         if self.number:
             raise Stopped(self.number)
 
@@ -86,25 +84,27 @@ class Forwarding:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.number:
-            self._send(signal.SIGKILL)
+            send_signal(self._ranks, signal.SIGKILL)
             raise Stopped(self.number)
         self.number = number
         self._deadline = time.monotonic() + self.grace + GRACE_SECONDS
         if not self._ranks:
             raise Stopped(number)
-        self._send(number)
+        send_signal(self._ranks, number)
         note(f"stopping after {signal.Signals(number).name}; a second one ends the run at once")
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """Send a signal to rank 0 alone, once it handles signals."""
-        if self._pids and _takes_signals(self._pids[0]):
-            with suppress(ProcessLookupError):
-                os.kill(self._pids[0], number)
+        rank = self._ranks.get(0)
+        if rank is not None and _takes_signals(rank.pid):
+            send_signal({0: rank}, number)
 
-    def _send(self, number: int) -> None:
-        for descriptor in self._ranks:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(descriptor, number)
+
+def send_signal(ranks: Mapping[int, Any], number: int) -> None:
+    """Send a signal to processes, some of which may just have ended."""
+    for rank in list(ranks.values()):
+        with suppress(ProcessLookupError):
+            os.kill(rank.pid, number)
 
 
 def _takes_signals(pid: int) -> bool:

@@ -8,9 +8,10 @@ that is stopped in between leaves none that computes.
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -24,7 +25,7 @@ from recapp.processes.fork_server import (
     signals_blocked,
     without_main_module,
 )
-from recapp.processes.forwarding import LOOK_SECONDS, Forwarding
+from recapp.processes.forwarding import LOOK_SECONDS, Forwarding, send_signal
 from recapp.processes.rank_process import ERROR_FILE, InheritedStream, Work, be_rank
 
 PATIENCE_SECONDS = 30.0  # with the peers of a rank that failed, which may be saving
@@ -67,6 +68,7 @@ class LaunchedRanks:
         self._logs = logs
         self._to_stderr = to_stderr
         self._processes: list[Any] = []
+        self._running: dict[int, Any] = {}
         self._ended: set[int] = set()
 
     @staticmethod
@@ -90,10 +92,15 @@ class LaunchedRanks:
             LaunchError: No process can be started.
             Stopped: A signal has come before all were there.
         """
-        context = context_of(method)
+        with self._streams() as streams:
+            self._start_somehow(context_of(method), streams, forwarding)
+
+    def _start_somehow(
+        self, context: BaseContext, streams: list[list[int]], forwarding: Forwarding
+    ) -> None:
         if context.get_start_method() == "forkserver":
             try:
-                return self._start(context, forwarding)
+                return self._start(context, streams, forwarding)
             except (OSError, EOFError) as error:
                 self.end()
                 note(
@@ -101,14 +108,16 @@ class LaunchedRanks:
                     "itself, which takes longer"
                 )
         try:
-            self._start(context_of("spawn"), forwarding)
+            self._start(context_of("spawn"), streams, forwarding)
         except OSError as error:
             raise LaunchError(
                 f"ranks cannot be started ({_words(error)}): use fewer (trainer.devices), or give "
                 "this machine more memory and processes"
             ) from error
 
-    def _start(self, context: BaseContext, forwarding: Forwarding) -> None:
+    def _start(
+        self, context: BaseContext, streams: list[list[int]], forwarding: Forwarding
+    ) -> None:
         if context.get_start_method() == "forkserver":
             ensure_running(self._preload)
         with ExitStack() as pipes:
@@ -116,28 +125,28 @@ class LaunchedRanks:
             for rank in range(len(self._works)):
                 receiving, sending = context.Pipe(duplex=False)
                 pipes.callback(sending.close)
-                with receiving, self._streams(rank) as streams:
+                with receiving:
                     process = context.Process(  # type: ignore[attr-defined]
-                        target=be_rank, args=(receiving, *map(InheritedStream, streams))
+                        target=be_rank, args=(receiving, *map(InheritedStream, streams[rank]))
                     )
                     _start_process(context, process)
                 self._processes.append(process)
+                self._running[rank] = process
                 orders.append(sending)
-            forwarding.watch([process.pid for process in self._processes])
+            forwarding.watch(self._running)
             for sending, work in zip(orders, self._works, strict=True):
                 with suppress(BrokenPipeError):  # it has ended already
                     sending.send(work)
 
     @contextmanager
-    def _streams(self, rank: int) -> Iterator[list[int]]:
-        """Open what becomes the standard output and standard error of a rank."""
+    def _streams(self) -> Iterator[list[list[int]]]:
+        """Open what becomes the standard output and standard error of each rank."""
         with ExitStack() as opened:
-            if rank == 0:
-                streams = [os.dup(2 if self._to_stderr else 1), os.dup(2)]
-            else:
-                paths = [self._logs / str(rank) / f"{name}.log" for name in STREAMS]
-                streams = [os.open(path, os.O_WRONLY | os.O_CREAT, 0o666) for path in paths]
-            for descriptor in streams:
+            streams = [[_duplicate(2 if self._to_stderr else 1), _duplicate(2)]]
+            for folder in (self._logs / str(rank) for rank in range(1, len(self._works))):
+                paths = [folder / f"{name}.log" for name in STREAMS]
+                streams.append([os.open(path, os.O_WRONLY | os.O_CREAT, 0o666) for path in paths])
+            for descriptor in [descriptor for pair in streams for descriptor in pair]:
                 opened.callback(os.close, descriptor)
             yield streams
 
@@ -146,7 +155,7 @@ class LaunchedRanks:
 
         Once one has failed the others get SIGTERM, and are killed when their time is over.
         """
-        running = dict(enumerate(self._processes))
+        running = self._running
         patience_ends = None
         while running:
             wait([process.sentinel for process in running.values()], LOOK_SECONDS)
@@ -157,11 +166,11 @@ class LaunchedRanks:
             if failed and patience_ends is None:
                 patience_ends = time.monotonic() + PATIENCE_SECONDS
                 if not forwarding.number:
-                    _signal(running, signal.SIGTERM)
+                    send_signal(running, signal.SIGTERM)
             deadline = forwarding.deadline(one_has_ended=len(running) < len(self._processes))
             if time.monotonic() > min(patience_ends or deadline, deadline):
                 self._ended |= set(running)
-                _signal(running, signal.SIGKILL)
+                send_signal(running, signal.SIGKILL)
         return [
             RankFailure(
                 rank,
@@ -176,9 +185,10 @@ class LaunchedRanks:
 
     def end(self) -> None:
         """Kill what is left of the ranks, and forget them."""
-        _signal(dict(enumerate(self._processes)), signal.SIGKILL)
-        for process in self._processes:
+        send_signal(self._running, signal.SIGKILL)
+        for process in self._running.values():
             process.join()
+        self._running.clear()
         self._processes.clear()
 
 
@@ -188,15 +198,17 @@ def _start_process(context: BaseContext, process: Any) -> None:
         if context.get_start_method() == "forkserver":
             process.start()  # waits for the server, and a signal ends that
             return
+        resource_tracker.ensure_running()  # its first call unblocks signals
         with signals_blocked():
             process.start()
 
 
-def _signal(processes: Mapping[int, Any], number: int) -> None:
-    for process in processes.values():
-        if process.exitcode is None:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, number)
+def _duplicate(descriptor: int) -> int:
+    """Return a second descriptor of a stream of this process; a shell may have closed it."""
+    try:
+        return os.dup(descriptor)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
 
 
 def _words(error: BaseException) -> str:

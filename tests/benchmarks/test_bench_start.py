@@ -116,7 +116,7 @@ def test_the_table_and_the_records(instant, tmp_path, capsys):
 
 def test_a_command_that_fails_is_named(tmp_path, capsys):
     failing = Recapp("baseline", sys.executable, None, tmp_path)
-    with pytest.raises(Exception, match="baseline: python -c .* failed: .*no such thing"):
+    with pytest.raises(Exception, match=r"baseline: python -c .* failed: .*no such thing"):
         failing.run(["-c", "raise SystemExit('no such thing')"])
 
 

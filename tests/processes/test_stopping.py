@@ -100,7 +100,7 @@ def test_ranks_that_are_started_though_stopped_got_lost_get_no_work():
     with Forwarding(60.0) as forwarding:
         lost(signal.SIGINT)
         with pytest.raises(Stopped):
-            forwarding.watch([])
+            forwarding.watch({})
 
 
 def test_a_rank_that_imports_ends_at_once_and_tells_of_the_signal(tmp_path):

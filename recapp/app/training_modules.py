@@ -16,6 +16,7 @@ MODULES = (
     "recapp.app.measured",
     "recapp.app.resume",
     "recapp.app.summary",
+    "recapp.dataset.column_types",
     "recapp.engine.held_memory",
     "recapp.models.published_dlrm",
     "recapp.trainer.dynamic_rows",

@@ -122,7 +122,8 @@ def launch(
             Work(module, config_path, environment)
             for environment in environments_of_ranks(ranks, port, run)
         ]
-        sys.stdout.flush()  # before what ranks print
+        if sys.stdout is not None:  # a shell may have closed it
+            sys.stdout.flush()  # before what ranks print
         try:
             launched = LaunchedRanks(works, logs, preload=preload or module, to_stderr=to_stderr)
             with forwarding:

@@ -7,6 +7,7 @@ that is stopped in between leaves none that computes.
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -204,11 +205,11 @@ def _start_process(context: BaseContext, process: Any) -> None:
 
 
 def _duplicate(descriptor: int) -> int:
-    """Return a second descriptor of a stream of this process; a shell may have closed it."""
-    try:
-        return os.dup(descriptor)
-    except OSError:
-        return os.open(os.devnull, os.O_WRONLY)
+    """Return a second descriptor of this process's standard output (1) or standard error (2); where
+    a shell has closed it, one that takes everything and keeps nothing.
+    """
+    closed = (sys.__stdout__ if descriptor == 1 else sys.__stderr__) is None
+    return os.open(os.devnull, os.O_WRONLY) if closed else os.dup(descriptor)
 
 
 def _words(error: BaseException) -> str:

@@ -236,6 +236,24 @@ def test_a_server_that_cannot_be_used_is_noted_and_ranks_start_without_it(tmp_pa
     assert json.loads((tmp_path / "metrics.json").read_text())["ranks"] == 2
 
 
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_ranks_of_a_command_without_standard_output_run_without_it(tmp_path, method):
+    lines = f"launch(settings, 2, module='standin_worker', preload='json', method='{method}')"
+    process = launched(tmp_path, lines)
+    assert ended(process) == (0, "rank 0 speaks\n", "")
+    (tmp_path / "metrics.json").unlink()
+    shell = ["sh", "-c", f"{sys.executable} command.py >&-"]
+    python_path = f"{tmp_path}:{REPOSITORY}:{TESTS}"
+    ran = subprocess.run(
+        shell,
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=python_path),
+        capture_output=True,
+        timeout=60,
+    )
+    assert (ran.returncode, ran.stderr) == (0, b"") and (tmp_path / "metrics.json").exists()
+
+
 TWO_JOBS = """
 try:
     launch(settings, 2, module="standin_worker", preload="json")

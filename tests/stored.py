@@ -1,9 +1,9 @@
 """Trained runs, artefacts and programs that several tests read and none changes.
 
-    stored.run("+plan=mixed") -> SESSION/stored/<digest of what it is made of>/{logs,run}
+    stored.small_run("+plan=mixed") -> SESSION/stored/<digest of how it is made>/checkpoints/...
 
 Whichever worker of pytest asks first makes a thing, under a lock; it is read-only then, and every
-file has to be as it was when the session ends. A test that damages one takes a copy.
+file has to be as it was when the session ends. A test that damages one takes a `copy`.
 """
 
 import fcntl
@@ -52,14 +52,19 @@ class Stored:
                 made.write_text(json.dumps(files_of(folder)))
         return folder
 
-    def run(self, *overrides, world=2, **logs):
-        """A run of the pool of ranks on the logs of `small(**logs)`: a directory with `logs` and
-        `run`.
-        """
-        return self.made(self._train, world, logs, overrides)
+    def run(self, *overrides, world=2):
+        """The directory of a training on the pool of ranks."""
+        return self.made(self._train, world, overrides)
 
-    def _train(self, folder, world, logs, overrides):
-        self.jobs.train(folder / "run", *small(folder / "logs", **logs), *overrides, world=world)
+    def _train(self, folder, world, overrides):
+        self.jobs.train(folder, *overrides, world=world)
+
+    def small_run(self, *overrides, world=2, **logs):
+        """That of a training on the logs of `small(**logs)`, which lie in it."""
+        return self.made(self._train_small, world, logs, overrides)
+
+    def _train_small(self, folder, world, logs, overrides):
+        self._train(folder, world, [*small(folder / "logs", **logs), *overrides])
 
     def program(self):
         """The C++ program that scores rows."""
@@ -76,6 +81,11 @@ class Stored:
                 if now.get(path) != [size, time]
             ]
             assert not changed, f"tests have changed stored files: {changed}"
+
+
+def copy(stored, folder):
+    """A copy of a stored directory, which may be changed."""
+    return Path(shutil.copytree(stored, folder, symlinks=True, copy_function=shutil.copyfile))
 
 
 def _build(folder):

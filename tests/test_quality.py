@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from jobs import validation
+from jobs import metrics_of, validation
 
 from recapp.dataset.synthetic import read_truth
 
@@ -45,16 +45,22 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def train(jobs, real_data, base):
-    """`train(name, *overrides)` one epoch on the real logs with the defaults."""
-    logs = ["dataset=criteo_kaggle", f"dataset.path={real_data / 'criteo_kaggle_137k/train'}"]
+def logs(real_data):
+    """The settings of the real logs, with the defaults: one epoch."""
+    return ["dataset=criteo_kaggle", f"dataset.path={real_data / 'criteo_kaggle_137k/train'}"]
+
+
+@pytest.fixture(scope="module")
+def train(jobs, logs, base):
+    """`train(name, *overrides)` one epoch on the real logs."""
     return lambda name, *overrides: jobs.train(base / name, *logs, *overrides)
 
 
 @pytest.fixture(scope="module")
-def seeds(train):
+def seeds(stored, logs):
     """The runs of three seeds under one plan."""
-    return [train(f"seed{seed}", "+plan=mixed", f"seed={seed}") for seed in (1, 2, 3)]
+    runs = [stored.run(*logs, "+plan=mixed", f"seed={seed}") for seed in (1, 2, 3)]
+    return [metrics_of(run) for run in runs]
 
 
 def test_the_defaults_train_well_on_real_logs(seeds):

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import zlib
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from inference.scored_models import raw_rows, settings, storages, write_logs
+from stored import copy
 from trainer.runs import compose as compose_criteo
 from trainer.runs import fit, make_logs
 
@@ -32,29 +32,25 @@ AT_ONCE = 4096
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(stored):
     """Artefacts by seed."""
-    held = {}
+    return lambda seed: stored.made(mixture, seed) / "art"
 
-    def artefact(seed):
-        if seed not in held:
-            folder = tmp_path_factory.mktemp(f"mixture_{seed}")
-            chosen = settings(write_logs(folder / "logs", seed), seed)
-            (folder / "run").mkdir()
-            fit(chosen, folder / "run")
-            options = Export(quantize_tables=storages(seed), report_rows=0)
-            path = folder / "run" / "checkpoints" / "last.ckpt"
-            export_model(path, folder / "art", options, trust=TRUST)
-            held[seed] = folder / "art"
-        return held[seed]
 
-    return artefact
+def mixture(folder, seed):
+    """A trained model with lookups of every kind, in `folder`/art; compiled."""
+    chosen = settings(write_logs(folder / "logs", seed), seed)
+    (folder / "run").mkdir()
+    fit(chosen, folder / "run")
+    options = Export(quantize_tables=storages(seed), report_rows=0)
+    path = folder / "run" / "checkpoints" / "last.ckpt"
+    export_model(path, folder / "art", options, trust=TRUST)
 
 
 @pytest.fixture
 def artefact(made, tmp_path):
     """A copy of an artefact, to be damaged."""
-    return Path(shutil.copytree(made(0), tmp_path / "art"))
+    return copy(made(0), tmp_path / "art")
 
 
 def run(program, *words, stdin=None):

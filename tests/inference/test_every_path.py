@@ -27,14 +27,18 @@ WIDTHS = ("none", "fp16", "int8", "int4")
 
 
 @pytest.fixture(scope="module")
-def base(jobs, real_data, tmp_path_factory):
-    """A model that was trained on real logs on two ranks, and its validation rows as a file."""
+def checkpoint(stored, real_data):
+    """A model that was trained on real logs on two ranks."""
+    logs = f"dataset.path={real_data / 'criteo_kaggle_137k' / 'train'}"
+    run = stored.run("dataset=criteo_kaggle", logs, "trainer.max_steps=40")
+    return run / "checkpoints/last.ckpt"
+
+
+@pytest.fixture(scope="module")
+def base(checkpoint, tmp_path_factory):
+    """A directory with the model's validation rows as a file."""
     base = tmp_path_factory.mktemp("every_path")
-    logs = real_data / "criteo_kaggle_137k" / "train"
-    jobs.train(
-        base / "run", "dataset=criteo_kaggle", f"dataset.path={logs}", "trainer.max_steps=40"
-    )
-    manifest = json.loads((base / "run/checkpoints/last.ckpt/manifest.json").read_text())
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
     source = validation_source(manifest["config"])
     rows = example_rows(source, schema_from(manifest["config"]), source.rows)
     pq.write_table(rows, base / "rows.parquet")
@@ -46,21 +50,19 @@ def rows(base):
     return pq.read_table(base / "rows.parquet")
 
 
-@pytest.fixture(scope="module")
-def checkpoint(base):
-    return base / "run/checkpoints/last.ckpt"
-
-
 @pytest.fixture(scope="module", params=WIDTHS)
-def artefact(request, base, checkpoint):
+def artefact(request, stored, checkpoint):
     """An artefact of each width; that of int8 is compiled as well."""
-    folder = base / request.param
-    if not folder.exists():
-        options = recapp.Export(
-            quantize=request.param, compile=request.param == "int8", report_rows=0
-        )
-        recapp.export_model(checkpoint, folder, options)
-    return folder
+    return exported(stored, checkpoint, request.param)
+
+
+def exported(stored, checkpoint, width):
+    return stored.made(_export, str(checkpoint), width) / "art"
+
+
+def _export(folder, checkpoint, width):
+    options = recapp.Export(quantize=width, compile=width == "int8", report_rows=0)
+    recapp.export_model(checkpoint, folder / "art", options)
 
 
 def slices(rows):
@@ -137,10 +139,8 @@ def test_a_server_answers_the_bits_of_load_model(artefact, rows):
 
 
 @pytest.mark.skipif(bool(missing_tools()), reason=f"not here: {', '.join(missing_tools())}")
-def test_compiled_is_near_and_cpp_is_the_same_bits(base, checkpoint, rows, program):
-    folder = base / "int8"
-    if not folder.exists():
-        recapp.export_model(checkpoint, folder, recapp.Export(quantize="int8", report_rows=0))
+def test_compiled_is_near_and_cpp_is_the_same_bits(stored, checkpoint, rows, program):
+    folder = exported(stored, checkpoint, "int8")
     portable = recapp.load_model(folder)
     compiled = recapp.load_model(folder, trust_compiled=True)
     assert compiled.info["compiled"]

@@ -8,15 +8,13 @@ import socket
 import time
 from contextlib import closing
 
-from jobs import small, start
+from jobs import metrics_of, start
 
 
-def train(jobs, folder, *overrides):
+def trained(stored, *overrides):
     """A small trained checkpoint."""
-    found = jobs.train(
-        folder / "run", *small(folder / "logs"), "tables.id_rule=hash", *overrides, world=1
-    )
-    return found["checkpoint"]
+    run = stored.small_run("tables.id_rule=hash", *overrides, world=1)
+    return run / metrics_of(run)["checkpoint"]
 
 
 class ServerProcess:

@@ -5,13 +5,13 @@ import math
 
 import pytest
 from jobs import command
-from serving.processes import train
+from serving.processes import trained
 
 pytestmark = pytest.mark.full
 
 
-def test_a_server_is_measured_in_every_protocol(jobs, tmp_path):
-    artefact = train(jobs, tmp_path)
+def test_a_server_is_measured_in_every_protocol(stored, tmp_path):
+    artefact = trained(stored)
     ran = command(
         "bench", "serve", f"artefact={artefact}", "rounds=2", "round_seconds=0.3", "batch_size=3",
         "load=[0.5]", "format=json", "hydra.run.dir=bench",
@@ -32,8 +32,8 @@ def test_a_server_is_measured_in_every_protocol(jobs, tmp_path):
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
 
 
-def test_a_model_that_refuses_unknown_ids_is_asked_for_those_of_its_example(jobs, tmp_path):
-    artefact = train(jobs, tmp_path, "tables.id_rule=error")
+def test_a_model_that_refuses_unknown_ids_is_asked_for_those_of_its_example(stored, tmp_path):
+    artefact = trained(stored, "tables.id_rule=error")
     ran = command(
         "bench", "serve", f"artefact={artefact}", "rounds=1", "round_seconds=0.2", "protocol=rows",
         "load=[0.5]", "batch_size=1", "format=json", "hydra.run.dir=bench",

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from jobs import command, environment
 from serving.browser import Browser
-from serving.processes import ServerProcess, one_answer, raw, train, whole
+from serving.processes import ServerProcess, one_answer, raw, trained, whole
 from serving.small_models import arrow
 
 from recapp import load_model
@@ -26,8 +26,8 @@ ROWS = 40
 
 
 @pytest.fixture(scope="module")
-def artefact(jobs, tmp_path_factory):
-    return train(jobs, tmp_path_factory.mktemp("trained"))
+def artefact(stored):
+    return trained(stored)
 
 
 @pytest.fixture(scope="module")

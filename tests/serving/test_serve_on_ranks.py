@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 from jobs import command, ranks_of
-from serving.processes import train
+from serving.processes import trained
 from serving.test_serve_command import rows
 
 from recapp import load_model
@@ -17,12 +17,9 @@ pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module")
-def models(jobs, tmp_path_factory):
+def models(stored):
     """Two checkpoints of one schema."""
-    return [
-        train(jobs, tmp_path_factory.mktemp("plain")),
-        train(jobs, tmp_path_factory.mktemp("other"), "seed=2"),
-    ]
+    return [trained(stored), trained(stored, "seed=2")]
 
 
 def scores_of(server, name, given):

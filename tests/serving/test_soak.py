@@ -20,7 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import torch
-from serving.processes import raw, train
+from serving.processes import raw, trained
 from serving.small_models import arrow
 from serving.test_serve_command import rows
 
@@ -35,10 +35,9 @@ GROWTH = 48e6  # bytes that memory may grow by while parts repeat
 
 
 @pytest.fixture(scope="module")
-def models(jobs, tmp_path_factory):
+def models(stored):
     """Two trained checkpoints of the same features."""
-    folder = tmp_path_factory.mktemp("soak")
-    return [train(jobs, folder / name, f"seed={seed}") for seed, name in ((1, "a"), (2, "b"))]
+    return [trained(stored), trained(stored, "seed=2")]
 
 
 @pytest.fixture(scope="module")

@@ -316,6 +316,7 @@ def test_a_command_that_is_killed_at_any_moment_leaves_nothing_behind(tmp_path):
             *small(tmp_path / "logs"),
             "hydra.run.dir=run",
             cwd=folder,
+            fresh=True,
             TMPDIR=str(temporary),
         )
         moment = moments.uniform(0.02, 8)

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, settings
 from jobs import Jobs
 from ranks import Ranks, auto_means
 
+pytest_plugins = ["affected"]  # the option `--affected`
+
 settings.register_profile(
     "busy machine",
     deadline=None,

@@ -137,12 +137,10 @@ class Module:
                 found[name] = "autouse" in said
         return found
 
-    def others_of(self, package: str) -> set[str]:
-        """Return the names under which the file has imported a package as a whole."""
+    @cached_property
+    def packages(self) -> dict[str, str]:
+        """The package behind each name by which `import` makes one known, wherever it stands."""
         nodes = [n for top in self.body for n in ast.walk(top) if isinstance(n, ast.Import)]
         aliases = [alias for node in nodes for alias in node.names]
-        return {
-            a.asname or package
-            for a in aliases
-            if a.name == package or (a.name.startswith(f"{package}.") and not a.asname)
-        }
+        firsts = {(a.asname or a.name.split(".")[0]): a for a in aliases}
+        return {k: a.name if a.asname else a.name.split(".")[0] for k, a in firsts.items()}

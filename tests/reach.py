@@ -131,9 +131,9 @@ class Checkout:
     def _named_in_test(self, path: str, piece: Piece) -> set[str]:
         """Return the files that a piece of a test names, or of another file beside the package."""
         found = {f for source in piece.imports for f in self._imported(*source, foreign=True)}
-        whole = self._module(path).others_of(self.package)
+        packages = self._module(path).packages
         for owner, attribute in piece.attributes:
-            found |= self._public(attribute, True) if owner in whole else set()
+            found |= self._public(attribute, True) if packages.get(owner) == self.package else set()
         for text in piece.strings:
             found |= self._in_text(text) | self._files_of_path(text, path)
         for text in piece.paths:

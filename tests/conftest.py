@@ -12,6 +12,8 @@ from jobs import Jobs
 from ranks import Ranks, auto_means
 from stored import Stored
 
+pytest_plugins = ["affected"]  # the option `--affected`
+
 settings.register_profile(
     "busy machine",
     deadline=None,

@@ -42,7 +42,7 @@ from recapp.sharding.plan_file import read_plan
 from recapp.tables.config import EmbeddingBagConfig
 
 LANGUAGES = {"bash", "sh", "python", "yaml", "text"}
-README_LINES = 168
+README_LINES = 150
 COLUMNS = 100
 LINK = re.compile(r"!?\[[^]]*\]\(([^)]+)\)", re.DOTALL)
 COMMANDS = sorted(
@@ -65,7 +65,7 @@ def test_every_block_says_its_language_and_bash_is_typed_by_a_test():
 
 
 def test_the_readme_is_short_and_no_page_is_wide():
-    assert len(PAGES["README.md"].splitlines()) < README_LINES
+    assert len(PAGES["README.md"].splitlines()) <= README_LINES
     pages = [*PAGES, "CHANGELOG.md", "data/README.md"]
     wide = [
         (page, number)
@@ -288,15 +288,6 @@ def test_variables_of_the_environment_are_read_somewhere():
     ]
     sources = "".join(path.read_text() for path in files)
     assert names and all(f'"{name}"' in sources for name in names)
-
-
-def test_ci_sets_up_and_tests_as_the_page_for_contributors_says():
-    script = (REPOSITORY / ".ci" / "run").read_text()
-    script = script.replace("--quiet --constraint .ci/constraints.txt ", "").splitlines()
-    (setup,) = fenced("bash", "CONTRIBUTING.md")
-    said = [part for line in setup.splitlines() for part in line.split(" && ")]
-    assert any("[dev]" in part for part in said) and any("pytest" in part for part in said)
-    assert [part for part in said if part not in script] == []
 
 
 # ---- scripts

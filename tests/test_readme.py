@@ -1,5 +1,6 @@
 """What the README says is so. The full tier types all of it in a fresh copy; what holds for every
-page is tested in `test_documents.py`, and what CONTRIBUTING types is what `.ci/run` does.
+page is tested in `test_documents.py`. Its second command, and those of CONTRIBUTING, are what
+`.ci/run` does.
 """
 
 import csv
@@ -15,9 +16,43 @@ from jobs import command, metrics_of, small, validation
 
 BLOCKS = fenced("bash", "README.md")
 IN_BLOCKS = commands(BLOCKS)
+CI_RUN = (REPOSITORY / ".ci" / "run").read_text()
 SUMMARY = re.compile(
     r"^Summary$.*?^validation AUC +(0\.\d+)$.*?^checkpoint +(\S+)", re.DOTALL | re.MULTILINE
 )
+
+
+def test_its_second_command_is_what_ci_runs_as_it_stands_there():
+    first = BLOCKS[0].replace("\\\n", " ").split(" && ")
+    (second,) = (text for text in fenced("sh", "README.md") if "pytest" in text)
+    assert len(BLOCKS[0].strip().replace("\\\n", "").splitlines()) == 1
+    assert len(second.splitlines()) == 1 and second.startswith(first[0])
+    assert f"\n{second.strip()} ||\n    exit 1" in CI_RUN
+
+
+def test_a_contributor_runs_four_commands_and_ci_does_what_they_do(request):
+    (block,) = fenced("bash", "CONTRIBUTING.md")
+    set_up, affected, every, style = block.splitlines()
+    (second,) = (text for text in fenced("sh", "README.md") if "pytest" in text)
+    assert second.startswith(f"{set_up} && ")
+    assert affected == ".venv/bin/python -m pytest --affected"
+    assert request.config.getoption("--affected", default=None) is not None
+    assert every.split(" && ") == [f".venv/bin/python -m pytest{tier}" for tier in ("", " -m full")]
+    assert every.split(" && ")[1] in CI_RUN
+    for tool in style.replace("ruff format .", "ruff format --check .").split(" && "):
+        assert f"\n{tool}\n" in CI_RUN, tool
+
+
+def test_a_test_that_needs_more_than_pip_says_how_to_get_it():
+    ways = re.compile(r"needs? (?:cmake|a C\+\+)|no (?:C\+\+|Chromium)", re.IGNORECASE)
+    reasons = [
+        line.strip()
+        for path in (REPOSITORY / "tests").rglob("*.py")
+        for line in path.read_text().splitlines()
+        if ("reason=" in line or "pytest.skip(" in line) and ways.search(line)
+    ]
+    assert len(reasons) >= 5
+    assert [line for line in reasons if "apt-get install" not in line] == []
 
 
 @pytest.fixture(scope="module")

@@ -154,7 +154,9 @@ def test_without_a_plan_recapp_decides_and_the_model_stays_the_same(train):
     )
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile needs a C++ compiler: apt-get install g++"
+)
 def test_a_compiled_dense_part_trains_the_same_model_up_to_rounding(train, base):
     plain = train("not_compiled", "+plan=row_wise")
     compiled = train("compiled", "+plan=row_wise", "engine.compile=true")

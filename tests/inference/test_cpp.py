@@ -25,7 +25,9 @@ from recapp.inference.build_cpp import SOURCE, build, missing_tools
 
 pytestmark = [
     pytest.mark.full,
-    pytest.mark.skipif(bool(missing_tools()), reason=f"not here: {', '.join(missing_tools())}"),
+    pytest.mark.skipif(
+        bool(missing_tools()), reason="needs cmake and a C++ compiler: apt-get install cmake g++"
+    ),
 ]
 TRUST = ("inference",)
 AT_ONCE = 4096

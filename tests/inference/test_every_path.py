@@ -138,7 +138,9 @@ def test_a_server_answers_the_bits_of_load_model(artefact, rows):
     assert torch.equal(found, alone)
 
 
-@pytest.mark.skipif(bool(missing_tools()), reason=f"not here: {', '.join(missing_tools())}")
+@pytest.mark.skipif(
+    bool(missing_tools()), reason="needs cmake and a C++ compiler: apt-get install cmake g++"
+)
 def test_compiled_is_near_and_cpp_is_the_same_bits(stored, checkpoint, rows, program):
     folder = exported(stored, checkpoint, "int8")
     portable = recapp.load_model(folder)

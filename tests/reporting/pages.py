@@ -103,7 +103,7 @@ def opened(path, folder, *widths):
     """
     chromium = shutil.which("chromium")
     if chromium is None:
-        pytest.skip("no chromium on the PATH (Debian's package of that name)")
+        pytest.skip("there is no Chromium: apt-get install chromium")
     page = html.escape(path.read_text().replace("<head>", f"<head>{LISTEN}", 1))
     shown = "".join(FRAME.format(width=width, page=page) for width in widths)
     copy = folder / f"listened_{path.name}"

@@ -35,7 +35,7 @@ class Browser:
     def __init__(self, folder):
         chromium = shutil.which("chromium")
         if chromium is None:
-            pytest.skip("no chromium on the PATH (Debian's package of that name)")
+            pytest.skip("there is no Chromium: apt-get install chromium")
         read, self._out = os.pipe()
         self._in, write = os.pipe()
         # it reads from 3 and writes to 4

@@ -1,0 +1,150 @@
+"""Nothing is imported that a command does not use: each in a fresh interpreter, with exactly the
+packages of others that it may have loaded when it has answered or is about to start ranks.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from jobs import environment, small
+from stored import copy
+
+from recapp.__main__ import COMMANDS
+
+PACKAGES = [
+    "antlr4",
+    "hydra",
+    "lightning",
+    "matplotlib",
+    "numba",
+    "numpy",
+    "omegaconf",
+    "pandas",
+    "pyarrow",
+    "rich",
+    "safetensors",
+    "starlette",
+    "sympy",
+    "tensorboard",
+    "torch",
+    "torchmetrics",
+    "triton",
+    "uvicorn",
+    "yaml",
+]
+"""What recapp uses, and what that would load: sympy and triton come with torch's compiler."""
+COMPOSING = "antlr4 hydra omegaconf yaml"
+OF_COMMAND = """
+import json, sys
+from importlib import import_module
+
+def no_ranks(*_, **__):
+    from recapp.errors import LaunchError
+    raise LaunchError("ranks would be started")
+
+file, module, *arguments = sys.argv[1:]
+if arguments[:1] == ["ranks"]:
+    import recapp.app.command
+    recapp.app.command.launch = no_ranks
+    arguments = arguments[1:]
+sys.argv = [module, *arguments]
+try:
+    found = import_module(module)
+    code = found.main(arguments) if hasattr(found, "main") else 0
+except SystemExit as end:
+    code = end.code
+with open(file, "w") as written:
+    json.dump([code, sorted(sys.modules)], written)
+"""
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    """`loaded(module, *arguments)`: the packages in memory after a command has run in a fresh
+    interpreter, and what it said. Behind `ranks` it ends where ranks would be started.
+    """
+
+    def run(module, *arguments, code=0):
+        file = tmp_path / "modules.json"
+        ran = subprocess.run(
+            [sys.executable, "-c", OF_COMMAND, str(file), module, *arguments],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+        )
+        assert ran.returncode == 0, ran.stderr
+        found, modules = json.loads(file.read_text())
+        assert found == code, ran.stderr
+        return " ".join(name for name in PACKAGES if name in modules), ran.stdout + ran.stderr
+
+    return run
+
+
+def test_a_package_that_is_imported_is_found(loaded):
+    assert loaded("numpy")[0] == "numpy"
+    assert loaded("recapp.app.build_trainer")[0] != ""
+
+
+def test_the_package_and_the_list_of_commands_import_nothing_of_others(loaded):
+    assert loaded("recapp")[0] == ""
+    assert loaded("recapp.__main__", "--help")[0] == ""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_and_a_misspelt_setting_are_answered_by_what_composes(loaded, name):
+    packages, said = loaded(f"recapp.{name}", "--help")
+    assert packages == COMPOSING and "format" in said
+    verb = {"plan": ["explain"], "bench": ["step"]}.get(name, [])
+    packages, said = loaded(f"recapp.{name}", *verb, "frmat=json", code=1)
+    assert packages == COMPOSING and "format" in said
+
+
+def test_training_is_composed_and_checked_without_torch(loaded, tmp_path):
+    packages, said = loaded(
+        "recapp.train", "ranks", "+plan=mixed", *small(tmp_path / "logs"), code=1
+    )
+    assert "ranks would be started" in said
+    assert packages == "antlr4 hydra numpy omegaconf pyarrow yaml"
+
+
+@pytest.mark.parametrize("name", ["eval", "predict", "train"])
+def test_a_checkpoint_is_looked_at_without_lightning(loaded, stored, name):
+    run = stored.small_run("+plan=mixed")
+    rows = {"predict": [f"input={run}/logs", "output=scores.parquet"]}.get(name, [])
+    given = [f"ckpt_path={run}/checkpoints/last.ckpt", *rows]
+    packages, said = loaded(f"recapp.{name}", "ranks", *given, code=1)
+    assert "ranks would be started" in said
+    assert packages == "antlr4 hydra numpy omegaconf pyarrow torch yaml"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "packages"),
+    [
+        (["types"], "antlr4 hydra numpy omegaconf yaml"),
+        (["explain"], "antlr4 hydra numpy omegaconf pyarrow rich torch yaml"),
+        (["export", "+plan=mixed"], "antlr4 hydra numpy omegaconf pyarrow torch yaml"),
+        (
+            ["devices", "topology.memory_bytes=1e9", "format=json"],
+            "antlr4 hydra numpy omegaconf pyarrow safetensors torch yaml",
+        ),
+    ],
+)
+def test_plans_on_paper_do_without_lightning_and_without_torchs_compiler(
+    loaded, arguments, packages
+):
+    assert loaded("recapp.plan", *arguments)[0] == packages
+
+
+def test_a_report_is_drawn_without_torch(loaded, stored, tmp_path):
+    run = copy(stored.small_run("+plan=mixed"), tmp_path / "run")
+    packages, said = loaded("recapp.report", f"path={run}")
+    assert packages == "antlr4 hydra matplotlib numpy omegaconf rich yaml", said
+
+
+def test_an_export_does_without_lightning(loaded, stored):
+    run = stored.small_run("+plan=mixed")
+    given = [f"ckpt_path={run}/checkpoints/last.ckpt", "output=served", "compile=false"]
+    packages, _ = loaded("recapp.export", *given)
+    assert not {"lightning", "triton", "sympy", "tensorboard"} & set(packages.split())

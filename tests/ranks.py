@@ -26,20 +26,10 @@ from recapp.processes.fork_server import DEFAULTS, OWN_VARIABLES
 
 SIZE = 4
 TIMEOUT_S = 120
-IMPORTED = [
-    "torch",
-    "lightning.pytorch",
-    "recapp.worker",
-    "recapp.engine.sharded_tables",
-    # of whole commands (warm_commands.py), and what they import late
-    *(f"recapp.{name}" for name in ("train", "eval", "predict", "export", "serve")),
-    *(f"recapp.{name}" for name in ("plan", "bench", "report")),
-    "recapp.app.training_modules",
-    "recapp.app.trained_model",
-    "recapp.app.export_model",
-]
-# as of the fork server of a command: no library starts threads when it is imported
-ENVIRONMENT = DEFAULTS | dict(os.environ) | OWN_VARIABLES
+IMPORTED = ["torch", "lightning.pytorch", "recapp.worker", "recapp.engine.sharded_tables"]
+# of whole commands (warm_commands.py); put together, as no test reaches what is only imported early
+IMPORTED_FOR_COMMANDS = "train eval predict export serve plan bench report app.training_modules"
+IMPORTED_FOR_COMMANDS += " app.trained_model app.export_model"
 PATIENCE_S = 2  # with the others, once a rank has failed: they wait for it
 
 
@@ -60,8 +50,10 @@ def context():
     """Of the processes of pools and of commands: each is forked from one that has imported torch
     and Lightning, which takes seconds.
     """
-    _server.set_forkserver_preload(IMPORTED)
-    with patch.dict(os.environ, ENVIRONMENT, clear=True):
+    names = ["recapp." + name for name in IMPORTED_FOR_COMMANDS.split()]
+    _server.set_forkserver_preload([*IMPORTED, *names])
+    # as a command starts one: no library starts threads when it is imported
+    with patch.dict(os.environ, DEFAULTS | dict(os.environ) | OWN_VARIABLES):
         _server.ensure_running()
     return _Context()
 

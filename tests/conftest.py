@@ -12,6 +12,8 @@ from jobs import Jobs
 from ranks import Ranks, auto_means
 from stored import Stored
 
+pytest_plugins = ["affected"]  # the option `--affected`
+
 settings.register_profile(
     "busy machine",
     deadline=None,
@@ -21,42 +23,6 @@ settings.load_profile("busy machine")
 if not torch.cuda.is_available():
     # read where triton is imported: its kernels run on CPU tensors then
     os.environ.setdefault("TRITON_INTERPRET", "1")
-
-
-LONG_FILES = (
-    "test_predict",
-    "test_readme",
-    "test_cpp",
-    "test_bench_runs",
-    "test_run_ends",
-    "test_disk_cache",
-    "test_runs",
-    "test_settings",
-    "test_many_machines",
-    "test_documents",
-    "test_dynamic_semantics",
-    "test_dynamic_tables",
-    "test_quality",
-    "test_memory_limit",
-    "test_quantised",
-    "test_plan_command",
-    "test_same_run",
-    "test_end_to_end",
-    "test_every_path",
-    "test_serve_command",
-    "test_triton",
-    "test_bad_input",
-    "test_export",
-    "test_bags_and_sequences",
-    "test_launch",
-)
-"""Files of minutes in one tier or half a minute in the other, longest first."""
-
-
-def pytest_collection_modifyitems(items):
-    """Start long files first, so that no worker waits for another's at the end."""
-    order = {name: number for number, name in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 def pytest_collection_finish():

@@ -7,6 +7,8 @@ Only the server imports this module, which makes it one; then it runs Python's o
 import os
 import shutil
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType
 
@@ -44,16 +46,31 @@ def serve_one_command() -> None:
 def preload() -> None:
     """Import the modules that the command has named, and leave their pages to be shared.
 
-    A module that cannot be imported ends this process without a word: ranks that are started
-    otherwise say what is wrong.
+    A module that cannot be imported ends this process without a word, also where its library aborts
+    for want of memory: ranks that are started otherwise say what is wrong.
     """
-    try:
-        with loading():
-            for name in os.environ[PRELOADED].split():
-                import_module(name)
-    except Exception:
-        os._exit(1)
+    with stderr_to_nobody():
+        try:
+            with loading():
+                for name in os.environ[PRELOADED].split():
+                    import_module(name)
+        except Exception:
+            os._exit(1)
     freeze_loaded_objects()
+
+
+@contextmanager
+def stderr_to_nobody() -> Iterator[None]:
+    """Drop what this process and its libraries write on standard error inside the `with`."""
+    kept = os.dup(2)
+    nobody = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nobody, 2)
+    os.close(nobody)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 serve_one_command()

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import REPOSITORY, environment, small, start
+from jobs import REPOSITORY, command, environment, metrics_of, small, start, validation
 
 from recapp.processes import fork_server
 from recapp.processes.fork_server import MODULES_OF_TRAINING
@@ -325,3 +325,16 @@ def test_a_command_that_is_killed_at_any_moment_leaves_nothing_behind(tmp_path):
         run.wait()
         until(lambda folder=folder: not processes_in(folder))
         assert not list(temporary.glob("pymp-*")), moment
+
+
+@pytest.mark.full
+def test_forked_ranks_and_fresh_interpreters_are_the_same_run_to_the_last_bit(tmp_path):
+    found = []
+    for method in ("forkserver", "spawn"):
+        overrides = [*small(tmp_path / "logs"), f"launch.start_method={method}"]
+        ran = command(
+            "train", "+plan=mixed", *overrides, f"hydra.run.dir={method}", cwd=tmp_path, fresh=True
+        )
+        assert ran.code == 0, ran.err
+        found.append(validation(metrics_of(tmp_path / method)))
+    assert found[0] == found[1] and found[0]["val_auc"] > 0.5

@@ -1,6 +1,6 @@
 """Where ranks come from: copies of one process that has loaded everything, or fresh interpreters.
 
-    command       settings, checks of the data            torch is never imported here
+    command       settings, checks of the data
       fork server torch, Lightning, what ranks import     one thread, no OpenMP region, no CUDA
         rank 0    a fork of it, there in hundredths of a second
         rank 1    another

@@ -41,8 +41,8 @@ def bag_tables(dynamic=False):
             data_type="fp64",
         )
         for name, rows, dim, features, pooling in [
-            ("users", 131, 8, ["a"], "sum"),
-            ("items", 40, 5, ["b", "c"], "mean"),
+            ("users", 131, 6, ["a"], "sum"),
+            ("items", 40, 3, ["b", "c"], "mean"),
         ]
     ]
 
@@ -57,9 +57,9 @@ def sequence_tables(tied=False, dynamic=False):
             data_type="fp64",
         )
         for name, rows, dim, features in [
-            ("users" if tied else "history", 131, 8, ["a", "d"]),
+            ("users" if tied else "history", 131, 6, ["a", "d"]),
             ("words", 17, 3, ["b"]),
-            ("more", 9, 4, ["d"]),
+            ("more", 9, 3, ["d"]),
         ]
     ]
 

@@ -23,13 +23,16 @@ from recapp.sharding.sharding_types import register
 
 STEPS = 3
 ROWS = 12
+FEW_WIDTHS = {"dims": (12, 3, 6)}  # of tables and strips: each is a kernel to compile
+STRIP = 3
 
 
 def training_run(comm, tables, kind, rule, one_hot, weighted, seed=0, **plan):
     """Everything that a run produces, by name. Compiled kernels on two ranks, the pool's default
     (tests/ranks.py) on others.
     """
-    plan = {"backend": "numba" if comm.world == 2 else "auto"} | plan
+    backend = "numba" if comm.world == 2 else "auto"
+    plan = {"backend": backend, "column_width": STRIP} | plan
     collection = sharded(comm, tables, kind, rule, seed=seed, **plan)
     head = Head(collection)
     model = wrap_dense(head, comm, process_group=comm.group, broadcast_buffers=False)
@@ -58,7 +61,7 @@ def differing(comm, kinds, rule, one_hot, weighted, changes=None, compare=same_b
     """Names of what differs from the table-wise run, by kind of plan. Kinds are compared where they
     are made: on every rank.
     """
-    tables = make_tables(**(changes or {}))
+    tables = make_tables(**FEW_WIDTHS | (changes or {}))
     reference = training_run(comm, tables, "table_wise", rule, one_hot, weighted)
     assert len(reference) == 2 * STEPS + 4 + 3 * (1 + len(RULES[rule].state))
     found = {}

@@ -21,7 +21,7 @@ from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 
 SEED = 4
-DIMS = (16, 5, 12)  # an odd width, so that 4 bits leave half a byte
+DIMS = (12, 3, 6)  # an odd width, so that 4 bits leave half a byte
 TYPES = {8: DataType.INT8, 4: DataType.INT4}
 
 

@@ -194,11 +194,13 @@ def test_a_signal_at_any_moment_of_the_start_counts_and_is_one_line(base, number
             assert time.monotonic() < end
             time.sleep(0.005)
 
-    run, began = started()
-    wait(lambda: len(ranks_of(run.pid)) == 2)
-    took = time.monotonic() - began
-    run.terminate()
-    assert run.wait(timeout=60) == 143
+    took = float("inf")
+    for _ in range(3):  # the fastest: those below may be faster than the first
+        run, began = started()
+        wait(lambda pid=run.pid: len(ranks_of(pid)) == 2)
+        took = min(took, time.monotonic() - began)
+        run.terminate()
+        assert run.wait(timeout=60) == 143
     before_training = 0
     for moment in range(20):
         run, began = started()

@@ -93,28 +93,40 @@ class LaunchedRanks:
             LaunchError: No process can be started.
             Stopped: A signal has come before all were there.
         """
+        context = context_of(method)
         with self._streams() as streams:
-            self._start_somehow(context_of(method), streams, forwarding)
-
-    def _start_somehow(
-        self, context: BaseContext, streams: list[list[int]], forwarding: Forwarding
-    ) -> None:
-        if context.get_start_method() == "forkserver":
+            if context.get_start_method() == "forkserver":
+                if self._forked(context, streams, forwarding):
+                    return
+                context = context_of("spawn")
             try:
-                return self._start(context, streams, forwarding)
+                self._start(context, streams, forwarding)
+            except OSError as error:
+                raise LaunchError(
+                    f"ranks cannot be started ({_words(error)}): use fewer (trainer.devices), or "
+                    "give this machine more memory and processes"
+                ) from error
+
+    def _forked(
+        self, context: BaseContext, streams: list[list[int]], forwarding: Forwarding
+    ) -> bool:
+        """Start all ranks by the fork server, and return whether it could; it is noted where not.
+
+        A second try is for a server that was killed and is not known to be gone yet.
+        """
+        for pause in (LOOK_SECONDS, 0.0):
+            try:
+                self._start(context, streams, forwarding)
+                return True
             except (OSError, EOFError) as error:
                 self.end()
-                note(
-                    f"the fork server cannot be used ({_words(error)}): each rank loads torch for "
-                    "itself, which takes longer"
-                )
-        try:
-            self._start(context_of("spawn"), streams, forwarding)
-        except OSError as error:
-            raise LaunchError(
-                f"ranks cannot be started ({_words(error)}): use fewer (trainer.devices), or give "
-                "this machine more memory and processes"
-            ) from error
+                reason = _words(error)
+                time.sleep(pause)
+        note(
+            f"the fork server cannot be used ({reason}): each rank loads torch for itself, which "
+            "takes longer"
+        )
+        return False
 
     def _start(
         self, context: BaseContext, streams: list[list[int]], forwarding: Forwarding

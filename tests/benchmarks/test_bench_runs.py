@@ -333,7 +333,7 @@ def test_the_commands_of_the_pages_mean_something(monkeypatch):
         settings = bench.settings_of(
             compose.to_plain(config), Job(Path(), tuple(overrides), {}, c.arguments[0])
         )
-        if settings["verb"] == "start":  # which has no ranks of its own
+        if c.arguments[0] == "start":  # which has no ranks of its own
             continue
         measurements = MEASUREMENTS | {"inference": "recapp.app.inference_worker"}
         assert import_module(measurements[settings["verb"]]).run and bool(settings["plans"]) == (

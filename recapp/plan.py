@@ -30,6 +30,7 @@ from recapp import console
 from recapp.app.command import Job, run
 from recapp.app.compose import with_absolute_paths
 from recapp.processes.rank_process import leave
+from recapp.processes.startup_and_exit import loading
 
 VERBS = {
     "explain": "recapp.app.plan_on_paper",
@@ -56,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def answer(config: dict[str, Any], job: Job) -> None:
     """Run the verb, under settings with absolute paths."""
     console.check_format(config["format"])
-    verb = getattr(import_module(VERBS[job.verb]), job.verb)
+    with loading():
+        verb = getattr(import_module(VERBS[job.verb]), job.verb)
     verb(with_absolute_paths(config), job)
 
 

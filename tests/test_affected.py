@@ -201,10 +201,11 @@ def reached():
     """What each test of this checkout reaches."""
     from reach import Checkout
 
-    paths = [p for p in REPOSITORY.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
-    folders = ("recapp", "conf", "docs", "tests", "README.md")
-    files = [p.relative_to(REPOSITORY).as_posix() for p in paths]
-    checkout = Checkout(REPOSITORY, [f for f in files if f.split("/")[0] in folders])
+    folders = ("recapp", "conf", "docs", "tests")
+    paths = [path for folder in folders for path in (REPOSITORY / folder).rglob("*")]
+    files = [p for p in paths if p.is_file() and "__pycache__" not in p.parts]
+    names = ["README.md", *(path.relative_to(REPOSITORY).as_posix() for path in files)]
+    checkout = Checkout(REPOSITORY, names)
     return {test: checkout.reached_by(test) for test in checkout.tests}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from jobs import REPOSITORY, command, environment, metrics_of, small, start, validation
+from tiers import one_of
 
 from recapp.processes import fork_server
 from recapp.processes.fork_server import MODULES_OF_TRAINING
@@ -155,7 +156,7 @@ def ended(process, timeout=120):
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize("way", ["forkserver", "changed"])
+@pytest.mark.parametrize("way", one_of(2, ["forkserver", "changed"]))
 def test_a_fork_is_what_a_fresh_interpreter_is(tmp_path, way):
     (tmp_path / "says.py").write_text(SAYS)
     lines = [
@@ -220,11 +221,14 @@ def processes_in(folder):
 
 @pytest.mark.parametrize(
     "lines",
-    [
-        "launch(settings, 2, module='standin_worker', preload='ends_itself')",
-        "launch(settings, 2, module='standin_worker', preload='raises')",
-        "tempfile.tempdir = '/no/such/folder'\nlaunch(settings, 2, module='standin_worker')",
-    ],
+    one_of(
+        3,
+        [
+            "launch(settings, 2, module='standin_worker', preload='ends_itself')",
+            "launch(settings, 2, module='standin_worker', preload='raises')",
+            "tempfile.tempdir = '/no/such/folder'\nlaunch(settings, 2, module='standin_worker')",
+        ],
+    ),
 )
 def test_a_server_that_cannot_be_used_is_noted_and_ranks_start_without_it(tmp_path, lines):
     (tmp_path / "ends_itself.py").write_text("import os; os.kill(os.getpid(), 9)")
@@ -236,7 +240,7 @@ def test_a_server_that_cannot_be_used_is_noted_and_ranks_start_without_it(tmp_pa
     assert json.loads((tmp_path / "metrics.json").read_text())["ranks"] == 2
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", one_of(2, ["forkserver", "spawn"]))
 def test_ranks_of_a_command_without_standard_output_run_without_it(tmp_path, method):
     lines = f"launch(settings, 2, module='standin_worker', preload='json', method='{method}')"
     process = launched(tmp_path, lines)
@@ -290,6 +294,7 @@ Path("found.json").write_text(json.dumps(found))
 """
 
 
+@pytest.mark.full
 def test_jobs_share_a_server_commands_do_not_and_nothing_piles_up(tmp_path):
     folders = [tmp_path / "one", tmp_path / "other"]
     for folder in folders:

@@ -17,7 +17,7 @@ from recapp.processes.launched_ranks import RankFailure
 from recapp.processes.stopping import SIGNALS, Stopped
 
 LOST = 255  # multiprocessing's exit code of a process whose fork server is gone
-LAST_LINES = 20  # of the output of a rank that died without an error file
+LAST_LINES = 60  # of the output of a rank that died without an error file
 STOPPED_BY = {code: number for number in SIGNALS for code in (128 + number, -number)}
 """The signal that has stopped a rank, by the rank's exit code."""
 

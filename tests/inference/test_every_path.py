@@ -57,12 +57,12 @@ def artefact(request, stored, checkpoint):
 
 
 def exported(stored, checkpoint, width):
-    return stored.made(_export, str(checkpoint), width) / "art"
+    return stored.made(_export, str(checkpoint), width) / width
 
 
 def _export(folder, checkpoint, width):
     options = recapp.Export(quantize=width, compile=width == "int8", report_rows=0)
-    recapp.export_model(checkpoint, folder / "art", options)
+    recapp.export_model(checkpoint, folder / width, options)
 
 
 def slices(rows):

@@ -1,7 +1,6 @@
 """The process of a rank before its run and after it: memory, precision, messages of libraries."""
 
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Mapping
@@ -18,8 +17,6 @@ def prepare_process(settings: Mapping[str, Any]) -> None:
     Args:
         settings: Those of the run.
     """
-    # before torch: otherwise sums depend on how busy the machine is, and two runs of a seed differ
-    os.environ.setdefault("MKL_DYNAMIC", "FALSE")
     with loading():
         import torch
         from lightning.fabric.utilities.rank_zero import rank_zero_only

@@ -5,7 +5,6 @@ one verb, write its records and pictures.
 """
 
 import json
-import os
 import warnings
 from collections.abc import Callable
 from importlib import import_module
@@ -38,7 +37,6 @@ def run(
         job_dir: The directory of the records and pictures.
         measure: Measures in a `Session`; None takes what is measured under the verb's name.
     """
-    os.environ.setdefault("MKL_DYNAMIC", "FALSE")
     warnings.filterwarnings("ignore", ".*[Ss]parse invariant checks.*")
     from recapp.benchmarks.ranks import join
     from recapp.benchmarks.session import Session

@@ -32,7 +32,6 @@ from types import ModuleType
 from recapp.processes.rank_environment import started_externally
 from recapp.processes.stopping import SIGNALS
 
-METHODS = ("auto", "forkserver", "spawn")
 PARENT_PID = "RECAPP_PARENT_PID"  # the command's, for the server and for ranks
 # of the server: what it imports, and the directory that it removes if the command cannot
 PRELOADED = "RECAPP_FORK_SERVER_MODULES"
@@ -93,7 +92,7 @@ def context_of(method: str) -> BaseContext:
     """Return the multiprocessing context that starts ranks.
 
     Args:
-        method: `launch.start_method`: one of METHODS.
+        method: `launch.start_method`: `auto`, `forkserver` or `spawn`.
     """
     if method == "auto":
         method = "forkserver" if has_fork_server() and not _environment_has_changed() else "spawn"

@@ -217,6 +217,10 @@ def test_a_signal_at_any_moment_of_the_start_counts_and_is_one_line(base, number
         assert code == 128 + number and lines[-1] == said, (moment, took, lines)
         if spoke := (folder / "out.txt").read_text():  # the start was over
             assert "Traceback" not in spoke and not any("error" in line for line in lines), moment
+            ended = [folder / "run" / name for name in ("metrics.json", "error.json")]
+            assert [json.loads(mark.read_text())["status"] for mark in ended if mark.exists()] == [
+                "stopped"
+            ], moment
         else:
             before_training += 1
             assert lines == [said] and not (folder / "run/metrics.json").exists(), (moment, took)

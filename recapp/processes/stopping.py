@@ -2,7 +2,7 @@
 
     a command is imported     nothing is held: it prints one line and ends where it is
     before training           nothing is lost: `Stopped` is raised where the main thread is; during
-                              an import, at its end
+                              an import or a `__del__`, at its end
     in training               the listener is called (`recapp/trainer/ending.py`), and all ranks
                               stop at the same step
     a second signal           the process ends at once
@@ -96,13 +96,13 @@ class _SignalState:
         self._raise_after_imports(frame)
 
     def _raise_after_imports(self, frame: FrameType | None) -> None:
-        """Raise `Stopped`, or while a module is imported try again soon.
-
-        A module that is half imported is of no use to whoever imports it next.
+        """Raise `Stopped`, or try again soon: while a module is imported, because one that is half
+        imported is of no use to whoever imports it next, and in a `__del__`, from which Python
+        prints an exception and drops it.
         """
         if not self.raises:
             return
-        if not _imports(frame):
+        if not _imports_or_deletes(frame):
             self.stop()
         if not self.holds:  # there is nothing to clean up, and torch takes seconds to import
             self.end(self.number)
@@ -132,10 +132,12 @@ class _SignalState:
 _state = _SignalState()
 
 
-def _imports(frame: FrameType | None) -> bool:
-    """Return whether a module is being imported in this frame or one of its callers."""
+def _imports_or_deletes(frame: FrameType | None) -> bool:
+    """Return whether a module is imported or an object deleted in this frame or one of its
+    callers.
+    """
     while frame is not None:
-        if frame.f_code.co_filename == IMPORT_SYSTEM:
+        if frame.f_code.co_filename == IMPORT_SYSTEM or frame.f_code.co_name == "__del__":
             return True
         frame = frame.f_back
     return False

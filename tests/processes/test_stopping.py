@@ -75,6 +75,24 @@ def test_what_is_being_imported_is_there_before_stopped_is_raised(
     assert eater.done and stopped.value.number == number and time.monotonic() - began < 30
 
 
+@pytest.mark.parametrize(("number", "said"), BOTH)
+def test_stopped_is_raised_after_a_del_which_would_print_and_drop_it(number, said):
+    class Owner:
+        def __del__(self):
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)
+            deleted.append(True)
+
+    deleted = []
+    began = time.monotonic()
+    # what a `__del__` raises is an error of this test (filterwarnings)
+    with pytest.raises(Stopped) as stopped, stoppable():
+        owner = Owner()
+        del owner
+        time.sleep(60)
+    assert deleted and stopped.value.number == number and time.monotonic() - began < 30
+
+
 @pytest.mark.parametrize("becomes", [lost, turned])
 def test_stopped_is_raised_whatever_has_become_of_it(becomes):
     with pytest.raises(Stopped) as stopped, stoppable():

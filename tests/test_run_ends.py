@@ -169,7 +169,9 @@ sys.addaudithook(hook)
 @pytest.mark.parametrize(
     ("number", "said"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "stopped by SIGTERM")]
 )
-def test_a_signal_at_any_moment_of_the_start_counts_and_is_one_line(base, number, said):
+def test_a_signal_at_any_moment_of_the_start_counts_and_is_one_line(jobs, base, number, said):
+    # else a start writes the logs, and says so
+    jobs.train(base / f"logs_{number}", *small(base / "logs"), "trainer.max_steps=1")
     folder = base / f"start_{said.split()[0]}"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(BEGUN)  # the clock starts when recapp runs

@@ -337,10 +337,9 @@ def test_this_machine_is_calibrated_and_plans_are_priced_with_it(base, answer):
     assert run.code == 0, run.err
     hardware = read_hardware(base / "mine.yaml")
     rows = {r["name"]: r for r in json.loads(run.out)["rows"]}
-    assert (
-        hardware.step_overhead_us == rows["step overhead"]["us"] > 0
-        and "steps of recapp.train" in hardware.source
-    )
+    # 0 where the machine was busier while kernels were measured than in the run
+    assert hardware.step_overhead_us == rows["step overhead"]["us"] >= 0
+    assert "steps of recapp.train" in hardware.source
     assert (
         answer("explain", "topology.hardware=mine.yaml")["step_ms"]
         > hardware.step_overhead_us / 1e3

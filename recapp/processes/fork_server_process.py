@@ -4,9 +4,11 @@ Only the server imports this module, which makes it one; then it runs Python's o
 (`multiprocessing.forkserver.main`).
 """
 
+import atexit
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -20,6 +22,7 @@ from recapp.processes.startup_and_exit import freeze_loaded_objects, loading
 
 # Not one of those that stop a run: they stay blocked in the server, as its ranks inherit that.
 COMMAND_IS_GONE = signal.SIGUSR1
+LAST_SECONDS = 5.0
 
 
 def serve_one_command() -> None:
@@ -37,6 +40,9 @@ def serve_one_command() -> None:
             os._exit(128 + number)
 
     signal.signal(COMMAND_IS_GONE, end)
+    # Python's loop ends by itself where the command goes before there are ranks: files are closed
+    # before the signal is sent, which then has to find this process
+    atexit.register(lambda: time.sleep(LAST_SECONDS) if os.getpid() == server else None)
     die_with_parent(COMMAND_IS_GONE)
     end(COMMAND_IS_GONE, None)  # it may have gone before the kernel knew
     os.setsid()

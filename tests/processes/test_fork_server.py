@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -304,6 +305,26 @@ def test_jobs_share_a_server_commands_do_not_and_nothing_piles_up(tmp_path):
     one, other = (json.loads((folder / "found.json").read_text()) for folder in folders)
     assert one[0] == one[1] == one[2] and other[0] == other[1] == other[2]
     assert one[0][0] and other[0][0] and one[0][0] != other[0][0]
+
+
+def test_a_server_whose_command_goes_before_there_are_ranks_leaves_nothing_behind(tmp_path):
+    code = """
+        import os, signal, time
+        from multiprocessing import forkserver, util
+        from recapp.processes.fork_server import ensure_running
+
+        ensure_running("json")
+        print(util.get_temp_dir(), end="", flush=True)
+        # what the kernel does first when it ends a process, long before it tells the children
+        os.close(forkserver._forkserver._forkserver_alive_fd)
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert ran.returncode == -signal.SIGKILL and ran.stderr == "" and "pymp-" in ran.stdout
+    until(lambda: not Path(ran.stdout).exists())
 
 
 @pytest.mark.full

@@ -147,7 +147,9 @@ def test_pytest_runs_those_and_says_how_many(tree, workers):
         ran = subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "affected", "-n", workers, "--affected", "-q"],
             cwd=tree,
-            env=environment(PYTHONPATH=path, PYTEST_ADDOPTS="-p no:cacheprovider"),
+            env=environment(
+                PYTHONPATH=path, PYTEST_ADDOPTS="-p no:cacheprovider", PYTHONDONTWRITEBYTECODE="1"
+            ),
             capture_output=True,
             text=True,
         )

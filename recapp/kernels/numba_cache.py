@@ -12,8 +12,8 @@ over, pickled.
 """
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +23,7 @@ from numba.core.registry import cpu_target
 from numba.extending import register_jitable
 
 from recapp.kernels.kernel_sources import digest
+from recapp.kernels.shared_cache import WAITING, SharedCache
 
 Function = Callable[..., Any]
 
@@ -56,8 +57,9 @@ def compiled(**more: Any) -> Callable[[Function], Function]:
     """
 
     def compile(function: Function) -> Function:
-        kernel = njit(**OPTIONS, cache=kept_on_disk(), **more)(function)
+        kernel = njit(**OPTIONS, **more)(function)
         if kept_on_disk():
+            kernel._cache = SharedCache(function)
             # numba would look at this function's file alone
             kernel._cache._cache_file._source_stamp = digest(function)
         return kernel  # type: ignore[no-any-return]
@@ -107,8 +109,10 @@ class _CompilationListener(event.Listener):  # type: ignore[misc]
         pass
 
 
-def listen_to_compilations(begins: Callable[[], None]) -> AbstractContextManager[Any]:
-    """Call a function whenever numba begins to compile a kernel inside of this context.
+@contextmanager
+def listen_to_compilations(begins: Callable[[], None]) -> Iterator[None]:
+    """Call a function whenever numba begins to compile a kernel inside of this context, or to wait
+    for another process that compiles it.
 
     It is not called when numba reads a kernel from disk.
 
@@ -116,4 +120,8 @@ def listen_to_compilations(begins: Callable[[], None]) -> AbstractContextManager
         begins: The function.
     """
     listener = _CompilationListener(begins)
-    return event.install_listener("numba:compile", listener)  # type: ignore[no-any-return]
+    with (
+        event.install_listener("numba:compile", listener),
+        event.install_listener(WAITING, listener),
+    ):
+        yield

@@ -395,6 +395,7 @@ def test_what_the_command_line_names_is_the_users_word(checkpoint, config, tmp_p
     hostile = put(config, "optimizer.sparse", {"_target_": "os.system", "lr": 0.5})
     said = "optimizer.sparse._target_=rules_of_mine.rule"
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # no file is written but by the product
     (tmp_path / "rules_of_mine.py").write_text(
         "from recapp.optim.rules import sgd\n\n\ndef rule(lr: float):\n    return sgd(lr)\n"
     )

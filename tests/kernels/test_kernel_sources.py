@@ -53,13 +53,15 @@ def fresh():
 
 def changed_by(monkeypatch, file, functions):
     """The names of the functions that a change of a file makes new kernels of."""
-    before = {name: fresh().digest(function) for name, function in functions.items()}
+    reader = fresh()
+    before = {name: reader.digest(function) for name, function in functions.items()}
     read = Path.read_bytes
+    reader = fresh()
     with monkeypatch.context() as patch:
         patch.setattr(
             Path, "read_bytes", lambda path: read(path) + b"\n" * (path == file.resolve())
         )
-        after = {name: fresh().digest(function) for name, function in functions.items()}
+        after = {name: reader.digest(function) for name, function in functions.items()}
     return {name for name in functions if before[name] != after[name]}
 
 

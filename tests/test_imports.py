@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from jobs import environment, small
+from serving.processes import trained
 from stored import copy
 from tiers import one_of
 
@@ -36,6 +37,7 @@ PACKAGES = [
 ]
 """What recapp uses, and what that would load: sympy and triton come with torch's compiler."""
 COMPOSING = "antlr4 hydra omegaconf yaml"
+SERVING = "antlr4 hydra numba numpy omegaconf pyarrow rich safetensors starlette torch uvicorn yaml"
 OF_COMMAND = """
 import json, sys
 from importlib import import_module
@@ -48,6 +50,17 @@ file, module, *arguments = sys.argv[1:]
 if arguments[:1] == ["ranks"]:
     import recapp.app.command
     recapp.app.command.launch = no_ranks
+    arguments = arguments[1:]
+if arguments[:1] == ["answering"]:
+    import os, signal
+    import recapp.app.build_server
+    say = recapp.app.build_server._say
+
+    def say_and_stop(*given):
+        say(*given)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    recapp.app.build_server._say = say_and_stop
     arguments = arguments[1:]
 sys.argv = [module, *arguments]
 try:
@@ -63,7 +76,8 @@ with open(file, "w") as written:
 @pytest.fixture
 def loaded(tmp_path):
     """`loaded(module, *arguments)`: the packages in memory after a command has run in a fresh
-    interpreter, and what it said. Behind `ranks` it ends where ranks would be started.
+    interpreter, and what it said. Behind `ranks` it ends where ranks would be started, behind
+    `answering` where a server answers.
     """
 
     def run(module, *arguments, code=0):
@@ -125,6 +139,16 @@ def test_a_checkpoint_is_looked_at_without_lightning(loaded, stored, name):
         (["types"], "antlr4 hydra numpy omegaconf yaml"),
         (["explain"], "antlr4 hydra numpy omegaconf pyarrow rich torch yaml"),
         pytest.param(
+            ["compare", "a=mixed", "b=row_wise"],
+            "antlr4 hydra numpy omegaconf pyarrow rich torch yaml",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            ["scale", "ranks=[2,4]", "plans=[row_wise]"],
+            "antlr4 hydra numpy omegaconf pyarrow rich torch yaml",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
             ["export", "+plan=mixed"],
             "antlr4 hydra numpy omegaconf pyarrow torch yaml",
             marks=pytest.mark.full,
@@ -146,6 +170,27 @@ def test_a_report_is_drawn_without_torch(loaded, stored, tmp_path):
     run = copy(stored.small_run("+plan=mixed"), tmp_path / "run")
     packages, said = loaded("recapp.report", f"path={run}")
     assert packages == "antlr4 hydra matplotlib numpy omegaconf rich yaml", said
+
+
+@pytest.mark.full
+def test_a_plan_is_checked_against_a_run_without_torchs_compiler(loaded, stored):
+    packages, said = loaded("recapp.plan", "check", f"path={stored.small_run('+plan=mixed')}")
+    assert packages == "antlr4 hydra numpy omegaconf pyarrow rich torch yaml", said
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("verb", "reader"), [("step", ""), ("data", "pyarrow ")])
+def test_a_measurement_is_checked_without_lightning(loaded, verb, reader):
+    packages, said = loaded("recapp.bench", "ranks", verb, code=1)
+    assert "ranks would be started" in said
+    assert packages == f"antlr4 hydra numba numpy omegaconf {reader}torch yaml"
+
+
+@pytest.mark.full
+def test_a_server_answers_without_lightning(loaded, stored):
+    artefact = trained(stored)
+    packages, said = loaded("recapp.serve", "answering", f"artefact={artefact}", "port=0")
+    assert packages == SERVING, said
 
 
 @pytest.mark.full

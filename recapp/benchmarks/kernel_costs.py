@@ -304,11 +304,7 @@ def measure_kernels(
     """
     runs: list[Steps] = []
     for case in cases:
-        if comm.rank:  # rank 0 first: what it compiles, the others read from disk
-            comm.barrier()
         runs += _steps(case, device, backend, comm.rank)
-        if not comm.rank:
-            comm.barrier()
         advance(len(case.shapes))
     for _ in range(rounds):
         for run in runs:

@@ -175,8 +175,8 @@ class ShardedTables(nn.Module):
         self._warm_up(trains, slow_kernels_note(backend, device))
 
     def _warm_up(self, trains: bool, missing: str) -> None:
-        """Compile kernels before the first step: rank 0 first, the others read what it left on
-        disk.
+        """Compile kernels before the first step, each on one rank of a machine; the others read
+        what that leaves on disk.
         """
         state = self.state
         if missing and not self.comm.rank:
@@ -184,8 +184,6 @@ class ShardedTables(nn.Module):
         if state.backend.name != "numba":
             return
         statistics = state.row_statistics
-        if self.comm.rank:
-            self.comm.barrier()
         with report_compilation(self.comm.rank == 0):
             warm_up(
                 state.backend,
@@ -199,8 +197,6 @@ class ShardedTables(nn.Module):
                 self.update.rule_G if trains else [None] * len(state.stores),
                 statistics.means_G if statistics else [0] * len(state.stores),
             )
-        if not self.comm.rank:
-            self.comm.barrier()
 
     # ---- what the rest of the package reads
 

@@ -25,9 +25,15 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+def pytest_collection():
+    """Looking for garbage in what is being imported takes a third of the time."""
+    gc.disable()
+
+
 def pytest_collection_finish():
     """Whatever tests collect, they need not look through what is loaded by now."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -281,7 +281,9 @@ def test_a_rank_that_is_frozen_is_named_after_launch_timeout(base, transport):
         base, f"frozen_{transport}", "launch.timeout=5", f"engine.transport={transport}"
     )
     os.kill(ranks_of(run.pid)[1], signal.SIGSTOP)
+    began = time.monotonic()
     assert run.wait(timeout=120) == 1
+    assert time.monotonic() - began < 5 + 15  # and not half a minute more: it hears no signal
     assert output().splitlines()[-1] == (
         "error: rank 0 has waited for rank 1 for 5 seconds (launch.timeout): it is stopped or "
         "stuck; raise launch.timeout if it only needs longer"

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -27,9 +27,11 @@ from recapp.processes.fork_server import (
     without_main_module,
 )
 from recapp.processes.forwarding import LOOK_SECONDS, Forwarding, send_signal
+from recapp.processes.process_status import is_stopped
 from recapp.processes.rank_process import ERROR_FILE, InheritedStream, Work, be_rank
 
 PATIENCE_SECONDS = 30.0  # with the peers of a rank that failed, which may be saving
+STOPPED_SECONDS = 2.0  # with those of them that are stopped, and hear no signal
 STREAMS = ("stdout", "stderr")
 
 
@@ -181,9 +183,11 @@ class LaunchedRanks:
                 if not forwarding.number:
                     send_signal(running, signal.SIGTERM)
             deadline = forwarding.deadline(one_has_ended=len(running) < len(self._processes))
-            if time.monotonic() > min(patience_ends or deadline, deadline):
-                self._ended |= set(running)
-                send_signal(running, signal.SIGKILL)
+            now = time.monotonic()
+            if now > min(patience_ends or deadline, deadline):
+                self._kill(running)
+            elif patience_ends and now > patience_ends - PATIENCE_SECONDS + STOPPED_SECONDS:
+                self._kill({rank: one for rank, one in running.items() if is_stopped(one.pid)})
         return [
             RankFailure(
                 rank,
@@ -195,6 +199,10 @@ class LaunchedRanks:
             for rank, process in enumerate(self._processes)
             if process.exitcode
         ]
+
+    def _kill(self, ranks: Mapping[int, Any]) -> None:
+        self._ended |= set(ranks)
+        send_signal(ranks, signal.SIGKILL)
 
     def end(self) -> None:
         """Kill what is left of the ranks, and forget them."""

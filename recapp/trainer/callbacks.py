@@ -18,7 +18,7 @@ from recapp.models.layer_table import layer_table
 from recapp.planner.explain import plan_rows, rank_rows
 from recapp.planner.table_uses import table_uses
 from recapp.planner.topology import hosts_in_blocks
-from recapp.processes.process_age import command_age, process_age
+from recapp.processes.process_status import command_age, process_age
 from recapp.reporting.phases import quartiles
 from recapp.reporting.record import claim_directory
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of

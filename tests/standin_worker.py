@@ -2,7 +2,7 @@
 wait to be ended.
 
 `fine` leaves at once, `mute` without a result; `raise`, `refuse`, `unread`, `exit`, `kill`,
-`no_memory`, `abort` fail, each in its way; `late` fails because of a peer, slowly.
+`no_memory`, `abort` fail, each in its way; `late` fails when rank 1 has ended.
 """
 
 import json
@@ -23,7 +23,7 @@ def run(config: dict[str, Any], directory: Path) -> None:
     (directory / f"pid{rank}").write_text(str(os.getpid()))
     (directory / f"env{rank}.json").write_text(json.dumps(dict(os.environ)))
     print(f"rank {rank} speaks")
-    act(config["model"]["ranks"][rank], rank)
+    act(config["model"]["ranks"][rank], rank, directory)
     if rank == 0 and config["model"]["ranks"][0] != "mute":
         metrics = {
             "val_auc": 0.75,
@@ -33,7 +33,7 @@ def run(config: dict[str, Any], directory: Path) -> None:
         (directory / "metrics.json").write_text(json.dumps(metrics))
 
 
-def act(word: str, rank: int) -> None:
+def act(word: str, rank: int, directory: Path) -> None:
     if word == "raise":
         raise RuntimeError(f"boom in rank {rank}")
     if word == "refuse":
@@ -57,7 +57,18 @@ def act(word: str, rank: int) -> None:
         )
         os.abort()
     if word == "late":
-        time.sleep(0.3)
+        while not _has_ended(directory / "pid1"):
+            time.sleep(0.01)
         raise ConnectionError("connection closed by peer")
     if word == "wait":
         time.sleep(FOREVER_SECONDS)
+
+
+def _has_ended(file: Path) -> bool:
+    """Whether the process whose number stands in a file was there, and is no more."""
+    pid = file.read_text() if file.exists() else ""
+    try:
+        status = Path("/proc", pid, "stat").read_text() if pid else ""
+    except FileNotFoundError:
+        return True
+    return status.rpartition(")")[2].split()[:1] == ["Z"]

@@ -20,7 +20,9 @@ FOREVER_SECONDS = 120
 
 def run(config: dict[str, Any], directory: Path) -> None:
     rank = int(os.environ["RANK"])
-    (directory / f"pid{rank}").write_text(str(os.getpid()))
+    number = directory / f"writing{rank}"
+    number.write_text(str(os.getpid()))
+    number.replace(directory / f"pid{rank}")  # whole: this rank may be ended at any moment
     (directory / f"env{rank}.json").write_text(json.dumps(dict(os.environ)))
     print(f"rank {rank} speaks")
     act(config["model"]["ranks"][rank], rank, directory)
@@ -66,9 +68,10 @@ def act(word: str, rank: int, directory: Path) -> None:
 
 def _has_ended(file: Path) -> bool:
     """Whether the process whose number stands in a file was there, and is no more."""
-    pid = file.read_text() if file.exists() else ""
+    if not file.exists():
+        return False
     try:
-        status = Path("/proc", pid, "stat").read_text() if pid else ""
+        status = Path("/proc", file.read_text(), "stat").read_text()
     except FileNotFoundError:
         return True
-    return status.rpartition(")")[2].split()[:1] == ["Z"]
+    return status.rpartition(")")[2].split()[0] == "Z"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from recapp import console
 from recapp.errors import ConfigError
+from recapp.processes.rank_environment import RankInfo
 
 if TYPE_CHECKING:
     import torch
@@ -47,17 +48,21 @@ def check_serving(settings: dict[str, Any], ranks: int) -> None:
     http.bound_socket(settings["host"], settings["port"]).close()
 
 
-def device_of(settings: dict[str, Any], number: int = 0) -> "torch.device":
+def device_of(settings: dict[str, Any], rank: RankInfo | None = None) -> "torch.device":
     """Return where this process computes.
 
     Args:
         settings: Those of `recapp.serve`.
-        number: Its number on this machine.
+        rank: Which rank it is; None where it serves alone.
+
+    Raises:
+        LaunchError: There are fewer GPUs than ranks here.
     """
     import torch
 
     if settings["device"] == "cpu":
         return torch.device("cpu")
+    number = rank.gpu(torch.cuda.device_count()) if rank else 0
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
 

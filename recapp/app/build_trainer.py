@@ -279,7 +279,7 @@ def build_trainer(
         Trainer,
         "trainer",
         accelerator="cuda" if gpu else "cpu",
-        devices=ranks[0],
+        devices=1 if gpu and torch.cuda.device_count() == 1 else ranks[0],
         num_nodes=ranks[1],
         strategy=strategy,
         callbacks=list(callbacks),

@@ -38,7 +38,7 @@ def run(settings: dict[str, Any], job_dir: Path | None = None) -> None:
     """
     torch.set_num_threads(settings["threads"])
     here = rank_info()
-    device = build_server.device_of(settings, here.local_rank if here else 0)
+    device = build_server.device_of(settings, here)
     words, tables = join_ranks(device)
     freeze_loaded_objects()
 

@@ -62,6 +62,7 @@ from recapp.planner.hardware import (
 from recapp.planner.problem import dense_of
 from recapp.planner.topology import hosts_in_blocks
 from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
+from recapp.processes.rank_environment import rank_info
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
@@ -143,7 +144,8 @@ def run(session: Session) -> None:
 def _device(accelerator: str) -> torch.device:
     if accelerator == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    rank = rank_info()
+    device = torch.device("cuda", rank.gpu(torch.cuda.device_count()) if rank else 0)
     torch.cuda.set_device(device)
     return device
 

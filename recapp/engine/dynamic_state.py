@@ -45,8 +45,8 @@ class _GivenKeys(NamedTuple):
     def of(strips: Sequence[Strip]) -> "_GivenKeys":
         """Read strips of [N, 1]."""
         total = max((rows[1] for rows, _, _ in strips), default=0)
-        key_N = torch.zeros(total, dtype=torch.int64)
-        known_N = torch.zeros(total, dtype=torch.bool)
+        key_N = torch.zeros(total, dtype=torch.int64, device="cpu")
+        known_N = torch.zeros(total, dtype=torch.bool, device="cpu")
         for (first, last), _, values in strips:
             key_N[first:last] = values[:, 0].detach().cpu()
             known_N[first:last] = True
@@ -102,7 +102,7 @@ def _has_rows(
     given: _GivenKeys, strips: Sequence[Strip], pieces: Sequence[tuple[range, range]], dim: int
 ) -> bool:
     """Return whether there are values of all weights that this rank takes."""
-    filled_ND = torch.zeros(given.total, dim, dtype=torch.bool)
+    filled_ND = torch.zeros(given.total, dim, dtype=torch.bool, device="cpu")
     for rows, cols, _ in strips:
         filled_ND[slice(*rows), slice(*cols)] = True
     return all(
@@ -135,8 +135,8 @@ def _fault_of_ranks(
 
 def _fill(shared: ShardedTables, table: str, given: _GivenKeys, strips: Sequence[Strip]) -> None:
     """Make the rows of the given keys the rows of a table."""
-    number_N = torch.full((given.total,), -1)
-    number_N[given.row_N] = torch.arange(len(given.row_N))
+    number_N = torch.full((given.total,), -1, device="cpu")
+    number_N[given.row_N] = torch.arange(len(given.row_N), device="cpu")
     rows_R = torch.bincount(given.run_N, minlength=RUNS).tolist()
     counts = {table: {ROWS: rows_R, WAITING: [0] * RUNS}}
     for block in shared.stored.blocks_to_load(counts, shared.updates, table):

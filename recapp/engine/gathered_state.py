@@ -67,7 +67,8 @@ def _gathered(strips: list[Strip], headers_W: list[list[StripHeader]], comm: Com
         max(rows[1] for *_, rows, _, _, _ in described),
         max(cols[1] for *_, cols, _, _ in described),
     )
-    whole = torch.empty(shape if comm.rank == 0 else (0, 0), dtype=described[0][-2])
+    here = shape if comm.rank == 0 else (0, 0)
+    whole = torch.empty(here, dtype=described[0][-2], device="cpu")
     target = Block("", "", shape, range(shape[0]), range(shape[1]), whole, True)
     seen = set()
     for rank, number, rows, cols, dtype, mixed in described:

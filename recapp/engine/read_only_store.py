@@ -59,10 +59,10 @@ class ReadOnlyStore(RowStore):
 
     @property
     def example(self) -> Held:
-        """Return a row of zeros as the rows are stored."""
+        """Return a row of zeros as the rows are stored, on the CPU."""
         if isinstance(self.held, QuantisedRows):
-            return quantise(torch.zeros(1, self.held.width), self.held.bits)
-        return torch.zeros(1, self.width, dtype=self.held.dtype)
+            return quantise(torch.zeros(1, self.held.width, device="cpu"), self.held.bits)
+        return torch.zeros(1, self.width, dtype=self.held.dtype, device="cpu")
 
     def pool(
         self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False

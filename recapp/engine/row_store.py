@@ -229,8 +229,8 @@ class FloatRows(RowStore):
 
     @property
     def example(self) -> Tensor:
-        """Return a row of zeros in the stored type."""
-        return torch.zeros(1, self.width, dtype=self.weights.dtype)
+        """Return a row of zeros in the stored type, on the CPU."""
+        return torch.zeros(1, self.width, dtype=self.weights.dtype, device="cpu")
 
     def pool(
         self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False

@@ -149,6 +149,8 @@ class ShardedTables(nn.Module):
             for g in range(len(layout.groups))
         ]
         self.stores = nn.ModuleList(stores)
+        if any(store.finds_rows for store in stores):
+            comm.work_in_order()
         means_G = [of_group.means if of_group else 0 for of_group in rule_G]
         exchanged = any(means_G) and layout.column_cut
         statistics = RowStatistics(layout, comm, kernels, means_G) if exchanged else None

@@ -223,7 +223,7 @@ class Scratch:
         It has room for a fifth more elements, so that batches of slightly more ids find it large
         enough.
         """
-        return torch.empty(n + n // 5 + 64, dtype=dtype)
+        return torch.empty(n + n // 5 + 64, dtype=dtype, device="cpu")
 
 
 def offset_dtype(numel: int) -> torch.dtype:

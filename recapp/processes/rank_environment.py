@@ -53,6 +53,24 @@ class RankInfo:
     address: str
     port: int
 
+    def gpu(self, visible: int) -> int:
+        """Return which of the GPUs that this process sees belongs to the rank: that of its number
+        on the host, or the only one where a launcher shows each rank its own (`srun
+        --gpus-per-task=1`).
+
+        Args:
+            visible: How many GPUs the process sees.
+
+        Raises:
+            LaunchError: There are too few.
+        """
+        if visible > 1 and self.local_rank >= visible:
+            raise LaunchError(
+                f"rank {self.rank} has the number {self.local_rank} on its host, which shows it "
+                f"{visible} GPUs: start at most {visible} ranks there, or show each rank one GPU"
+            )
+        return self.local_rank if visible > 1 else 0
+
 
 def external_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     """Return this process's rank if torchrun, srun or a person has started it as one of several.

@@ -222,7 +222,9 @@ def concatenate(name: str, parts: Sequence[Tensor]) -> Tensor:
         )
     if len(full) > 1:
         return torch.cat(full)
-    return full[0] if full else parts[0] if parts else torch.empty(0, dtype=torch.int64)
+    return (
+        full[0] if full else parts[0] if parts else torch.empty(0, dtype=torch.int64, device="cpu")
+    )
 
 
 def values_text(values_L: Tensor) -> str:

@@ -33,7 +33,7 @@ def to_device(numbers: NDArray[np.int64] | Sequence[int], device: torch.device) 
     held = (
         torch.from_numpy(numbers)
         if isinstance(numbers, np.ndarray)
-        else torch.tensor(numbers, dtype=torch.int64)
+        else torch.tensor(numbers, dtype=torch.int64, device="cpu")
     )
     return copy_to_device(held, device)
 

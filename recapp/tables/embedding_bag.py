@@ -114,7 +114,8 @@ class EmbeddingBagCollection(UnshardedCollection):
         ):
             lengths_M = lengths_B
             if lookup.hotness:  # a bag for each vector of a concatenation, of one id or none
-                lengths_M = (lengths_B[:, None] > torch.arange(lookup.hotness)).view(-1)
+                number_H = torch.arange(lookup.hotness, device=lengths_B.device)
+                lengths_M = (lengths_B[:, None] > number_H).view(-1)
             pooled_BD = F.embedding_bag(
                 rows_N,
                 self.weight(lookup.table.name).to(self.dtype),

@@ -160,9 +160,10 @@ class IdRules:
         )
         self._kernel = kernel
         self._sizes = [_size_of(x) for x in self.lookups]
-        self._size_F = torch.tensor(self._sizes)
+        self._size_F = torch.tensor(self._sizes, device="cpu")
         self._first_F = [x.table.min_key for x in self.lookups]
-        self._rule_F = torch.tensor([RULE_NUMBERS[_rule_of(x)] for x in self.lookups])
+        rules = [RULE_NUMBERS[_rule_of(x)] for x in self.lookups]
+        self._rule_F = torch.tensor(rules, device="cpu")
         self.changed = {x.table.name: 0 for x in self.lookups}
         self._runs = [
             (rule, [i for i, _ in run])
@@ -291,8 +292,8 @@ class IdRules:
         return OutsideTable(record.table, record.feature, lookup, number, where, named)
 
     def _in_one_pass(self, kernel: Kernel, ids: Rows, edge: list[int], raw_L: Tensor) -> Rows:
-        """Apply the rules by the kernel."""
-        changed_F = torch.zeros(len(self.lookups), dtype=torch.int64)
+        """Apply the rules by the kernel, which is one of the CPU."""
+        changed_F = torch.zeros(len(self.lookups), dtype=torch.int64, device="cpu")
         rows_L, first = kernel(ids.rows_L.contiguous(), edge, self._size_F, self._rule_F, changed_F)
         if first >= 0:
             raise self.error(bisect_right(edge, first) - 1, int(raw_L[first]), "")
@@ -303,7 +304,8 @@ class IdRules:
         if not dropped:
             return replace(ids, rows_L=rows_L)
         drops_F = self._rule_F == RULE_NUMBERS[IdRule.DROP]
-        drops_L = torch.repeat_interleave(drops_F, torch.tensor(ids.per_F), output_size=len(rows_L))
+        per_F = torch.tensor(ids.per_F, device="cpu")
+        drops_L = torch.repeat_interleave(drops_F, per_F, output_size=len(rows_L))
         return _drop(rows_L, ids.lengths_FB, ids.weights_L, (rows_L != -1) | ~drops_L)
 
     def _weights(self, features: KeyedJaggedTensor, lookups: Sequence[int]) -> Tensor | None:

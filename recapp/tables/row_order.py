@@ -167,7 +167,7 @@ def moved_rows(
     """
     import torch  # a plan names orders without it
 
-    position_N = torch.arange(positions.start, positions.stop)
+    position_N = torch.arange(positions.start, positions.stop, device="cpu")
     row_N = position_N if stored is None else stored.rows_at(position_N)
     target_N = (row_N if held is None else held.positions_of(row_N)) - wanted.start
     from_M = ((target_N >= 0) & (target_N < len(wanted))).nonzero()[:, 0]

@@ -177,6 +177,14 @@ class EmbeddingShardingStrategy(DDPStrategy):
                 "recapp.train`, torchrun or srun, not by Trainer"
             )
 
+    @property
+    def root_device(self) -> torch.device:
+        """Return the device of this rank: one of its host's, or the only one that it sees where a
+        launcher shows each rank its own.
+        """
+        devices = self.parallel_devices or []
+        return devices[self.local_rank if len(devices) > 1 else 0]
+
     def sharded_tables(self) -> list[ShardedTables]:
         """Return the sharded tables of the module; none before it was set up."""
         return sharded_tables(self.lightning_module) if self.lightning_module is not None else []

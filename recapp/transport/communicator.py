@@ -74,6 +74,13 @@ class Comm:
         """The stream on which the input exchange runs."""
         return side_stream(self.device)
 
+    def work_in_order(self) -> None:
+        """Have no side stream from now on, as on a CPU: for tables whose rows come and go, which
+        an exchange reads and writes where the last update may still be under way. To be called
+        before the first batch.
+        """
+        self.side = SideStream()
+
     def swap(
         self, buffer: Tensor, send_W: Sequence[Span], recv_W: Sequence[Span]
     ) -> Callable[[], None]:

@@ -23,6 +23,10 @@ stream that is current when it is issued, and `wait()` makes the then current st
 called on the stream that made the buffer: side for counts and ids, compute for vectors and
 gradients.
 
+Tables whose rows come and go (`finds_rows`) have no side stream (`Comm.work_in_order`): an exchange
+gives rows to new keys, takes those that the last update has freed, and may move all to larger
+memory, so it would have to wait for compute in every step.
+
 The host waits for counts on the side stream alone, while compute still has work.
 """
 

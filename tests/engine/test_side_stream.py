@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 from engine.engine_cases import Head, batch_of, make_tables, same_bits, sharded, whole_tensors
+from engine.test_dynamic_tables import tables as dynamic_tables
 from streams import Streams, watched
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -134,6 +135,27 @@ def without_following(side):
 def test_the_watch_finds_what_is_left_out(spoil, depth, told):
     found, _ = unordered(Comm(), "table_wise", depth, spoil)
     assert any(told in line for line in found)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_rows_that_come_and_go_have_no_side_stream(dynamic):
+    comm = Comm()
+    comm.side = Streams().make()  # as a GPU's
+    sharded(comm, [*make_tables()[:2], *dynamic_tables(dynamic)[2:]], backend="torch")
+    assert comm.side.overlaps is not dynamic
+
+
+@pytest.mark.parametrize("settings", [{}, {"seen": 2}, {"max_rows": 64}])
+def test_beside_compute_they_would_be_touched_unordered(settings):
+    """Which is why they have none."""
+    comm = Comm()
+    tables = dynamic_tables(True, **settings)
+    collection = sharded(comm, tables, rule="adagrad", backend="torch")
+    plain = batches(tables, 0)
+    with watched(comm) as watch:
+        for features in LookAhead(plain, 1, lambda: [collection.shared], copied, comm.side):
+            collection(features).values().square().sum().backward()
+    assert any("on side does not wait for compute" in line for line in watch.found)
 
 
 def test_who_waits_for_whom():

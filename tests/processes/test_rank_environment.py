@@ -126,3 +126,11 @@ def test_lightning_hears_the_same_and_cannot_change_it():
     ) == (4, 3, 1, 1)
     assert (environment.main_address, environment.main_port) == ("10.0.0.1", 29500)
     assert environment.creates_processes_externally
+
+
+def test_a_rank_has_the_gpu_of_its_number_or_the_only_one_that_it_is_shown():
+    second = RankInfo(5, 8, 1, 4, 1, "first", 29500)
+    assert second.gpu(visible=4) == 1 and second.gpu(visible=1) == 0
+    fourth = RankInfo(7, 8, 3, 4, 1, "first", 29500)
+    with pytest.raises(LaunchError, match=r"rank 7 has the number 3 .* shows it 2 GPUs: start at"):
+        fourth.gpu(visible=2)

@@ -10,6 +10,7 @@ from recapp.app import build_trainer, build_training
 from recapp.app.build_strategy import build_strategy
 from recapp.checkpoints.directory import read_meta
 from recapp.errors import ConfigError, RecappError
+from recapp.processes.rank_environment import RankInfo
 from recapp.trainer.progress import NoteEarlyStop, NoteFall
 
 
@@ -141,6 +142,20 @@ def test_evaluation_holds_no_optimiser_state_and_reproduces_validation(logs, tmp
     )
     assert {k: float(v) for k, v in results[0].items()} == trained
     assert {b.tensor for c in strategy.sharded_tables() for b in c.blocks()} == {"weight"}
+
+
+@pytest.mark.parametrize(("visible", "gpu"), [(1, 0), (4, 2)])
+def test_a_rank_whose_launcher_shows_it_one_gpu_takes_that(logs, monkeypatch, visible, gpu):
+    """As `srun --gpus-per-task=1` does. There is no GPU here: nothing is computed."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
+    of_srun = RankInfo(2, 4, 2, 4, 0, "localhost", 29500)
+    monkeypatch.setattr("recapp.trainer.strategy.rank_info", lambda: of_srun)
+    config = compose(logs, "trainer.accelerator=gpu")
+    strategy = build_strategy(config, training=True)
+    trainer = build_trainer.build_trainer(config, strategy, [], [], ranks=(4, 1))
+    assert trainer.strategy.root_device == torch.device("cuda", gpu)
+    assert trainer.world_size == 4 and trainer.global_rank == 2 and trainer.local_rank == 2
 
 
 def test_a_trainer_that_would_start_ranks_itself_is_refused(logs):

@@ -43,7 +43,7 @@ def metrics_of_run(
     measured = clock.summary()
     sent = strategy.comm.all_gather(measured.get("bytes_sent_per_step", 0.0))
     waits = [
-        strategy.comm.all_gather(measured.get(name, 0.0))
+        strategy.comm.all_gather(measured.get(name))
         for name in ("input_wait_ms", "exchange_wait_ms")
     ]
     shares = strategy.comm.all_gather(strategy.hidden_share() if strategy.comm.world > 1 else {})
@@ -83,8 +83,8 @@ def metrics_of_run(
         "bytes_by_rank": held,
         "bytes_exchanged_per_step": sum(sent),
         "collectives_per_step": measured.get("collectives_per_step"),
-        "input_wait_ms": mean(waits[0]),
-        "exchange_wait_ms": mean(waits[1]),
+        "input_wait_ms": None if None in waits[0] else mean(waits[0]),
+        "exchange_wait_ms": None if None in waits[1] else mean(waits[1]),
         "ids_changed": sum(changed),
         **{f"hidden_share_{phase}": mean(rank[phase] for rank in shares) for phase in shares[0]},
         "hidden_model_auc": click_model_auc(settings, data.val_rows),

@@ -9,16 +9,17 @@ imported.
 | optimizer.schedule                       | recapp's schedules, by name; a class of               |
 |                                          | torch.optim.lr_scheduler                              |
 | callbacks.NAME                           | a class of lightning.pytorch.callbacks                |
-| logger.NAME                              | recapp's, by name; a class of                         |
-|                                          | lightning.pytorch.loggers                             |
+| logger.NAME                              | recapp's, Lightning's CSVLogger and TensorBoardLogger |
 | model                                    | recapp's models, by name                              |
 | anywhere else, in arguments and in lists | a class of any of these homes, of torch.nn or of      |
 |                                          | torchmetrics                                          |
 
 A class counts where its home shows it under a public name and it is derived from the home's base; a
 function never does. Homes are modules of this list, so nothing is imported because a file names it.
-What the command line or a conf of the user's own says is the user's word and not judged; with
-`trust=[package]` the user vouches for what a checkpoint names in that package.
+Other loggers would send curves to whoever has made the file. What the command line or a conf of the
+user's own says is the user's word and not judged. With `trust=[package]` the user vouches for the
+classes that are defined in that package and derived from the base of their place, not for functions
+and not for what the package has imported.
 
 Settings of a file are plain: references (`${...}`), Hydra's own keys and paths that leave the run's
 directory are refused as well.
@@ -52,11 +53,17 @@ class Home(NamedTuple):
 RULES = tuple(f"recapp.optim.rules.{name}" for name in RULE_NAMES)
 SCHEDULES = ("recapp.optim.schedule.warmup_poly",)
 MODELS = ("recapp.models.published_dlrm.DLRM",)
-LOGGERS = ("recapp.trainer.curves.CSVCurves",)
+LOGGERS = (
+    "recapp.trainer.curves.CSVCurves",
+    "lightning.pytorch.loggers.CSVLogger",
+    "lightning.pytorch.loggers.csv_logs.CSVLogger",
+    "lightning.pytorch.loggers.TensorBoardLogger",
+    "lightning.pytorch.loggers.tensorboard.TensorBoardLogger",
+)
+LOGGER = "lightning.pytorch.loggers.Logger"
 OPTIMIZERS = Home("torch.optim", "torch.optim.Optimizer")
 SCHEDULERS = Home("torch.optim.lr_scheduler", "torch.optim.lr_scheduler.LRScheduler")
 CALLBACKS = Home("lightning.pytorch.callbacks", "lightning.pytorch.callbacks.Callback")
-OTHER_LOGGERS = Home("lightning.pytorch.loggers", "lightning.pytorch.loggers.Logger")
 MODULES = Home("torch.nn", "torch.nn.Module")
 METRICS = Home("torchmetrics", "torchmetrics.Metric")
 OF_CONF = (
@@ -66,24 +73,35 @@ OF_CONF = (
     "lightning.pytorch.callbacks.ModelCheckpoint",
     "lightning.pytorch.callbacks.LearningRateMonitor",
     "lightning.pytorch.callbacks.EarlyStopping",
-    "lightning.pytorch.loggers.TensorBoardLogger",
 )
 """What recapp's own conf names of them: known without the seconds that importing Lightning takes.
 """
 
-Allowed = tuple[Sequence[str], Sequence[Home]]
-SLOTS: Mapping[str, Allowed] = {
-    "optimizer.sparse": (RULES, ()),
-    "optimizer.sparse.tables.*": (RULES, ()),
-    "optimizer.dense": ((), (OPTIMIZERS,)),
-    "optimizer.schedule": (SCHEDULES, (SCHEDULERS,)),
-    "callbacks.*": ((), (CALLBACKS,)),
-    "logger.*": (LOGGERS, (OTHER_LOGGERS,)),
-    "model": (MODELS, ()),
+
+class Slot(NamedTuple):
+    """What a file may name in one place of the settings."""
+
+    names: Sequence[str]
+    homes: Sequence[Home]
+    bases: Sequence[str]
+    """Of classes in a package for which the user vouches; none where functions are wanted."""
+
+
+def _slot(names: Sequence[str], *homes: Home, bases: Sequence[str] = ()) -> Slot:
+    return Slot(names, homes, (*bases, *(home.base for home in homes)))
+
+
+SLOTS: Mapping[str, Slot] = {
+    "optimizer.sparse": _slot(RULES),
+    "optimizer.sparse.tables.*": _slot(RULES),
+    "optimizer.dense": _slot((), OPTIMIZERS),
+    "optimizer.schedule": _slot(SCHEDULES, SCHEDULERS),
+    "callbacks.*": _slot((), CALLBACKS),
+    "logger.*": _slot(LOGGERS, bases=[LOGGER]),
+    "model": _slot(MODELS, bases=[MODULES.base]),
 }
-ELSEWHERE: Allowed = (
-    (*RULES, *SCHEDULES, *MODELS, *LOGGERS),
-    (OPTIMIZERS, SCHEDULERS, CALLBACKS, OTHER_LOGGERS, MODULES, METRICS),
+ELSEWHERE = _slot(
+    (*RULES, *SCHEDULES, *MODELS, *LOGGERS), OPTIMIZERS, SCHEDULERS, CALLBACKS, MODULES, METRICS
 )
 
 
@@ -197,10 +215,12 @@ def _judged(value: Any, where: str, trust: Sequence[str]) -> Any:
 def _judge(target: str, where: str, trust: Sequence[str]) -> None:
     slot = re.sub(r"^(callbacks|logger)\.[^.\[\]]+$", r"\1.*", where)
     slot = re.sub(r"^(optimizer\.sparse\.tables)\..+$", r"\1.*", slot)
-    names, homes = SLOTS.get(slot, ELSEWHERE)
-    if any(target.startswith(f"{package}.") for package in trust) and _is_dotted(target):
-        return
+    names, homes, bases = SLOTS.get(slot, ELSEWHERE)
     if target in names or any(_is_class_of(target, home) for home in homes):
+        return
+    trusted = next((name for name in trust if target.startswith(f"{name}.")), None)
+    if trusted and _is_dotted(target):
+        _check_own_class(target, where, trusted, bases)
         return
     package = target.partition(".")[0]
     known = package in sys.stdlib_module_names or package in NOT_THE_USERS or not _is_dotted(target)
@@ -214,12 +234,43 @@ def _judge(target: str, where: str, trust: Sequence[str]) -> None:
     )
 
 
+def _check_own_class(target: str, where: str, trusted: str, bases: Sequence[str]) -> None:
+    """Check that a name is that of a class which a package of the user's has defined for its place.
+
+    Raises:
+        CheckpointError: It is not, or the package cannot be imported.
+    """
+    home, _, name = target.rpartition(".")
+    said = f"{where}.{TARGET}={_shown(target)} stands in the checkpoint and is not run: "
+    try:
+        found = vars(import_module(home)).get(name)
+    except Exception as error:
+        raise CheckpointError(
+            f"{said}{home} cannot be imported ({_shown(str(error))}); start the command where it can be"
+        ) from None
+    defined = isinstance(found, type) and f"{found.__module__}.".startswith(f"{trusted}.")
+    if not defined or not any(issubclass(found, _named(base)) for base in bases):  # type: ignore[arg-type]
+        wanted = (
+            f"that are derived from {' or '.join(bases)}" if bases else "where classes may stand"
+        )
+        raise CheckpointError(
+            f"{said}trust=[{trusted}] vouches for classes that are defined there, {wanted}; say "
+            f"{where}.{TARGET}=... on the command line if you want it"
+        )
+
+
+def _named(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(import_module(module), attribute)
+
+
 def _may(names: Sequence[str], homes: Sequence[Home]) -> str:
     """What may stand in a place, for people."""
     if len(homes) > 1:
         return "only recapp's own and classes of torch, lightning and torchmetrics are"
-    own = [name.rpartition(".") for name in names]
-    said = [f"{', '.join(name for *_, name in own)} of {own[0][0]}"] if own else []
+    own = dict.fromkeys(name.rpartition(".")[2] for name in names)
+    modules = {name.rpartition(".")[0] for name in names}
+    said = [", ".join(own) + (f" of {modules.pop()}" if len(modules) == 1 else "")] if own else []
     return f"only {' and '.join([*said, *(f'classes of {home.module}' for home in homes)])} are"
 
 
@@ -231,9 +282,7 @@ def _is_class_of(target: str, home: Home) -> bool:
     if target in OF_CONF:
         return True
     found = vars(import_module(home.module)).get(name)
-    base_module, _, base_name = home.base.rpartition(".")
-    base = getattr(import_module(base_module), base_name)
-    if not isinstance(found, type) or not issubclass(found, base):
+    if not isinstance(found, type) or not issubclass(found, _named(home.base)):
         return False
     return target in (f"{home.module}.{name}", f"{found.__module__}.{found.__qualname__}")
 

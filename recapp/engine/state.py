@@ -31,6 +31,8 @@ from recapp.transport.message_layout import Buffers, Header
 from recapp.transport.waits import Sent, Waits
 
 Message = TypeVar("Message")
+PHASES = ("counts", "ids", "vectors", "gradients")
+"""Of the messages of a step."""
 
 
 class EngineState:
@@ -85,7 +87,8 @@ class EngineState:
         self.any_mean = any(mean)
         self._mean_F = torch.tensor(mean, device=comm.device)
         self.header = Header()
-        self.waits = Waits(("counts", "ids", "vectors", "gradients"))
+        # counts are read by the host, whatever carries them
+        self.waits = Waits(PHASES if comm.host_waits else PHASES[:1])
         self.observer = EngineObserver()
         self.messages = Buffers()
         self._free_leases: dict[bool, list[list[Scratch]]] = {False: [], True: []}

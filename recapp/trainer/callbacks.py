@@ -119,7 +119,7 @@ class StepClock(Callback):
 
     A step includes the wait for its data and excludes validation. Also measured is how long the
     host waited in it for messages of the tables: for counts and ids (`input_wait_ms`), and for all
-    of them (`exchange_wait_ms`).
+    of them (`exchange_wait_ms`). Where GPUs wait and not the host, that is left open.
 
     `start` says how far the start has come after how many seconds of the command: the rank was
     there, training began, the first step was over.
@@ -171,9 +171,10 @@ class StepClock(Callback):
         self.rows.append(_data(trainer).batch_size)
         self.bytes_sent.append(comm.bytes_sent - self._sent)
         self.calls.append(comm.calls - self._called)
-        counts_and_ids, everything = _waited_ms(trainer)
-        self.input_wait_ms.append(counts_and_ids - self._input)
-        self.exchange_wait_ms.append(everything - self._exchange)
+        if comm.host_waits:
+            counts_and_ids, everything = _waited_ms(trainer)
+            self.input_wait_ms.append(counts_and_ids - self._input)
+            self.exchange_wait_ms.append(everything - self._exchange)
         self._begin(trainer)
 
     def recent_rate(self) -> float:
@@ -211,8 +212,14 @@ class StepClock(Callback):
             "bytes_sent_per_step": statistics.mean(self._measured(self.bytes_sent)),
             # an epoch's first step also starts exchanges of later ones, so its last ones have fewer
             "collectives_per_step": statistics.median_low(self.calls),
-            "input_wait_ms": statistics.median(self._measured(self.input_wait_ms)),
-            "exchange_wait_ms": statistics.median(self._measured(self.exchange_wait_ms)),
+            **{
+                name: statistics.median(self._measured(waited))
+                for name, waited in (
+                    ("input_wait_ms", self.input_wait_ms),
+                    ("exchange_wait_ms", self.exchange_wait_ms),
+                )
+                if waited
+            },
         }
 
 
@@ -221,7 +228,7 @@ def _waited_ms(trainer: Trainer) -> tuple[float, float]:
     tables.
     """
     waited = [c.waits.waited_s for c in _strategy(trainer).sharded_tables()]
-    return 1e3 * sum(w["counts"] + w["ids"] for w in waited), 1e3 * sum(
+    return 1e3 * sum(w["counts"] + w.get("ids", 0.0) for w in waited), 1e3 * sum(
         sum(w.values()) for w in waited
     )
 
@@ -245,6 +252,8 @@ class LogRate(Callback):
             # As tensors of the host: Lightning would put numbers on the module's GPU, and wait for
             # all it has to do.
             pl_module.log("samples_per_s", torch.tensor(self.clock.recent_rate()), batch_size=1)
+            if not self.clock.input_wait_ms:
+                return
             pl_module.log(
                 "input_wait_ms", torch.tensor(self.clock.recent_input_wait_ms()), batch_size=1
             )

@@ -74,6 +74,11 @@ class Comm:
         """The stream on which the input exchange runs."""
         return side_stream(self.device)
 
+    @property
+    def host_waits(self) -> bool:
+        """Return whether the host waits for messages: NCCL has a stream of the GPU wait instead."""
+        return self.transport != "nccl"
+
     def work_in_order(self) -> None:
         """Have no side stream from now on, as on a CPU: for tables whose rows come and go, which
         an exchange reads and writes where the last update may still be under way. To be called

@@ -4,7 +4,8 @@ the host was waiting.
     sent                                  wanted      there
      |------- the host does other work -----|-- waits --|
 
-The share of the first part in the whole is hidden.
+The share of the first part in the whole is hidden. Of a message for which the host does not wait,
+but a stream of a GPU, nothing is known here, and nothing is counted.
 """
 
 import time
@@ -27,7 +28,7 @@ class Waits:
     """The time that messages were under way and waited for since the start, by phase.
 
     Args:
-        phases: The names of the phases.
+        phases: The names of the phases in which the host waits.
 
     Attributes:
         waited_s: The seconds that the host waited, by phase.
@@ -48,7 +49,11 @@ class Waits:
         return Sent(time.perf_counter(), arrive)
 
     def arrived(self, phase: str, message: Sent[Arrived]) -> Arrived:
-        """Wait for a message, count the time for a phase, and return what has arrived."""
+        """Wait for a message, count the time for a phase in which the host waits, and return what
+        has arrived.
+        """
+        if phase not in self.waited_s:
+            return message.arrive()
         began = time.perf_counter()
         arrived = message.arrive()
         now = time.perf_counter()

@@ -265,7 +265,14 @@ def test_waiting_for_messages_is_added_up_by_phase(ranks):
         }
 
 
-def waits(comm):
+def test_of_messages_for_which_only_a_gpu_waits_nothing_is_said(ranks):
+    for found in ranks.run(waits, 2, "nccl"):
+        assert [set(phases) for phases in found] == [{"counts"}] * 3
+
+
+def waits(comm, transport=None):
+    if transport:
+        comm.transport = transport
     tables = make_tables()
     collection = sharded(comm, tables, "random")
     step(Head(collection), batches_of(tables, comm.rank)[0])

@@ -11,6 +11,7 @@ from recapp.app.build_strategy import build_strategy
 from recapp.checkpoints.directory import read_meta
 from recapp.errors import ConfigError, RecappError
 from recapp.processes.rank_environment import RankInfo
+from recapp.trainer.callbacks import LogRate, StepClock
 from recapp.trainer.progress import NoteEarlyStop, NoteFall
 
 
@@ -156,6 +157,24 @@ def test_a_rank_whose_launcher_shows_it_one_gpu_takes_that(logs, monkeypatch, vi
     trainer = build_trainer.build_trainer(config, strategy, [], [], ranks=(4, 1))
     assert trainer.strategy.root_device == torch.device("cuda", gpu)
     assert trainer.world_size == 4 and trainer.global_rank == 2 and trainer.local_rank == 2
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_a_step_waits_for_is_left_open_where_the_host_does_not_wait(
+    logs, tmp_path, monkeypatch, waits
+):
+    monkeypatch.setattr("recapp.transport.communicator.Comm.host_waits", waits)
+    clock = StepClock()
+    seen = {}
+
+    class Logged(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            seen.update(trainer.callback_metrics)
+
+    fit(compose(logs, "trainer.max_steps=12"), tmp_path, clock, LogRate(clock), Logged())
+    known = {name for name in clock.summary() if name.endswith("_wait_ms")}
+    assert known == ({"input_wait_ms", "exchange_wait_ms"} if waits else set())
+    assert "samples_per_s" in seen and ("input_wait_ms" in seen) is waits
 
 
 def test_a_trainer_that_would_start_ranks_itself_is_refused(logs):

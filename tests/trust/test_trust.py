@@ -411,19 +411,91 @@ def test_what_the_command_line_names_is_the_users_word(checkpoint, config, tmp_p
     )
 
 
-def test_classes_of_the_users_own_need_his_trust_which_the_error_names(checkpoint, config):
+OWN = {
+    "__init__": "from torch import nn\nfrom subprocess import check_call\n"
+    "class Model(nn.Module): ...\nclass Plain: ...\ndef make(): ...\n",
+    "heads": "from torch import nn\nclass Head(nn.Module): ...\n",
+    "parts": "import lightning.pytorch as L\nfrom lightning.pytorch import loggers\n"
+    "class Seen(L.Callback): ...\nclass Curves(loggers.CSVLogger): ...\n"
+    "class Old: ...\nOld.__module__ = 'own_pkg_of_others.parts'\n",
+    "broken": "raise RuntimeError('two\\nlines')\n",
+}
+
+
+@pytest.fixture
+def own_package(tmp_path, monkeypatch):
+    """A package of the user's, `own_pkg`."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "own_pkg").mkdir()
+    for name, text in OWN.items():
+        (tmp_path / "own_pkg" / f"{name}.py").write_text(text)
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "own_pkg"]:
+        del sys.modules[name]
+
+
+def test_classes_of_the_users_own_need_his_trust_which_the_error_names(
+    checkpoint, config, own_package
+):
     own = put(
-        config, "model", {"_target_": "evil_pkg.Model", "head": {"_target_": "evil_pkg.heads.Head"}}
+        config, "model", {"_target_": "own_pkg.Model", "head": {"_target_": "own_pkg.heads.Head"}}
     )
     assert refusal("eval", checkpoint, own).endswith(
-        "if that package is yours, say trust=[evil_pkg]"
+        "if that package is yours, say trust=[own_pkg]"
     )
-    assert settings_of("eval", checkpoint, own, "trust=[evil_pkg]")["model"] == own["model"]
-    assert settings_of("train", checkpoint, own, "trust=[evil_pkg]")["trust"] == ["evil_pkg"]
-    refusal("eval", checkpoint, own, "trust=[evil]")
-    refusal("eval", checkpoint, {**own, "trust": ["evil_pkg"]})  # a file does not vouch for itself
+    assert settings_of("eval", checkpoint, own, "trust=[own_pkg]")["model"] == own["model"]
+    assert settings_of("train", checkpoint, own, "trust=[own_pkg]")["trust"] == ["own_pkg"]
+    refusal("eval", checkpoint, own, "trust=[own]")
+    refusal("eval", checkpoint, {**own, "trust": ["own_pkg"]})  # a file does not vouch for itself
     with pytest.raises(ConfigError, match=r"trust=.*must be a list of packages"):
-        settings_of("eval", checkpoint, own, "trust=evil_pkg")
+        settings_of("eval", checkpoint, own, "trust=own_pkg")
+
+
+@pytest.mark.parametrize(
+    ("slot", "target"),
+    [
+        ("callbacks.x", "own_pkg.parts.Seen"),
+        ("logger.x", "own_pkg.parts.Curves"),
+        ("model.head", "own_pkg.heads.Head"),
+    ],
+)
+def test_trust_is_for_classes_of_the_base_of_their_place(
+    checkpoint, config, own_package, slot, target
+):
+    settings_of("train", checkpoint, put(config, slot, {"_target_": target}), "trust=[own_pkg]")
+
+
+@pytest.mark.parametrize(
+    ("slot", "target", "said"),
+    [
+        ("callbacks.x", "own_pkg.check_call", "vouches for classes that are defined there"),
+        ("callbacks.x", "own_pkg.nn.Module", "cannot be imported (No module named"),
+        ("model", "own_pkg.make", "derived from torch.nn.Module"),
+        ("model", "own_pkg.Plain", "derived from torch.nn.Module"),
+        ("callbacks.x", "own_pkg.Model", "derived from lightning.pytorch.callbacks.Callback"),
+        ("callbacks.x", "own_pkg.parts.L.Callback", "cannot be imported (No module named"),
+        ("callbacks.x", "own_pkg.parts.Old", "classes that are defined there"),
+        ("callbacks.x", "own_pkg.absent.Seen", "cannot be imported (No module named"),
+        ("callbacks.x", "own_pkg.broken.Seen", "cannot be imported (two lines)"),
+        ("optimizer.sparse", "own_pkg.make", "where classes may stand; say optimizer.sparse._t"),
+        ("logger.x", "own_pkg.parts.Seen", "derived from lightning.pytorch.loggers.Logger"),
+    ],
+)
+def test_trust_is_for_nothing_else_that_a_package_holds(
+    checkpoint, config, own_package, slot, target, said
+):
+    hostile = put(config, slot, {"_target_": target, "args": ["touch", "pwned"]})
+    assert said in refusal("train", checkpoint, hostile, "trust=[own_pkg]")
+
+
+@pytest.mark.parametrize("name", ["CometLogger", "WandbLogger", "MLFlowLogger", "NeptuneLogger"])
+def test_loggers_that_send_to_others_come_from_no_file(checkpoint, config, name):
+    foreign = {"_target_": f"lightning.pytorch.loggers.{name}", "api_key": "of the author"}
+    assert "only CSVCurves, CSVLogger, TensorBoardLogger are; choose another" in refusal(
+        "train", checkpoint, put(config, "logger.x", foreign)
+    )
+    refusal("train", checkpoint, put(config, "model.x", foreign))
 
 
 def test_a_files_choices_name_options_of_conf_and_nothing_else(checkpoint, config, tmp_path):

@@ -21,6 +21,7 @@ from recapp.checkpoints.manifest import META, Manifest, from_json
 from recapp.checkpoints.meta_file import crc32_of, read_meta
 from recapp.checkpoints.names import MANIFEST, current_path
 from recapp.checkpoints.rectangles import check_tiling
+from recapp.checkpoints.stored_file import stored_file
 from recapp.errors import CheckpointError, RankError
 from recapp.sharding.layout import Block
 from recapp.transport.communicator import Comm
@@ -87,7 +88,7 @@ class Snapshot:
         if not stat.S_ISREG(found.st_mode) or (most and found.st_size > most):
             os.close(descriptor)
             raise CheckpointError(f"{self.path / file} is no file of a checkpoint")
-        return self._stack.enter_context(os.fdopen(descriptor, "rb"))
+        return self._stack.enter_context(stored_file(descriptor, self.path / file, CheckpointError))
 
     def _check_size(self, file: str, wanted: int) -> None:
         found = None

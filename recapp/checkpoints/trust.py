@@ -30,7 +30,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from recapp.errors import CheckpointError, ConfigError
 from recapp.optim.named_rules import RULES as RULE_NAMES
@@ -245,11 +245,12 @@ def _check_own_class(target: str, where: str, trusted: str, bases: Sequence[str]
     try:
         found = vars(import_module(home)).get(name)
     except Exception as error:
+        why = _shown(str(error))
         raise CheckpointError(
-            f"{said}{home} cannot be imported ({_shown(str(error))}); start the command where it can be"
+            f"{said}{home} cannot be imported ({why}); start the command where it can be"
         ) from None
-    defined = isinstance(found, type) and f"{found.__module__}.".startswith(f"{trusted}.")
-    if not defined or not any(issubclass(found, _named(base)) for base in bases):  # type: ignore[arg-type]
+    own = isinstance(found, type) and f"{found.__module__}.".startswith(f"{trusted}.")
+    if not own or not issubclass(cast(type, found), tuple(map(_named, bases))):
         wanted = (
             f"that are derived from {' or '.join(bases)}" if bases else "where classes may stand"
         )

@@ -28,6 +28,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from recapp.checkpoints.manifest import is_sealed, sealed
 from recapp.checkpoints.names import MANIFEST, current_path
+from recapp.checkpoints.stored_file import stored_file
 from recapp.errors import ArtefactError
 from recapp.tables.config import DataType
 
@@ -288,4 +289,4 @@ def _open(folder: Path, file: str) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise ArtefactError(f"{folder / file} is no file of an artefact")
-    return os.fdopen(descriptor, "rb")
+    return stored_file(descriptor, folder / file, ArtefactError)

@@ -27,7 +27,9 @@ from recapp.checkpoints.directory import (
 )
 from recapp.checkpoints.manifest import Manifest, from_json, to_json
 from recapp.checkpoints.rectangles import StoredBlock, check_tiling
-from recapp.errors import CheckpointError
+from recapp.checkpoints.stored_file import stored_file
+from recapp.errors import ArtefactError, CheckpointError, DataError
+from recapp.inference.artefact import read_artefact
 from recapp.sharding.layout import Block
 from recapp.transport.communicator import Comm
 
@@ -266,6 +268,31 @@ def test_what_is_no_file_is_an_error_and_is_not_waited_for(saved, file, kind):
 
 
 # ---- what things expand to
+
+
+def test_a_disk_that_fails_while_a_manifest_is_read_is_one_error(saved):
+    (saved / "manifest.json").unlink()
+    (saved / "manifest.json").symlink_to("/proc/self/mem")  # a file whose first byte is unreadable
+    assert refused(saved) == f"{saved / 'manifest.json'} cannot be read: Input/output error"
+    with pytest.raises(ArtefactError, match=r"manifest\.json cannot be read: Input/output error$"):
+        read_artefact(saved)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda file: file.read(),
+        lambda file: file.read(5),
+        lambda file: file.readinto(bytearray(9)),
+        lambda file: file.readinto(bytearray(1 << 20)),
+    ],
+)
+def test_every_way_of_reading_names_the_file_that_cannot_be_read(read):
+    with (
+        stored_file(os.open("/proc/self/mem", os.O_RDONLY), Path("a/x"), DataError) as file,
+        pytest.raises(DataError, match=r"^a/x cannot be read: Input/output error$"),
+    ):
+        read(file)
 
 
 def forged(saved, meta):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.check_data import check_data, match_checkpoint, note_scale
+from recapp.app.check_data import check_data, check_generated, match_checkpoint, note_scale
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import compose_over, with_absolute_paths
 from recapp.errors import ConfigError, suggest
@@ -43,6 +43,8 @@ def evaluate(config: dict[str, Any], job: Job) -> float | None:
     """Measure the checkpoint of one job on its ranks, and return the AUC."""
     settings = settings_of(config, job)
     check_data(settings)
+    if settings["split"] != "test":
+        check_generated(settings, job.overrides)
     note_scale(settings)
     metrics = run_on_ranks(settings, job, "recapp.worker")
     if config["format"] == "json" and not external_rank():

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.check_data import check_data, match_checkpoint, note_scale
+from recapp.app.check_data import check_data, check_generated, match_checkpoint, note_scale
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import compose_over, with_absolute_paths
 from recapp.app.sweep_progress import SweepProgress
@@ -67,6 +67,8 @@ def train_job(
     sweep.job_begins(job, config["format"])
     settings = settings_of(config, job)
     check_data(settings)
+    if settings["ckpt_path"]:
+        check_generated(settings, job.overrides)
     note_scale(settings)
     note_no_validation_rows(settings)
     metrics = run_on_ranks(settings, job, worker)

@@ -3,10 +3,11 @@ of every rank.
 
     settings, checkpoint  ->  settings that fit the checkpoint's model              match_checkpoint
     settings, files       ->  nothing, or the error that a rank would have raised   check_data
+    settings, command line -> nothing, or that a checkpoint's data are not there    check_generated
     settings              ->  a note of what dataset.scale makes of them            note_scale
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,32 @@ def _check_files(paths: Any, schema: "Schema", setting: str) -> None:
         from recapp.dataset.first_rows import check_ids
 
         check_ids(source, schema, texts)
+
+
+def check_generated(settings: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Check that the generated data of a checkpoint are there, unless the command line names their
+    directory: a checkpoint does not decide where something is written.
+
+    Args:
+        settings: Those of a run that loads the checkpoint.
+        overrides: Its command line.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    from recapp.dataset.data_scale import scaled
+
+    dataset = settings["dataset"]
+    said = {override.lstrip("+").partition("=")[0] for override in overrides}
+    if not dataset["generate"] or said & {"dataset", "dataset.path", "experiment"}:
+        return
+    path = Path(scaled(dataset)["path"])
+    if not path.is_dir() or not any(path.iterdir()):
+        raise ConfigError(
+            f"dataset.path={path}: the generated data of the checkpoint are not there, and nothing "
+            "is written at a place that only a checkpoint names: say dataset.path=... to have them "
+            "generated"
+        )
 
 
 def match_checkpoint(settings: dict[str, Any], manifest: "Manifest") -> dict[str, Any]:

@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recapp.app.checked_settings import checked
+from recapp.checkpoints.names import MANIFEST, MANIFEST_BYTES
 from recapp.checkpoints.trust import check_trust, judged, marked
 from recapp.console import note
 from recapp.errors import ConfigError, suggest
@@ -34,6 +35,7 @@ from recapp.settings.check_settings import known_part, names_of, unknown
 from recapp.settings.groups import Trainer
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.renamed import new_name
+from recapp.settings.text_file import read_text
 
 HYDRA_VERSION_BASE = "1.3"
 PATHS = (
@@ -196,8 +198,8 @@ def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()
         override.partition("=")[2] for override in overrides if override.startswith("ckpt_path=")
     ]
     try:
-        file = Path(paths[-1]).expanduser() / "manifest.json"
-        stored = dict(json.loads(file.read_text())["config"]["choices"]) if file.is_file() else {}
+        file = Path(paths[-1]).expanduser() / MANIFEST
+        stored = dict(json.loads(read_text(file, MANIFEST_BYTES))["config"]["choices"])
         stored = {
             group: option
             for group, option in stored.items()

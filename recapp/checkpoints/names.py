@@ -17,6 +17,8 @@ import shutil
 from pathlib import Path
 
 MANIFEST = "manifest.json"  # of a checkpoint; written last
+# more than a million blocks need; a file of any size must not fill the memory
+MANIFEST_BYTES = 2**30
 OLD = "old"
 _LEFT_BEHIND = re.compile(r".+\.ckpt\.(?:tmp|old|\d+(?:-\d+)?(?:\.tmp|\.old)?)")
 

@@ -19,15 +19,13 @@ from typing import Any, BinaryIO
 from recapp.checkpoints.block_files import Sources, check_bytes, fill_blocks, sources_of
 from recapp.checkpoints.manifest import META, Manifest, from_json
 from recapp.checkpoints.meta_file import crc32_of, read_meta
-from recapp.checkpoints.names import MANIFEST, current_path
+from recapp.checkpoints.names import MANIFEST, MANIFEST_BYTES, current_path
 from recapp.checkpoints.rectangles import check_tiling
 from recapp.checkpoints.stored_file import stored_file
 from recapp.errors import CheckpointError, RankError
 from recapp.sharding.layout import Block
 from recapp.transport.communicator import Comm
 
-# more than a million blocks need; a file of any size must not fill the memory
-MANIFEST_BYTES = 2**30
 ATTEMPTS = 100  # to open a checkpoint whose name is given to other directories again and again
 
 Wanted = Callable[[Manifest], Iterable[str]]

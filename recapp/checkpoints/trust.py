@@ -38,6 +38,8 @@ from recapp.optim.named_rules import RULES as RULE_NAMES
 TARGET = "_target_"
 MARK = "\N{LOCK}"  # in front of a target that comes from a file, until it is judged
 DEEPEST = 32  # of nested settings
+MOST_VALUES = 2**15  # 2,000 tables with all they can say; composing takes .1 ms for each
+WIDE = re.compile(r"\{[^{}]*:[^{}]*\d{4}")  # a field of a format that is filled up to any length
 HYDRAS = ("_args_", "_partial_", "_recursive_", "_convert_")
 PATHLESS = ("callbacks", "logger")  # groups whose settings may not lead out of the run's directory
 NOT_THE_USERS = ("recapp", "torch", "lightning", "torchmetrics", "hydra", "omegaconf", "numpy")
@@ -115,6 +117,8 @@ def marked(stored: Mapping[str, Any]) -> dict[str, Any]:
         CheckpointError: settings that are not plain.
     """
     made = _marked(stored, "", 0)
+    if _count(stored) > MOST_VALUES:
+        raise _not_plain("", f"are more than {MOST_VALUES:,} values")
     if not isinstance(stored.get("choices", {}), Mapping):
         raise _not_plain("choices", "are no options of groups")
     assert isinstance(made, dict)
@@ -192,9 +196,18 @@ def _marked(value: Any, where: str, depth: int) -> Any:
             raise _not_plain(where, "refers to something else")
         if where.partition(".")[0] in PATHLESS and _leads_out(value):
             raise _not_plain(where, f"is {_shown(value)}, which leads out of the run's directory")
+        if where.partition(".")[0] in PATHLESS and WIDE.search(value):
+            raise _not_plain(where, f"is {_shown(value)}, which makes a name of any length")
     elif value is not None and not isinstance(value, bool | int | float):
         raise _not_plain(where, f"is a {type(value).__name__}")
     return value
+
+
+def _count(value: Any) -> int:
+    """Return how many values there are in nested settings, which are not nested too deeply."""
+    if isinstance(value, Mapping | list | tuple):
+        return 1 + sum(_count(part) for _, _, part in _inner(value, ""))
+    return 1
 
 
 def _judged(value: Any, where: str, trust: Sequence[str]) -> Any:

@@ -43,6 +43,9 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import ConfigError, suggest
+from recapp.settings.text_file import read_text
+
+FILE_BYTES = 2**20
 
 KERNELS = ("route", "link", "serve", "group", "answer", "combine", "spread", "update")
 WITHOUT_BYTES = KERNELS[:4]  # integers: their bytes are counted with their items
@@ -297,13 +300,15 @@ def _settings(path: Path) -> dict[str, Any]:
 
 def _read(path: Path, missing: str) -> Any:
     try:
-        return yaml.safe_load(path.read_text())
+        return yaml.safe_load(read_text(path, FILE_BYTES))
     except (FileNotFoundError, IsADirectoryError):
         raise ConfigError(missing) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ConfigError(f"topology.hardware={path}: {error}") from None
 
 
 def write_hardware(hardware: Hardware, path: str | Path) -> None:

@@ -7,8 +7,6 @@ else is one PlanError.
 """
 
 import json
-import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import PlanError
+from recapp.settings.text_file import read_text
 
 FILE_BYTES = 2**28
 DEEPEST = 50  # of nested mappings and lists; a plan has seven
@@ -56,12 +55,7 @@ def read_plain_values(path: str | Path) -> Any:
 
 def _text(path: str | Path) -> str:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
-        with os.fdopen(descriptor, "rb", closefd=True) as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_size > FILE_BYTES:
-                raise ValueError
-            return file.read().decode()
+        return read_text(path, FILE_BYTES)
     except (OSError, ValueError) as e:
         raise PlanError(
             f"plan.path={path}: {getattr(e, 'strerror', None) or 'not a text'}: name a plan file; "

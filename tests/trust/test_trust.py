@@ -4,27 +4,33 @@ what recapp itself writes passes.
 
 import os
 import sys
+import time
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+from jobs import command
 from omegaconf import OmegaConf
+from stored import copy
 
 from recapp import eval as evaluation
 from recapp import train
 from recapp.app import compose
+from recapp.app.check_data import check_generated
 from recapp.app.command import Job
 from recapp.checkpoints import trust
 from recapp.checkpoints.directory import read_manifest, write_checkpoint
 from recapp.checkpoints.manifest import Manifest, to_json
 from recapp.errors import CheckpointError, ConfigError
+from recapp.planner.hardware import read_hardware
 from recapp.settings.option_files import conf_dir
 from recapp.sharding.layout import Block
 from recapp.transport.communicator import Comm
 
 COMMANDS = {"train": train, "eval": evaluation}
+HERE = Path(__file__).parent  # where data are, as far as this file looks
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 SEEN = (
     "os.system",
@@ -71,7 +77,7 @@ def config():
     return {
         **compose.to_plain(composed),
         "choices": {},
-        "dataset": {**compose.to_plain(composed)["dataset"], "path": "logs"},
+        "dataset": {**compose.to_plain(composed)["dataset"], "path": str(HERE)},
     }
 
 
@@ -509,3 +515,62 @@ def test_a_files_choices_name_options_of_conf_and_nothing_else(checkpoint, confi
         {**config, "choices": {"model": outside, "../model": "dlrm", "optimizer": "adam"}},
     )
     assert compose.stored_choices("train", [f"ckpt_path={checkpoint}"]) == ["optimizer=adam"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("made", [False, True])
+def test_nothing_is_generated_where_only_a_checkpoint_says_so(
+    checkpoint, config, tmp_path, name, made
+):
+    place = tmp_path / "deep" / "data"
+    if made:
+        place.mkdir(parents=True)
+    generate = {**config["dataset"]["generate"], "rows": 3000}
+    hostile = put(
+        config, "dataset", {**config["dataset"], "path": str(place), "generate": generate}
+    )
+    settings = settings_of(name, checkpoint, hostile)
+    for said in ([], ["dataset.batch_size=9"]):
+        with pytest.raises(
+            ConfigError, match=r"dataset\.path=.*/deep/data: the generated data .* not"
+        ):
+            check_generated(settings, said)
+    check_generated(settings, [f"dataset.path={place}"])
+    check_generated(settings, ["dataset=synthetic"])
+    check_generated(put(settings, "dataset.path", str(HERE)), [])
+
+
+def test_a_machine_that_a_checkpoint_names_is_a_small_file(checkpoint, config, tmp_path):
+    endless = tmp_path / "endless.yaml"
+    os.truncate(os.open(endless, os.O_CREAT | os.O_WRONLY), 1 << 40)
+    for path, why in (("/dev/zero", "no file of text"), (str(endless), "1,048,576 are allowed")):
+        hostile = put(config, "topology", {**config["topology"], "hardware": path})
+        settings = settings_of("eval", checkpoint, hostile)
+        with pytest.raises(ConfigError, match=f"topology.hardware={path}: .*{why}"):
+            read_hardware(settings["topology"]["hardware"])
+
+
+def test_settings_that_would_be_composed_for_minutes_are_refused_at_once(checkpoint, config):
+    many = put(config, "model.top_layers", [8] * 100_000)
+    began = time.monotonic()
+    assert "they are more than 32,768 values" in refusal("train", checkpoint, many)
+    wide = put(config, "callbacks.checkpoint.filename", "{step:0999999999d}")
+    assert "which makes a name of any length" in refusal("train", checkpoint, wide)
+    assert time.monotonic() - began < 10
+    settings_of("train", checkpoint, put(config, "callbacks.checkpoint.filename", "{step:06d}"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_writes_nothing_where_a_checkpoint_would(stored, tmp_path, name):
+    run = copy(stored.small_run("+plan=mixed"), tmp_path / "run")
+    path = (run / "checkpoints" / "last.ckpt").resolve()
+    whole = read_manifest(path)
+    place = tmp_path / "deep" / "data"
+    hostile = put(whole.config, "dataset.path", str(place))
+    hostile = put(hostile, "dataset.generate.rows", 10**12)
+    info = {**whole.info, "config": hostile}
+    (path / "manifest.json").write_text(to_json(Manifest(path, info, whole.blocks, whole.files)))
+    ran = command(name, f"ckpt_path={path}", cwd=tmp_path)
+    assert ran.code == 1 and "the generated data of the checkpoint are not there" in ran.error()
+    assert not place.parent.exists()

@@ -1,0 +1,28 @@
+"""Read small files that settings name, which a file of somebody else may have named: a device, a
+pipe or a file without end is refused before anything is read.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+
+def read_text(path: str | Path, most: int) -> str:
+    """Return the text of a regular file.
+
+    Args:
+        path: The file.
+        most: How many bytes it may have.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no regular file, is larger, or is not UTF-8.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
+    with os.fdopen(descriptor, "rb", closefd=True) as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is no file of text")
+        if found.st_size > most:
+            raise ValueError(f"it has {found.st_size:,} bytes, and {most:,} are allowed")
+        return file.read(most).decode()

@@ -28,6 +28,7 @@ from documents import (
     quoted,
     table,
 )
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from jobs import command, environment, metrics_of, resolved, small
 from lightning.pytorch import Trainer
 from omegaconf import OmegaConf
@@ -376,3 +377,17 @@ def test_the_row_rule_of_the_page_for_contributors_is_one(tmp_path, monkeypatch)
     gradient = torch.full((2, 3), 2.0)
     weight, total = rule.step(zero, gradient, None, rule.lr, torch.sqrt, *rule.constants, zero + 8)
     assert torch.equal(total, zero + 8) and torch.allclose(weight, -0.1 * gradient / 8**0.5)
+
+
+def test_examples_in_the_help_of_settings_can_be_typed():
+    """Hydra's grammar is not YAML: it refuses keys in quotes, for one."""
+    parser = OverridesParser.create()
+    found = 0
+    for file in sorted((REPOSITORY / "conf").rglob("*.yaml")):
+        comments = [line.partition("#")[2].strip() for line in file.read_text().splitlines()]
+        nested = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+        for example in re.findall(nested, " ".join(comments)):
+            if ": " in example and example != '{"rows": [...]}':  # which is printed
+                parser.parse_override(f"setting={example}")
+                found += 1
+    assert found > 20

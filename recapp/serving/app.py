@@ -300,9 +300,11 @@ def check_origin(request: Request) -> None:
     Raises:
         Refused: A browser sends it for a page of another site.
     """
-    origin = request.headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-        raise Refused(403, f"origin {origin:.80}: pages of other sites may not use this server")
+    origins = request.headers.getlist("origin")
+    host = ",".join(request.headers.getlist("host"))
+    if origins and (not host or origins not in ([f"http://{host}"], [f"https://{host}"])):
+        shown = ", ".join(origins)
+        raise Refused(403, f"origin {shown:.80}: pages of other sites may not use this server")
 
 
 def _get(path: str, handler: Handler) -> Route:

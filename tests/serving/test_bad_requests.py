@@ -8,6 +8,10 @@ import pyarrow as pa
 import pytest
 from serving.small_models import ROWS, arrow, asked, running, table
 from serving.test_protocols import binary, inputs, tensor
+from starlette.requests import Request
+
+from recapp.serving.app import check_origin
+from recapp.serving.limits import Refused
 
 
 def refused(body, verb="infer", headers=(), status=400, **limits):
@@ -371,6 +375,33 @@ def test_a_page_of_another_site_may_not_ask():
     said = refused(body, "infer_rows", headers={"origin": "http://evil.example"}, status=403)
     assert said.startswith("origin http://evil.example: pages of other sites")
     assert asked(body, "infer_rows", headers={"origin": "http://here"}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("origins", "hosts"),
+    [
+        (["null"], [""]),
+        (["null"], []),
+        (["file://here"], ["here"]),
+        (["http://here", "http://evil.example"], ["here"]),
+        (["http://here", "http://here"], ["here"]),
+        (["http://here"], ["here", "here"]),
+        (["http://"], [""]),
+        (["http://here:81"], ["here"]),
+        (["here"], ["here"]),
+    ],
+)
+def test_only_one_plain_origin_of_the_servers_own_passes(origins, hosts):
+    headers = [(b"origin", each.encode()) for each in origins]
+    headers += [(b"host", each.encode()) for each in hosts]
+    with pytest.raises(Refused, match="pages of other sites may not use this server"):
+        check_origin(Request({"type": "http", "headers": headers}))
+
+
+@pytest.mark.parametrize("origin", [None, "http://here:8000", "https://here:8000"])
+def test_programs_and_the_servers_own_pages_pass(origin):
+    headers = [(b"host", b"here:8000"), *([(b"origin", origin.encode())] if origin else [])]
+    check_origin(Request({"type": "http", "headers": headers}))
 
 
 def test_what_is_not_there_is_a_404_that_says_what_is():

@@ -1,12 +1,13 @@
 """Tables and JSON: what a user or a program reads on standard output."""
 
 import json
+import pickle
 
 import numpy as np
 import pytest
 
 from recapp.console import Column, emit, note, print_table, progress
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, DataError
 
 ROWS = [
     {"table": "C1[0]", "rows": 203931, "share": 0.123456, "where": None},
@@ -83,3 +84,10 @@ def test_control_characters_of_files_do_not_reach_the_screen(capsys):
     assert captured.err.startswith("a?[2J??1m??b\tc\nd\n")
     assert all(letter.isprintable() or letter in "\n\t" for letter in shown)
     assert shown.count("a?[2J??1m??b") == 5
+
+
+def test_errors_are_one_line_whatever_a_name_holds():
+    said = str(DataError("column 'a\n\x1b[2Jb\u202e\ud800' of é.parquet"))
+    assert said == r"column 'a\n\x1b[2Jb\u202e\ud800' of é.parquet"
+    with pytest.raises(DataError, match=r"^a\\r$"):
+        raise pickle.loads(pickle.dumps(DataError("a\r")))

@@ -178,7 +178,6 @@ def row_counts(footer: pq.FileMetaData, path: str) -> list[int]:
 
 def reason(error: Exception) -> str:
     """Return what a library says of a file that it cannot read, as part of a line."""
-    text = next(
+    return next(
         (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
     )
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

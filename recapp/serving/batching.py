@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from recapp.errors import RecappError
+from recapp.errors import RankError, RecappError
 from recapp.serving.joined_rows import batch_of
-from recapp.serving.limits import Refused, bad
+from recapp.serving.limits import Refused, bad, busy
 from recapp.serving.question import Question, Reply
 from recapp.serving.served_model import Served
 
@@ -183,7 +183,7 @@ class Batcher:
         except Refused as refused:
             work.finish(refused)
         except RecappError as error:
-            work.finish(bad(" ".join(str(error).split())))
+            work.finish(_refusal(error))
         except Exception:
             log.exception("a request could not be read")
             work.finish(Refused(500, FAULT))
@@ -219,8 +219,12 @@ class Batcher:
 
 
 def _refusal(error: Exception) -> Refused:
+    """Return what is answered where nothing can be computed, and whose matter that is."""
+    text = " ".join(str(error).split())
+    if isinstance(error, RankError):
+        return busy(f"this server cannot compute any more, and ends: {text}")
     if isinstance(error, RecappError):
-        return bad(" ".join(str(error).split()))
+        return bad(text)
     log.error("a batch could not be computed", exc_info=error)
     return Refused(500, FAULT)
 

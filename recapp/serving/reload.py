@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Callable
 
 from recapp.console import note
-from recapp.errors import ConfigError, RecappError
+from recapp.errors import ConfigError, RankError, RecappError
 from recapp.inference.scorer import Scorer
 from recapp.processes.process_memory import give_back_unused
-from recapp.serving.limits import Refused
+from recapp.serving.limits import Refused, bad, busy
 from recapp.serving.metrics_text import Counts
 from recapp.serving.served_model import Served, check_model
 
@@ -70,7 +70,7 @@ class ModelInService:
                 f"{kind}{' '.join(str(error).split())}"
             )
             note(text)
-            raise Refused(400, text) from error
+            raise (busy(text) if isinstance(error, RankError) else bad(text)) from error
         finally:
             self._loads = False
         self._served = Served(before.name, scorer)

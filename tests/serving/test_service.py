@@ -9,7 +9,7 @@ import pytest
 import torch
 from serving.small_models import ROWS, Clicks, running, scorer, table
 
-from recapp.errors import CheckpointError, ConfigError
+from recapp.errors import CheckpointError, ConfigError, RankError
 from recapp.serving.http import Door, most_connections
 from recapp.serving.limits import Limits
 from recapp.serving.metrics_text import Counts, Histogram
@@ -142,6 +142,28 @@ def test_a_fault_of_the_model_is_a_500_and_the_server_goes_on(caplog):
     assert broken.status == 500 and broken.error.startswith("a fault of the server")
     assert good.json["scores"] == DIRECT.tolist()
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_ranks_that_have_lost_each_other_are_no_mistake_of_the_client():
+    def load():
+        made = scorer()
+
+        def lost(batch):
+            raise RankError("the ranks have lost each other: rank 1 is gone")
+
+        made.model.forward = lost
+        return made
+
+    async def ask():
+        async with running(load) as client:
+            return await client.infer(BODY, "infer_rows")
+
+    answer = asyncio.run(ask())
+    assert answer.status == 503 and answer.headers["retry-after"]
+    assert answer.error == (
+        "this server cannot compute any more, and ends: the ranks have lost each other: rank 1 is "
+        "gone"
+    )
 
 
 def test_a_score_that_is_no_number_is_not_sent():

@@ -286,8 +286,13 @@ def _allowed(value: Any, options: Options) -> str:
         return suggest(value, [shown(word) for word in words])
     if not options:
         return "must be left out: settings cannot write what it takes"
+    of_words = f"a list of {_some_of(words)}"
     parts = [_described(option, bounds) for option, bounds in others if option is not type(None)]
-    parts += [shown(word) for word in words]
+    if words and of_words in parts:  # the words are said once
+        parts.remove(of_words)
+        parts += [f"one of {_some_of(words).partition(' of ')[2]}", "a list of some of them"]
+    else:
+        parts += [shown(word) for word in words]
     parts += ["null" for option, _ in others if option is type(None)]
     hint = _example(value, options)
     return f"must be {', or '.join(dict.fromkeys(parts))}{hint}"
@@ -309,13 +314,17 @@ def _plural(annotation: Any) -> str:
         word for option, _ in options if _origin(option) is Literal for word in get_args(option)
     ]
     if words:
-        return f"some of {', '.join(map(shown, words))}"
+        return _some_of(words)
     found = [
         PLURALS[option] + "".join(map(str, bounds))
         for option, bounds in options
         if option in PLURALS
     ]
     return " or ".join(found) or "values"
+
+
+def _some_of(words: AbstractSequence[Any]) -> str:
+    return f"some of {', '.join(map(shown, words))}"
 
 
 def _example(value: Any, options: Options) -> str:

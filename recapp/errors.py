@@ -23,7 +23,7 @@ from difflib import get_close_matches
 
 class RecappError(Exception):
     """An error that a user can act on; its text is one line. Names of files and columns may hold
-    control characters, which are escaped in it.
+    control characters: ends of lines and tabs become blanks in it, others are escaped.
 
     `secondhand` is true where the error repeats what another rank reported. That rank has the
     traceback that helps, so its own error is printed instead of this one where there is one.
@@ -34,7 +34,11 @@ class RecappError(Exception):
     def __str__(self) -> str:
         """Return the text, as a screen and a log may show it."""
         return "".join(
-            letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+            letter
+            if letter.isprintable()
+            else " "
+            if letter.isspace()
+            else letter.encode("unicode_escape").decode()
             for letter in super().__str__()
         )
 

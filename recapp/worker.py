@@ -106,7 +106,10 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
         LogDynamicRows(),
         end,
         StartReport(
-            settings["seed"], settings["format"] == "text", dense_columns=len(data.schema.dense)
+            settings["seed"],
+            settings["format"] == "text",
+            dense_columns=len(data.schema.dense),
+            features=data.schema.sparse,
         ),
         *([] if build_trainer.has_bar(chosen) else [progress]),
         NoteFall(),

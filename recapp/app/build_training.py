@@ -5,6 +5,7 @@ settings (plain dict) -> data module, module
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -74,7 +75,9 @@ def build_module(
 
 
 def _dense_optimizer(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    made = make(settings, "optimizer.dense", parameters)
+    # a model of tables alone has none, and torch's optimisers refuse an empty list
+    held: list[Any] = list(parameters) or [{"params": []}]
+    made = make(settings, "optimizer.dense", held)
     if not isinstance(made, Optimizer):
         raise ConfigError(
             f"optimizer.dense._target_={settings['_target_']}: must make a torch optimiser, e.g. "

@@ -7,6 +7,7 @@ monitor) run beside them.
 
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -267,23 +268,31 @@ class StartReport(Callback):
         seed: The seed of the run.
         shown: Whether the report is printed; False where standard output carries a document.
         dense_columns: How many numbers of a sample the model reads.
+        features: The features of the batches that the model may read, by name.
     """
 
-    def __init__(self, seed: int, shown: bool, dense_columns: int) -> None:
+    def __init__(
+        self, seed: int, shown: bool, dense_columns: int, features: Sequence[str] = ()
+    ) -> None:
         self.seed = seed
         self.shown = shown
         self.dense_columns = dense_columns
+        self.features = features
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the report on rank 0."""
         strategy = _strategy(trainer)
-        if not (self.shown and trainer.is_global_zero):
+        if not self.shown:
             return
         assert (
             isinstance(pl_module, ClickModule)
             and pl_module.model is not None
             and strategy.plan is not None
         )
+        # on all ranks, as somebody's model may send messages to the others
+        layers, failure = layer_table(pl_module.model, self.dense_columns, self.features)
+        if not trainer.is_global_zero:
+            return
         sharded = strategy.sharded_tables()
         tables = [t for shared in sharded for t in shared.tables()]
         lookups = [x for shared in sharded for m in shared.members for x in m.lookups]
@@ -299,7 +308,7 @@ class StartReport(Callback):
             f"{readable(strategy.plan.name)}"
         )
         for title, rows in (
-            ("Layers", layer_table(pl_module.model, self.dense_columns)),
+            ("Layers", layers),
             ("Plan", plan_rows(tables, strategy.plan)),
             ("Lookups and rules", table_uses(tables, lookups, strategy.rule)),
             ("Ranks", [w | h for w, h in zip(where, held, strict=True)]),
@@ -308,7 +317,13 @@ class StartReport(Callback):
                 shown = [IN_MB.get(column.key, column) for column in columns_of(rows)]
                 print()
                 print_table(rows, shown, title=title)
-        print("".join(f"\nnote: {readable(note)}" for note in strategy.plan.notes), flush=True)
+        notes = list(strategy.plan.notes)
+        if failure:
+            notes.append(
+                "the layers are listed as far as the model ran on a made-up batch, one id of each "
+                f"feature: {failure}"
+            )
+        print("".join(f"\nnote: {readable(note)}" for note in notes), flush=True)
 
 
 def _hosts(strategy: EmbeddingShardingStrategy, rank: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric, MetricCollection
 
 from recapp.engine.shard_model import sharded_tables
+from recapp.errors import ConfigError
 from recapp.optim.optimizer import hybrid
 from recapp.sparse.batch import Batch
 
@@ -67,11 +68,23 @@ class ClickModule(LightningModule):
             self.model = self._make_model()
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the logits of a batch, [B]."""
+        """Return the logits of a batch, [B].
+
+        Raises:
+            ConfigError: The model returns something else.
+        """
         assert self.model is not None
         logits_B = self.model(batch)
-        assert isinstance(logits_B, Tensor)
-        return logits_B
+        if not isinstance(logits_B, Tensor):
+            found = f"a {type(logits_B).__name__}"
+        elif logits_B.shape != (batch.rows,):
+            found = f"a tensor of shape {list(logits_B.shape)} for {batch.rows} samples"
+        else:
+            return logits_B
+        raise ConfigError(
+            f"model {type(self.model).__name__} returned {found}: its forward must return one "
+            "logit for each sample, [B]"
+        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the mean loss over this rank's batch; the strategy weighs it where ranks have

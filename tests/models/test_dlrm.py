@@ -129,7 +129,7 @@ def test_without_dense_numbers_and_projections_the_embeddings_are_taken_as_they_
 
 
 def test_the_layers_of_a_model_without_dense_numbers_have_no_bottom():
-    rows = [(r["layer"], r["output"], r["parameters"]) for r in layer_table(without_dense(), 0)]
+    rows = [(r["layer"], r["output"], r["parameters"]) for r in layer_table(without_dense(), 0)[0]]
     assert rows == [
         ("embedding_bag_collection", "B x 7", 2 * 2 + 2 * 3),
         ("projections.three", "B x 2", 6),
@@ -231,7 +231,7 @@ def test_a_fresh_criteo_model_has_small_logits_for_large_dense_values():
 def test_the_layers_are_listed_as_they_run_with_b_left_open():
     tables = [table("wide", 8, "a", "b", rows=1000), table("same", 4, "c")]
     model = DLRM(EmbeddingBagCollection(tables, device=torch.device("meta")), 3, [6, 4], [5, 1])
-    rows = [(r["layer"], r["kind"], r["output"], r["parameters"]) for r in layer_table(model, 3)]
+    rows = [(r["layer"], r["kind"], r["output"], r["parameters"]) for r in layer_table(model, 3)[0]]
     assert rows == [
         ("embedding_bag_collection", "EmbeddingBagCollection", "B x 20", 1000 * 8 + 5 * 4),
         ("bottom.0", "Linear", "B x 6", 3 * 6 + 6),

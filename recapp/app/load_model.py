@@ -9,7 +9,7 @@ Settings come from the checkpoint alone, as those of `recapp.eval` do.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from recapp.app.compose import compose_over, trusting
 from recapp.app.load_artefact import load_artefact
 from recapp.checkpoints.directory import load_together, read_manifest
 from recapp.checkpoints.manifest import Manifest
+from recapp.dataset.raw_rows import RawRows
 from recapp.engine.shard_model import sharded_collections, sharded_tables
 from recapp.engine.sharded_state import without_tables
 from recapp.engine.sharder import own_device, process_group_of, tables_group
@@ -33,6 +34,9 @@ from recapp.trainer.stored_tables import StoredTables
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
 
+if TYPE_CHECKING:
+    from recapp.trainer.datamodule import ClickData  # scoring does without Lightning
+
 OF_MODEL = "model."  # in front of the dense parameters' names, as Lightning saves them
 
 
@@ -43,11 +47,19 @@ def load_model(
     check_rows: bool = True,
     trust_compiled: bool = False,
     env: Any = None,
+    *,
+    module: nn.Module | None = None,
+    data: "ClickData | None" = None,
 ) -> Scorer:
     """Return a trained model as an ordinary `nn.Module`, ready to score raw rows.
 
         model = recapp.load_model("best.ckpt")
         scores = model.predict(pyarrow.parquet.read_table("day.parquet"))
+
+    A checkpoint of a LightningModule of your own holds no settings, so give the module:
+
+        model = recapp.load_model("best.ckpt", module=Clicks())
+        logits = model(batch)
 
     Args:
         path: A checkpoint, or an artefact that `recapp.export` has written.
@@ -60,12 +72,18 @@ def load_model(
         env: The ranks that hold its tables together, a process group or an object that has one as
             `process_group`. Each of them calls this, and scores a batch of its own, maybe of no
             rows, whenever the others do. None is this process alone, which needs no process group.
+        module: The module that was trained, whose tables are on the meta device and whose forward
+            makes logits [B]; None makes the model of the stored settings. Its `configure_model`
+            is called where it has one. It is changed in place.
+        data: The data that the module was trained on, whose columns `predict` reads; None where
+            only batches are scored.
 
     Raises:
         CheckpointError: There is no checkpoint, or it is damaged, of a later version, or names
             something that may not be called.
         ArtefactError: As of a checkpoint, or the artefact's example has other scores.
-        ConfigError: A device beside ranks, which have one each.
+        ConfigError: A device beside ranks, which have one each; a module for an artefact, which
+            has its own, or `data` without a module.
         PlanError: The tables do not fit on the ranks.
     """
     if env is None:
@@ -78,7 +96,25 @@ def load_model(
     else:
         ranks = process_group_of(env)
         comm = make_comm(tables_group(ranks), own_device(ranks))
+    if module is not None:
+        return _own_module(comm, path, module, data)
+    if data is not None:
+        raise ConfigError("data=...: a stored model reads rows by its settings: give module=, too")
     return load_on(comm, path, trust, check_rows, trust_compiled)
+
+
+def _own_module(
+    comm: Comm, path: str | Path, module: nn.Module, data: "ClickData | None"
+) -> Scorer:
+    """Return somebody's module with the rows and dense part of a checkpoint."""
+    if is_artefact(path):
+        raise ConfigError(f"module=...: {path} is an artefact, which has its own: leave module out")
+    configure = getattr(module, "configure_model", None)
+    if configure is not None:
+        configure()
+    manifest = load_weights(path, placed(module, comm), comm, of_model="")
+    raw_rows = None if data is None else RawRows(data.schema, data.settings.dense_transform)
+    return _scorer(path, module, raw_rows, manifest)
 
 
 def load_on(
@@ -100,9 +136,15 @@ def load_on(
 
     settings, model = together(comm, read)
     manifest = load_weights(path, placed(model, comm), comm)
+    return _scorer(path, model, raw_rows_of(settings), manifest)
+
+
+def _scorer(
+    path: str | Path, model: nn.Module, raw_rows: RawRows | None, manifest: Manifest
+) -> Scorer:
     return Scorer(
         model,
-        raw_rows_of(settings),
+        raw_rows,
         Path(path).absolute().name.partition(".")[0],
         f"{manifest.identity:08x}",
         {"path": str(Path(path).absolute()), "step": manifest.step, "metrics": manifest.metrics},
@@ -118,7 +160,9 @@ def settings_of(manifest: Manifest, trust: Sequence[str] = ()) -> dict[str, Any]
     return match_checkpoint(compose_over(manifest.config, "eval", trusting(trust)), manifest)
 
 
-def load_weights(path: str | Path, model: nn.Module, comm: Comm) -> Manifest:
+def load_weights(
+    path: str | Path, model: nn.Module, comm: Comm, of_model: str = OF_MODEL
+) -> Manifest:
     """Fill a model from a checkpoint: this rank's rows of tables, and the dense part. Every rank
     calls it.
 
@@ -126,6 +170,7 @@ def load_weights(path: str | Path, model: nn.Module, comm: Comm) -> Manifest:
         path: The checkpoint.
         model: As `recapp.inference.placed_model` makes it.
         comm: The ranks that hold it.
+        of_model: What stands in front of its parameters' names in the checkpoint.
 
     Returns:
         The manifest of the version that was read.
@@ -134,20 +179,20 @@ def load_weights(path: str | Path, model: nn.Module, comm: Comm) -> Manifest:
         CheckpointError: It is damaged, or of another model.
     """
     tables = StoredTables(sharded_tables(model), fitting=False, speaks=False)
-    dense = [f"{OF_MODEL}{name}" for name, _ in model.named_parameters()]
+    dense = [f"{of_model}{name}" for name, _ in model.named_parameters()]
     manifest, meta = load_together(path, tables.to_fill, dense, comm)
     tables.filled(manifest)
     check_state(meta, path)
     with state_must_fit("the dense part", "model"), without_tables(sharded_collections(model)):
-        model.load_state_dict(dense_state(meta))
+        model.load_state_dict(dense_state(meta, of_model))
     return manifest
 
 
-def dense_state(meta: Mapping[str, Any]) -> dict[str, Tensor]:
+def dense_state(meta: Mapping[str, Any], of_model: str = OF_MODEL) -> dict[str, Tensor]:
     """Return the dense part's state by the names that it has in the model."""
     stored: Mapping[str, Tensor] = meta["state_dict"]
     return {
-        name.removeprefix(OF_MODEL): values
+        name.removeprefix(of_model): values
         for name, values in stored.items()
-        if name.startswith(OF_MODEL)
+        if name.startswith(of_model)
     }

@@ -9,16 +9,14 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from torch import nn
-
 from recapp.console import note, note_once
 from recapp.errors import ConfigError
 from recapp.planner import constraints as recapp_constraints
 from recapp.planner import embedding_planner
 from recapp.planner import topology as recapp_topology
+from recapp.planner.problem import Dense, PlanningProblem
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import BUILT_IN, ShardingType
-from recapp.tables.collections import collections_in
 
 TORCHRECS_BATCH = 512
 
@@ -135,7 +133,7 @@ class FixedPercentageStorageReservation:
             raise ConfigError(f"storage_reservation: percentage={percentage}: must be 0 to 1")
         self.percentage = percentage
 
-    def dense_bytes(self, module: nn.Module) -> int:
+    def dense_bytes(self, dense: Dense) -> int:
         """Return what the dense part of a model needs beside the share."""
         return 0
 
@@ -160,13 +158,11 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
         self.parameter_multiplier = parameter_multiplier
         self.dense_tensor_estimate = dense_tensor_estimate
 
-    def dense_bytes(self, module: nn.Module) -> int:
+    def dense_bytes(self, dense: Dense) -> int:
         """Return what the dense part of a model needs beside the share."""
         if self.dense_tensor_estimate is not None:
             return self.dense_tensor_estimate
-        tables = {id(p) for _, held in collections_in(module) for p in held.parameters()}
-        dense = sum(p.nbytes for p in module.parameters() if id(p) not in tables)
-        return int(self.parameter_multiplier * dense)
+        return int(self.parameter_multiplier * dense.bytes)
 
 
 class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
@@ -218,16 +214,16 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
         self.storage_reservation = storage_reservation
         self.debug = debug
 
-    def plan(self, module: nn.Module, sharders: Sequence[Any] | None = None) -> ShardingPlan:
-        """Return the best plan for the tables of a model; arguments as of recapp's planner."""
-        made = super().plan(module, sharders)
+    def plan_problem(self, found: PlanningProblem) -> ShardingPlan:
+        """Return the best plan for what a run has found; arguments as of recapp's planner."""
+        made = super().plan_problem(found)
         if self.debug:
             note(str(made))
         return made
 
-    def topology_for(self, module: nn.Module) -> recapp_topology.Topology:
-        """Return the ranks that a model is planned for, with what tables must leave free."""
-        topology = super().topology_for(module)
+    def topology_for(self, problem: PlanningProblem) -> recapp_topology.Topology:
+        """Return the ranks that a problem is planned for, with what tables must leave free."""
+        topology = super().topology_for(problem)
         reservation = self.storage_reservation
         if reservation is None:
             return topology
@@ -238,7 +234,7 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
             )
             return topology
         share = int(reservation.percentage * min(topology.memory_bytes))
-        return replace(topology, reserve_bytes=share + reservation.dense_bytes(module))
+        return replace(topology, reserve_bytes=share + reservation.dense_bytes(problem.dense))
 
 
 def _refuse_others(what: str, given: Mapping[str, Any], why: str) -> None:

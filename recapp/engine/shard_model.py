@@ -57,6 +57,16 @@ def sharded_tables(module: nn.Module) -> list[ShardedTables]:
     return [m for m in module.modules() if isinstance(m, ShardedTables)]
 
 
+def weight_names(module: nn.Module) -> dict[str, str]:
+    """Return the table of each weight by the name that it has in the unsharded model's state."""
+    return {
+        f"{path}.{part.weight_name(table.name)}".lstrip("."): table.name
+        for path, part in module.named_modules()
+        if isinstance(part, ShardedCollection)
+        for table in part.tables()
+    }
+
+
 def shard_model(
     module: nn.Module,
     plan: ShardingPlan,

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from recapp.dataset.raw_rows import RawRows, RawTable, as_table
 from recapp.dataset.schema import Schema
+from recapp.engine.shard_model import sharded_tables
+from recapp.errors import ConfigError
 from recapp.sparse.batch import Batch
 
 ROWS_AT_ONCE = 4096
@@ -29,7 +31,7 @@ class Scorer(nn.Module):
 
     Args:
         model: Makes logits [B] of a `Batch`; its tables are those of one rank.
-        raw_rows: Reads raw rows as training did.
+        raw_rows: Reads raw rows as training did; None where nobody said how.
         name: What it is called, for people and servers.
         version: In which versions of it differ.
         info: Plain facts about it: tables, bytes, metrics, where it came from.
@@ -40,7 +42,7 @@ class Scorer(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        raw_rows: RawRows,
+        raw_rows: RawRows | None,
         name: str,
         version: str,
         info: Mapping[str, Any],
@@ -49,7 +51,7 @@ class Scorer(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self.raw_rows = raw_rows
+        self._raw_rows = raw_rows
         self.name = name
         self.version = version
         self.info = dict(info)
@@ -61,7 +63,7 @@ class Scorer(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Scorer":
         return Scorer(
             deepcopy(self.model, memo),
-            self.raw_rows,
+            self._raw_rows,
             self.name,
             self.version,
             self.info,
@@ -76,6 +78,20 @@ class Scorer(nn.Module):
         )
 
     @property
+    def raw_rows(self) -> RawRows:
+        """Return what reads raw rows as training did.
+
+        Raises:
+            ConfigError: The model was loaded without saying what its columns are.
+        """
+        if self._raw_rows is None:
+            raise ConfigError(
+                f"model {self.name} does not know its columns: load it with "
+                "load_model(path, module=..., data=ClickData(...)), or score batches"
+            )
+        return self._raw_rows
+
+    @property
     def schema(self) -> Schema:
         """Return the columns that it reads; there is no label among them."""
         return self.raw_rows.schema
@@ -83,7 +99,9 @@ class Scorer(nn.Module):
     @property
     def device(self) -> torch.device:
         """Return the device that it computes on."""
-        return next(self.model.parameters()).device
+        dense = next(self.model.parameters(), None)
+        # a model of tables alone has no parameters
+        return sharded_tables(self.model)[0].comm.device if dense is None else dense.device
 
     def batch(self, rows: Any) -> Batch:
         """Return raw rows as a batch on the CPU (`RawRows.batch`).

@@ -33,7 +33,7 @@ from recapp.planner.constraints import Constraints, ParameterConstraints, constr
 from recapp.planner.cost import Floats, PlanCost, cost_of, fixed_of
 from recapp.planner.initial_plan import initial_plan
 from recapp.planner.options import Option, constrained_statistics, constrained_table, options_of
-from recapp.planner.problem import Dense, PlanningProblem
+from recapp.planner.problem import Dense, PlanningProblem, dense_of
 from recapp.planner.rank_memory import check_memory, human
 from recapp.planner.search import (
     EXACT_COMBINATIONS,
@@ -138,18 +138,18 @@ class EmbeddingShardingPlanner:
     Args:
         topology: The ranks; None plans for one CPU rank, `collective_plan` for as many as the
             process group has.
-        batch_size: Samples of a rank, B.
+        batch_size: Samples of a rank, B; None takes those of the run, or 1,024.
         constraints: What a plan must respect, by table name or glob.
         rule: The tables' optimiser, or rules by table, where neither sharders nor the model name
             one; None takes row-wise Adagrad.
         statistics: Of ids, by table; a table without them is taken to have Zipf-like ids.
-        dense: The rest of the model.
+        dense: The rest of the model; None counts that of the model.
     """
 
     def __init__(
         self,
         topology: Topology | None = None,
-        batch_size: int = 1024,
+        batch_size: int | None = None,
         constraints: Constraints | None = None,
         *,
         rule: Rules | None = None,
@@ -161,7 +161,7 @@ class EmbeddingShardingPlanner:
         self.constraints = constraints
         self.rule = rule
         self.statistics = dict(statistics or {})
-        self.dense = dense or Dense()
+        self.dense = dense
 
     def plan(self, module: nn.Module, sharders: Sequence[Any] | None = None) -> ShardingPlan:
         """Return the best plan for the tables of a model.
@@ -175,23 +175,44 @@ class EmbeddingShardingPlanner:
             PlanError: Constraints cannot hold, or no plan fits.
             ConfigError: Sharders or optimisers cannot be used or differ.
         """
-        rule = table_rule(module, sharders) or self.rule or rowwise_adagrad()
-        problem = PlanningProblem(
-            embedding_tables(module),
-            self.topology_for(module),
-            self.batch_size,
-            rule,
-            self.statistics,
-            self.dense,
-            lookups=embedding_lookups(module),
+        made = self.plan_problem(
+            PlanningProblem(
+                embedding_tables(module),
+                Topology(1),
+                rule=table_rule(module, sharders) or self.rule or rowwise_adagrad(),
+                dense=dense_of(module),
+                lookups=embedding_lookups(module),
+            )
         )
-        made = plan_tables(problem, self.constraints).plan
         modules = {path: [t.name for t in held.tables()] for path, held in collections_in(module)}
         return replace(made, modules=modules)
 
-    def topology_for(self, module: nn.Module) -> Topology:
-        """Return the ranks that a model is planned for: those of the planner, or one CPU rank."""
-        return self.topology or Topology(1)
+    def plan_problem(self, found: PlanningProblem) -> ShardingPlan:
+        """Return the best plan for what a run has found: its tables, lookups, ranks, rule and id
+        statistics. What this planner was given counts instead, but for the rule.
+
+        Args:
+            found: As `EmbeddingShardingStrategy` hands it to a function that plans.
+
+        Raises:
+            PlanError: Constraints cannot hold, or no plan fits.
+        """
+        problem = replace(
+            found,
+            batch_per_rank=self.batch_size or found.batch_per_rank,
+            statistics={**found.statistics, **self.statistics},
+            dense=self.dense or found.dense,
+        )
+        problem = replace(problem, topology=self.topology_for(problem))
+        return plan_tables(problem, self.constraints).plan
+
+    def topology_for(self, problem: PlanningProblem) -> Topology:
+        """Return the ranks that a problem is planned for: those of the planner, or the problem's.
+
+        Args:
+            problem: The rest of the problem is as it will be planned.
+        """
+        return self.topology or problem.topology
 
     def collective_plan(
         self,

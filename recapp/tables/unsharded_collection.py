@@ -15,7 +15,7 @@ from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.ids import IdRules
 from recapp.tables.initial import fill_initial
 from recapp.tables.lookups import TableLookup
-from recapp.tables.module_by_name import ModuleByName
+from recapp.tables.module_by_name import ModuleByName, key_of
 
 
 class UnshardedCollection(nn.Module):
@@ -54,7 +54,26 @@ class UnshardedCollection(nn.Module):
         self._is_weighted = is_weighted
         self.id_rules = IdRules(self.lookups, is_weighted=is_weighted)
         self.dtype = compute_dtype(tables)
+        self.register_load_state_dict_pre_hook(_take_rows)  # type: ignore[no-untyped-call]
         self.reset_parameters()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move or convert the tables, as `to`, `cuda` and `half` do.
+
+        Raises:
+            ConfigError: They are on the meta device, which has no rows that could be moved.
+        """
+        try:
+            return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if "meta tensor" not in str(error):
+                raise
+            raise ConfigError(
+                f"table {self._tables[0].name} is on the meta device and has no rows yet: they are "
+                "made where tables are sharded, on one process or many: train with "
+                "Trainer(strategy=EmbeddingShardingStrategy()), wrap the model in "
+                'DistributedModelParallel, or make the collection with device="cpu"'
+            ) from error
 
     def reset_parameters(self) -> None:
         """Write the start values, unless the tables are on the meta device."""
@@ -109,6 +128,15 @@ class UnshardedCollection(nn.Module):
                     "one process can do as well: wrap the model in DistributedModelParallel, or "
                     "train it with the EmbeddingShardingStrategy"
                 )
+
+
+def _take_rows(collection: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Make tables on the meta device, which have no rows to copy to, those of a state dict."""
+    for table in collection.tables():
+        held = getattr(collection, collection.tables_of)[table.name]
+        rows = state.get(f"{prefix}{collection.tables_of}.{key_of(table.name)}.weight")
+        if held.weight.is_meta and isinstance(rows, Tensor) and rows.shape == held.weight.shape:
+            held.weight = nn.Parameter(rows.detach(), held.weight.requires_grad)
 
 
 def _without_values(table: EmbeddingConfig, device: torch.device | str | None) -> Tensor:

@@ -12,12 +12,13 @@ Everything else is DDPStrategy. Where Lightning would do something that is wrong
 the docstring of the method here says why.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -36,37 +37,55 @@ from recapp.checkpoints.directory import (
     remove_checkpoint,
     write_checkpoint,
 )
+from recapp.engine import sharded_state
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.shard_model import (
     compile_dense,
     shard_model,
     sharded_collections,
     sharded_tables,
+    weight_names,
     wrap_dense,
 )
-from recapp.engine.sharded_state import without_tables
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError, LaunchError
+from recapp.optim.rules import rowwise_adagrad
 from recapp.optim.rules_by_table import Rules
+from recapp.optim.table_rule import table_rule
+from recapp.planner.embedding_planner import EmbeddingShardingPlanner
 from recapp.planner.hardware import Hardware
 from recapp.planner.initial_plan import initial_plan
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology, hosts_in_blocks
+from recapp.processes.data_workers import die_with_parent
 from recapp.processes.rank_environment import rank_info
 from recapp.processes.stopping import saving
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.batch import Batch
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.environment import RankEnvironment
+from recapp.trainer.forked_ranks import ForkedRanks
 from recapp.trainer.found_problem import found_problem, found_ranks, with_counted_modes
 from recapp.trainer.lookahead import LookAhead
+from recapp.trainer.model_summary import count_tables
+from recapp.trainer.plan_source import PlanSource, check_source, plan_from
 from recapp.trainer.restored import check_state, state_must_fit
 from recapp.trainer.stored_tables import StoredTables, dynamic_entry
+from recapp.trainer.whole_checkpoint import WEIGHTS
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
 from recapp.transport.dense_gradients import AverageOverRanks, hook_of
 
-Planner = Callable[[PlanningProblem], ShardingPlan]
+FORK: Literal["fork"] = "fork"
+
+
+def _in_a_notebook() -> bool:
+    """Return whether this process is a notebook's, whose cells no other process can run again."""
+    return hasattr(sys, "ps1")
+
+
+def _rule_of(planner: PlanSource | None) -> Rules | None:
+    return planner.rule if isinstance(planner, EmbeddingShardingPlanner) else None
 
 
 def check_precision(precision: object) -> None:
@@ -84,16 +103,23 @@ def check_precision(precision: object) -> None:
 
 
 class EmbeddingShardingStrategy(DDPStrategy):
-    """Shards every `EmbeddingBagCollection` of a LightningModule and wraps the rest in DDP. One
-    process runs the same code.
+    """Shards every collection of a LightningModule and wraps the rest in DDP. One process runs the
+    same code.
 
-    Ranks are started from outside (`recapp.train`, torchrun, srun): this strategy starts none.
+        Trainer(strategy=EmbeddingShardingStrategy(), accelerator="cpu", devices=2)
+
+    Ranks that were started from outside (`recapp.train`, torchrun, srun) are used. Otherwise
+    Lightning starts `devices` ranks, as it does for `ddp`: a script runs once for each of them, and
+    a notebook forks them.
 
     Args:
-        planner: Makes the plan; called on rank 0 with the model's tables, the topology found at
-            start, the rule, id statistics of the first training rows and the dense part. Batch
-            sizes, payload and look-ahead of the problem have their defaults.
-        rule: What an update does to a touched row, or rules by table name or glob.
+        planner: Where the plan comes from: None for the planner, an `EmbeddingShardingPlanner` with
+            constraints, a `ShardingPlan`, the path of a plan file, or a function of a
+            `PlanningProblem` that returns a plan. Rank 0 plans, with the model's tables and
+            lookups, the topology found at start, the rule, id statistics of the first training
+            rows and the dense part.
+        rule: What an update does to a touched row, or rules by table name or glob. None takes that
+            of an optimiser applied in backward, or of the planner, else row-wise Adagrad.
         hosts: The number of hosts that the plan assumes; None takes the real ones.
         memory_bytes: The memory of a rank for tables and their optimiser, in bytes; None takes what
             is free at start.
@@ -112,13 +138,16 @@ class EmbeddingShardingStrategy(DDPStrategy):
         make_store: Makes the rows of each group, of tables that are only read; None makes rows that
             are trained or loaded.
         stored: Plain values that the manifest of every checkpoint keeps (the run's settings).
-        ddp: Arguments of DistributedDataParallel.
+        ddp: Arguments of DistributedDataParallel, and Lightning's `start_method` of ranks.
+
+    Raises:
+        ConfigError: A plan cannot come from `planner`.
     """
 
     def __init__(
         self,
-        planner: Planner,
-        rule: Rules,
+        planner: PlanSource | None = None,
+        rule: Rules | None = None,
         *,
         hosts: int | None = None,
         memory_bytes: int | None = None,
@@ -135,8 +164,11 @@ class EmbeddingShardingStrategy(DDPStrategy):
         make_store: Callable[[StoredGroup], RowStore] | None = None,
         **ddp: Any,
     ) -> None:
+        check_source(planner)
         info = rank_info()
         self.exchange_timeout = timeout or default_pg_timeout
+        if info is None and _in_a_notebook():
+            ddp.setdefault("start_method", FORK)
         super().__init__(
             cluster_environment=RankEnvironment(info) if info else None,
             timeout=self.exchange_timeout,
@@ -167,15 +199,18 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self._newest: Path | None = None  # the checkpoint that was saved last
 
     def _configure_launcher(self) -> None:
-        """Set no launcher: Lightning's would run the whole command again for every rank, and in a
-        sweep the whole sweep.
-        """
+        """Let Lightning start the ranks, unless there is one alone or they have been started."""
         assert self.cluster_environment is not None
-        if self.num_processes > 1 and not self.cluster_environment.creates_processes_externally:
-            raise ConfigError(
-                f"trainer.devices={self.num_processes}: ranks are started by `python -m "
-                "recapp.train`, torchrun or srun, not by Trainer"
-            )
+        if self.num_processes == 1:
+            return
+        if self.cluster_environment.creates_processes_externally:
+            if rank_info() is None and self.cluster_environment.local_rank():
+                die_with_parent()  # the script's first process is rank 0 and has started this one
+            return
+        if self._start_method == FORK:
+            self._launcher = ForkedRanks(self, FORK)
+        else:
+            super()._configure_launcher()
 
     @property
     def root_device(self) -> torch.device:
@@ -193,10 +228,10 @@ class EmbeddingShardingStrategy(DDPStrategy):
         """Return the param groups of the tables, one of each rule, for `HybridOptimizer`."""
         return [group for shared in self.sharded_tables() for group in shared.param_groups]
 
-    def _without_tables(self) -> AbstractContextManager[None]:
+    def without_tables(self) -> AbstractContextManager[None]:
         """Leave tables out of the module's state dict for a while."""
         module = self.lightning_module
-        return without_tables([] if module is None else sharded_collections(module))
+        return sharded_state.without_tables([] if module is None else sharded_collections(module))
 
     def hidden_share(self) -> dict[str, float]:
         """Return by phase the share of the time this rank's messages were under way in which the
@@ -251,6 +286,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         )
         self.accelerator.setup(trainer)
         self._check_settings(trainer)
+        count_tables(trainer.callbacks)  # type: ignore[attr-defined]
         self._shard(self.lightning_module)
         if self.compiled and trainer.state.fn == TrainerFn.FITTING:
             self._compile(self.lightning_module)
@@ -271,6 +307,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
             )
 
     def _shard(self, module: LightningModule) -> None:
+        self.rule = self.rule or table_rule(module) or _rule_of(self.planner) or rowwise_adagrad()
         if self.plan is None:
             self.ranks = found_ranks(self.comm, self.root_device, self.memory_bytes)
             free = [r["free_bytes"] for r in self.ranks]
@@ -301,8 +338,9 @@ class EmbeddingShardingStrategy(DDPStrategy):
 
     def _make_plan(self, module: LightningModule, topology: Topology) -> ShardingPlan:
         """Return the plan; called on rank 0, which alone looks at the data."""
+        assert self.rule is not None
         self.problem = found_problem(module, topology, self.rule)
-        return self.planner(self.problem)
+        return plan_from(self.planner, self.problem)
 
     def _compile(self, module: LightningModule) -> None:
         parts = compile_dense(module)
@@ -425,6 +463,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
             "ids": data.id_encoding() if continues else None,
             "updates": [shared.updates for shared in tables],
             "rules": {name: rule.name for shared in tables for name, rule in shared.rules.items()},
+            WEIGHTS: weight_names(self.lightning_module),
             **dynamic,
         }
         parameters = dict(self.lightning_module.named_parameters())
@@ -441,7 +480,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the state of the dense part; tables are saved as rectangles beside it."""
-        with self._without_tables():
+        with self.without_tables():
             return super().lightning_module_state_dict()
 
     def load_checkpoint(
@@ -468,7 +507,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         Raises:
             CheckpointError: It is the dense part of another model.
         """
-        with state_must_fit("the dense part", "model"), self._without_tables():
+        with state_must_fit("the dense part", "model"), self.without_tables():
             super().load_model_state_dict(checkpoint, strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from trainer.runs import compose, fit, make_logs
 from recapp.app import build_trainer, build_training
 from recapp.app.build_strategy import build_strategy
 from recapp.checkpoints.directory import read_meta
-from recapp.errors import ConfigError, RecappError
+from recapp.errors import RecappError
 from recapp.processes.rank_environment import RankInfo
 from recapp.trainer.callbacks import LogRate, StepClock
 from recapp.trainer.progress import NoteEarlyStop, NoteFall
@@ -175,14 +175,6 @@ def test_what_a_step_waits_for_is_left_open_where_the_host_does_not_wait(
     known = {name for name in clock.summary() if name.endswith("_wait_ms")}
     assert known == ({"input_wait_ms", "exchange_wait_ms"} if waits else set())
     assert "samples_per_s" in seen and ("input_wait_ms" in seen) is waits
-
-
-def test_a_trainer_that_would_start_ranks_itself_is_refused(logs):
-    config = compose(logs)
-    with pytest.raises(ConfigError, match="ranks are started by"):
-        build_trainer.build_trainer(
-            config, build_strategy(config, training=True), [], [], ranks=(2, 1)
-        )
 
 
 def validate(callback, trainer, module, *aucs):

@@ -1,0 +1,67 @@
+"""`LightningModule.load_from_checkpoint` for checkpoints whose tables were sharded.
+
+    DIR/meta.pt                   -> state dict of the dense part, hyper-parameters
+    DIR/*.safetensors, manifest   -> whole tables, under the names that they have in the module
+
+Lightning reads a checkpoint there as one file, before it has made module, trainer or strategy, and
+asks nobody how. So its reader is replaced, for recapp's directories alone, when the strategy is
+imported; all other paths go to Lightning's own.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.core import saving
+from torch import Tensor
+
+from recapp.checkpoints.directory import is_checkpoint, load_table, read_manifest, read_meta
+from recapp.errors import CheckpointError
+from recapp.trainer.restored import check_state
+
+WEIGHTS = "weights"
+"""The entry of a manifest with the table of each weight, by its name in the module's state."""
+
+_lightnings_reader = saving.pl_load  # type: ignore[attr-defined]
+
+
+def whole_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Return a checkpoint as Lightning's own are: one state dict with dense part and whole tables,
+    on the CPU. It needs memory for all tables.
+
+    Raises:
+        CheckpointError: A table is dynamic, whose rows no unsharded module has, or the checkpoint
+            does not say where its tables belong.
+    """
+    manifest = read_manifest(path)
+    if manifest.dynamic:
+        raise CheckpointError(
+            f"checkpoint {path}: table {next(iter(manifest.dynamic))} is dynamic, and an unsharded "
+            "module has no such rows: use recapp.load_model(path, module=...)"
+        )
+    names = manifest.info.get(WEIGHTS)
+    stored = {table for table, _ in manifest.tensors}
+    if not isinstance(names, dict) or not stored <= set(names.values()):
+        raise CheckpointError(
+            f"checkpoint {path} does not say which weights of the module its tables are: it is "
+            "damaged or older than load_from_checkpoint; use recapp.load_model(path, module=...)"
+        )
+    meta = read_meta(path)
+    check_state(meta, path)
+    tables = {name: load_table(path, table) for name, table in names.items()}
+    return meta | {"state_dict": {**meta["state_dict"], **tables}}
+
+
+def _read(path_or_url: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
+    """Read a checkpoint for Lightning, whoever wrote it."""
+    if not (isinstance(path_or_url, str | Path) and is_checkpoint(path_or_url)):
+        return _lightnings_reader(path_or_url, map_location, weights_only)
+    found = whole_checkpoint(path_or_url)
+    if isinstance(map_location, str | torch.device):
+        state = found["state_dict"].items()
+        moved = {n: v.to(map_location) if isinstance(v, Tensor) else v for n, v in state}
+        found = found | {"state_dict": moved}
+    return found
+
+
+saving.pl_load = _read  # type: ignore[attr-defined]

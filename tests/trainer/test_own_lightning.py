@@ -1,0 +1,232 @@
+"""Lightning as its users know it: the strategy plans by itself, a script and a notebook have
+several ranks, and what was trained is loaded by Lightning's own words.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning
+import pytest
+import torch
+from jobs import environment
+from own_lightning import BATCHES, ITEMS, SEEN, Clicks, fitted, loader
+from torch import nn
+
+from recapp import (
+    ClickData,
+    DataSettings,
+    EmbeddingBagCollection,
+    EmbeddingShardingPlanner,
+    ParameterConstraints,
+    Topology,
+    load_model,
+    sgd,
+    write_plan,
+)
+from recapp.errors import CheckpointError, ConfigError, PlanError
+from recapp.trainer.whole_checkpoint import whole_checkpoint
+
+IDS = BATCHES[3][0]
+ROW_WISE = {"*": ParameterConstraints(sharding_types=["row_wise"])}
+HERE = Path(__file__)
+
+
+def types(trainer):
+    return {name: s.sharding_type for name, s in trainer.strategy.plan.tables.items()}
+
+
+def test_the_strategy_plans_by_itself_and_names_the_usual_rule(tmp_path):
+    trainer = fitted(tmp_path)
+    assert trainer.global_step == 20 and trainer.strategy.rule.name == "rowwise_adagrad"
+    assert types(trainer) == {"items": "table_wise", "seen": "table_wise"}
+
+
+def test_a_planner_is_taken_with_its_constraints_and_its_rule(tmp_path):
+    trainer = fitted(tmp_path, planner=EmbeddingShardingPlanner(constraints=ROW_WISE, rule=sgd()))
+    assert types(trainer) == {"items": "row_wise", "seen": "row_wise"}
+    assert trainer.strategy.rule.name == "sgd"
+
+
+def test_a_plan_and_its_file_are_taken_as_they_are(tmp_path):
+    plan = fitted(tmp_path, planner=EmbeddingShardingPlanner(constraints=ROW_WISE)).strategy.plan
+    write_plan(plan, tmp_path / "plan.yaml")
+    for source in (plan, tmp_path / "plan.yaml", str(tmp_path / "plan.yaml")):
+        assert fitted(tmp_path / "again", planner=source).strategy.plan.tables == plan.tables
+
+
+def test_a_function_gets_what_the_ranks_found(tmp_path):
+    found = []
+
+    def plan(problem):
+        found.append(problem)
+        return EmbeddingShardingPlanner().plan_problem(problem)
+
+    fitted(tmp_path, planner=plan, rule=sgd())
+    (problem,) = found
+    assert [x.output for x in problem.lookups] == ["item", "seen"]
+    assert problem.rule.name == "sgd" and problem.dense.flops > 0
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "says"),
+    [
+        (3, ConfigError, "planner=3: must be an EmbeddingShardingPlanner, a ShardingPlan"),
+        (lambda problem: "mixed", ConfigError, "the function returned a str"),
+        ("nowhere.yaml", PlanError, "nowhere.yaml"),
+        (
+            EmbeddingShardingPlanner(topology=Topology(2)),
+            PlanError,
+            "its plan is for 2 ranks, and the run has 1",
+        ),
+    ],
+)
+def test_what_gives_no_plan_is_refused_in_one_line(source, kind, says, tmp_path):
+    with pytest.raises(kind) as error:
+        fitted(tmp_path, planner=source)
+    assert says in str(error.value) and len(str(error.value).splitlines()) == 1
+
+
+def test_a_planner_keeps_the_statistics_and_lookups_of_the_run():
+    problem = fitted_problem()
+    planner = EmbeddingShardingPlanner(batch_size=77)
+    seen = []
+    planner.topology_for = lambda found: seen.append(found) or found.topology
+    planner.plan_problem(problem)
+    assert seen[0].statistics == problem.statistics and seen[0].lookups == problem.lookups
+    assert seen[0].batch_per_rank == 77 and seen[0].dense == problem.dense
+
+
+def fitted_problem():
+    from recapp.planner.problem import Dense, PlanningProblem
+    from recapp.tables.statistics import default_statistics
+
+    known = {"items": default_statistics(ITEMS)}
+    return PlanningProblem([ITEMS, SEEN], Topology(1), statistics=known, dense=Dense(3.0, 4.0, 5.0))
+
+
+def plain_trainer():
+    return lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+
+
+def test_without_the_strategy_one_line_says_what_is_missing():
+    with pytest.raises(ConfigError, match=r"table items is on the meta device .* Trainer\(strat"):
+        plain_trainer().fit(Clicks(), loader())
+
+
+def test_a_table_of_another_layer_on_the_meta_device_is_torchs_own_error():
+    with pytest.raises(NotImplementedError, match="meta tensor"):
+        nn.Sequential(nn.Linear(2, 2, device="meta")).to("cpu")
+    held = EmbeddingBagCollection([ITEMS], device=torch.device("meta"))
+    assert held.to("meta").half().weight("items").dtype == torch.float16
+
+
+def logits_of(trainer, ids):
+    module = trainer.lightning_module.eval()
+    with torch.no_grad():
+        return module(ids)
+
+
+def test_load_from_checkpoint_makes_an_ordinary_module_of_whole_tables(tmp_path):
+    trainer = fitted(tmp_path, planner=EmbeddingShardingPlanner(constraints=ROW_WISE))
+    expected = logits_of(trainer, IDS)
+    again = Clicks.load_from_checkpoint(tmp_path / "end.ckpt")
+    assert isinstance(again.bags, EmbeddingBagCollection) and again.hparams.width == 3
+    torch.testing.assert_close(again(IDS).detach(), expected)
+    again(IDS).sum().backward()  # it trains as any module does
+    assert again.bags.weight("items").grad is not None
+
+
+def test_load_from_checkpoint_says_what_it_cannot_load(tmp_path):
+    fitted(tmp_path)
+    manifest = tmp_path / "end.ckpt/manifest.json"
+    manifest.write_text(manifest.read_text().replace('"weights"', '"weighty"', 1))
+    with pytest.raises(CheckpointError) as error:
+        Clicks.load_from_checkpoint(tmp_path / "end.ckpt")
+    assert len(str(error.value).splitlines()) == 1
+    with pytest.raises(FileNotFoundError):  # everything else is Lightning's own
+        Clicks.load_from_checkpoint(tmp_path / "nothing.ckpt")
+
+
+def test_a_checkpoint_that_does_not_name_weights_is_sent_elsewhere(tmp_path, monkeypatch):
+    fitted(tmp_path)
+    from recapp.trainer import whole_checkpoint as room
+
+    monkeypatch.setattr(room, "WEIGHTS", "not there")
+    with pytest.raises(CheckpointError, match="older than load_from_checkpoint"):
+        whole_checkpoint(tmp_path / "end.ckpt")
+
+
+def test_load_model_takes_a_module_of_ones_own(tmp_path):
+    expected = logits_of(fitted(tmp_path), IDS)
+    model = load_model(tmp_path / "end.ckpt", module=Clicks())
+    assert torch.equal(model(IDS), expected)
+    torch.testing.assert_close(model.scores(IDS), torch.sigmoid(expected))
+    with pytest.raises(ConfigError, match="does not know its columns"):
+        model.predict({"item": [1]})
+
+
+def test_load_model_reads_rows_by_the_data_that_it_is_given(tmp_path):
+    fitted(tmp_path)
+    data = ClickData(DataSettings(path=str(tmp_path)), schema())
+    model = load_model(tmp_path / "end.ckpt", module=OfRows(), data=data)
+    rows = {"item": [[1, 2], [3]], "seen": [[4], [5, 6]]}
+    assert model.predict(rows).shape == (2,)
+
+
+def schema():
+    from recapp.dataset.schema import Schema
+
+    return Schema(label=None, dense=(), sparse=("item", "seen"))
+
+
+class OfRows(Clicks):
+    """The same weights, reading whole batches."""
+
+    def forward(self, batch):
+        return super().forward(batch.sparse)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [({"data": object()}, "give module=, too"), ({}, "so give model and data by hand")],
+)
+def test_what_load_model_lacks_is_named(more, says, tmp_path):
+    fitted(tmp_path)
+    with pytest.raises((ConfigError, CheckpointError), match=says):
+        load_model(tmp_path / "end.ckpt", **more)
+
+
+def test_lightnings_table_counts_sharded_tables(tmp_path):
+    trainer = fitted(tmp_path)
+    (summary,) = [c for c in trainer.callbacks if type(c).__name__.endswith("ModelSummary")]
+    found = summary._summary(trainer, trainer.lightning_module)
+    numbers = dict(zip(found.layer_names, found.param_nums, strict=True))
+    dense = 12 * 3 + 3 + 3 + 1
+    assert (numbers["bags"], numbers["sequences"]) == (400 * 8, 300 * 4)
+    assert found.total_parameters == found.trainable_parameters == 400 * 8 + 300 * 4 + dense
+
+
+@pytest.mark.parametrize("how", ["script", pytest.param("notebook", marks=pytest.mark.full)])
+def test_a_script_and_a_notebook_start_their_own_ranks(how, tmp_path):
+    ran = subprocess.run(
+        [sys.executable, str(HERE.parent / "own_lightning.py"), str(tmp_path), how],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    model = load_model(tmp_path / "end.ckpt", module=Clicks())
+    said = json.loads((tmp_path / "said.json").read_text())
+    assert said == pytest.approx(model(IDS).tolist(), abs=1e-6)
+    assert model.info["step"] == 10  # of 20 batches on two ranks

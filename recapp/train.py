@@ -29,7 +29,7 @@ from recapp.app.compose import compose_over, with_absolute_paths
 from recapp.app.sweep_progress import SweepProgress
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
-from recapp.settings.dependent_settings import check_share
+from recapp.settings.dependent_settings import without_validation
 
 LENGTH = ("max_epochs", "max_steps")
 # no report after a signal, as whoever stops a sweep does not wait: python -m recapp.report makes it
@@ -108,15 +108,8 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
 
 def note_no_validation_rows(settings: dict[str, Any]) -> None:
     """Note where no row validates: such a run has no metrics, and no checkpoint is the best."""
-    dataset = settings["dataset"]
-    limit = settings["trainer"]["limit_val_batches"]
-    named = (
-        f"dataset.val_share={dataset['val_share']}"
-        if limit != 0
-        else f"trainer.limit_val_batches={limit}"
-    )
-    nothing = limit == 0 or (dataset["val_path"] is None and check_share(dataset["val_share"]) == 0)
-    if nothing and not external_rank():
+    named = without_validation(settings)
+    if named and not external_rank():
         console.note(
             f"{named}: no row validates, so there are no metrics, and last.ckpt is the only "
             "checkpoint"

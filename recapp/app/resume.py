@@ -7,6 +7,7 @@ from recapp.app.build_trainer import length
 from recapp.checkpoints.directory import read_manifest
 from recapp.console import short_path
 from recapp.processes.rank_environment import rank_info
+from recapp.settings.dependent_settings import without_validation
 from recapp.trainer.changed_optimizer import ChangedOptimizer
 
 Settings = Mapping[str, Any]
@@ -23,6 +24,14 @@ def limit_reached(settings: Settings) -> str | None:
     if 0 <= steps <= manifest.step:
         return f"trainer.max_steps={steps}"
     return f"trainer.max_epochs={epochs}" if 0 <= epochs <= manifest.position["epoch"] else None
+
+
+def lacks_validation(settings: Settings) -> bool:
+    """Return whether the checkpoint to resume from was saved by a signal, and not validated though
+    rows validate.
+    """
+    metrics = read_manifest(settings["ckpt_path"]).metrics
+    return not metrics and without_validation(settings) is None
 
 
 def end_without_training(settings: Settings, limit: str) -> dict[str, Any]:

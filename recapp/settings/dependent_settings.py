@@ -88,6 +88,19 @@ def _check_plan(plan: Mapping[str, Any]) -> None:
         )
 
 
+def without_validation(config: Mapping[str, Any]) -> str | None:
+    """Return the setting by which no row validates, such as `dataset.val_share=0`; None where some
+    do.
+    """
+    dataset = config["dataset"]
+    limit = config["trainer"]["limit_val_batches"]
+    if limit == 0:
+        return f"trainer.limit_val_batches={limit}"
+    if dataset["val_path"] is None and check_share(dataset["val_share"]) == 0:
+        return f"dataset.val_share={dataset['val_share']}"
+    return None
+
+
 def check_share(share: object) -> Fraction:
     """Return `dataset.val_share` as a fraction.
 

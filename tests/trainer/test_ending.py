@@ -5,9 +5,11 @@ saves nothing.
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
+from jobs import command, small, validation
 from lightning.pytorch import Callback
 from trainer.runs import compose, fit, make_logs
 
@@ -17,6 +19,8 @@ from recapp.processes.stopping import SIGNALS, Stopped
 from recapp.trainer.finite import LossWatch
 
 LAST = "checkpoints/last.ckpt"
+TESTS = Path(__file__).parents[1]
+HERE = os.pathsep.join([str(TESTS.parent), str(TESTS)])
 TWO_EPOCHS = ["trainer.val_check_interval=6", "trainer.max_steps=24", "callbacks=none"]
 
 
@@ -211,3 +215,66 @@ def test_metrics_are_json_and_a_run_whose_metrics_are_not_numbers_is_not_ok(tmp_
     )
     assert write_metrics({"x": float("inf"), "status": "stopped"}, tmp_path)["status"] == "stopped"
     assert write_metrics({"x": 1.5, "status": "ok"}, tmp_path) == {"x": 1.5, "status": "ok"}
+
+
+# ---- stopped at the last step
+
+
+def stopped_at(folder, step, *overrides):
+    """A command whose two ranks get a signal after a step."""
+    callback = f"+callbacks.stop={{_target_:signal_at_step.SignalAtStep,step:{step},number:2}}"
+    run = f"hydra.run.dir={folder}"
+    wanted = (callback, "trainer.devices=2", run, *overrides)
+    ended = command("train", *wanted, cwd=folder.parent, PYTHONPATH=HERE)
+    assert ended.code == 128 + signal.SIGINT, ended.err
+
+
+@pytest.mark.parametrize(
+    ("limit", "steps"),
+    [
+        ("trainer.max_steps=12", 12),
+        pytest.param("trainer.max_epochs=1", 20, marks=pytest.mark.full),
+    ],
+)
+def test_a_run_stopped_at_its_last_step_is_completed_by_going_on(jobs, tmp_path, limit, steps):
+    wanted = (*small(tmp_path / "data"), "trainer.val_check_interval=8", limit)
+    unbroken = jobs.train(tmp_path / "unbroken", *wanted)
+    assert unbroken["steps"] == steps
+    stopped_at(tmp_path / "run", steps, *wanted)
+    last = tmp_path / "run" / LAST
+    assert read_manifest(last).step == steps and not read_manifest(last).metrics
+    on = ("trust=[signal_at_step]", f"ckpt_path={last}")
+    completed = jobs.train(tmp_path / "run", *on)
+    assert validation(completed) == validation(unbroken) != {}
+    for name in ("steps", "checkpoint_step", "status", "stopped", "plan", "steps_planned"):
+        assert completed[name] == unbroken[name], name
+    for run in ("run", "unbroken"):  # the last one, too
+        assert read_manifest(tmp_path / run / LAST).metrics
+    assert read_manifest(last).metrics == read_manifest(tmp_path / "unbroken" / LAST).metrics
+    again = jobs.train(tmp_path / "again", *on)
+    assert again["status"] == "ok" and again["samples_per_second"] is None
+    assert "nothing is left to train" in (tmp_path / "again/rank0.out").read_text()
+
+
+def test_where_no_row_validates_nothing_is_left_after_the_last_step(jobs, tmp_path):
+    none = "trainer.limit_val_batches=0"
+    jobs.train(tmp_path / "run", *small(tmp_path / "data"), "trainer.max_steps=4", none)
+    assert not read_manifest(tmp_path / "run" / LAST).metrics
+    jobs.train(tmp_path / "again", f"ckpt_path={tmp_path / 'run' / LAST}")
+    assert "nothing is left to train" in (tmp_path / "again/rank0.out").read_text()
+
+
+@pytest.mark.full
+def test_going_on_after_a_completed_last_step_equals_the_unbroken_run(jobs, tmp_path):
+    wanted = (*small(tmp_path / "data"), "trainer.max_steps=12")
+    jobs.train(tmp_path / "unbroken", *wanted)
+    stopped_at(tmp_path / "run", 12, *wanted)
+    trust = "trust=[signal_at_step]"
+    jobs.train(tmp_path / "run", trust, f"ckpt_path={tmp_path / 'run' / LAST}")
+    for run in ("run", "unbroken"):
+        named = f"ckpt_path={tmp_path / run / LAST}"
+        jobs.train(tmp_path / run, trust, named, "trainer.max_steps=23")
+    assert (
+        read_manifest(tmp_path / "run" / LAST).metrics
+        == read_manifest(tmp_path / "unbroken" / LAST).metrics
+    )

@@ -23,7 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.check_data import check_data, check_generated, match_checkpoint, note_scale
+from recapp.app.check_data import (
+    check_data,
+    check_generated,
+    check_resumed,
+    match_checkpoint,
+    note_scale,
+)
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import compose_over, with_absolute_paths
 from recapp.app.sweep_progress import SweepProgress
@@ -69,6 +75,7 @@ def train_job(
     check_data(settings)
     if settings["ckpt_path"]:
         check_generated(settings, job.overrides)
+        check_resumed(settings)
     note_scale(settings)
     note_no_validation_rows(settings)
     metrics = run_on_ranks(settings, job, worker)

@@ -52,6 +52,7 @@ def build_data(
         set_table_rows=rows,
         max_table_rows=most_rows(settings["tables"]),
         scoring=scoring,
+        resume_data=settings.get("resume_data", "check"),
     )
 
 

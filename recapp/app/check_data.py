@@ -4,6 +4,7 @@ of every rank.
     settings, checkpoint  ->  settings that fit the checkpoint's model              match_checkpoint
     settings, files       ->  nothing, or the error that a rank would have raised   check_data
     settings, command line -> nothing, or that a checkpoint's data are not there    check_generated
+    settings, checkpoint  ->  nothing, or that the data are others inside an epoch  check_resumed
     settings              ->  a note of what dataset.scale makes of them            note_scale
 """
 
@@ -114,6 +115,39 @@ def check_generated(settings: Mapping[str, Any], overrides: Sequence[str]) -> No
             "is written at a place that only a checkpoint names: say dataset.path=... to have them "
             "generated"
         )
+
+
+def check_resumed(settings: Mapping[str, Any]) -> None:
+    """Check that training can resume on the files that are there.
+
+    Ranks compare them once more, and say what has changed: this process cannot see the files of
+    ranks that were started from outside, nor those that are still to be generated.
+
+    Args:
+        settings: Those of a run that resumes from a checkpoint.
+
+    Raises:
+        CheckpointError: The checkpoint was saved inside of an epoch, and its files have changed.
+    """
+    from recapp.checkpoints.directory import read_manifest
+    from recapp.dataset.fingerprint import file_facts
+    from recapp.dataset.resumed_files import resumed_files
+    from recapp.dataset.schema import schema_from
+    from recapp.dataset.source import open_source
+
+    dataset = settings["dataset"]
+    manifest = read_manifest(settings["ckpt_path"])
+    batches = manifest.position["batches"]
+    if not batches or started_externally() or dataset["generate"] is not None:
+        return
+    source = open_source(dataset["path"], schema_from(settings))
+    resumed_files(
+        manifest.info["position"].get("files"),
+        file_facts(source.files),
+        batches=batches,
+        checkpoint=short_path(manifest.folder),
+        resume_data=settings["resume_data"],
+    )
 
 
 def match_checkpoint(settings: dict[str, Any], manifest: "Manifest") -> dict[str, Any]:

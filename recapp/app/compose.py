@@ -72,7 +72,7 @@ ADVICE = (  # what Hydra's error says: what the user should do
     (r"Sweep parameters '(.*)' requires", "{0}: put -m in front for one job for each value"),
 )
 # settings of one command line, never taken from a checkpoint
-OF_THE_INVOCATION = ("format", "trust", "hydra")
+OF_THE_INVOCATION = ("format", "trust", "resume_data", "hydra")
 
 
 def compose(primary: str, overrides: Sequence[str] = (), folders: Folders = ()) -> DictConfig:

@@ -55,6 +55,7 @@ class Train(Run):
     """The settings of `python -m recapp.train`."""
 
     ckpt_path: str | None = None
+    resume_data: Literal["check", "ignore"] = "check"
     trust: list[str] = field(default_factory=list)
     metrics: Metrics = ABSENT
     logger: dict[str, Logger] = ABSENT

@@ -83,15 +83,20 @@ class KeepPosition(Callback):
     """Writes how far training has come into the data module, before checkpoints are written."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Correct Lightning's own count of batches after a resume under another batch size."""
+        """Correct Lightning's own count of batches after a resume under another batch size or on
+        other files.
+        """
         loop = trainer.fit_loop.epoch_loop
-        data = _data(trainer)
-        if loop.restarting and data.position.epoch == trainer.current_epoch:
-            # a checkpoint of a step's end was written before the step counted as completed
-            current = loop.batch_progress.current
-            behind = data.position.batches - current.processed  # type: ignore[attr-defined]
-            for name in ("ready", "started", "processed", "completed"):
-                setattr(current, name, getattr(current, name) + behind)
+        position = _data(trainer).position
+        if not loop.restarting or position.epoch < trainer.current_epoch:
+            return
+        over = position.epoch > trainer.current_epoch  # however many batches it has by now
+        # a checkpoint of a step's end was written before the step counted as completed
+        current = loop.batch_progress.current
+        trained = trainer.num_training_batches if over else position.batches
+        behind = trained - current.processed  # type: ignore[attr-defined]
+        for name in ("ready", "started", "processed", "completed"):
+            setattr(current, name, getattr(current, name) + behind)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int

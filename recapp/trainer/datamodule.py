@@ -4,26 +4,33 @@ Lightning counts batches but skips no data on resume, and fetches batches before
 So the position is kept here, as (epoch, batches trained in it), written by a callback after each
 step; the train loader reads it at its first `next()`, when Lightning has settled the epoch. It is
 the same on all ranks and holds for any number of ranks and workers.
+
+A position is one in certain files, which are stored beside it. Files that were added behind them
+since are no part of the epoch that is resumed: its rows are cut from the stored files alone, and
+Lightning asks for new loaders at the next epoch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.checkpoints.directory import read_manifest
-from recapp.console import note
+from recapp.console import note, short_path
 from recapp.dataset.click_rows import ClickRows, open_rows
 from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.fingerprint import FileFacts, Fingerprint, file_facts
 from recapp.dataset.prediction_input import (
     PredictionInput,
     RankInput,
     ScoringSettings,
     open_input,
 )
+from recapp.dataset.resumed_files import ResumeData, check_resume_data, resumed_files
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source
 from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
@@ -79,6 +86,11 @@ class ClickData(LightningDataModule):
         max_table_rows: The largest number of rows that such a table may have; None where tables
             grow, and rows are those that are expected.
         scoring: The rows that `Trainer.predict` scores; None where nothing is predicted.
+        resume_data: What happens where training resumes inside of an epoch and the training files
+            are not those of the checkpoint: "check" refuses it, "ignore" goes on with a note.
+
+    Raises:
+        ConfigError: `resume_data` is neither.
     """
 
     def __init__(
@@ -91,8 +103,10 @@ class ClickData(LightningDataModule):
         set_table_rows: Callable[[list[int]], None] | None = None,
         max_table_rows: int | None = None,
         scoring: ScoringSettings | None = None,
+        resume_data: ResumeData = "check",
     ) -> None:
         super().__init__()
+        check_resume_data(resume_data)
         self.settings = settings
         self.schema = schema
         self.seed = seed
@@ -101,6 +115,10 @@ class ClickData(LightningDataModule):
         self._max_table_rows = max_table_rows
         self.position = Position()
         self._opened: ClickRows | None = None
+        self._facts: Sequence[FileFacts] | None = None
+        self._resume_data: ResumeData = resume_data
+        self._held: ClickRows | None = None
+        self._held_epoch = -1
         self._scoring = scoring
         self._prediction_input: PredictionInput | None = None
         self.find_finished: Callable[[], Sequence[int]] | None = None
@@ -134,6 +152,8 @@ class ClickData(LightningDataModule):
             return
         if self._opened is None:
             self._opened = open_rows(self.settings, self.schema, self.seed)
+        if self._facts is None and stage == "fit":
+            self._facts = file_facts(self._opened.train.files)
         if self._take_table_rows is not None and stage == "fit":
             if self.trainer is None:
                 self._take_table_rows(self._count())
@@ -157,8 +177,13 @@ class ClickData(LightningDataModule):
 
     @property
     def _rows(self) -> ClickRows:
-        assert self._opened is not None
-        return self._opened
+        """Return the rows of Lightning's epoch."""
+        return self._rows_of(self.trainer.current_epoch if self.trainer is not None else 0)
+
+    def _rows_of(self, epoch: int) -> ClickRows:
+        rows = self._held if epoch == self._held_epoch else self._opened
+        assert rows is not None
+        return rows
 
     @property
     def _rank(self) -> tuple[int, int]:
@@ -279,19 +304,50 @@ class ClickData(LightningDataModule):
         return RankInput(self.prediction_input, unscored, *self._rank)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, and the batch size in which it is counted."""
+        """Return the position, the batch size in which it is counted, and the fingerprint of the
+        training files that its epoch reads (`recapp/dataset/fingerprint.py`).
+        """
+        files = self._rows_of(self.position.epoch).train.files if self._opened else ()
+        known = Fingerprint.of(self._facts[: len(files)]) if self._facts is not None else None
         return {
             "epoch": self.position.epoch,
             "batches": self.position.batches,
             "batch_size": self.settings.batch_size,
+            "files": known and known.to_plain(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Set the position of a checkpoint; under another batch size that of the same row, rounded
         down to a batch.
+
+        Raises:
+            CheckpointError: Training is to go on in the middle of an epoch, and its files have
+                changed.
         """
         self.position.epoch = int(state_dict.get("epoch", 0))
-        rows = int(state_dict.get("batches", 0)) * int(
-            state_dict.get("batch_size", self.settings.batch_size)
-        )
+        batches = int(state_dict.get("batches", 0))
+        rows = batches * int(state_dict.get("batch_size", self.settings.batch_size))
         self.position.batches = rows // self.settings.batch_size
+        if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            self._resume_files(state_dict.get("files"), batches)
+
+    def _resume_files(self, stored: object, batches: int) -> None:
+        """Compare the training files with those of a checkpoint, and hold on to these where others
+        were added behind them.
+        """
+        assert self.trainer is not None and self._opened is not None and self._facts is not None
+        resumed = resumed_files(
+            stored,
+            self._facts,
+            batches=batches,
+            checkpoint=short_path(self.trainer.ckpt_path or "the checkpoint"),
+            resume_data=self._resume_data,
+        )
+        if resumed.note and self.trainer.is_global_zero:
+            note(resumed.note)
+        if resumed.count is not None:
+            paths = [file.path for file in self._opened.train.files[: resumed.count]]
+            self._held = open_rows(replace(self.settings, path=paths), self.schema, self.seed)
+            self._held_epoch = self.position.epoch
+            # new loaders at each epoch, of which the next one needs some
+            self.trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]

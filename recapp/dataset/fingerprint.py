@@ -1,0 +1,210 @@
+"""What a checkpoint knows of the files it was trained on, and whether they are the same now.
+
+    file         name with its partitions, rows, bytes, digest of its footer
+    fingerprint  how many files, a digest of all of that in their order, and the first files' facts
+
+The order of an epoch is a function of its files, so a position inside of it means something only
+as long as they are the same in the same order. Directories do not count, so data may be moved. A
+footer is read anyway; it holds the sizes of all pages and mostly the smallest and the largest
+value of each column, but not the values: pages that were changed under an equal footer are not
+seen.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recapp.dataset.parquet import DataFile
+from recapp.errors import CheckpointError, DataError
+
+LISTED = 1000  # files whose facts are kept one by one, so that a checkpoint stays small
+_DIGEST_BYTES = 8
+_TAIL_BYTES = 8  # of a Parquet file: the bytes of its footer as a number, then a magic word
+_DIGEST = re.compile(f"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
+_MOST_NAME = 4096  # letters of a name; no file system has longer paths
+
+
+class FileFacts(NamedTuple):
+    """What is compared of one file.
+
+    Args:
+        name: Its name behind those of the partitions (`dt=2026-01-01`) that it lies in.
+        rows: Its rows.
+        size: Its bytes.
+        footer: The digest of its footer, hexadecimal.
+    """
+
+    name: str
+    rows: int
+    size: int
+    footer: str
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a checkpoint keeps of the files of an epoch.
+
+    Args:
+        count: How many files there are.
+        digest: The digest of the facts of all files, in their order, hexadecimal.
+        first: The facts of the first `LISTED` files, by which a difference is named.
+    """
+
+    count: int
+    digest: str
+    first: tuple[FileFacts, ...]
+
+    @classmethod
+    def of(cls, files: Sequence[FileFacts]) -> "Fingerprint":
+        """Return the fingerprint of some files."""
+        return cls(
+            len(files), _digest(repr([tuple(f) for f in files]).encode()), (*files[:LISTED],)
+        )
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain values, from which `from_plain` makes the fingerprint again."""
+        first = [list(file) for file in self.first]
+        return {"count": self.count, "digest": self.digest, "first": first}
+
+    @classmethod
+    def from_plain(cls, plain: Any, checkpoint: str | Path) -> "Fingerprint":
+        """Return the fingerprint that a checkpoint holds.
+
+        Args:
+            plain: What `to_plain` has made; nothing in it is believed.
+            checkpoint: The checkpoint, for messages.
+
+        Raises:
+            CheckpointError: It is no fingerprint.
+        """
+        entries: Any = plain if isinstance(plain, Mapping) else {}
+        count, digest, first = (entries.get(name) for name in ("count", "digest", "first"))
+        if (
+            _is_count(count)
+            and _is_digest(digest)
+            and isinstance(first, list)
+            and len(first) == min(count, LISTED)
+            and all(map(_are_facts, first))
+        ):
+            return cls(count, digest, tuple(FileFacts(*facts) for facts in first))
+        raise CheckpointError(
+            f"{checkpoint}: what it says of the files that it was trained on is damaged; use "
+            "another checkpoint"
+        )
+
+
+def file_facts(files: Sequence[DataFile]) -> tuple[FileFacts, ...]:
+    """Return the facts of open files; of each one the footer's bytes are read once more.
+
+    Raises:
+        DataError: A file cannot be read any more.
+    """
+    return tuple(
+        FileFacts(_name(file.path), file.starts[-1], file.stamp.size, _footer_digest(file.path))
+        for file in files
+    )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How files differ from those of a fingerprint.
+
+    Args:
+        added: The facts of the files that were added behind all others; empty where there are none,
+            or the others differ.
+        difference: The first difference of the others, in words; empty where there is none.
+    """
+
+    added: tuple[FileFacts, ...] = ()
+    difference: str = ""
+
+
+def compare(stored: Fingerprint, found: Sequence[FileFacts]) -> Comparison:
+    """Compare the files that are there with those of a checkpoint.
+
+    Args:
+        stored: What the checkpoint holds.
+        found: The facts of the files that are there, in the order in which they are read.
+    """
+    if Fingerprint.of(found[: stored.count]) == stored:
+        return Comparison(added=tuple(found[stored.count :]))
+    return Comparison(difference=_first_difference(stored, found))
+
+
+def _first_difference(stored: Fingerprint, found: Sequence[FileFacts]) -> str:
+    for was, now in zip(stored.first, found, strict=False):
+        if was.name != now.name:
+            return _other_name(was, now, stored, found)
+        if was != now:
+            return _changed(was, now)
+    if len(found) < len(stored.first):
+        return f"{stored.first[len(found)].name} is gone"
+    if len(found) < stored.count:
+        return f"{stored.count - len(found):,} of {stored.count:,} files are gone from the end"
+    return f"one of the files behind the first {LISTED:,} is another one"
+
+
+def _other_name(
+    was: FileFacts, now: FileFacts, stored: Fingerprint, found: Sequence[FileFacts]
+) -> str:
+    gone = was.name not in {file.name for file in found}
+    new = now.name not in {file.name for file in stored.first}
+    if gone and new and was[1:] == now[1:]:
+        return f"{was.name} is called {now.name} now"
+    if gone:
+        return f"{was.name} is gone"
+    if new:
+        return f"{now.name} is new, and stands before {was.name}"
+    return f"{now.name} stands where {was.name} stood"
+
+
+def _changed(was: FileFacts, now: FileFacts) -> str:
+    for fact, before, after in (("rows", was.rows, now.rows), ("bytes", was.size, now.size)):
+        if before != after:
+            return f"{was.name} had {before:,} {fact} and has {after:,}"
+    return f"{was.name} has another footer, with as many rows and bytes as before"
+
+
+def _name(path: str) -> str:
+    """Return the name of a file behind those of the partitions that it lies in."""
+    *directories, name = Path(path).parts
+    count = 0
+    while count < len(directories) and "=" in directories[-1 - count]:
+        count += 1
+    return "/".join([*directories[len(directories) - count :], name])
+
+
+def _footer_digest(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _TAIL_BYTES, 0))
+            length = int.from_bytes(file.read(4), "little")
+            file.seek(max(size - _TAIL_BYTES - length, 0))
+            return _digest(file.read(length + _TAIL_BYTES))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _digest(raw: bytes) -> str:
+    return blake2b(raw, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_digest(value: Any) -> bool:
+    return type(value) is str and _DIGEST.fullmatch(value) is not None
+
+
+def _are_facts(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != len(FileFacts._fields):
+        return False
+    name, rows, size, footer = value
+    named = type(name) is str and 0 < len(name) <= _MOST_NAME
+    return named and _is_count(rows) and _is_count(size) and _is_digest(footer)

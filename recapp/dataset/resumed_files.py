@@ -1,0 +1,93 @@
+"""Which files an epoch goes on with that a checkpoint was saved in.
+
+files now                      inside of an epoch                       between two epochs
+the same                       go on                                    go on
+more behind them               the epoch is finished without those      all of them, and a note
+anything else                  refused; resume_data=ignore goes on      all of them, and a note
+the checkpoint does not say    go on, and a note                        go on, and a note
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from recapp.dataset.fingerprint import FileFacts, Fingerprint, compare
+from recapp.errors import CheckpointError, ConfigError
+
+ResumeData = Literal["check", "ignore"]
+"""Whether a resume inside of an epoch is refused where the files are not the checkpoint's."""
+
+
+@dataclass(frozen=True)
+class ResumedFiles:
+    """The files of the epoch that a checkpoint was saved in.
+
+    Args:
+        count: It is finished with so many of the first files; None takes all.
+        note: What a person should know of it; empty where that is nothing.
+    """
+
+    count: int | None = None
+    note: str = ""
+
+
+def resumed_files(
+    stored: Any,
+    found: Sequence[FileFacts],
+    *,
+    batches: int,
+    checkpoint: str | Path,
+    resume_data: ResumeData = "check",
+) -> ResumedFiles:
+    """Return which files the epoch goes on with.
+
+    Args:
+        stored: The fingerprint that the checkpoint holds, as plain values; None where it has none.
+        found: The facts of the files that are there.
+        batches: The batches of the epoch that were trained when it was saved.
+        checkpoint: The checkpoint, for messages.
+        resume_data: Whether it is refused that files differ.
+
+    Raises:
+        CheckpointError: The files differ in the middle of an epoch, or the fingerprint is none.
+    """
+    if stored is None:
+        return ResumedFiles(
+            note=f"{checkpoint} was written before checkpoints knew their data: whether the "
+            "training files have changed since is not checked"
+        )
+    known = Fingerprint.from_plain(stored, checkpoint)
+    now = compare(known, found)
+    if now.added:
+        rows = sum(file.rows for file in now.added)
+        return ResumedFiles(
+            known.count if batches else None,
+            f"training files were added since {checkpoint} was saved: {len(now.added):,} with "
+            f"{rows:,} rows; they begin {'with the next epoch' if batches else 'now'}",
+        )
+    if not now.difference:
+        return ResumedFiles()
+    changed = f"the training files have changed since {checkpoint} was saved: {now.difference}"
+    if not batches:
+        return ResumedFiles(note=f"{changed}; the next epoch reads them as they are")
+    if resume_data == "ignore":
+        return ResumedFiles(
+            note=f"resume_data=ignore: {changed}; the epoch goes on after {batches:,} batches of "
+            "what is there now"
+        )
+    raise CheckpointError(
+        f"{changed}, and it was saved after {batches:,} batches of an epoch, so that rows would be "
+        "trained twice or never: bring the files back, go on from a checkpoint of an epoch's end, "
+        "or set resume_data=ignore"
+    )
+
+
+def check_resume_data(value: str) -> None:
+    """Check a value of `resume_data`.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if value not in get_args(ResumeData):
+        raise ConfigError(f"resume_data={value}: {' or '.join(get_args(ResumeData))} is allowed")

@@ -250,7 +250,7 @@ def test_on_the_sample_tables_mixed_cuts_rows_columns_and_nothing(base, train):
 
 def test_max_steps_lets_a_run_go_on_over_several_epochs(base, train):
     found = train("epochs", "+plan=mixed", "trainer.max_steps=45")
-    assert found["steps"] == 45 and last(base, "epochs").info["position"] == {
+    assert found["steps"] == 45 and last(base, "epochs").position == {
         "epoch": 2,
         "batches": 5,
         "batch_size": 256,

@@ -60,26 +60,27 @@ def make_logs(path, rows=2100):
     return path
 
 
+def on_logs(path):
+    """Overrides of a run on the tiny set: 18 training batches of 96, lanes 8."""
+    return [
+        f"dataset.path={path}",
+        "dataset.generate=null",
+        f"dataset.table_rows=[{','.join(map(str, SIZES))}]",
+        "dataset.batch_size=96",
+        "dataset.val_batch_size=96",
+        "dataset.lanes=8",
+        "dataset.shuffle_rows=64",
+        "model.bottom_layers=[8,16]",
+        "model.top_layers=[8,1]",
+        "logger=none",
+        "trainer.enable_progress_bar=false",
+        "topology.reserve_bytes=0",
+    ]
+
+
 def compose(path, *overrides):
-    """Settings of a run on the tiny set: 18 training batches of 96, lanes 8."""
-    config = settings_of.compose(
-        "train",
-        [
-            f"dataset.path={path}",
-            "dataset.generate=null",
-            f"dataset.table_rows=[{','.join(map(str, SIZES))}]",
-            "dataset.batch_size=96",
-            "dataset.val_batch_size=96",
-            "dataset.lanes=8",
-            "dataset.shuffle_rows=64",
-            "model.bottom_layers=[8,16]",
-            "model.top_layers=[8,1]",
-            "logger=none",
-            "trainer.enable_progress_bar=false",
-            "topology.reserve_bytes=0",
-            *overrides,
-        ],
-    )
+    """Settings of a run on the tiny set."""
+    config = settings_of.compose("train", [*on_logs(path), *overrides])
     OmegaConf.set_struct(config, False)
     config.pop("hydra")
     return checked(settings_of.to_plain(config), "train")

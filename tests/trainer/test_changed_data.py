@@ -7,13 +7,12 @@ import shutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from jobs import refusal, validation
+from jobs import command, refusal, validation
 from lightning.pytorch import Callback
-from trainer.runs import compose, fit, make_logs
+from trainer.runs import compose, fit, make_logs, on_logs
 
 from recapp.app.check_data import check_resumed
 from recapp.checkpoints.directory import read_manifest
-from recapp.dataset.fingerprint import LISTED
 from recapp.errors import CheckpointError
 from recapp.trainer.datamodule import ClickData
 
@@ -156,7 +155,7 @@ def test_files_that_have_changed_inside_of_an_epoch_are_refused_before_ranks_sta
 
 def test_files_in_another_order_are_refused(logs, five_steps):
     paths = f"[{logs}/part-1.parquet,{logs}/part-0.parquet]"
-    says = "part-1.parquet stands where part-0.parquet stood"
+    says = r"part-1\.parquet stands where part-0\.parquet stood"
     with pytest.raises(CheckpointError, match=says):
         check_resumed(going_on(paths, five_steps))
 
@@ -180,7 +179,7 @@ def test_a_partition_is_part_of_a_files_name(rows, tmp_path):
     names = [file[0] for file in read_manifest(checkpoint).info["position"]["files"]["first"]]
     assert names == ["dt=1/part-0.parquet", "dt=2/part-0.parquet"]
     shutil.move(logs / "dt=2", logs / "dt=3")
-    says = "dt=2/part-0.parquet is called dt=3/part-0.parquet now"
+    says = r"dt=2/part-0\.parquet is called dt=3/part-0\.parquet now"
     with pytest.raises(CheckpointError, match=says):
         check_resumed(going_on(logs, checkpoint))
 
@@ -202,15 +201,25 @@ class Validated(Callback):
         self.rows.append(0)
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.full)])
-def test_files_that_were_added_begin_with_the_next_epoch(logs, rows, tmp_path, capsys, workers):
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        pytest.param(["dataset.num_workers=1"], marks=pytest.mark.full),
+        pytest.param(
+            ["trainer.max_epochs=null", f"trainer.max_steps={OLD + ALL}"], marks=pytest.mark.full
+        ),
+        pytest.param(["engine.look_ahead=0"], marks=pytest.mark.full),
+    ],
+)
+def test_files_that_were_added_begin_with_the_next_epoch(logs, rows, tmp_path, capsys, more):
     old, trainer, _ = fit(compose(logs, "trainer.max_epochs=1"), tmp_path / "old")
     first_epoch = validation(trainer.callback_metrics)
     checkpoint = stopped(logs, tmp_path / "first")
     append(logs, rows)
     new, _, _ = fit(compose(logs, "trainer.max_epochs=2"), tmp_path / "new")
     capsys.readouterr()
-    settings = going_on(logs, checkpoint, f"dataset.num_workers={workers}")
+    settings = going_on(logs, checkpoint, *more)
     validated = Validated()
     rest, _, _ = fit(settings, tmp_path / "rest", validated, ckpt_path=str(checkpoint))
     assert note_of(capsys).endswith(": 1 with 700 rows; they begin with the next epoch")
@@ -294,7 +303,7 @@ def test_an_epoch_that_has_no_batch_left_is_over(logs, rows, tmp_path):
 def test_other_files_are_refused_by_the_data_module_too(logs, rows, five_steps, tmp_path):
     put_in_front(logs, rows)
     settings = going_on(logs, five_steps)
-    with pytest.raises(CheckpointError, match="a.parquet is new"):
+    with pytest.raises(CheckpointError, match=r"a\.parquet is new"):
         fit(settings, tmp_path, ckpt_path=str(five_steps))
 
 
@@ -313,3 +322,49 @@ def test_a_checkpoint_that_knows_no_files_goes_on(logs, tmp_path, capsys, monkey
     rest, _, _ = go_on(logs, checkpoint)
     assert "was written before checkpoints knew their data" in note_of(capsys)
     assert rest.losses == whole.losses[STOP:]
+
+
+def test_two_ranks_finish_the_epoch_without_the_files_that_were_added(logs, rows, tmp_path, jobs):
+    own = on_logs(logs)
+    old = jobs.train(tmp_path / "old", *own, "trainer.max_epochs=1")
+    jobs.train(tmp_path / "run", *own, f"trainer.max_steps={STOP}")
+    again = f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt"
+    append(logs, rows)
+    rest = jobs.train(tmp_path / "rest", again, "trainer.max_epochs=1")
+    assert rest["steps"] == OLD and validation(rest) == validation(old)
+    both = jobs.train(tmp_path / "both", again, "trainer.max_epochs=2", world=1)
+    assert both["steps"] == OLD + ALL
+    put_in_front(logs, rows)
+    kind, line = refusal(jobs.train, tmp_path / "none", again, "trainer.max_epochs=1")
+    assert kind == "CheckpointError" and "a.parquet is new" in line
+
+
+def test_a_command_refuses_changed_files_and_ignores_them_where_that_is_said(
+    logs, rows, five_steps, tmp_path
+):
+    cut_rows(logs, rows)
+    own = [f"ckpt_path={five_steps}", f"dataset.path={logs}", "hydra.run.dir=run"]
+    line = command("train", *own, "trainer.max_epochs=2", cwd=tmp_path).error()
+    assert "part-1.parquet had 700 rows and has 100, and it was saved after 5 batches" in line
+    assert not (tmp_path / "run" / "ranks").exists()
+    wrong = command("train", *own, "resume_data=perhaps", cwd=tmp_path).error()
+    assert wrong == "resume_data=perhaps: known: check, ignore"
+
+
+@pytest.mark.full
+def test_a_command_goes_on_with_changed_files_and_forgets_that_it_did(
+    logs, rows, five_steps, tmp_path
+):
+    cut_rows(logs, rows)
+    own = [f"ckpt_path={five_steps}", f"dataset.path={logs}"]
+    done = command("eval", *own, "hydra.run.dir=eval", cwd=tmp_path)
+    assert done.code == 0 and "changed" not in done.err
+    more = ["resume_data=ignore", f"trainer.max_steps={STOP + 4}", "hydra.run.dir=run"]
+    done = command("train", *own, *more, cwd=tmp_path)
+    assert done.code == 0 and done.err.count("resume_data=ignore: the training files") == 1
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    cut = read_manifest(last).info["position"]["files"]["first"][1]
+    assert cut[:2] == ["part-1.parquet", 100]
+    write(logs, rows, 1)
+    line = command("train", f"ckpt_path={last}", "trainer.max_epochs=3", cwd=tmp_path).error()
+    assert "part-1.parquet had 100 rows and has 700" in line

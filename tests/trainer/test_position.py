@@ -61,6 +61,16 @@ def test_going_on_under_another_batch_size_skips_no_row_that_was_not_trained(log
     assert rest.validations == [trainer.global_step]
 
 
+def test_going_on_between_epochs_under_a_smaller_batch_size_trains_no_row_again(logs, tmp_path):
+    half = "dataset.batch_size=48"
+    whole, _, _ = fit(compose(logs, "trainer.max_epochs=2", half), tmp_path / "whole")
+    fit(compose(logs, f"trainer.max_steps={EPOCH}"), tmp_path)
+    more = compose(logs, "trainer.max_epochs=2", half)
+    rest, _, _ = fit(more, tmp_path / "rest", ckpt_path=last_of(tmp_path))
+    assert rest.batches == whole.batches[-len(rest.batches) :]
+    assert 2 * len(rest.batches) == len(whole.batches)
+
+
 def test_max_steps_goes_on_over_several_epochs(logs, tmp_path):
     seen, trainer, _ = fit(compose(logs, f"trainer.max_steps={2 * EPOCH + 4}"), tmp_path)
     assert len(seen.batches) == 2 * EPOCH + 4

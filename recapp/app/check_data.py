@@ -138,7 +138,8 @@ def check_resumed(settings: Mapping[str, Any]) -> None:
     dataset = settings["dataset"]
     manifest = read_manifest(settings["ckpt_path"])
     batches = manifest.position["batches"]
-    if not batches or started_externally() or dataset["generate"] is not None:
+    unseen = started_externally() or dataset["generate"] is not None
+    if not batches or unseen or settings["resume_data"] == "ignore":
         return
     source = open_source(dataset["path"], schema_from(settings))
     resumed_files(
@@ -146,7 +147,6 @@ def check_resumed(settings: Mapping[str, Any]) -> None:
         file_facts(source.files),
         batches=batches,
         checkpoint=short_path(manifest.folder),
-        resume_data=settings["resume_data"],
     )
 
 

@@ -87,7 +87,7 @@ class Fingerprint:
             _is_count(count)
             and _is_digest(digest)
             and isinstance(first, list)
-            and len(first) == min(count, LISTED)
+            and len(first) == min(count, LISTED) > 0
             and all(map(_are_facts, first))
         ):
             return cls(count, digest, tuple(FileFacts(*facts) for facts in first))

@@ -65,7 +65,9 @@ class KeepsPosition(Protocol):
         """Return the rows of a training batch over all ranks."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position as a checkpoint keeps it: `epoch`, `batches`, `batch_size`."""
+        """Return the position as a checkpoint keeps it: `epoch`, `batches`, `batch_size`, and
+        whatever else the data need to go on from there.
+        """
 
     def id_encoding(self) -> dict[str, Any]:
         """Return how text becomes ids, as a checkpoint keeps it."""

@@ -88,6 +88,7 @@ def test_a_difference_among_many_files_is_named_as_well_as_it_can_be(change, say
         7,
         {"count": 1, "digest": DIGEST},
         {"count": -1, "digest": DIGEST, "first": []},
+        {"count": 0, "digest": DIGEST, "first": []},
         {"count": True, "digest": DIGEST, "first": [["a", 1, 2, DIGEST]]},
         {"count": 2, "digest": DIGEST, "first": [["a", 1, 2, DIGEST]]},
         {"count": 10**9, "digest": DIGEST, "first": [["a", 1, 2, DIGEST]]},

@@ -117,6 +117,11 @@ def note_of(capsys):
     return lines[0]
 
 
+def full(*cases):
+    """Cases of the full tier."""
+    return [pytest.param(*case, marks=pytest.mark.full) for case in cases]
+
+
 @pytest.fixture(scope="module")
 def five_steps(rows, tmp_path_factory):
     folder = tmp_path_factory.mktemp("five")
@@ -205,11 +210,11 @@ class Validated(Callback):
     "more",
     [
         (),
-        pytest.param(["dataset.num_workers=1"], marks=pytest.mark.full),
-        pytest.param(
-            ["trainer.max_epochs=null", f"trainer.max_steps={OLD + ALL}"], marks=pytest.mark.full
+        *full(
+            (["dataset.num_workers=1"],),
+            (["engine.look_ahead=0"],),
+            (["trainer.max_epochs=null", f"trainer.max_steps={OLD + ALL}"],),
         ),
-        pytest.param(["engine.look_ahead=0"], marks=pytest.mark.full),
     ],
 )
 def test_files_that_were_added_begin_with_the_next_epoch(logs, rows, tmp_path, capsys, more):
@@ -253,9 +258,11 @@ def test_an_epoch_without_the_files_that_were_added_may_be_stopped_again(
     ("change", "says", "batches"),
     [
         (append, "training files were added since .* 1 with 700 rows; they begin now", ALL),
-        (put_in_front, "a.parquet is new, .*; the next epoch reads them as they are", ALL),
         (remove_last, "part-1.parquet is gone; the next epoch reads them as they are", 6),
-        (touch, None, OLD),
+        *full(
+            (put_in_front, "a.parquet is new, .*; the next epoch reads them as they are", ALL),
+            (touch, None, OLD),
+        ),
     ],
 )
 def test_between_two_epochs_any_files_may_be_others(
@@ -275,7 +282,8 @@ def test_between_two_epochs_any_files_may_be_others(
 
 
 @pytest.mark.parametrize(
-    ("change", "in_epoch"), [(put_in_front, ALL - STOP), (remove_last, 1), (cut_rows, 2)]
+    ("change", "in_epoch"),
+    [(cut_rows, 2), *full((put_in_front, ALL - STOP), (remove_last, 1))],
 )
 def test_changed_files_are_ignored_where_that_is_said(
     logs, rows, tmp_path, capsys, change, in_epoch

@@ -68,18 +68,20 @@ def resumed_files(
         )
     if not now.difference:
         return ResumedFiles()
-    changed = f"the training files have changed since {checkpoint} was saved: {now.difference}"
+    changed = f"the training files have changed since {checkpoint} was saved"
     if not batches:
-        return ResumedFiles(note=f"{changed}; the next epoch reads them as they are")
+        return ResumedFiles(
+            note=f"{changed}: {now.difference}; the next epoch reads them as they are"
+        )
+    changed = f"{changed}, after {batches:,} batches of an epoch: {now.difference}"
     if resume_data == "ignore":
         return ResumedFiles(
-            note=f"resume_data=ignore: {changed}; the epoch goes on after {batches:,} batches of "
-            "what is there now"
+            note=f"resume_data=ignore: {changed}; the epoch goes on after as many batches of what "
+            "is there now"
         )
     raise CheckpointError(
-        f"{changed}, and it was saved after {batches:,} batches of an epoch, so that rows would be "
-        "trained twice or never: bring the files back, go on from a checkpoint of an epoch's end, "
-        "or set resume_data=ignore"
+        f"{changed}; rows would be trained twice or never: bring the files back, go on from a "
+        "checkpoint of an epoch's end, or set resume_data=ignore"
     )
 
 

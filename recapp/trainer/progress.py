@@ -32,6 +32,7 @@ from rich.progress import (
 from recapp.console import note, progress
 from recapp.dataset.prediction_input import RankInput
 from recapp.trainer.callbacks import StepClock
+from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.module import ClickModule
 
 FALL = 0.005  # of AUC that is worth a note: seeds of one setting differ by up to .004
@@ -78,6 +79,7 @@ class TerminalProgress(Callback):
         self._bar.update(
             self._training,
             completed=trainer.global_step,
+            total=steps_planned(trainer),
             description=f"epoch {trainer.current_epoch + 1}",
         )
         if (now := time.monotonic()) >= self._next_reading:
@@ -358,9 +360,20 @@ def _step(trainer: Trainer) -> str:
 def steps_planned(trainer: Trainer) -> int | None:
     """Return after how many steps training ends unless something stops it; None where nothing
     limits it.
+
+    Lightning takes all epochs for as long as this one, but files may be added between two of them.
     """
     total = trainer.estimated_stepping_batches
-    return int(total) if math.isfinite(total) else None
+    if not math.isfinite(total):
+        return None
+    data = datamodule_of(trainer)
+    epochs = trainer.max_epochs
+    if isinstance(data, KeepsPosition) and epochs is not None and epochs >= 0:
+        each = trainer.num_training_batches
+        left = max(each - data.position.batches, 0) + each * (epochs - data.position.epoch - 1)
+        total = trainer.global_step + left
+        total = min(total, trainer.max_steps) if trainer.max_steps >= 0 else total
+    return int(total)
 
 
 def _batches(counts: int | float | list[int | float]) -> int | None:

@@ -15,6 +15,7 @@ from recapp.app.check_data import check_resumed
 from recapp.checkpoints.directory import read_manifest
 from recapp.errors import CheckpointError
 from recapp.trainer.datamodule import ClickData
+from recapp.trainer.progress import steps_planned
 
 OLD = 12  # batches of an epoch of the two files that are there first: 1,200 of 1,400 rows train
 ALL = 18  # with the third one
@@ -152,9 +153,11 @@ def test_files_that_have_changed_inside_of_an_epoch_are_refused_before_ranks_sta
     check_resumed(going_on(logs, five_steps, "resume_data=ignore"))
     if not says:
         return check_resumed(going_on(logs, five_steps))
-    with pytest.raises(CheckpointError, match=rf"five.*last\.ckpt was saved: {says}, and") as error:
+    with pytest.raises(
+        CheckpointError, match=f"five.*last.ckpt was saved, after 5 batches of an epoch: {says}; "
+    ) as error:
         check_resumed(going_on(logs, five_steps))
-    assert "after 5 batches" in str(error.value) and "resume_data=ignore" in str(error.value)
+    assert str(error.value).endswith("or set resume_data=ignore")
     return None
 
 
@@ -226,12 +229,13 @@ def test_files_that_were_added_begin_with_the_next_epoch(logs, rows, tmp_path, c
     capsys.readouterr()
     settings = going_on(logs, checkpoint, *more)
     validated = Validated()
-    rest, _, _ = fit(settings, tmp_path / "rest", validated, ckpt_path=str(checkpoint))
+    rest, trainer, _ = fit(settings, tmp_path / "rest", validated, ckpt_path=str(checkpoint))
     assert note_of(capsys).endswith(": 1 with 700 rows; they begin with the next epoch")
     assert rest.losses[: OLD - STOP] == old.losses[STOP:]
     assert validated.metrics[0] == first_epoch
     assert rest.batches[OLD - STOP :] == new.batches[ALL:]
     assert rest.validations == [OLD, OLD + ALL] and validated.rows == [200, 300, 0]
+    assert steps_planned(trainer) == OLD + ALL
 
 
 def test_an_epoch_without_the_files_that_were_added_may_be_stopped_again(
@@ -297,7 +301,7 @@ def test_changed_files_are_ignored_where_that_is_said(
     assert rest.validations[0] == STOP + in_epoch
     said = note_of(capsys)
     assert said.startswith("resume_data=ignore: the training files have changed since")
-    assert said.endswith("the epoch goes on after 5 batches of what is there now")
+    assert "after 5 batches" in said and said.endswith("as many batches of what is there now")
 
 
 def test_an_epoch_that_has_no_batch_left_is_over(logs, rows, tmp_path):
@@ -353,7 +357,7 @@ def test_a_command_refuses_changed_files_and_ignores_them_where_that_is_said(
     cut_rows(logs, rows)
     own = [f"ckpt_path={five_steps}", f"dataset.path={logs}", "hydra.run.dir=run"]
     line = command("train", *own, "trainer.max_epochs=2", cwd=tmp_path).error()
-    assert "part-1.parquet had 700 rows and has 100, and it was saved after 5 batches" in line
+    assert "after 5 batches of an epoch: part-1.parquet had 700 rows and has 100; " in line
     assert not (tmp_path / "run" / "ranks").exists()
     wrong = command("train", *own, "resume_data=perhaps", cwd=tmp_path).error()
     assert wrong == "resume_data=perhaps: known: check, ignore"

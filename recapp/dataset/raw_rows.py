@@ -6,6 +6,7 @@ They go the way of training's rows: the same schema finds the columns, the same 
 and numbers, the same transform is applied.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -29,7 +30,8 @@ def as_table(rows: Any) -> RawTable:
 
     Args:
         rows: A table, or what `pyarrow.table` makes one of: a record batch, a data frame of pandas,
-            polars or whoever else has `__arrow_c_stream__`, a mapping of names to columns.
+            polars or whoever else has `__arrow_c_stream__`, a mapping of names to columns. In lists
+            and arrays of a mapping NaN is a missing value, as in the data frame that they are of.
 
     Raises:
         DataError: They are something else, or columns have different lengths.
@@ -37,6 +39,8 @@ def as_table(rows: Any) -> RawTable:
     if isinstance(rows, pa.Table):
         return rows
     try:
+        if isinstance(rows, Mapping):
+            rows = {name: _column(values) for name, values in rows.items()}
         return pa.table(rows)
     except (TypeError, ValueError, pa.ArrowException) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -110,6 +114,13 @@ class RawRows:
             last = (arrow_schema, columns, views, Collate(self.schema, bags, self.transform))
             self._last = last
         return last[1:]
+
+
+def _column(values: Any) -> pa.Array | pa.ChunkedArray:
+    """Return a column of a mapping; one of Arrow is taken as it is."""
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    return pa.array(values, from_pandas=True)
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:

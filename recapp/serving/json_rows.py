@@ -1,26 +1,30 @@
 """Rows as a person writes them: `{"rows": [{"age": 31, "user": "ann", "seen": [4, 9]}]}`.
 
-A feature that a row leaves out is missing there, like null. One that no row has is an error, and so
-is a name that the model does not know: a misspelt feature would be scored as a missing one.
+A feature that a row leaves out is missing there, like null; one that no row has is an error. Fields
+beside the features are left out, as columns of Arrow are. So a misspelt feature could be scored as
+a missing one: a row that leaves a feature out and has a field of almost the same name is refused.
 
 A value is a scalar or a list of scalars. Whatever is nested deeper is refused before Arrow sees it:
 it takes minutes over a type of a thousand levels, which a body of some kilobytes spells.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
+from heapq import nsmallest
 from typing import Any
 
 import pyarrow as pa
 from torch import Tensor
 
-from recapp.errors import suggest
 from recapp.serving.feature_columns import ids_in
 from recapp.serving.json_text import read_object, written
 from recapp.serving.limits import Limits, bad, check_ids, check_rows
 from recapp.serving.question import Question, Reply, scores_of
 from recapp.serving.served_model import Served
 from recapp.serving.tensors import column_of, scalars_of
+
+MISSPELT_LETTERS = 4  # names of fewer are compared as they are: I1 is not a misspelt C1
+SHOWN = 5  # fields that an error lists
 
 
 def read_rows(
@@ -42,18 +46,75 @@ def read_rows(
         raise bad('rows: must be a list of objects, {"rows": [{"FEATURE": VALUE}]}')
     check_rows(len(rows), limits)
     features = served.features
-    here = {name for row in rows for name in row}
-    for name in sorted(here.difference(features)):
-        raise bad(
-            f"row feature {name}: the model has no such feature; {suggest(name[:80], features)}"
-        )
-    for name in features:
-        if name not in here:
-            raise bad(f"feature {name}: missing in every row; null is a missing value")
+    _check_names(rows, features)
     table = pa.table({name: _column(name, rows, served) for name in features})
     check_ids(sum(ids_in(table[name].chunk(0)) for name in served.scorer.schema.sparse), limits)
     named = {"model_name": served.name, "model_version": served.version}
     return Question(table, lambda logits_B: _reply(named, logits_B))
+
+
+def _check_names(rows: Sequence[Mapping[str, Any]], features: Sequence[str]) -> None:
+    """Check that some row has each feature, and that no row has one under a misspelt name.
+
+    Raises:
+        Refused: A feature is in no row, or a row has a misspelt one; the error names both.
+    """
+    here = {name for row in rows for name in row}
+    others = here.difference(features)
+    misspelt = _misspelt(others, features) if others else {}
+    for name in features:
+        if name not in here:
+            raise bad(f"feature {name}: missing in every row; {_meant(name, others, misspelt)}")
+    for number, row in enumerate(rows if misspelt else ()):
+        for field in row:
+            for name in misspelt.get(field, ()):
+                if name not in row:
+                    raise bad(
+                        f"feature {name}: missing in row {number}, which has {field[:80]}; write "
+                        f"{name} if it is meant, and else null for {name}"
+                    )
+
+
+def _meant(name: str, others: Set[str], misspelt: Mapping[str, Sequence[str]]) -> str:
+    """Return what may help whoever left out a feature."""
+    found = sorted(field for field, names in misspelt.items() if name in names)
+    if found:
+        return f"did you mean to write {name} for {found[0][:80]}?"
+    if others:
+        shown = ", ".join(field[:80] for field in nsmallest(SHOWN, others))
+        more = ", ..." if len(others) > SHOWN else ""
+        return f"null is a missing value; of other names the rows have {shown}{more}"
+    return "null is a missing value"
+
+
+def _misspelt(others: Set[str], features: Sequence[str]) -> dict[str, list[str]]:
+    """Return the fields that look like a misspelt feature, with those features.
+
+    The time grows with the letters alone, whatever number of fields a body holds.
+    """
+    wanted: dict[str, list[str]] = {}
+    for name in features:
+        for spelling in _spellings(name):
+            wanted.setdefault(spelling, []).append(name)
+    longest = max(map(len, features), default=0) + 2  # a letter and a sign more
+    found = {}
+    for field in others:
+        if len(field) <= longest:
+            names = {name for each in _spellings(field) for name in wanted.get(each, ())}
+            if names:
+                found[field] = sorted(names)
+    return found
+
+
+def _spellings(name: str) -> set[str]:
+    """Return a name without capitals and signs, and, unless it is short, without one letter more.
+
+    Two names that share a spelling are taken for each other. Digits stay: they tell the columns of
+    a log apart.
+    """
+    plain = "".join(filter(str.isalnum, name.casefold()))
+    some = range(len(plain)) if len(plain) >= MISSPELT_LETTERS else ()
+    return {plain, *(plain[:n] + plain[n + 1 :] for n in some if not plain[n].isdecimal())}
 
 
 def _column(name: str, rows: list[dict[str, Any]], served: Served) -> pa.Array:

@@ -1,5 +1,6 @@
 """A model that answers is shared by threads, and copied as any module is."""
 
+import math
 import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -74,6 +75,19 @@ def test_rows_may_be_whatever_becomes_a_table(given):
     table = pa.concat_tables([rows(number, "n", "id") for number in range(5)])
     assert torch.equal(model.predict(given(table)), model.predict(table))
     assert torch.equal(model(model.batch(given(table))), model(model.batch(table)))
+
+
+def test_nan_in_a_mapping_is_a_missing_value_as_in_a_data_frame():
+    model = scorer()
+    numbers, ids = [0.5, math.nan, 2.0], ["7", math.nan, None]
+    expected = model.batch({"n": [0.5, None, 2.0], "id": ["7", None, None]})
+    arrays = {"n": np.array(numbers), "id": np.array(ids, dtype=object)}
+    for given in ({"n": numbers, "id": ids}, arrays):
+        found = model.batch(given)
+        assert torch.equal(found.dense_BI, expected.dense_BI)
+        assert torch.equal(found.sparse.values(), expected.sparse.values())
+    with pytest.raises(DataError, match=r"column n, row 1 holds inf, which is not finite"):
+        model.predict({"n": [0.5, math.inf, 2.0], "id": [1, 2, 3]})
 
 
 WORDS = [None, "7", "", "8", "7"]

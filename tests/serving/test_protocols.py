@@ -130,6 +130,30 @@ def test_rows_of_json_are_scored_as_the_model_scores():
     equal(asked({"rows": rows}, "infer_rows").json["scores"])
 
 
+@pytest.mark.parametrize("verb", ["infer_rows", "infer_arrow", "predict"])
+def test_what_is_no_feature_is_left_out_everywhere(verb):
+    extra = {"label": 1, "Price2": "x", "timestamp": None}
+    if verb == "infer_rows":
+        nested = extra | {"seen_": [[{}]], "usr": 5}
+        rows = [ROWS[0] | nested, *(row | extra for row in ROWS[1:])]
+        return equal(asked({"rows": rows}, verb).json["scores"])
+    rows = table()
+    for name, value in extra.items():
+        rows = rows.append_column(name, pa.array([value] * 3))
+    if verb == "predict":
+        return equal(scorer().predict(rows).tolist())
+    answer = pa.ipc.open_stream(asked(arrow(rows), verb).body).read_all()
+    return equal(answer["score"].to_pylist())
+
+
+def test_a_row_may_leave_out_a_feature_whatever_other_fields_there_are():
+    rows = [{key: value for key, value in row.items() if value is not None} for row in ROWS]
+    rows = [row | {"label": 0, "u1": 3, "userland": 9, "C1": 7} for row in rows]
+    equal(asked({"rows": rows}, "infer_rows").json["scores"])
+    stated = [*ROWS[:2], ROWS[2] | {"usr": 9}]  # it says null for user itself
+    equal(asked({"rows": stated}, "infer_rows").json["scores"])
+
+
 def test_integers_of_json_may_have_64_bits_without_a_sign():
     large = 2**63 + 11
     rows = [

@@ -164,8 +164,9 @@ class Server:
         return _json({"name": served.name, "ready": not self.ends}, 503 if self.ends else 200)
 
     async def example(self, request: Request) -> Response:
-        """Return rows to try."""
-        return _json({"rows": self._served(request).example()})
+        """Return rows to try, and whether they are made up."""
+        served = self._served(request)
+        return _json({"rows": served.example(), "made_up": served.scorer.example is None})
 
     async def index(self, request: Request) -> Response:
         """List the model in service."""

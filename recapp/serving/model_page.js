@@ -158,8 +158,10 @@ function draw() {
 
 async function example() {
   const answer = await fetch(base + "/example");
-  const rows = (await answer.json()).rows;
+  const { rows, made_up } = await answer.json();
   of("rows").value = '{"rows": [\n' + rows.map(written).join(",\n") + "\n]}";
+  of("origin").textContent = made_up
+    ? "This row is made up: the data of the training are not here." : "";
 }
 
 function written(row) {

@@ -13,12 +13,14 @@ from itertools import product
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from tiers import one_of
 from trainer.runs import SIZES, compose, fit, make_logs
 
 import recapp
+from recapp.app.build_server import with_example
 from recapp.app.export_model import Export, export_model
 from recapp.app.validation_rows import example_rows, validation_batches, validation_source
 from recapp.dataset.schema import schema_from
@@ -209,6 +211,24 @@ def test_without_validation_rows_the_example_is_made_up(checkpoint, logs, tmp_pa
             export(checkpoint, tmp_path / "b", quantize="auto")
     finally:
         shutil.move(away, logs)
+
+
+def test_a_server_tries_a_checkpoint_with_rows_of_its_data_and_says_where_there_are_none(
+    checkpoint, logs, tmp_path, capsys
+):
+    settings = {"artefact": str(checkpoint), "trust": []}
+    model = recapp.load_model(checkpoint)
+    example = with_example(model, settings).example
+    first = pq.read_table(min(Path(logs).rglob("*.parquet")), columns=example.column_names)
+    assert example.to_pylist() == first.slice(0, 4).to_pylist()
+    assert capsys.readouterr().err == ""
+    shutil.move(logs, tmp_path / "away")
+    try:
+        assert with_example(recapp.load_model(checkpoint), settings).example is None
+        said = capsys.readouterr().err
+        assert "the example is a made-up row, because there is none of the data: " in said
+    finally:
+        shutil.move(tmp_path / "away", logs)
 
 
 # ---- wrong options

@@ -243,6 +243,7 @@ def test_the_server_and_the_model_describe_themselves():
                 }  # fmt: skip
                 assert [each["name"] for each in found["outputs"]] == ["score", "logit"]
             example = (await client("GET", "/v2/models/clicks/example")).json
+            assert example["made_up"] is True
             assert (await client.infer(example, "infer_rows")).status == 200
             (listed,) = (await client("POST", "/v2/repository/index")).json
             assert listed == {"name": "clicks", "version": "v1", "state": "READY", "reason": ""}
@@ -259,7 +260,9 @@ def test_an_example_that_was_kept_is_what_the_page_offers():
 
     async def ask():
         async with running(lambda: kept) as client:
-            return (await client("GET", "/v2/models/clicks/example")).json["rows"]
+            found = (await client("GET", "/v2/models/clicks/example")).json
+            assert found["made_up"] is False
+            return found["rows"]
 
     assert asyncio.run(ask()) == ROWS
 

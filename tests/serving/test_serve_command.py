@@ -9,9 +9,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from jobs import command, environment
 from serving.browser import Browser
@@ -19,6 +21,7 @@ from serving.processes import ServerProcess, one_answer, raw, trained, whole
 from serving.small_models import arrow
 
 from recapp import load_model
+from recapp.checkpoints.directory import read_manifest
 
 pytestmark = pytest.mark.full
 
@@ -81,6 +84,18 @@ def test_a_real_client_gets_the_models_own_scores(server, scorer):
 def test_it_says_where_it_is_with_which_model_and_limits(server, scorer, artefact):
     assert server.row["model"] == "clicks" and server.row["version"] == scorer.version
     assert server.row["artefact"] == str(artefact) and server.row["max_rows"] == 4096
+
+
+def test_the_example_of_a_checkpoint_is_the_first_rows_of_its_data(server, scorer, artefact):
+    path = "/v2/models/clicks"
+    found = json.loads(server.ask("GET", f"{path}/example")[2])
+    config = read_manifest(artefact).config["dataset"]
+    first = min(Path(config["path"]).glob("*.parquet"))
+    expected = pq.read_table(first).slice(0, 4).to_pylist()
+    assert found["made_up"] is False
+    assert found["rows"] == [{name: row[name] for name in found["rows"][0]} for row in expected]
+    scores = json.loads(server.ask("POST", f"{path}/infer_rows", found)[2])["scores"]
+    assert scores == scorer.predict(pa.Table.from_pylist(found["rows"])).tolist()
 
 
 def test_arrow_over_http_is_scored_as_the_model_scores(server, scorer):

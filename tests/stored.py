@@ -93,7 +93,7 @@ def _build(folder):
 
 
 def files_of(folder):
-    """Size and time of each file in a directory; more may come, such as statistics beside logs."""
+    """Size and time of each file in a directory."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.is_symlink():

@@ -87,7 +87,7 @@ class ClickRows:
         """Return id statistics of the tables, by table, from the first training rows of the first
         epoch.
 
-        They do not depend on the number of ranks. They are cached beside the data
+        They do not depend on the number of ranks. They are kept in the user's cache
         (`recapp/tables/statistics_cache.py`), so the rows are read once.
 
         Args:

@@ -1,19 +1,18 @@
-"""Id statistics are kept beside the data they were measured on: measuring again costs seconds, and
-nothing has changed.
+"""Id statistics are kept in the user's cache: measuring costs seconds, and nothing has changed.
 
-    <data set>/.recapp_statistics.json
+    ~/.cache/recapp/statistics/<hash of the data set's directory>.json
         {"looked": [{"key": ..., "samples": 8192, "tables": {name: statistics}}, ...]}
 
 The key is a hash of the data files' names, sizes and times of change, and of what decides how ids
 become rows: the tables' names, rows and id rules, and the features of their lookups. Other files,
-tables or lookups have another key, so nothing stale is ever read. The name begins with a dot:
-readers of data sets skip it. A directory that cannot be written is no error; the next run measures
-again.
+tables or lookups have another key, so nothing stale is ever read. Nothing is written beside the
+data. A cache that cannot be written is no error; the next run measures again.
 """
 
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,8 +23,8 @@ from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup, lookups_of
 from recapp.tables.statistics import TableStatistics
 
-FILE = ".recapp_statistics.json"
 KEPT = 8  # the measurements kept for a data set, so that each job of a sweep finds its own
+KEPT_DATA_SETS = 100  # those that were looked at last
 
 
 def read_cached(
@@ -46,7 +45,8 @@ def read_cached(
         Statistics by table; None where nothing was measured, or too few samples.
     """
     key = _key(files, tables, lookups)
-    for entry in _read(_path(files)) if key else []:
+    path = _path(files)
+    for entry in _read(path) if key and path else []:
         if entry.get("key") == key and entry.get("samples", 0) >= samples:
             with suppress(
                 ConfigError, KeyError, AttributeError
@@ -62,7 +62,7 @@ def write_cached(
     samples: int,
     lookups: Sequence[TableLookup] | None = None,
 ) -> Path | None:
-    """Keep what was measured beside the data.
+    """Keep what was measured in the user's cache.
 
     Args:
         files: The files of the data set.
@@ -72,11 +72,11 @@ def write_cached(
         lookups: What reads the tables; None takes the lookups that the tables declare.
 
     Returns:
-        The file; None where the data set's directory cannot be written.
+        The file; None where there is no cache that can be written.
     """
     key = _key(files, tables, lookups)
     path = _path(files)
-    if not key:
+    if not key or path is None:
         return None
     entry = {
         "key": key,
@@ -84,10 +84,12 @@ def write_cached(
         "tables": {t.name: statistics[t.name].to_dict() for t in tables},
     }
     kept = [entry, *(old for old in _read(path) if old.get("key") != key)][:KEPT]
-    unfinished = path.with_name(f"{FILE}.{os.getpid()}")
+    unfinished = path.with_suffix(f".{os.getpid()}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(json.dumps({"looked": kept}) + "\n")
         unfinished.replace(path)
+        _forget_old(path.parent)
     except OSError:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
@@ -95,9 +97,39 @@ def write_cached(
     return path
 
 
-def _path(files: Sequence[str | Path]) -> Path:
-    """Return the path of the file with the statistics of a data set."""
-    return Path(files[0]).resolve().parent / FILE if files else Path(FILE)
+def _path(files: Sequence[str | Path]) -> Path | None:
+    """Return the path of the file with the statistics of a data set; None where the user has no
+    cache.
+    """
+    cache = _user_cache()
+    if cache is None or not files:
+        return None
+    folder = str(Path(files[0]).resolve().parent)
+    name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    return cache / "recapp" / "statistics" / f"{name}.json"
+
+
+def _user_cache() -> Path | None:
+    """Return the directory of this user's caches, where numba and others keep theirs, too."""
+    if sys.platform == "win32":
+        named, usual = "LOCALAPPDATA", "AppData/Local"
+    elif sys.platform == "darwin":
+        named, usual = "", "Library/Caches"
+    else:
+        named, usual = "XDG_CACHE_HOME", ".cache"
+    if given := os.environ.get(named):
+        return Path(given)
+    try:
+        return Path.home() / usual
+    except RuntimeError:  # a user without a home
+        return None
+
+
+def _forget_old(folder: Path) -> None:
+    """Delete the statistics of data sets that were looked at long ago."""
+    found = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    for path in found[:-KEPT_DATA_SETS]:
+        path.unlink(missing_ok=True)
 
 
 def _key(

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, PoolingType
 from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics, default_statistics, measured_statistics
-from recapp.tables.statistics_cache import FILE, KEPT, read_cached, write_cached
+from recapp.tables.statistics_cache import KEPT, KEPT_DATA_SETS, read_cached, write_cached
 
 
 def table(name="t", rows=100, features=("f",), **more):
@@ -153,20 +154,60 @@ def test_a_missing_entry_is_named():
 
 
 @pytest.fixture
-def data(tmp_path):
+def cache(tmp_path, monkeypatch):
+    """The cache of a user who has none yet."""
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def data(tmp_path, cache):
     """Write a data set of two files."""
-    files = [tmp_path / f"{i}.parquet" for i in range(2)]
+    (tmp_path / "data").mkdir()
+    files = [tmp_path / "data" / f"{i}.parquet" for i in range(2)]
     for file in files:
         file.write_bytes(b"rows")
     return files
 
 
-def test_what_was_measured_is_found_again(data):
+def test_what_was_measured_is_found_again_in_the_users_cache(data, cache):
     known = {"t": default_statistics(table())}
     assert read_cached(data, [table()]) is None
-    assert write_cached(data, [table()], known, 64) == data[0].parent / FILE
+    kept = write_cached(data, [table()], known, 64)
+    assert kept.parent == cache / "recapp" / "statistics"
     assert read_cached(data, [table()], 64) == known
-    assert [p.name for p in data[0].parent.iterdir() if p.name.startswith(".")] == [FILE]
+    assert sorted(data[0].parent.iterdir()) == data
+    assert [path for path in cache.rglob("*") if path.is_file()] == [kept]
+
+
+@pytest.mark.parametrize(
+    ("platform", "variable", "below"),
+    [
+        ("linux", "HOME", ".cache"),
+        ("darwin", "HOME", "Library/Caches"),
+        ("win32", "LOCALAPPDATA", ""),
+    ],
+)
+def test_the_cache_is_that_of_the_system(tmp_path, monkeypatch, data, platform, variable, below):
+    monkeypatch.setattr("sys.platform", platform)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv(variable, str(tmp_path / "me"))
+    kept = write_cached(data, [table()], {"t": default_statistics(table())}, 64)
+    assert kept.parent == tmp_path / "me" / below / "recapp" / "statistics"
+
+
+def test_two_data_sets_do_not_share_a_file_and_old_ones_are_forgotten(tmp_path, data):
+    known = {"t": default_statistics(table())}
+    first = write_cached(data, [table()], known, 64)
+    os.utime(first, (1, 1))
+    for number in range(KEPT_DATA_SETS):
+        (tmp_path / str(number)).mkdir()
+        other = tmp_path / str(number) / "0.parquet"
+        other.write_bytes(b"rows")
+        assert write_cached([other], [table()], known, 64) != first
+    assert len(list(first.parent.iterdir())) == KEPT_DATA_SETS
+    assert read_cached(data, [table()]) is None and read_cached([other], [table()]) == known
 
 
 def test_what_other_lookups_measured_is_not_read(data):
@@ -180,7 +221,7 @@ def test_what_other_lookups_measured_is_not_read(data):
 @pytest.mark.parametrize(
     "change", ["table", "rule", "size", "time", "files", "samples", "gone", "broken"]
 )
-def test_nothing_stale_is_read(data, change):
+def test_nothing_stale_is_read(data, cache, change):
     write_cached(data, [table()], {"t": default_statistics(table())}, 64)
     files = list(data)
     tables = [table()]
@@ -200,7 +241,8 @@ def test_nothing_stale_is_read(data, change):
     elif change == "gone":
         data[1].unlink()
     else:
-        (data[0].parent / FILE).write_text("[]")
+        (kept,) = cache.rglob("*.json")
+        kept.write_text("[]")
     assert read_cached(files, tables, samples) is None
 
 
@@ -213,19 +255,21 @@ def test_the_last_few_measurements_are_kept(data):
     )
 
 
-def test_a_directory_that_cannot_be_written_is_no_error(data, monkeypatch):
-    from pathlib import Path
-
-    def refuse(*_):
-        raise PermissionError
-
-    monkeypatch.setattr(Path, "write_text", refuse)
+@pytest.mark.parametrize("cache_is", ["a file", "read only", "nowhere"])
+def test_a_cache_that_cannot_be_written_is_no_error(data, cache, monkeypatch, cache_is):
+    if cache_is == "a file":
+        cache.write_text("")
+    elif cache_is == "nowhere":
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(Path, "home", refuse(RuntimeError))
+    else:
+        monkeypatch.setattr(Path, "write_text", refuse(PermissionError))
     assert write_cached(data, [table()], {"t": default_statistics(table())}, 1) is None
+    assert read_cached(data, [table()]) is None
 
 
-def test_readers_of_a_data_set_skip_the_file(tmp_path):
-    from recapp.dataset.source import file_names
+def refuse(kind):
+    def raises(*_):
+        raise kind
 
-    (tmp_path / "a.parquet").write_bytes(b"")
-    (tmp_path / FILE).write_text("{}")
-    assert file_names(str(tmp_path)) == [str(tmp_path / "a.parquet")]
+    return raises

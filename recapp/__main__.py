@@ -12,14 +12,14 @@ from runpy import run_module
 from recapp.errors import suggest
 
 COMMANDS = {
-    "train": "train a model on click logs, under any sharding plan; -m for a sweep",
-    "eval": "measure a checkpoint on validation or test rows, on any number of ranks",
-    "predict": "score raw rows with a checkpoint or an artefact, on any number of ranks",
-    "export": "make an artefact of a checkpoint: small tables, served without the trainer",
+    "train": "train a model on click logs, under any plan; -m for a sweep",
+    "eval": "measure a checkpoint on validation or test rows, on any ranks",
+    "predict": "score raw rows by a checkpoint or an artefact, on any ranks",
+    "export": "make an artefact of a checkpoint, served without the trainer",
     "plan": "explain, compare, export, check and scale sharding plans on paper",
     "report": "draw what a run or a sweep has left as one page",
     "serve": "answer requests for scores over HTTP, with a trained model",
-    "bench": "measure recapp on this machine, beside the systems it is compared with",
+    "bench": "measure recapp on this machine, beside other systems",
 }
 COMPLETION = "--completion"
 COMPLETE = "--complete"

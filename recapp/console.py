@@ -37,12 +37,14 @@ class Column:
         title: The heading; a newline in it makes a narrow column.
         spec: A format specification for numbers, such as `,.1f`.
         scale: Numbers are divided by it, such as `1e6` for MB.
+        meaning: What the heading means, in a line below the table; empty where it says all.
     """
 
     key: str
     title: str
     spec: str = ""
     scale: float = 1.0
+    meaning: str = ""
 
     def show(self, value: Any) -> str:
         """Return `value` as the text of a cell; None becomes a dash."""
@@ -69,7 +71,8 @@ def print_table(
     *,
     title: str | None = None,
 ) -> None:
-    """Print rows on standard output as a table; numbers are right-aligned, long texts wrap.
+    """Print rows on standard output as a table; numbers are right-aligned, long texts wrap. What
+    headings mean stands below.
 
     Args:
         rows: A record for each line.
@@ -113,11 +116,24 @@ def print_table(
         console.print(Text(readable(title), style="bold"), soft_wrap=True)
     if pretty:
         console.print(table)
-        return
-    with console.capture() as captured:
-        console.print(table)
-    for line in captured.get().splitlines():
-        print(line.rstrip())
+    else:
+        with console.capture() as captured:
+            console.print(table)
+        for line in captured.get().splitlines():
+            print(line.rstrip())
+    for line in meanings(chosen):
+        print(line)
+
+
+def meanings(columns: Sequence[Column]) -> list[str]:
+    """Return a line for each heading that does not say all by itself, with its meaning."""
+    said = {
+        column.title.replace("-\n", "").replace("\n", " "): column.meaning
+        for column in columns
+        if column.meaning
+    }
+    width = max(map(len, said), default=0)
+    return ["", *(f"{title:{width}}  {meaning}" for title, meaning in said.items())] if said else []
 
 
 def emit(

@@ -146,7 +146,7 @@ def test_without_a_command_they_are_listed(capsys):
     assert console_command.main([]) == 0
     listed = capsys.readouterr().out
     assert all(f"    {name} " in listed for name in console_command.COMMANDS)
-    assert max(map(len, listed.splitlines())) <= 100
+    assert max(map(len, listed.splitlines())) <= 80
 
 
 def test_an_unknown_command_is_one_line(capsys):

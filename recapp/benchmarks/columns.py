@@ -1,6 +1,7 @@
 """The columns of the table that each measurement prints; the records have more entries.
 
-A median has its quartiles below it, so that everything fits into 80 columns.
+A median has its quartiles below it, so that everything fits into 80 columns. What a heading does
+not say by itself stands below the table.
 """
 
 from typing import Any
@@ -44,132 +45,277 @@ def _short(value: float) -> str:
 
 COLUMNS: dict[str, list[Column]] = {
     "kernels": [
-        Column("workload", "work-\nload"),
-        Column("threads", "thr"),
-        Spread("median_ms", "ms"),
-        Spread("fbgemm_tuned_ratio", "fbgemm\ntuned"),
-        Spread("torch_ratio", "torch\nratio"),
-        Spread("floor_ratio", "floor\nratio"),
-        Spread("gather_ratio", "gather\nratio"),
-        Spread("small_pages_ratio", "small\npages"),
+        Column("workload", "work-\nload", meaning="tables and bags of a batch: docs/benchmarks.md"),
+        Column("threads", "thr", meaning="threads that compute"),
+        Spread("median_ms", "ms", meaning="a step, median of the rounds; below it the quartiles"),
+        Spread(
+            "fbgemm_tuned_ratio",
+            "fbgemm\ntuned",
+            meaning="FBGEMM's time / recapp's: above 1 recapp is faster",
+        ),
+        Spread("torch_ratio", "torch\nratio", meaning="plain torch's time / recapp's"),
+        Spread(
+            "floor_ratio",
+            "floor\nratio",
+            meaning="time to copy the bytes of a step / recapp's: 1 is the limit",
+        ),
+        Spread(
+            "gather_ratio",
+            "gather\nratio",
+            meaning="time of torch's embedding_bag alone / recapp's forward",
+        ),
+        Spread(
+            "small_pages_ratio",
+            "small\npages",
+            meaning="time on pages of 4 KB / on large pages, both recapp",
+        ),
     ],
     "quantised": [
-        Column("workload", "work-\nload"),
-        Column("bits", "bits"),
+        Column("workload", "work-\nload", meaning="tables and rows: docs/benchmarks.md"),
+        Column("bits", "bits", meaning="of a stored number"),
         Column("batch_size", "batch"),
-        Column("bag", "bag"),
-        Column("threads", "thr"),
-        Spread("median_ms", "ms"),
-        Spread("fbgemm_tuned_ratio", "fbgemm\ntuned"),
-        Spread("torch_quantised_ratio", "torch\nquant."),
-        Spread("torch_ratio", "torch\nfp32"),
-        Spread("read_ratio", "read\nratio"),
+        Column("bag", "bag", meaning="ids of a bag"),
+        Column("threads", "thr", meaning="threads that compute"),
+        Spread("median_ms", "ms", meaning="a lookup, median of the rounds; below it the quartiles"),
+        Spread(
+            "fbgemm_tuned_ratio",
+            "fbgemm\ntuned",
+            meaning="FBGEMM's time / recapp's: above 1 recapp is faster",
+        ),
+        Spread(
+            "torch_quantised_ratio",
+            "torch\nquant.",
+            meaning="time of torch's own lookup of such rows / recapp's",
+        ),
+        Spread(
+            "torch_ratio",
+            "torch\nfp32",
+            meaning="time of torch's lookup of rows of floats / recapp's",
+        ),
+        Spread(
+            "read_ratio", "read\nratio", meaning="time to read the rows and nothing else / recapp's"
+        ),
     ],
     "memory": [
         Column("way", "method"),
-        Column("ids", "ids"),
+        Column("ids", "ids", meaning="how the ids of a batch are drawn"),
         Column("batch_size", "batch"),
-        Column("touched_rows", "rows\ntouched"),
-        Column("touched_bytes", "their\nMB", ",.1f", 1e6),
-        Column("peak_bytes", "peak\nMB", ",.1f", 1e6),
-        Column("table_bytes", "table\nMB", ",.0f", 1e6),
-        Spread("median_ms", "ms"),
+        Column("touched_rows", "rows\ntouched", meaning="distinct rows of a batch"),
+        Column("touched_bytes", "their\nMB", ",.1f", 1e6, meaning="what these rows take"),
+        Column(
+            "peak_bytes",
+            "peak\nMB",
+            ",.1f",
+            1e6,
+            meaning="what a backward and its update need at most beside the table",
+        ),
+        Column("table_bytes", "table\nMB", ",.0f", 1e6, meaning="what the table takes"),
+        Spread(
+            "median_ms",
+            "ms",
+            meaning="backward and update, median of the rounds; below it the quartiles",
+        ),
     ],
     "step": [
-        Column("workload", "work-\nload"),
+        Column("workload", "work-\nload", meaning="tables and bags of a batch: docs/benchmarks.md"),
         Column("plan", "plan"),
-        Column("transport", "transport"),
-        Spread("median_ms", "ms"),
-        Spread("torchrec_ratio", "torchrec\nratio"),
-        Spread("torchrec_tuned_ratio", "tuned\nratio"),
-        Spread("best_plan_ratio", "best plan\nratio"),
+        Column("transport", "transport", meaning="how messages travel between ranks"),
+        Spread("median_ms", "ms", meaning="a step, median of the rounds; below it the quartiles"),
+        Spread(
+            "torchrec_ratio",
+            "torchrec\nratio",
+            meaning="TorchRec's time / recapp's: above 1 recapp is faster",
+        ),
+        Spread(
+            "torchrec_tuned_ratio",
+            "tuned\nratio",
+            meaning="the same; TorchRec with its allocator tuned",
+        ),
+        Spread(
+            "best_plan_ratio", "best plan\nratio", meaning="the fastest plan's time / this one's"
+        ),
     ],
     "train": [
         Column("model", "model"),
         Column("plan", "plan"),
-        Column("transport", "transport"),
-        Spread("median_ms", "ms"),
-        Spread("gemm_floor_ratio", "gemm\nfloor"),
-        Spread("torchrec_ratio", "torchrec\nratio"),
-        Spread("torchrec_tuned_ratio", "tuned\nratio"),
+        Column("transport", "transport", meaning="how messages travel between ranks"),
+        Spread("median_ms", "ms", meaning="a step, median of the rounds; below it the quartiles"),
+        Spread(
+            "gemm_floor_ratio",
+            "gemm\nfloor",
+            meaning="time of the model's matrix products alone / recapp's",
+        ),
+        Spread(
+            "torchrec_ratio",
+            "torchrec\nratio",
+            meaning="TorchRec's time / recapp's: above 1 recapp is faster",
+        ),
+        Spread(
+            "torchrec_tuned_ratio",
+            "tuned\nratio",
+            meaning="the same; TorchRec with its allocator tuned",
+        ),
     ],
     "strategies": [
         Column("strategy", "strategy"),
-        Column("ids", "ids"),
+        Column("ids", "ids", meaning="how the ids of a batch are drawn"),
         Column("batch_size", "batch"),
-        Column("step", "pass"),
-        Spread("batch_time_ms", "ms"),
-        Column("throughput", "samples/s", ",.0f"),
-        Column("memory_gb", "GB", ".2f"),
-        Column("memory_peak_gb", "peak", ".2f"),
-        Column("bytes_exchanged", "MB sent", ",.1f", 1e6),
+        Column("step", "pass", meaning="what is timed; backward updates the rows"),
+        Spread(
+            "batch_time_ms", "ms", meaning="a batch, median of the rounds; below it the quartiles"
+        ),
+        Column("throughput", "samples/s", ",.0f", meaning="samples of all ranks a second"),
+        Column(
+            "memory_gb",
+            "GB",
+            ".2f",
+            meaning="what the largest rank has grown by with tables and buffers",
+        ),
+        Column("memory_peak_gb", "peak", ".2f", meaning="the same at its highest during steps"),
+        Column(
+            "bytes_exchanged", "MB sent", ",.1f", 1e6, meaning="what all ranks send in a forward"
+        ),
     ],
     "inference": [
         Column("model", "model"),
-        Column("quantize", "rows"),
+        Column("quantize", "rows", meaning="how the tables are stored"),
         Column("batch_size", "batch"),
-        Column("threads", "thr"),
-        Column("way", "way"),
-        Column("median_ms", "p50\nms", ".3f"),
-        Column("p99_ms", "p99\nms", ".3f"),
-        Column("tail_ratio", "p99/\np50", ".1f"),
+        Column("threads", "thr", meaning="threads that compute"),
+        Column(
+            "way",
+            "way",
+            meaning="recapp in eager, compiled or in C++, torch, or TorchRec",
+        ),
+        Column("median_ms", "p50\nms", ".3f", meaning="half of the batches take longer"),
+        Column("p99_ms", "p99\nms", ".3f", meaning="one batch of a hundred takes longer"),
+        Column("tail_ratio", "p99/\np50", ".1f", meaning="the goal at batch 1 is below 3"),
         Column("samples_per_second", "rows/s", ",.0f"),
-        Column("torch_ratio", "torch\nratio", ".2f"),
-        Column("torchrec_tuned_ratio", "tuned\nratio", ".2f"),
+        Column(
+            "torch_ratio",
+            "torch\nratio",
+            ".2f",
+            meaning="time of nn.EmbeddingBag in fp32 / this one's: above 1 is faster",
+        ),
+        Column(
+            "torchrec_tuned_ratio", "tuned\nratio", ".2f", meaning="TorchRec's time / this one's"
+        ),
     ],
     "loads": [
         Column("model", "model"),
-        Column("quantize", "rows"),
-        Column("rows_bytes", "MB", ",.1f", 1e6),
-        Column("map_ms", "map\nms", ",.1f"),
-        Column("load_ms", "load\nms", ",.0f"),
-        Column("load_checked_ms", "checked\nms", ",.0f"),
-        Column("rows_resident_bytes", "a process\nholds MB", ",.1f", 1e6),
-        Column("two_resident_bytes", "two\nhold MB", ",.1f", 1e6),
+        Column("quantize", "rows", meaning="how the tables are stored"),
+        Column("rows_bytes", "MB", ",.1f", 1e6, meaning="what the rows of all tables take"),
+        Column("map_ms", "map\nms", ",.1f", meaning="to map the rows"),
+        Column("load_ms", "load\nms", ",.0f", meaning="to load the model without reading its rows"),
+        Column(
+            "load_checked_ms",
+            "checked\nms",
+            ",.0f",
+            meaning="to load it and compare the checksums of its rows",
+        ),
+        Column(
+            "rows_resident_bytes",
+            "a process\nholds MB",
+            ",.1f",
+            1e6,
+            meaning="rows in memory when a process has read all of them",
+        ),
+        Column(
+            "two_resident_bytes",
+            "two\nhold MB",
+            ",.1f",
+            1e6,
+            meaning="the same of two processes, shared pages counted once",
+        ),
     ],
     "dynamic": [
         Column("what", "what"),
         Column("ranks", "ranks"),
-        Spread("median_ms", "ms"),
-        Spread("static_ratio", "static\nratio"),
+        Spread("median_ms", "ms", meaning="a step, median of the rounds; below it the quartiles"),
+        Spread(
+            "static_ratio", "static\nratio", meaning="a static table's time / the dynamic one's"
+        ),
         Column("ids_per_second", "ids/s", ",.0f"),
-        Column("pause_ratio", "pause", ".2f"),
-        Column("cpu_pause_ratio", "its\nCPU", ".2f"),
-        Column("bytes_per_key", "bytes\na key", ".1f"),
-        Column("peak_bytes_per_key", "at most", ".1f"),
+        Column("pause_ratio", "pause", ".2f", meaning="longest step with new keys / median one"),
+        Column("cpu_pause_ratio", "its\nCPU", ".2f", meaning="the same in the processor's time"),
+        Column(
+            "bytes_per_key",
+            "bytes\na key",
+            ".1f",
+            meaning="what the process has grown by for each key",
+        ),
+        Column("peak_bytes_per_key", "at most", ".1f", meaning="the same at its highest"),
     ],
     "serve": [
         Column("protocol", "protocol"),
-        Column("rows", "rows"),
-        Column("load", "load"),
+        Column("rows", "rows", meaning="rows of a request"),
+        Column("load", "load", meaning="share of the most requests a second; most: all at once"),
         Column("requests_per_second", "req/s", ",.0f"),
-        Spread("median_ms", "p50\nms"),
-        Column("p99_ms", "p99\nms", ",.1f"),
-        Column("p999_ms", "p99.9\nms", ",.1f"),
-        Column("unanswered_share", "no\nanswer", ".1%"),
-        Column("overhead_ms", "over-\nhead ms", ",.2f"),
-        Column("model_ms", "model\nms", ",.2f"),
-        Spread("rows_ratio", "rows\nratio"),
+        Spread(
+            "median_ms",
+            "p50\nms",
+            meaning="half of the answers take longer; below it the quartiles of rounds",
+        ),
+        Column("p99_ms", "p99\nms", ",.1f", meaning="one answer of a hundred takes longer"),
+        Column("p999_ms", "p99.9\nms", ",.1f", meaning="one answer of a thousand takes longer"),
+        Column(
+            "unanswered_share",
+            "no\nanswer",
+            ".1%",
+            meaning="share of the requests that was not answered",
+        ),
+        Column(
+            "overhead_ms", "over-\nhead ms", ",.2f", meaning="the server's time without the model's"
+        ),
+        Column("model_ms", "model\nms", ",.2f", meaning="the model's time"),
+        Spread(
+            "rows_ratio",
+            "rows\nratio",
+            meaning="most requests a second / those of JSON rows: above 1 is more",
+        ),
     ],
     "start": [
-        Column("what", "what"),
-        Column("cache", "cache"),
-        Spread("median_s", "s"),
-        Spread("baseline_median_s", "base-\nline s"),
-        Spread("baseline_ratio", "baseline\nratio"),
+        Column("what", "what", meaning="what is waited for"),
+        Column(
+            "cache", "cache", meaning="whether files are in memory before the command (warm) or not"
+        ),
+        Spread("median_s", "s", meaning="median of the rounds; below it the quartiles"),
+        Spread(
+            "baseline_median_s",
+            "base-\nline s",
+            meaning="the same of bench.baseline, another recapp",
+        ),
+        Spread(
+            "baseline_ratio",
+            "baseline\nratio",
+            meaning="the baseline's time / recapp's: above 1 recapp is faster",
+        ),
     ],
     "parts": [
-        Column("part", "part of train"),
-        Column("cache", "cache"),
-        Spread("median_s", "s"),
-        Spread("baseline_median_s", "base-\nline s"),
+        Column("part", "part of train", meaning='a part of what "train" above takes'),
+        Column(
+            "cache", "cache", meaning="whether files are in memory before the command (warm) or not"
+        ),
+        Spread("median_s", "s", meaning="median of the rounds; below it the quartiles"),
+        Spread(
+            "baseline_median_s",
+            "base-\nline s",
+            meaning="the same of bench.baseline, another recapp",
+        ),
     ],
     "data": [
-        Column("stage", "stage"),
+        Column("stage", "stage", meaning='each includes the ones above; "from" a source: training'),
         Column("rows_per_second", "rows/s", ",.0f"),
-        Column("mb_per_second", "MB/s", ",.1f"),
-        Spread("median_ms", "ms"),
-        Spread("memory_ratio", "memory\nratio"),
-        Column("decode_share", "decode\nshare", ".1%"),
+        Column("mb_per_second", "MB/s", ",.1f", meaning="of Parquet on disk, by one process"),
+        Spread(
+            "median_ms",
+            "ms",
+            meaning="a pass or a step, median of the rounds; below it the quartiles",
+        ),
+        Spread(
+            "memory_ratio", "memory\nratio", meaning="time of training from memory / from Parquet"
+        ),
+        Column(
+            "decode_share", "decode\nshare", ".1%", meaning="share of a step that reads and decodes"
+        ),
     ],
 }

@@ -227,6 +227,18 @@ def test_reading_is_taken_apart_and_compared_with_memory(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("verb", columns.COLUMNS)
+def test_what_a_heading_means_stands_below_the_table(verb, capsys):
+    print_table([], columns.COLUMNS[verb])
+    printed = capsys.readouterr().out.splitlines()
+    unclear = [c for c in columns.COLUMNS[verb] if c.key.endswith("_ratio") or c.title == "ms"]
+    for column in {*unclear, *(c for c in columns.COLUMNS[verb] if c.meaning)}:
+        title = column.title.replace("-\n", "").replace("\n", " ")
+        assert column.meaning, title
+        (line,) = [line for line in printed if line.endswith(f"  {column.meaning}")][:1]
+        assert line.startswith(f"{title} ") and len(line) <= 80
+
+
 @pytest.mark.parametrize("verb", [*COLUMNS, "loads"])
 def test_a_table_is_right_in_80_columns(verb, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")

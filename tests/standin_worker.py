@@ -1,8 +1,8 @@
 """A worker that trains nothing: each rank does what `model.ranks` says, and those without a word
 wait to be ended.
 
-`fine` leaves at once, `mute` without a result; `raise`, `refuse`, `unread`, `exit`, `kill`,
-`no_memory`, `abort` fail, each in its way; `late` fails when rank 1 has ended.
+`fine` leaves at once, `quiet` without a word, `mute` without a result; `raise`, `refuse`, `unread`,
+`exit`, `kill`, `no_memory`, `abort` fail, each in its way; `late` fails when rank 1 has ended.
 """
 
 import json
@@ -24,8 +24,10 @@ def run(config: dict[str, Any], directory: Path) -> None:
     number.write_text(str(os.getpid()))
     number.replace(directory / f"pid{rank}")  # whole: this rank may be ended at any moment
     (directory / f"env{rank}.json").write_text(json.dumps(dict(os.environ)))
-    print(f"rank {rank} speaks")
-    act(config["model"]["ranks"][rank], rank, directory)
+    word = config["model"]["ranks"][rank]
+    if word != "quiet":
+        print(f"rank {rank} speaks")
+    act(word, rank, directory)
     if rank == 0 and config["model"]["ranks"][0] != "mute":
         metrics = {
             "val_auc": 0.75,

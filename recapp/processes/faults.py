@@ -9,7 +9,7 @@ import errno
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from recapp.errors import LaunchError, RankError, RecappError
@@ -132,9 +132,9 @@ def is_full(directory: Path) -> bool:
     return False
 
 
-def last_lines(logs: Iterable[Path], count: int) -> str:
-    """Return the last `count` lines of log files together; empty where there are none."""
-    text = "\n".join(log.read_text(errors="replace").strip() for log in sorted(logs, reverse=True))
+def last_lines(log: Path, count: int) -> str:
+    """Return the last `count` lines of a log file; empty where there is none."""
+    text = log.read_text(errors="replace") if log.exists() else ""
     return "\n".join(text.strip().splitlines()[-count:])
 
 

@@ -13,7 +13,7 @@ from recapp import errors
 from recapp.console import tracebacks_wanted
 from recapp.errors import LaunchError, RecappError
 from recapp.processes.faults import explain_output, full_disk_error, is_full, last_lines
-from recapp.processes.launched_ranks import RankFailure
+from recapp.processes.launched_ranks import RankFailure, log_of
 from recapp.processes.stopping import SIGNALS, Stopped
 
 LOST = 255  # multiprocessing's exit code of a process whose fork server is gone
@@ -36,8 +36,8 @@ def explain_failures(failures: Sequence[RankFailure], logs: Path) -> RecappError
     if failure.error_file.exists():
         return _reported(failure, who)
     if is_full(logs):
-        return full_disk_error(logs.parents[1])
-    lines = last_lines((logs / str(failure.rank)).glob("std*.log"), LAST_LINES)
+        return full_disk_error(logs.parent)
+    lines = last_lines(log_of(logs, failure.rank), LAST_LINES)
     aborted = failure.exitcode == -signal.SIGABRT
     known_fault = explain_output(lines, failure.rank) if aborted else None
     error = known_fault or LaunchError(f"{who} {_how(failure.exitcode)}")

@@ -3,7 +3,7 @@
     python -m recapp.train       this process: settings, the launcher
       fork server                imports what ranks need, while this process composes settings
         recapp.worker rank 0     its output is ours, so that a progress bar finds the terminal
-        recapp.worker rank 1     its output is in JOB/ranks/RUN/1/*.log
+        recapp.worker rank 1     its output is in JOB/ranks/1.log
 
 A job has fresh processes, so a sweep never nests and a job that fails leaves nothing behind.
 Python's multiprocessing starts them (`fork_server.py`, `launched_ranks.py`). This file says what
@@ -27,7 +27,7 @@ from recapp.processes.faults import FULL, full_disk_error
 from recapp.processes.first_failure import explain_failures
 from recapp.processes.fork_server import PARENT_PID
 from recapp.processes.forwarding import Forwarding
-from recapp.processes.launched_ranks import LaunchedRanks
+from recapp.processes.launched_ranks import LaunchedRanks, remove_silent
 from recapp.processes.rank_process import Work
 from recapp.processes.stopping import GRACE_SECONDS, Stopped
 
@@ -115,7 +115,7 @@ def launch(
         Stopped: A signal to this process or to a rank has ended the run; all ranks are gone.
     """
     run = uuid.uuid4().hex[:8]
-    logs = config_path.parent / "ranks" / run
+    logs = config_path.parent / "ranks"
     forwarding = Forwarding(grace, reloads)
     with _meeting_point(port) as port:
         works = [
@@ -140,6 +140,7 @@ def launch(
             if forwarding.number:
                 _show_cursor()
     failed = explain_failures(failures, logs) if failures else None
+    remove_silent(logs)
     _raise_what_ended(forwarding.number, failed)
 
 

@@ -32,7 +32,7 @@ from recapp.processes.rank_process import ERROR_FILE, InheritedStream, Work, be_
 
 PATIENCE_SECONDS = 30.0  # with the peers of a rank that failed, which may be saving
 STOPPED_SECONDS = 2.0  # with those of them that are stopped, and hear no signal
-STREAMS = ("stdout", "stderr")
+ERROR_SUFFIX = ".error.json"
 
 
 @dataclass(frozen=True)
@@ -59,28 +59,22 @@ class LaunchedRanks:
 
     Args:
         works: What each rank has to do, by rank.
-        logs: The directory of their logs: `logs/<rank>/stdout.log`, `stderr.log`, `error.json`.
-            What rank 0 prints goes where this process prints.
+        logs: The directory of their logs, of this run alone: `logs/<rank>.log` is what a rank has
+            printed, `logs/<rank>.error.json` how it has failed. What rank 0 prints goes where this
+            process prints.
         preload: The modules that a fork server imports before it forks ranks.
         to_stderr: Whether what rank 0 prints goes to standard error.
     """
 
     def __init__(self, works: Sequence[Work], logs: Path, *, preload: str, to_stderr: bool) -> None:
         self._preload = preload
-        self._works = [self._with_error_file(work, logs) for work in works]
+        _make_empty(logs)
+        self._works = [_with_error_file(work, logs) for work in works]
         self._logs = logs
         self._to_stderr = to_stderr
         self._processes: list[Any] = []
         self._running: dict[int, Any] = {}
         self._ended: set[int] = set()
-
-    @staticmethod
-    def _with_error_file(work: Work, logs: Path) -> Work:
-        folder = logs / work.environment["RANK"]
-        folder.mkdir(parents=True)
-        return Work(
-            work.module, work.config, {**work.environment, ERROR_FILE: str(folder / "error.json")}
-        )
 
     def start(self, method: str, forwarding: Forwarding) -> None:
         """Start all ranks, and give each its work.
@@ -158,9 +152,11 @@ class LaunchedRanks:
         """Open what becomes the standard output and standard error of each rank."""
         with ExitStack() as opened:
             streams = [[_duplicate(2 if self._to_stderr else 1), _duplicate(2)]]
-            for folder in (self._logs / str(rank) for rank in range(1, len(self._works))):
-                paths = [folder / f"{name}.log" for name in STREAMS]
-                streams.append([os.open(path, os.O_WRONLY | os.O_CREAT, 0o666) for path in paths])
+            for rank in range(1, len(self._works)):
+                log = os.open(
+                    log_of(self._logs, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666
+                )
+                streams.append([log, os.dup(log)])
             for descriptor in [descriptor for pair in streams for descriptor in pair]:
                 opened.callback(os.close, descriptor)
             yield streams
@@ -211,6 +207,33 @@ class LaunchedRanks:
             process.join()
         self._running.clear()
         self._processes.clear()
+
+
+def log_of(logs: Path, rank: int) -> Path:
+    """Return the file of what a rank prints, in the directory of the logs."""
+    return logs / f"{rank}.log"
+
+
+def remove_silent(logs: Path) -> None:
+    """Remove the logs of ranks that have printed nothing, and the directory where none is left."""
+    with suppress(OSError):
+        for log in logs.glob("*.log"):
+            if not log.stat().st_size:
+                log.unlink()
+        logs.rmdir()
+
+
+def _make_empty(logs: Path) -> None:
+    """Make the directory of logs; an earlier run has left its own there, maybe of more ranks."""
+    logs.mkdir(parents=True, exist_ok=True)
+    for pattern in ("*.log", f"*{ERROR_SUFFIX}"):
+        for old in logs.glob(pattern):
+            old.unlink()
+
+
+def _with_error_file(work: Work, logs: Path) -> Work:
+    path = logs / f"{work.environment['RANK']}{ERROR_SUFFIX}"
+    return Work(work.module, work.config, {**work.environment, ERROR_FILE: str(path)})
 
 
 def _start_process(context: BaseContext, process: Any) -> None:

@@ -71,8 +71,20 @@ def test_rank_0_speaks_for_all_and_the_others_into_files(start, capfd):
     assert error is None
     assert json.loads((job / "metrics.json").read_text())["ranks"] == 2
     assert capfd.readouterr().out == "rank 0 speaks\n"
-    (log,) = job.glob("ranks/*/1/stdout.log")
-    assert log.read_text() == "rank 1 speaks\n"
+    assert sorted(path.name for path in job.glob("ranks/**/*")) == ["1.log"]
+    assert (job / "ranks" / "1.log").read_text() == "rank 1 speaks\n"
+
+
+def test_logs_are_of_the_last_run_in_a_directory_and_silent_ranks_leave_none(start):
+    _, job = start("fine", "exit")
+    assert (job / "ranks" / "1.log").read_text() == "rank 1 speaks\nabout to leave\n"
+    (job / "ranks" / "3.log").touch()  # of an earlier run of more ranks
+    (job / "ranks" / "own.txt").touch()
+    assert start("fine", "quiet")[0] is None
+    assert [path.name for path in job.glob("ranks/*")] == ["own.txt"]
+    (job / "ranks" / "own.txt").unlink()
+    assert start("fine", "quiet")[0] is None
+    assert not (job / "ranks").exists()
 
 
 def test_a_rank_whose_output_nobody_reads_says_so(start):

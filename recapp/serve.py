@@ -51,7 +51,8 @@ def serve(config: dict[str, Any], job: Job) -> None:
     for name in NEEDED:
         if find_spec(name) is None:
             raise ConfigError(
-                f'recapp.serve needs {name}, which is not there: pip install "recapp[serve]"'
+                f"recapp.serve needs {name}, which is not there: in the clone of recapp, "
+                'pip install ".[serve]"'
             )
     settings = config | {"artefact": str(Path(config["artefact"]).expanduser().absolute())}
     if (here := rank_info()) is not None:

@@ -152,7 +152,8 @@ def test_without_the_extra_it_says_how_to_install_it(artefact, tmp_path):
     )
     assert ran.returncode == 1
     assert ran.stderr == (
-        'error: recapp.serve needs uvicorn, which is not there: pip install "recapp[serve]"\n'
+        "error: recapp.serve needs uvicorn, which is not there: in the clone of recapp, "
+        'pip install ".[serve]"\n'
     )
 
 

@@ -2,6 +2,7 @@
 // Reads /metrics once a second and draws the last two minutes; sends the rows of the text field.
 const SECONDS = 120;
 const WINDOW = 5;      // seconds that a quantile is of
+const LINES = 24;      // of rows to try, unless one row has more
 const model = document.body.dataset.model;
 const of = id => document.getElementById(id);
 const base = "/v2/models/" + encodeURIComponent(model);
@@ -84,6 +85,7 @@ function show(now, last, first) {
   of("p50").textContent = point.p50 === null ? "–" : short(point.p50) + " ms";
   of("p99").textContent = point.p99 === null ? "–" : short(point.p99) + " ms";
   of("batch").textContent = batches ? short((now.rows - first.rows) / batches) : "–";
+  of("total").textContent = now.requests.toLocaleString("en");
   of("refused").textContent = short((now.refused - last.refused) / seconds);
   of("memory").textContent = Math.round(now.memory / 1e6).toLocaleString("en") + " MB";
   draw();
@@ -111,7 +113,7 @@ function chart(svg, lines) {
   const left = 44, right = 70, top = 10, bottom = 24;
   const now = drawn.length ? drawn[drawn.length - 1].at : 0;
   const values = lines.flatMap(line => drawn.map(p => p[line.key]).filter(v => v !== null));
-  const marks = ticks(Math.max(1e-9, ...values));
+  const marks = ticks(Math.max(0, ...values) || 1);
   const most = marks[marks.length - 1];
   const x = at => left + (width - left - right) * (1 - (now - at) / SECONDS);
   const y = value => height - bottom - (height - top - bottom) * value / most;
@@ -128,7 +130,9 @@ function chart(svg, lines) {
       "text-anchor": ago === SECONDS ? "start" : ago ? "middle" : "end" }, text));
   if (!values.length)
     svg.append(element("text", { x: (left + width - right) / 2, y: height / 2,
-      "text-anchor": "middle" }, "no requests in the last two minutes"));
+      "text-anchor": "middle" }, performance.now() < SECONDS * 1e3
+      ? "no request was answered since this page was opened"
+      : "no request was answered in the last two minutes"));
   const ends = [];
   for (const line of lines) {
     let path = "", pen = "M";
@@ -159,7 +163,12 @@ function draw() {
 async function example() {
   const answer = await fetch(base + "/example");
   const { rows, made_up } = await answer.json();
-  of("rows").value = '{"rows": [\n' + rows.map(written).join(",\n") + "\n]}";
+  const shown = rows.map(written);
+  while (shown.length > 1 && shown.join("\n").split("\n").length > LINES) shown.pop();
+  const box = of("rows");
+  box.value = '{"rows": [\n' + shown.join(",\n") + "\n]}";
+  box.style.height = "0";
+  box.style.height = `${box.scrollHeight + box.offsetHeight - box.clientHeight}px`;
   of("origin").textContent = made_up
     ? "This row is made up: the data of the training are not here." : "";
 }

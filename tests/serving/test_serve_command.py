@@ -347,6 +347,20 @@ def test_the_page_shows_the_model_and_sends_a_request(server, scorer, browser):
     browser.faults.clear()
 
 
+def test_the_page_counts_what_was_answered_before_it_was_opened_and_shows_whole_rows(
+    server, browser
+):
+    assert server.ask("POST", "/v2/models/clicks/infer_arrow", arrow(rows(3)))[0] == 200
+    browser.open(server.address)
+    assert int(browser.until("document.getElementById('total').textContent.match(/[0-9]+/)?.[0]"))
+    said = browser.value("document.getElementById('latency').textContent")
+    assert "no request was answered since this page was opened" in said
+    browser.until("document.getElementById('rows').value")
+    box = "document.getElementById('rows')"
+    assert browser.value(f"{box}.scrollHeight <= {box}.clientHeight")
+    assert browser.faults == []
+
+
 def test_the_page_draws_latency_and_throughput_live(server, browser):
     browser.open(server.address)
     path = "/v2/models/clicks/infer_arrow"

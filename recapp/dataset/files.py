@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from glob import escape, glob, has_magic
 from pathlib import Path
 
-from recapp.dataset.text_files import TEXT_SUFFIXES, conversion, converted_name
+from recapp.dataset.text_files import TEXT_SUFFIXES, conversion, new_folder, root_of
 from recapp.errors import DataError, suggest
 
 _FILE_LIST = "_file_list.txt"
@@ -128,28 +128,23 @@ def _parquet(files: Sequence[str], setting: str, given: str, pattern: str = "") 
     first = left[0]
     mixed = len(left) < len(files)
     alike = [text for text in left if text.suffix == first.suffix]
-    written = given
     named = Path(given)
-    if named == first:
-        lines = conversion(alike, None)
-        written = converted_name(first)
-    elif named.is_dir():
+    if named.is_dir():
         depth = len(first.relative_to(named).parts)
-        partitions = "/".join([escape(str(named)), *["*=*"] * (depth - 1), f"*{first.suffix}"])
-        lines = conversion(alike, partitions)
-    else:
-        lines = conversion(alike, pattern)
-        if first in map(Path, glob(pattern)) and not mixed:
-            written = f"{given.removesuffix(first.suffix)}.parquet"
-    then = f"set {setting}={written}"
-    if named.name == _FILE_LIST:
-        then = f"name the .parquet files in {given}"
+        pattern = "/".join([escape(str(named)), *["*=*"] * (depth - 1), f"*{first.suffix}"])
+    listed = named.name == _FILE_LIST
+    beside = mixed or listed or len(alike) < len(files)  # of one data set with files that stay
+    root = root_of(alike)
+    name = first.name.partition(".")[0] if named == first else root.resolve().name
+    folder = root if beside else new_folder(name)
+    written = given if beside else str(folder)
+    then = f"name the .parquet files in {given}" if listed else f"set {setting}={written}"
     error = DataError(
         f"{setting}={given}: {first.name} is read after it is converted to Parquet: "
-        f"run the three lines of Python above, then {then}"
+        f"run the lines of Python above, then {then}"
         f"{'; or move it elsewhere, away from the Parquet files' if mixed else ''}"
     )
-    for line in lines:
+    for line in conversion(alike, None if named == first else pattern, folder):
         error.add_note(line)
     raise error
 

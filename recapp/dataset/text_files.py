@@ -1,4 +1,5 @@
-"""CSV and TSV logs: recapp reads Parquet; here are the three lines of Python that convert them.
+"""CSV and TSV logs: recapp reads Parquet; here are the lines of Python that convert them. They
+write below the working directory, because nobody may be allowed to write where logs lie.
 
 Every column stays text, from which recapp reads ids, numbers and labels. Types that pyarrow would
 guess change ids: "007" becomes 7, and hexadecimal words that happen to be of digits alone become
@@ -10,47 +11,63 @@ pandas gives to columns without names. Without a header pyarrow calls the column
 """
 
 import gzip
+import os
 import zlib
 from collections.abc import Sequence
 from glob import glob
+from itertools import chain, count
 from pathlib import Path
 
 TEXT_SUFFIXES = (".csv", ".tsv", ".gz")
 _FIRST_BYTES = 65_536  # at the beginning of a file, in which its first line is sought
 
 
-def conversion(files: Sequence[Path], pattern: str | None) -> list[str]:
-    """Return the three lines that convert text files to Parquet beside them.
+def conversion(files: Sequence[Path], pattern: str | None, folder: Path) -> list[str]:
+    """Return the lines that convert text files to Parquet.
 
     Args:
         files: At least one file, all with the same suffix.
         pattern: A glob to show instead of their names, where it finds these files and no others;
             None for a file that was named itself.
+        folder: Where the Parquet files are written, as the text files lie below `root_of(files)`.
     """
-    options = _options(_first_line(files[0]))
-    one = len(files) == 1 and pattern is None
-    name = repr(str(files[0])) if one else "name"
-    columns = f"csv.open_csv({name}{options}).schema.names"
-    text = f"csv.ConvertOptions(column_types=dict.fromkeys({columns}, 'string'))"
-    rows = f"csv.read_csv({name}{options}, convert_options={'text' if one else text})"
-    if one:
-        return [
-            "from pyarrow import csv, parquet",
-            f"text = {text}",
-            f"parquet.write_table({rows}, {converted_name(files[0])!r})",
-        ]
     exact = pattern is not None and {Path(found) for found in glob(pattern)} == set(files)
     names = f"glob({pattern!r})" if exact else repr([str(file) for file in files])
+    root = repr(str(root_of(files)))
     return [
-        f"{'from glob import glob; ' if exact else ''}from pyarrow import csv, parquet",
-        f"for name in {names}:",
-        f"    parquet.write_table({rows}, name.rpartition('.')[0] + '.parquet')",
+        *(["from glob import glob"] if exact else []),
+        "from pathlib import Path",
+        "from pyarrow import csv, parquet",
+        f"folder = Path({str(folder)!r})  # where the Parquet files are written",
+        "options = {}",
+        *(
+            f"options[{name!r}] = {value}"
+            for name, value in _options(_first_line(files[0])).items()
+        ),
+        f"for source in {names}:",
+        "    names = csv.open_csv(source, **options).schema.names",
+        "    text = csv.ConvertOptions(column_types=dict.fromkeys(names, 'string'))",
+        f"    below = Path(source).absolute().relative_to({root})",
+        "    target = (folder / below).with_suffix('.parquet')",
+        "    target.parent.mkdir(parents=True, exist_ok=True)",
+        "    table = csv.read_csv(source, convert_options=text, **options)",
+        "    parquet.write_table(table, target)",
     ]
 
 
-def converted_name(file: Path) -> str:
-    """Return the path of the Parquet file that is made of a text file."""
-    return f"{str(file).rpartition('.')[0]}.parquet"
+def root_of(files: Sequence[Path]) -> Path:
+    """Return the deepest directory that holds all files."""
+    return Path(os.path.commonpath([file.parent.absolute() for file in files]))
+
+
+def new_folder(name: str) -> Path:
+    """Return a directory below the working directory's `data` that is not there yet.
+
+    Args:
+        name: Its name; a number is appended where another has it.
+    """
+    numbered = (Path("data", f"{name}_{number}") for number in count(2))
+    return next(folder for folder in chain([Path("data", name)], numbered) if not folder.exists())
 
 
 def _first_line(file: Path) -> str:
@@ -67,7 +84,7 @@ def _first_line(file: Path) -> str:
         return ""
 
 
-def _options(line: str) -> str:
+def _options(line: str) -> dict[str, str]:
     """Return the arguments that `read_csv` needs for a file with this first line."""
     delimiter = "\t" if "\t" in line else ";" if line.count(";") > line.count(",") else ","
     names = [name.strip('"') for name in line.split(delimiter)]
@@ -76,14 +93,12 @@ def _options(line: str) -> str:
         _is_number(name) for name in names
     )
     header = without_gaps and (named or names == [str(index) for index in range(len(names))])
-    arguments = (
-        "" if delimiter == "," else f", parse_options=csv.ParseOptions(delimiter={delimiter!r})"
-    )
-    return (
-        arguments
-        if header or not line
-        else f"{arguments}, read_options=csv.ReadOptions(autogenerate_column_names=True)"
-    )
+    options = {}
+    if delimiter != ",":
+        options["parse_options"] = f"csv.ParseOptions(delimiter={delimiter!r})"
+    if line and not header:
+        options["read_options"] = "csv.ReadOptions(autogenerate_column_names=True)"
+    return options
 
 
 def _is_number(text: str) -> bool:

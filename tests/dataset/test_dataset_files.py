@@ -106,6 +106,12 @@ def test_a_file_uri_is_refused_with_the_path_that_it_means():
         file_names("file:///data/x")
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path_factory, monkeypatch):
+    """Lines that an error shows write into the working directory."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("working"))
+
+
 def converted(path, setting="dataset.path", mixed=False):
     """Run the very lines that the error shows, as a user would; return the path that it names."""
     with pytest.raises(DataError) as error:
@@ -113,7 +119,9 @@ def converted(path, setting="dataset.path", mixed=False):
     text = str(error.value)
     lines = error.value.__notes__
     assert "\n" not in text and text.startswith(f"{setting}={path}: ")
-    assert len(lines) == 3 and not any("\n" in line for line in lines)
+    assert not any("\n" in line for line in lines)
+    shown = [line for line in lines if not line.startswith(("for ", "    below", "folder"))]
+    assert max(map(len, shown)) <= 80  # but for lines with paths
     exec("\n".join(lines), {})
     assert text.endswith("; or move it elsewhere, away from the Parquet files") == mixed
     return text.rpartition(f"{setting}=")[2].partition(";")[0]
@@ -133,6 +141,41 @@ def test_the_lines_convert_a_file_whatever_its_delimiter_and_compression(tmp_pat
         gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
     )
     assert rows_of(converted(tmp_path / name)) == [1, 2]
+
+
+def test_the_lines_write_where_the_error_says_and_nothing_beside_the_text(tmp_path):
+    for name in ("train", "other/train", "lone"):
+        csv_file(tmp_path / "logs" / name / "a.csv")
+    before = sorted((tmp_path / "logs").rglob("*"))
+    assert converted(tmp_path / "logs" / "train") == "data/train"
+    assert converted(tmp_path / "logs" / "other" / "train") == "data/train_2"
+    assert converted(tmp_path / "logs" / "lone" / "a.csv") == "data/a"
+    assert sorted((tmp_path / "logs").rglob("*")) == before
+    for path in ("data/train", "data/train_2", "data/a"):
+        assert rows_of(path) == [7]
+
+
+def test_the_lines_say_where_they_write(tmp_path):
+    csv_file(tmp_path / "logs" / "a.csv")
+    with pytest.raises(DataError) as error:
+        file_names(str(tmp_path / "logs"))
+    assert "folder = Path('data/logs')  # where the Parquet files are written" in (
+        error.value.__notes__
+    )
+    assert str(error.value).endswith(
+        "run the lines of Python above, then set dataset.path=data/logs"
+    )
+
+
+@pytest.mark.parametrize("kinds", ["csv tsv", "csv parquet"])
+def test_what_belongs_to_files_that_stay_is_converted_beside_them(tmp_path, kinds):
+    write_numbered(tmp_path, [[2]])
+    if "parquet" not in kinds:
+        (tmp_path / "part-0.parquet").unlink()
+        (tmp_path / "b.tsv").write_text(CSV.replace(",", "\t"))
+    csv_file(tmp_path / "a.csv")
+    assert converted(tmp_path, mixed="parquet" in kinds) == str(tmp_path)
+    assert (tmp_path / "a.parquet").exists()
 
 
 @pytest.mark.parametrize("given", ["", "*.csv", "day_*"])
@@ -176,7 +219,7 @@ def test_a_header_is_distinguished_from_a_row(tmp_path, header, named):
     (tmp_path / "x.csv").write_text(f"{header}\n")
     with pytest.raises(DataError) as error:
         file_names(str(tmp_path / "x.csv"))
-    assert ("autogenerate_column_names" not in error.value.__notes__[1]) == named
+    assert ("autogenerate_column_names" not in "".join(error.value.__notes__)) == named
 
 
 @pytest.mark.parametrize("content", [b"", b"\x1f\x8bno gzip", b"\xff\xfe\x00"])

@@ -5,8 +5,45 @@ from collections.abc import Collection, Mapping
 import pyarrow as pa
 import pyarrow.types as pt
 
-from recapp.dataset.arrow_types import id_type, is_id, is_number, is_text, value_type
+from recapp.dataset.arrow_types import id_type, is_id, is_list, is_number, is_text, value_type
 from recapp.errors import DataError
+
+
+def _instead(arrow_type: pa.DataType, use: str) -> str:
+    """Return what can be done about a column whose type cannot be read, after a semicolon; empty
+    where nothing is known.
+
+    Args:
+        arrow_type: Its type.
+        use: What it is used for.
+    """
+    plain = id_type(arrow_type) if use == "sparse feature" else value_type(arrow_type)
+    if use == "label":
+        return "; write a column of 0 and 1"
+    if pt.is_temporal(plain):
+        return (
+            "; write the hour, the weekday or the day as an integer"
+            if use == "sparse feature"
+            else "; write the seconds, hours or days since a date as a number"
+        )
+    if pt.is_decimal(plain):
+        return f"; cast it to {'int64 or string' if use == 'sparse feature' else 'float64'}"
+    if pt.is_struct(plain):
+        return "; write each of its fields as a column"
+    if pt.is_map(plain):
+        return "; write its keys as a list of ids"
+    if pt.is_boolean(plain):
+        return "; cast it to int64: 0 and 1"
+    if pt.is_fixed_size_binary(plain):
+        return "; cast it to binary, whose bytes are read as text"
+    if is_list(plain) and use == "dense feature":
+        return (
+            "; write each number of its lists as a column, or name it in dataset.sparse if they "
+            "hold ids"
+        )
+    if is_list(plain):
+        return "; write one list of ids a row"
+    return ""
 
 
 def check_types(
@@ -48,6 +85,7 @@ def check_types(
             )
             raise DataError(
                 f"{file}: column {column} ({use} {name}) has type {own_type}; allowed: {wanted}"
+                f"{_instead(own_type, use)}"
             )
         if pt.is_fixed_size_list(arrow_type) and arrow_type.list_size == 0:
             raise DataError(

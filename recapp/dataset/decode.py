@@ -42,6 +42,8 @@ Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 _FINITE = " in 32 bits; write a number up to 3.4e38, or null where it is missing, which counts as 0"
+_LABEL = ": write 1 for what counts as a click (such as a rating of 4 or more), 0 for what does not"
+_ID = ": write a whole number, or use the column as a dense feature"
 _NO_ENTRY = (
     "is damaged: its page's dictionary has no such entry; write the file again or leave it out"
 )
@@ -166,7 +168,7 @@ def decode_labels(column: pa.Array) -> Float32Array:
             bad |= missing
     if bad.any():
         index = int(np.argmax(bad))
-        raise BadValue(index, f"holds {shown(column[index])}; a label must be 0 or 1")
+        raise BadValue(index, f"holds {shown(column[index])}; a label must be 0 or 1{_LABEL}")
     labels: Float32Array = values.astype(np.float32, copy=False)
     return labels
 
@@ -270,7 +272,7 @@ def _from_whole_floats(column: pa.Array) -> Int64Array:
     good = (whole == np.floor(whole)) & (np.abs(whole) < 2**53)
     if not good.all():
         index = int(np.argmin(good))
-        raise BadValue(index, f"holds {values[index]}; an id must be an integer or text")
+        raise BadValue(index, f"holds {values[index]}; an id must be an integer or text{_ID}")
     ids: Int64Array = whole.astype(np.int64)
     ids[missing] = MISSING
     return ids

@@ -286,7 +286,12 @@ def test_keys_keep_the_order_of_the_schema_whatever_the_file_and_kind(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
-        ({"label": [0, 1, 2]}, "column label, row 2 holds 2; a label must be 0 or 1"),
+        (
+            {"label": [0, 1, 3]},
+            r"column label, row 2 holds 3; a label must be 0 or 1: write 1 for what counts as a "
+            r"click \(such as a rating of 4 or more\), 0 for what does not$",
+        ),
+        ({"label": [0.0, 0.64]}, "column label, row 1 holds 0.64; a label must be 0 or 1: write 1"),
         ({"label": [0, None, 1]}, "column label, row 1 holds None; a label must be 0 or 1"),
         ({"label": ["0", "1", "yes"]}, "column label, row 2 holds 'yes'; a label must be 0 or 1"),
         (
@@ -314,7 +319,7 @@ def test_keys_keep_the_order_of_the_schema_whatever_the_file_and_kind(tmp_path):
             "column label, row 2 holds '1.000000000001'; a label must be 0 or 1",
         ),
         ({"label": [True, None, False]}, "column label, row 1 holds None; a label must be 0 or 1"),
-        ({"id": [1.0, 2.5, 3.0]}, "column id, row 1 holds 2.5; an id must be an integer or text"),
+        ({"id": [1.0, 2.5, 3.0]}, "column id, row 1 holds 2.5; an id must be .*: write a whole"),
         (
             {"id": [1, -(2**63), 3]},
             "column id, row 1 holds -9223372036854775808, the one number that is no id",

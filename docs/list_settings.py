@@ -8,7 +8,7 @@ What stands above the mark in that page is written by hand, what stands below it
 
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -81,29 +81,36 @@ def group_lines(group: str) -> Iterator[str]:
     if group == EXPERIMENT:
         yield from wrapped("Yours: a file `FOLDER/experiment/NAME.yaml`, see above.")
         return
-    listed: set[str] = set()
-    for name in sorted(names, key=lambda name: (bool(_parents(group, name)), name != chosen)):
-        yield from option_lines(group, name, listed)
+    names.sort(key=lambda name: (bool(_parents(group, name)), name != chosen))
+    lines: dict[str, list[str]] = {}
+    for name in names:
+        for key, line in option_lines(group, name).items():
+            lines.setdefault(key, line)
+    parts = list(dict.fromkeys(key.partition(".")[0] for key in lines))
+    for key in sorted(lines, key=lambda key: parts.index(key.partition(".")[0])):
+        yield from lines[key]
+    yield from inner_lines(group, names)
 
 
-def option_lines(group: str, option: str, listed: set[str]) -> Iterator[str]:
-    """Yield a line for each setting of an option that was not listed before."""
+def option_lines(group: str, option: str) -> dict[str, list[str]]:
+    """Return the lines of each setting of an option, by its name in the group."""
     path = option_file(group, option)
     assert path is not None
-    found = comments_of(path)
     plain = yaml.safe_load(path.read_text()) or {}
     kinds = _kinds(group, option)
-    for key, words in found.of.items():
-        if key in listed or (set(key.split(".")[:-1]) & set(WHOLE)) or key == "defaults":
-            continue
-        listed.add(key)
-        yield from setting(f"{group}.{key}", _at(plain, key), words, _kind(kinds, key))
-    for inner in sorted(path.parent.glob("*/*.yaml")):
-        name = f"{inner.parent.name}={inner.stem}"
-        if name in listed:
-            continue
-        listed.add(name)
+    return {
+        key: list(setting(f"{group}.{key}", _at(plain, key), words, _kind(kinds, key)))
+        for key, words in comments_of(path).of.items()
+        if not set(key.split(".")[:-1]) & set(WHOLE) and key != "defaults"
+    }
+
+
+def inner_lines(group: str, names: Sequence[str]) -> Iterator[str]:
+    """Yield lines of the options of groups inside of a group, such as optimizer/schedule."""
+    folders = {path.parent for name in names if (path := option_file(group, name))}
+    for inner in sorted({inner for folder in folders for inner in folder.glob("*/*.yaml")}):
         yield ""
+        name = f"{inner.parent.name}={inner.stem}"
         yield from wrapped(f"`{group}/{name}`: {comments_of(inner).about}")
         yield ""
         inside = yaml.safe_load(inner.read_text())

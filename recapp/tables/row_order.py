@@ -3,9 +3,10 @@ more often than others are dealt over all strips.
 
     row  --x multiplier + shift, mod R-->  position 0..R-1  --plan-->  rank
 
-Where ids are sorted by frequency, or the newest are the busiest, contiguous strips of rows crowd on
-one rank what a batch asks for. Under `row_order: mixed` a plan's rectangles are rectangles of
-*positions*. Rows keep their numbers everywhere else: start values, `state_dict`, whole tables.
+Ids may be sorted by frequency, or the newest ids may be the busiest. Then most rows that a batch
+asks for lie in one contiguous strip, on one rank. Under `row_order: mixed` a plan's rectangles are
+rectangles of *positions*. Rows keep their numbers everywhere else: start values, `state_dict`,
+whole tables.
 
 The bijection is affine. The multiplier is near R / 1.618, coprime to R, and R / multiplier has
 small partial quotients as a continued fraction; so the positions of neighbouring rows spread as

@@ -49,6 +49,8 @@ def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Pict
         return (
             f"no run has readings of {' or '.join(shown)} in csv/metrics.csv (logger=csv writes it)"
         )
+    if len(variants) == 1 and (alone := _one_reading(variants[0], shown)):
+        return alone
     colors = _colors(variants, objective)
     with sheet(COLUMN, 3.2 + legend_height(_named(variants, colors))) as s:
         axes = s.axes[0]
@@ -73,6 +75,20 @@ def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Pict
         alt = f"Curves over steps; {title} of the checkpoints that are kept: {values}."
         caption = " ".join([*_about_curves(variants, training), *outside])
         return s.finish(file_of(name), title_of(name), alt, caption)
+
+
+def _one_reading(variant: Variant, names: Sequence[str]) -> str:
+    """Return in words what was read where no curve has two readings; empty where one has."""
+    curves = {name: [run.curve(name) for run in variant.runs] for name in names}
+    if any(len(curve) > 1 for found in curves.values() for curve in found):
+        return ""
+    said = [
+        f"{Objective(name).title.replace('train_', 'training ')} {value:.5f} after step {step}"
+        for name, found in curves.items()
+        for curve in found
+        for step, value in curve.items()
+    ]
+    return f"a curve needs two readings (trainer.val_check_interval); there is {', '.join(said)}"
 
 
 def file_of(name: str) -> str:

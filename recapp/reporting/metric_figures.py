@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recapp.reporting.comparison import SEED, texts_of
+from recapp.reporting.comparison import SEED, short_names, texts_of
 from recapp.reporting.drawing import BAR, BEST, COLUMN, Picture, sheet
 from recapp.reporting.objective import Objective
 from recapp.reporting.variants import Interval, Run, varied_settings
@@ -57,7 +57,8 @@ def metric_by(name: str, runs: Sequence[Run], objective: Objective) -> Picture |
         axes.plot(positions[best[0]], best[1], "o", color=BEST, markersize=8, zorder=4, **white)
         _axis(axes, positions, names, numbers=numbers)
         _name_best(axes, positions[best[0]], best[1], objective)
-        axes.set(xlabel=name, ylabel=objective.title)
+        label = short_names(list(varied_settings(runs))).get(name, name)  # as legends say it
+        axes.set(xlabel=label, ylabel=objective.title)
         axes.grid(True, axis="y")
         first = list(means.items())[:ALT_VALUES]
         numbers_read = "; ".join(_summary_of(names[v], mean) for v, mean in first)

@@ -448,19 +448,25 @@ def traffic_picture(explained: Explained) -> Picture:
         ):
             axes.axhline(first, color="white", linewidth=1.5)
             axes.axvline(first, color="white", linewidth=1.5)
-        for pair in pairs if world <= 10 else []:
+        scale, unit = drawing.byte_unit(most)
+        spec = drawing.spec_of(pair["bytes"] / scale for pair in pairs)
+        written = pairs if world <= 10 else []
+        for pair in written:
             shade = image.cmap(image.norm(pair["bytes"]))
             axes.text(
                 pair["target"],
                 pair["source"],
-                size(pair["bytes"]).replace(" ", "\n"),
+                format(pair["bytes"] / scale, spec),
                 ha="center",
                 va="center",
                 fontsize=7.5,
                 color=drawing.ink_on(shade),
             )
+        cells = f", cells in {unit}" if written else ""
         axes.set(
-            title=f"Bytes per step: {size(total)} in all", xlabel="to rank", ylabel="from rank"
+            title=f"Bytes per step: {size(total)} in all{cells}",
+            xlabel="to rank",
+            ylabel="from rank",
         )
         return s.finish(
             "plan_traffic",

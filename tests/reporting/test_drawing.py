@@ -71,7 +71,8 @@ def test_an_axis_of_steps_has_no_half_steps(tmp_path, monkeypatch, steps, readin
     (tmp_path / "run/csv").mkdir()
     rows = [f"{step},0.{60 - step}" for step in range(steps - readings, steps)]
     (tmp_path / "run/csv/metrics.csv").write_text("\n".join(["step,val_auc", *rows]) + "\n")
-    drawn = axes_of(lambda: curve_figures.curves("val_auc", [variant], Objective()), monkeypatch)
+    variants = [variant] * (1 if readings > 1 else 2)  # one reading of one run is said in words
+    drawn = axes_of(lambda: curve_figures.curves("val_auc", variants, Objective()), monkeypatch)
     assert all(tick == int(tick) for tick in drawn.axes[0].get_xticks())
     trained = list(range(steps - readings + 1, steps + 1))  # not the numbers of steps from 0
     assert list(drawn.axes[0].lines[0].get_xdata()) == trained
@@ -95,6 +96,7 @@ def test_the_metric_stands_on_a_log_axis_where_numbers_span_a_decade(
     )
     means, dots, best = drawn.axes[0].lines
     assert drawn.axes[0].get_xscale() == scale
+    assert drawn.axes[0].get_xlabel() == "lr"
     assert list(dots.get_xdata()) == [rate for rate in rates for _ in (1, 2)]
     assert list(means.get_ydata()) == pytest.approx([0.7 + 1.5 * rate for rate in rates])
     assert list(best.get_ydata()) == pytest.approx([0.7 + 2 * rates[-1]])

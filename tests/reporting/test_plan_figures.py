@@ -102,6 +102,21 @@ def test_a_plan_is_drawn_as_png_and_svg(tmp_path):
         assert path.read_bytes().startswith(b"\x89PNG" if path.suffix == ".png" else b"<svg")
 
 
+def test_the_unit_of_what_ranks_send_stands_once_above_the_cells(monkeypatch):
+    said = {}
+
+    def finish(sheet, name, *rest):
+        axes = sheet.axes[0]
+        said[name] = (axes.get_title(loc="left"), [text.get_text() for text in axes.texts])
+        return drawing.Picture(name, "", "", "", "<svg></svg>", b"")
+
+    monkeypatch.setattr(drawing.Sheet, "finish", finish)
+    plan_pictures(explained(8, 3))
+    title, cells = said["plan_traffic"]
+    assert title == "Bytes per step: 12.0 kB in all, cells in kB"
+    assert cells == ["1.00", "1.00", "2.00", "2.00", "3.00", "3.00"]
+
+
 def test_every_shard_has_the_colour_of_its_rank():
     tables = plan_pictures(explained(8, 4))[0]
     colors = drawing.rank_colors(4)

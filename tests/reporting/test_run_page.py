@@ -130,6 +130,20 @@ def test_a_run_that_failed_has_its_error_and_the_curves_so_far(unpainted, tmp_pa
     ]
 
 
+def test_one_reading_is_said_and_not_drawn(unpainted, tmp_path):
+    folder = make_run(tmp_path / "run")
+    header, *_ = (folder / "csv/metrics.csv").read_text().splitlines()
+    rows = ["19,0.6,0.7,,", "19,,,0.5,0.75"]
+    (folder / "csv/metrics.csv").write_text("\n".join([header, *rows]) + "\n")
+    made = write_report(folder, lambda chosen: DEFAULTS)
+    assert "curve_of_val_auc" not in " ".join(str(row["file"]) for row in made)
+    said = " ".join(parts(folder / "report.html").said)
+    assert (
+        "a curve needs two readings (trainer.val_check_interval); there is validation AUC 0.75000 "
+        "after step 20, training auc 0.70000 after step 20"
+    ) in said
+
+
 def test_a_run_that_was_stopped_and_could_say_so_has_its_results(unpainted, tmp_path):
     stop = {
         "status": "stopped",

@@ -58,12 +58,7 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
     from recapp.app import build_trainer, build_training
     from recapp.app.build_strategy import build_strategy
     from recapp.app.measured import metrics_of_run, note_no_validation, write_prediction
-    from recapp.app.resume import (
-        changed_optimizer,
-        end_without_training,
-        lacks_validation,
-        limit_reached,
-    )
+    from recapp.app.resume import changed_optimizer, complete_last_step, end_without_training
     from recapp.trainer.callbacks import (
         ClaimDirectory,
         KeepPosition,
@@ -74,13 +69,11 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
     from recapp.trainer.dynamic_rows import LogDynamicRows
     from recapp.trainer.ending import EndTogether
     from recapp.trainer.keep_last import KeepLast
-    from recapp.trainer.last_validation import validate_only
     from recapp.trainer.performance_recorder import RecordPerformance
     from recapp.trainer.progress import NoteEarlyStop, NoteFall, ProgressLines, TerminalProgress
 
-    limit = limit_reached(settings)
-    if limit and not lacks_validation(settings):
-        return end_without_training(settings, limit), None
+    if (ended := end_without_training(settings)) is not None:
+        return ended, None
 
     here = rank_info()
     write_sizes = None if here and here.rank else partial(update_settings, settings, job_dir)
@@ -128,8 +121,7 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
         settings, strategy, callbacks, loggers, ranks=ranks_here()
     )
 
-    if limit:
-        validate_only(trainer)
+    complete_last_step(trainer, settings)
     try:
         with build_trainer.in_one_line():
             trainer.fit(module, datamodule=data, ckpt_path=settings["ckpt_path"])

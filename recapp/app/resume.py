@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
+from lightning.pytorch import Trainer
+
 from recapp.app.build_trainer import length
 from recapp.checkpoints.directory import read_manifest
 from recapp.console import short_path
 from recapp.processes.rank_environment import rank_info
 from recapp.settings.dependent_settings import without_validation
 from recapp.trainer.changed_optimizer import ChangedOptimizer
+from recapp.trainer.last_validation import validate_only
 
 Settings = Mapping[str, Any]
 
@@ -26,7 +29,31 @@ def limit_reached(settings: Settings) -> str | None:
     return f"trainer.max_epochs={epochs}" if 0 <= epochs <= manifest.position["epoch"] else None
 
 
-def lacks_validation(settings: Settings) -> bool:
+def end_without_training(settings: Settings) -> dict[str, Any] | None:
+    """Return what goes into `metrics.json` where nothing is left to train, and say so; None where
+    something is left, be it the validation of a last step that a signal has cut off.
+
+    Args:
+        settings: Those of the run.
+    """
+    limit = limit_reached(settings)
+    if limit is None or _lacks_validation(settings):
+        return None
+    return _metrics_of_checkpoint(settings, limit)
+
+
+def complete_last_step(trainer: Trainer, settings: Settings) -> None:
+    """Have a trainer validate the last step alone, where the checkpoint has reached the limit.
+
+    Args:
+        trainer: The trainer, before `fit`.
+        settings: Those of the run.
+    """
+    if limit_reached(settings):
+        validate_only(trainer)
+
+
+def _lacks_validation(settings: Settings) -> bool:
     """Return whether the checkpoint to resume from was saved by a signal, and not validated though
     rows validate.
     """
@@ -34,7 +61,7 @@ def lacks_validation(settings: Settings) -> bool:
     return not metrics and without_validation(settings) is None
 
 
-def end_without_training(settings: Settings, limit: str) -> dict[str, Any]:
+def _metrics_of_checkpoint(settings: Settings, limit: str) -> dict[str, Any]:
     """Print that nothing is left to train, and return the checkpoint's own metrics for
     `metrics.json`.
 

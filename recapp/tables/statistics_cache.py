@@ -109,14 +109,13 @@ def _path(files: Sequence[str | Path]) -> Path | None:
     return cache / "recapp" / "statistics" / f"{name}.json"
 
 
+# by platform: the variable that names a user's caches, and where they are else, below the home
+_CACHES = {"win32": ("LOCALAPPDATA", "AppData/Local"), "darwin": ("", "Library/Caches")}
+
+
 def _user_cache() -> Path | None:
     """Return the directory of this user's caches, where numba and others keep theirs, too."""
-    if sys.platform == "win32":
-        named, usual = "LOCALAPPDATA", "AppData/Local"
-    elif sys.platform == "darwin":
-        named, usual = "", "Library/Caches"
-    else:
-        named, usual = "XDG_CACHE_HOME", ".cache"
+    named, usual = _CACHES.get(sys.platform, ("XDG_CACHE_HOME", ".cache"))
     if given := os.environ.get(named):
         return Path(given)
     try:

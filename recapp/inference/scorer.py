@@ -137,7 +137,8 @@ class Scorer(nn.Module):
 
         Args:
             rows: An Arrow table, such as `pyarrow.parquet.read_table` returns; a data frame of
-                pandas or polars; a mapping of names to columns.
+                pandas or polars; a mapping of names to columns, in whose lists and arrays NaN is a
+                missing value. Columns that are no feature are left out.
 
         Raises:
             DataError: As of `batch`.

@@ -248,7 +248,6 @@ def row():
         ({"words": {}}, "feature words holds an object; allowed: an integer, text, or a list"),
         ({"many": [[1]]}, "feature many holds a list; allowed: an integer or text"),
         ({"many": 3}, "feature many is one id here and a list in line 1: write it one way"),
-        ({"label": 1}, "feature 'label' is unknown; the model has n1, n2, n3"),
     ],
 )
 def test_a_value_that_cannot_be_read_is_named_with_its_line(program, made, row, change, said):
@@ -257,10 +256,19 @@ def test_a_value_that_cannot_be_read_is_named_with_its_line(program, made, row, 
     assert found.startswith("standard input line 3: ") and said in found
 
 
+def test_names_that_are_no_features_are_left_out(program, made, row):
+    given = "\n".join(json.dumps(each) for each in (row, row | {"label": 1, "other": [{}]}))
+    ran = subprocess.run([program, made(0)], input=given.encode(), capture_output=True, check=True)
+    first, second = ran.stdout.splitlines()
+    assert first == second
+
+
 def test_rows_that_are_no_rows_are_named(program, made, row, tmp_path):
     less = {k: v for k, v in row.items() if k != "words"}
+    hint = "line 1: feature words is missing; write null where it has no value"
     for text, said in (
-        (json.dumps(less), "line 1: feature words is missing; write null where it has no value"),
+        (json.dumps(less), hint),
+        (json.dumps(less | {"word": 1}), f"{hint}; of other names the row has 'word'"),
         (json.dumps(row) + '\n{"n1": 1,', "line 2: the text ends too early at byte 10"),
         ("[1]", "line 1: a row must be an object at byte 1"),
         ('{"n1": 1, "n1": 2}', "line 1: key 'n1' occurs twice"),

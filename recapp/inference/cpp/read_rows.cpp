@@ -50,6 +50,8 @@ Rows RowsBuilder::finish() {
 
 namespace {
 
+constexpr int SHOWN_NAMES = 8;  // of a row, in an error
+
 // Reads JSON lines.
 class JsonRows {
  public:
@@ -84,15 +86,13 @@ class JsonRows {
     std::vector<const Json*> given(static_cast<std::size_t>(builder_.features()), nullptr);
     for (std::size_t i = 0; i < row.keys.size(); ++i) {
       const auto found = numbers_.find(row.keys[i]);
-      if (found == numbers_.end()) {
-        fail("feature " + shown(row.keys[i]) + " is unknown; the model has " + some_names());
-      }
-      given[static_cast<std::size_t>(found->second)] = &row.items[i];
+      if (found != numbers_.end()) given[static_cast<std::size_t>(found->second)] = &row.items[i];
     }
     for (int i = 0; i < builder_.features(); ++i) {
       const Json* value = given[static_cast<std::size_t>(i)];
       if (!value) {
-        fail("feature " + builder_.name(i) + " is missing; write null where it has no value");
+        fail("feature " + builder_.name(i) + " is missing; write null where it has no value" +
+             other_names(row));
       }
       try {
         add(i, *value);
@@ -165,12 +165,16 @@ class JsonRows {
     return made;
   }
 
-  std::string some_names() const {
-    std::string made;
-    for (int i = 0; i < builder_.features() && i < 8; ++i) {
-      made += (i ? ", " : "") + builder_.name(i);
+  // What a misspelt feature may be found by: names of the row that are no features.
+  std::string other_names(const Json& row) const {
+    std::string names;
+    int count = 0;
+    for (const std::string& key : row.keys) {
+      if (numbers_.count(key)) continue;
+      if (++count > SHOWN_NAMES) return names + ", ...";
+      names += (count == 1 ? "; of other names the row has " : ", ") + shown(key);
     }
-    return made + (builder_.features() > 8 ? ", ..." : "");
+    return names;
   }
 
   RowsBuilder builder_;

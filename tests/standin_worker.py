@@ -2,7 +2,9 @@
 wait to be ended.
 
 `fine` leaves at once, `quiet` without a word, `mute` without a result; `raise`, `refuse`, `unread`,
-`exit`, `kill`, `no_memory`, `abort` fail, each in its way; `late` fails when rank 1 has ended.
+`exit`, `kill`, `no_memory`, `abort` fail, each in its way; `late` fails when rank 1 has ended;
+`stop` stops, and `in_vain` and `own_fault` fail when rank 1 has; `until_told` leaves when there is
+a file `go`.
 """
 
 import json
@@ -10,10 +12,11 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recapp.errors import DataError
+from recapp.errors import DataError, RankError
 
 FOREVER_SECONDS = 120
 
@@ -60,20 +63,33 @@ def act(word: str, rank: int, directory: Path) -> None:
             flush=True,
         )
         os.abort()
+    if word == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if word in ("in_vain", "own_fault"):
+        _wait_for(lambda: _state(directory / "pid1") == "T")
+        raise RankError("waited in vain") if word == "in_vain" else DataError("no such column")
+    if word == "until_told":
+        _wait_for((directory / "go").exists)
     if word == "late":
-        while not _has_ended(directory / "pid1"):
-            time.sleep(0.01)
+        _wait_for(lambda: _state(directory / "pid1") in ("Z", "gone"))
         raise ConnectionError("connection closed by peer")
     if word == "wait":
         time.sleep(FOREVER_SECONDS)
 
 
-def _has_ended(file: Path) -> bool:
-    """Whether the process whose number stands in a file was there, and is no more."""
+def _wait_for(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.01)
+
+
+def _state(file: Path) -> str:
+    """The state of the process whose number stands in a file, as /proc has it; `gone` once it is no
+    more, and nothing before there is a file.
+    """
     if not file.exists():
-        return False
+        return ""
     try:
         status = Path("/proc", file.read_text(), "stat").read_text()
     except FileNotFoundError:
-        return True
-    return status.rpartition(")")[2].split()[0] == "Z"
+        return "gone"
+    return status.rpartition(")")[2].split()[0]

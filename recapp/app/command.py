@@ -45,6 +45,7 @@ from recapp.app.command_line import (
 from recapp.app.sweep_values import check_sweep
 from recapp.console import note, short_path, stop_printing, tracebacks_wanted
 from recapp.errors import ConfigError, LaunchError, RecappError
+from recapp.processes.faults import TIMEOUT
 from recapp.processes.fork_server import MODULES_OF_TRAINING
 from recapp.processes.launch import launch, rank_count, stdout_to_stderr
 from recapp.processes.rank_environment import external_rank
@@ -213,6 +214,8 @@ def run_on_ranks(
                 port=config["launch"]["port"],
                 to_stderr=config["format"] == "json",
                 grace=config["launch"]["grace"],
+                timeout=config["launch"]["timeout"],
+                timeout_setting=TIMEOUT,
             )
         else:
             with as_rank(job.directory), stdout_to_stderr(config["format"] == "json"):

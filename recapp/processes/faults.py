@@ -31,7 +31,9 @@ NO_SHARED_MEMORY = re.compile(
     re.IGNORECASE,
 )
 SILENT = re.compile(
-    r"Timed out waiting (\d+)ms|collective operation timeout.*?Timeout\(ms\)=(\d+)", re.DOTALL
+    r"Timed out waiting (\d+)ms|wait timeout after (\d+)ms|"
+    r"collective operation timeout.*?Timeout\(ms\)=(\d+)",
+    re.DOTALL,
 )
 GONE = re.compile(r"Connection (?:closed|reset) by peer|Connection closed by remote peer")
 
@@ -93,7 +95,8 @@ def explain_output(text: str, rank: int, memory: bool = False) -> RecappError | 
             "here"
         )
     if found := SILENT.search(text):
-        return RankError(timeout_message(rank, "another rank", int(found[1] or found[2]) / 1000))
+        seconds = int(next(filter(None, found.groups()))) / 1000
+        return RankError(timeout_message(rank, "another rank", seconds))
     if GONE.search(text):
         return RankError(f"another rank has ended while rank {rank} waited for it")
     return None

@@ -22,14 +22,35 @@ STOPPED_BY = {code: number for number in SIGNALS for code in (128 + number, -num
 """The signal that has stopped a rank, by the rank's exit code."""
 
 
-def explain_failures(failures: Sequence[RankFailure], logs: Path) -> RecappError | Stopped:
+def explain_failures(
+    failures: Sequence[RankFailure], logs: Path, limit: str
+) -> RecappError | Stopped:
     """Return the error to raise for ranks that failed.
+
+    A rank that is stopped is named where no other one has failed of itself: by a signal, for want
+    of the rank that is stopped, or because the run was over.
 
     Args:
         failures: One for each rank that has failed.
         logs: The directory of the ranks' logs, in the job's directory.
+        limit: For how long a rank may be stopped, in words.
     """
     failure = first_failure(failures)
+    error = _explain(failure, logs)
+    stopped = [one for one in failures if one.stopped]
+    if stopped and (failure.ended or isinstance(error, Stopped) or error.secondhand):
+        who = " and ".join(
+            f"rank {one.rank} is stopped (SIGSTOP, process {one.pid})" for one in stopped
+        )
+        return LaunchError(
+            f"{who}: ranks wait for one that is stopped no longer than {limit}; let it go on in "
+            f"time (kill -CONT {stopped[0].pid})"
+        )
+    return error
+
+
+def _explain(failure: RankFailure, logs: Path) -> RecappError | Stopped:
+    """Return the error of a rank that failed."""
     if failure.exitcode in STOPPED_BY:
         return Stopped(STOPPED_BY[failure.exitcode])
     who = f"rank {failure.rank} on {socket.gethostname()} (process {failure.pid})"

@@ -90,6 +90,8 @@ def launch(
     port: int = 0,
     to_stderr: bool = False,
     grace: float = GRACE_SECONDS,
+    timeout: float = float("inf"),
+    timeout_setting: str = "",
     reloads: bool = False,
 ) -> None:
     """Run a module's `run(settings, job directory)` as `ranks` processes on this machine and wait
@@ -107,11 +109,13 @@ def launch(
         to_stderr: Whether what rank 0 prints goes to standard error, because standard output is to
             be a document.
         grace: The seconds that ranks have to finish a checkpoint after a signal.
+        timeout: The seconds for which a rank may be stopped before the run fails.
+        timeout_setting: The name of the setting that says so; empty where none does.
         reloads: Whether SIGHUP is a message for rank 0, as of a server, and stops nothing.
 
     Raises:
         RecappError: The error that a rank raised; its notes may hold a traceback.
-        LaunchError: A rank died of something else, or the port is taken.
+        LaunchError: A rank died of something else, one was stopped, or the port is taken.
         Stopped: A signal to this process or to a rank has ended the run; all ranks are gone.
     """
     run = uuid.uuid4().hex[:8]
@@ -125,7 +129,9 @@ def launch(
         if sys.stdout is not None:  # a shell may have closed it
             sys.stdout.flush()  # before what ranks print
         try:
-            launched = LaunchedRanks(works, logs, preload=preload or module, to_stderr=to_stderr)
+            launched = LaunchedRanks(
+                works, logs, preload=preload or module, to_stderr=to_stderr, timeout=timeout
+            )
             with forwarding:
                 try:
                     launched.start(method, forwarding)
@@ -139,7 +145,8 @@ def launch(
         finally:
             if forwarding.number:
                 _show_cursor()
-    failed = explain_failures(failures, logs) if failures else None
+    limit = f"{timeout_setting}={timeout:g}" if timeout_setting else f"{timeout:g} seconds"
+    failed = explain_failures(failures, logs, limit) if failures else None
     remove_silent(logs)
     _raise_what_ended(forwarding.number, failed)
 

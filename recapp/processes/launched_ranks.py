@@ -27,11 +27,11 @@ from recapp.processes.fork_server import (
     without_main_module,
 )
 from recapp.processes.forwarding import LOOK_SECONDS, Forwarding, send_signal
-from recapp.processes.process_status import is_stopped
+from recapp.processes.process_status import SecondsSeen, is_stopped
 from recapp.processes.rank_process import ERROR_FILE, InheritedStream, Work, be_rank
 
 PATIENCE_SECONDS = 30.0  # with the peers of a rank that failed, which may be saving
-STOPPED_SECONDS = 2.0  # with those of them that are stopped, and hear no signal
+STOPPED_SECONDS = 2.0  # with all where one is stopped, without which they can save nothing
 ERROR_SUFFIX = ".error.json"
 
 
@@ -44,7 +44,8 @@ class RankFailure:
         pid: Its process.
         exitcode: Its exit code; minus the number of the signal that ended it.
         error_file: Where it has told of its error, if it has.
-        ended: Whether it was killed because another rank had failed.
+        ended: Whether it was killed because the run had failed.
+        stopped: Whether it was stopped when that was found.
     """
 
     rank: int
@@ -52,6 +53,7 @@ class RankFailure:
     exitcode: int
     error_file: Path
     ended: bool = False
+    stopped: bool = False
 
 
 class LaunchedRanks:
@@ -64,17 +66,28 @@ class LaunchedRanks:
             process prints.
         preload: The modules that a fork server imports before it forks ranks.
         to_stderr: Whether what rank 0 prints goes to standard error.
+        timeout: The seconds for which a rank may be stopped.
     """
 
-    def __init__(self, works: Sequence[Work], logs: Path, *, preload: str, to_stderr: bool) -> None:
+    def __init__(
+        self,
+        works: Sequence[Work],
+        logs: Path,
+        *,
+        preload: str,
+        to_stderr: bool,
+        timeout: float,
+    ) -> None:
         self._preload = preload
         _make_empty(logs)
         self._works = [_with_error_file(work, logs) for work in works]
         self._logs = logs
         self._to_stderr = to_stderr
+        self._timeout = timeout
         self._processes: list[Any] = []
         self._running: dict[int, Any] = {}
         self._ended: set[int] = set()
+        self._stopped: set[int] = set()
 
     def start(self, method: str, forwarding: Forwarding) -> None:
         """Start all ranks, and give each its work.
@@ -164,26 +177,32 @@ class LaunchedRanks:
     def wait(self, forwarding: Forwarding) -> list[RankFailure]:
         """Wait for the end of all ranks; return how those have failed that have.
 
-        Once one has failed the others get SIGTERM, and are killed when their time is over.
+        A rank fails that ends with an error, or is stopped for too long. Then the others get
+        SIGTERM, and are killed when their time is over. One that is stopped hears no signal, and is
+        killed at once.
         """
         running = self._running
+        seen = SecondsSeen()
         patience_ends = None
         while running:
             wait([process.sentinel for process in running.values()], LOOK_SECONDS)
             gone = [rank for rank, process in running.items() if process.exitcode is not None]
             for rank in gone:
                 running.pop(rank).join()
+            stopped = seen.look([rank for rank, one in running.items() if is_stopped(one.pid)])
             failed = any(self._processes[rank].exitcode for rank in gone)
-            if failed and patience_ends is None:
-                patience_ends = time.monotonic() + PATIENCE_SECONDS
+            too_long = any(seconds >= self._timeout for seconds in stopped.values())
+            if (failed or too_long) and patience_ends is None:
+                self._stopped = set(stopped)
+                patience = STOPPED_SECONDS if stopped else PATIENCE_SECONDS
+                patience_ends = time.monotonic() + patience
                 if not forwarding.number:
                     send_signal(running, signal.SIGTERM)
             deadline = forwarding.deadline(one_has_ended=len(running) < len(self._processes))
-            now = time.monotonic()
-            if now > min(patience_ends or deadline, deadline):
+            if time.monotonic() > min(patience_ends or deadline, deadline):
                 self._kill(running)
-            elif patience_ends and now > patience_ends - PATIENCE_SECONDS + STOPPED_SECONDS:
-                self._kill({rank: one for rank, one in running.items() if is_stopped(one.pid)})
+            elif patience_ends:
+                self._kill({rank: running[rank] for rank in stopped})
         return [
             RankFailure(
                 rank,
@@ -191,6 +210,7 @@ class LaunchedRanks:
                 process.exitcode,
                 Path(self._works[rank].environment[ERROR_FILE]),
                 rank in self._ended,
+                rank in self._stopped,
             )
             for rank, process in enumerate(self._processes)
             if process.exitcode

@@ -12,6 +12,7 @@ Everything else is DDPStrategy. Where Lightning would do something that is wrong
 the docstring of the method here says why.
 """
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -48,7 +49,7 @@ from recapp.engine.shard_model import (
     wrap_dense,
 )
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.errors import ConfigError, LaunchError
+from recapp.errors import ConfigError, LaunchError, RankError
 from recapp.optim.rules import rowwise_adagrad
 from recapp.optim.rules_by_table import Rules
 from recapp.optim.table_rule import table_rule
@@ -77,6 +78,8 @@ from recapp.transport.communicator import Comm
 from recapp.transport.dense_gradients import AverageOverRanks, hook_of
 
 FORK: Literal["fork"] = "fork"
+LATE = re.compile(r"timed? ?out", re.IGNORECASE)
+"""What torch says where ranks that are there have waited for others that are not."""
 
 
 def _in_a_notebook() -> bool:
@@ -257,13 +260,15 @@ class EmbeddingShardingStrategy(DDPStrategy):
         Raises:
             LaunchError: The ranks do not meet, because a port is taken or an address cannot be
                 reached; or they cannot share memory though they should.
+            RankError: They do not meet in time.
         """
         try:
             super().setup_environment()
         except dist.DistError as e:
             cluster = self.cluster_environment
             assert cluster is not None
-            raise LaunchError(
+            kind = RankError if LATE.search(str(e)) else LaunchError
+            raise kind(
                 f"the ranks could not meet at {cluster.main_address}:{cluster.main_port} "
                 f"(MASTER_ADDR, MASTER_PORT): {' '.join(str(e).split())}"
             ) from e

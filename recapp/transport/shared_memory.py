@@ -30,6 +30,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from recapp.errors import LaunchError, RankError
 from recapp.processes.faults import timeout_message
+from recapp.processes.process_status import SecondsSeen
 from recapp.transport.communicator import Comm, Span
 from recapp.transport.ring import DONE, IDLE, LANE, LEFT, LINE, LOOKS, SWAP, pump
 
@@ -198,26 +199,26 @@ class SharedMemoryComm(Comm):
         Raises:
             RankError: A rank that it needs has ended, or nothing has moved for `patience_s`.
         """
-        since: float | None = None
+        idle: SecondsSeen | None = None
         ended: set[int] = set()
         while (state := self._pump(swap, LOOKS)) != DONE:
             if state != IDLE:
-                since = None
+                idle = None
                 continue
             needed = self._needed(swap)
             if needed & ended:  # and what it had sent before is read by now
                 raise RankError(
                     f"rank {min(needed & ended)} has ended while rank {self.rank} waited for it"
                 )
-            now = time.monotonic()
-            since = since or now
-            if now - since < LOOK_SECONDS:
+            idle = idle or SecondsSeen()
+            waited = idle.look([swap])[swap]
+            if waited < LOOK_SECONDS:
                 continue
-            if now - since > self.patience_s:
+            if waited > self.patience_s:
                 raise RankError(timeout_message(self.rank, min(needed), self.patience_s))
             ended = self._ended(needed)
             if not ended:
-                time.sleep(min(max(REST_SECONDS[0], (now - since) / 20), REST_SECONDS[1]))
+                time.sleep(min(max(REST_SECONDS[0], waited / 20), REST_SECONDS[1]))
         self._work_N4 = self._work_N4[self._work_N4[:, LEFT] > 0]
         under_way = set(self._work_N4[:, SWAP].tolist())
         self._buffers = {n: buffer for n, buffer in self._buffers.items() if n in under_way}

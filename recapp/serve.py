@@ -27,6 +27,7 @@ from recapp.processes.launch import launch
 from recapp.processes.rank_environment import rank_info
 from recapp.processes.rank_process import as_rank, leave
 from recapp.processes.stopping import Stopped
+from recapp.transport.pulse import SILENT_SECONDS
 
 NEEDED = ("starlette", "uvicorn")
 SECONDS_TO_END = 5.0  # beyond timeout_s, in which what has come is answered
@@ -96,6 +97,7 @@ def _serve_on_ranks(settings: dict[str, Any]) -> None:
                 settings["ranks"],
                 module="recapp.app.serving_worker",
                 grace=settings["timeout_s"] + SECONDS_TO_END,
+                timeout=SILENT_SECONDS,
                 reloads=True,
             )
         except Stopped:  # which is how a server ends

@@ -12,6 +12,7 @@ from recapp.processes.rank_environment import RankInfo
 if TYPE_CHECKING:
     import torch
 
+    from recapp.inference.led_ranks import Leader
     from recapp.inference.scorer import Scorer
     from recapp.serving.limits import Limits
     from recapp.serving.served_model import Served
@@ -67,12 +68,15 @@ def device_of(settings: dict[str, Any], rank: RankInfo | None = None) -> "torch.
     return torch.device("cuda", number)
 
 
-def serve(settings: dict[str, Any], load: "Callable[[], Scorer]") -> None:
-    """Answer requests until a signal comes.
+def serve(
+    settings: dict[str, Any], load: "Callable[[], Scorer]", leader: "Leader | None" = None
+) -> None:
+    """Answer requests until a signal comes, or the ranks have lost each other.
 
     Args:
         settings: Those of `recapp.serve`.
         load: Loads the model; called again whenever a reload is asked for.
+        leader: The rank that this process is, where several hold the model.
 
     Raises:
         ConfigError: There is no such address, or it is taken.
@@ -82,7 +86,7 @@ def serve(settings: dict[str, Any], load: "Callable[[], Scorer]") -> None:
 
     listener = http.bound_socket(settings["host"], settings["port"])
     with listener:
-        server, served = _server(settings, load)
+        server, served = _server(settings, load, leader)
         address = http.address_of(listener)
         http.serve(server, listener, lambda: _say(settings, address, served, server.limits))
     console.note("ended")
@@ -117,7 +121,7 @@ def with_example(scorer: "Scorer", settings: dict[str, Any]) -> "Scorer":
     return scorer
 
 
-def _server(settings: dict[str, Any], load: "Callable[[], Scorer]") -> Any:
+def _server(settings: dict[str, Any], load: "Callable[[], Scorer]", leader: "Leader | None") -> Any:
     """Return the routes, and the model that they answer with at first."""
     from recapp.processes.startup_and_exit import loading
     from recapp.serving.app import Server
@@ -132,7 +136,8 @@ def _server(settings: dict[str, Any], load: "Callable[[], Scorer]") -> Any:
     with loading():
         model = ModelInService(lambda: with_example(load(), settings), settings["name"], counts)
     batcher = Batcher(model.current, settings["max_batch"], settings["max_wait_ms"], counts.batch)
-    return Server(model, batcher, limits, counts, version("recapp")), model.current()
+    server = Server(model, batcher, limits, counts, version("recapp"), leader)
+    return server, model.current()
 
 
 def _say(settings: dict[str, Any], address: str, served: "Served", limits: "Limits") -> None:

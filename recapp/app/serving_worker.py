@@ -7,23 +7,29 @@
 `run` in the rank's own process.
 """
 
-import os
 import signal
+import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from recapp import console
 from recapp.app import build_server
 from recapp.app.load_model import load_on
+from recapp.errors import RankError
 from recapp.inference.led_ranks import Leader, follow
 from recapp.inference.scorer import Scorer
 from recapp.processes.rank_environment import rank_info
-from recapp.processes.startup_and_exit import freeze_loaded_objects
+from recapp.processes.rank_process import write_error_file
+from recapp.processes.startup_and_exit import end_at_once, freeze_loaded_objects
 from recapp.processes.stopping import listen
 from recapp.transport.communicator import leave_process_group
 from recapp.transport.join_ranks import join_ranks
+
+SECONDS_TO_END = 5.0  # for what has come to be answered, once the ranks are lost
 
 
 def run(settings: dict[str, Any], job_dir: Path | None = None) -> None:
@@ -31,15 +37,17 @@ def run(settings: dict[str, Any], job_dir: Path | None = None) -> None:
 
     Args:
         settings: Those of `recapp.serve`.
-        job_dir: The directory of the ranks' logs; nothing is written there.
+        job_dir: The directory of the ranks' logs; nothing is written there. None where others have
+            started the ranks.
 
     Raises:
         RecappError: The model cannot be loaded, or the ranks have lost each other.
     """
     torch.set_num_threads(settings["threads"])
     here = rank_info()
+    assert here is not None
     device = build_server.device_of(settings, here)
-    words, tables = join_ranks(device)
+    words, tables, pulses = join_ranks(here, device)
     freeze_loaded_objects()
 
     def load() -> Scorer:
@@ -53,9 +61,12 @@ def run(settings: dict[str, Any], job_dir: Path | None = None) -> None:
     if words.rank:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # rank 0 says when a model is loaded
         listen(lambda number: None, seconds_to_stop=float("inf"))  # and when all ranks end
+        pulses.show()
         follow(words, load)
+        pulses.end()
     else:
-        lead(settings, Leader(words, _end), load)
+        end = partial(_end_soon, launched=job_dir is not None)
+        lead(settings, Leader(words, end, pulses=pulses), load)
     leave_process_group()
 
 
@@ -66,7 +77,7 @@ def lead(settings: dict[str, Any], leader: Leader, load: Any) -> None:
         RankError: They have.
     """
     try:
-        build_server.serve(settings, lambda: leader.load(load))
+        build_server.serve(settings, lambda: leader.load(load), leader)
     finally:
         with suppress(Exception):  # what has ended the server counts
             leader.end()
@@ -74,6 +85,21 @@ def lead(settings: dict[str, Any], leader: Leader, load: Any) -> None:
         raise leader.failure
 
 
-def _end() -> None:
-    """End this server as a signal does: what waits is answered that nothing can be computed."""
-    os.kill(os.getpid(), signal.SIGTERM)
+def _end_soon(error: RankError, launched: bool) -> None:
+    """End this process by force, unless it ends in time of itself: the server does when it sees the
+    leader's failure, but a thread may wait for a rank that never answers.
+
+    Args:
+        error: Why.
+        launched: Whether `recapp.serve` has started the ranks, which prints the error then.
+    """
+
+    def end() -> None:
+        write_error_file(error)
+        if not launched:
+            console.note(f"error: {error}")
+        end_at_once(1)
+
+    timer = threading.Timer(SECONDS_TO_END, end)
+    timer.daemon = True
+    timer.start()

@@ -4,8 +4,10 @@
     the other ranks        follow()            model 3 on no rows: they answer the leader's ids
 
 A word of the leader says what all ranks do next. While it has nothing to say it sends a beat now
-and then, so that waiting for a word never takes as long as a process group has patience. Models
-have numbers, because requests that were read for an earlier model are answered by that one.
+and then, so that waiting for a word never takes as long as a process group has patience. Whether
+the followers run the leader sees by their pulses (`recapp/transport/pulse.py`): one that is stopped
+would let it wait for as long. Models have numbers, because requests that were read for an earlier
+model are answered by that one.
 """
 
 import itertools
@@ -23,6 +25,7 @@ from recapp.errors import RankError, RecappError
 from recapp.inference.scorer import Scorer
 from recapp.sparse.batch import Batch
 from recapp.transport.communicator import Comm
+from recapp.transport.pulse import Pulses
 
 BEAT_SECONDS = 60.0  # process groups wait for half an hour
 
@@ -42,25 +45,34 @@ class Leader:
 
     Args:
         comm: The ranks, for words alone: those of batches have messages of their own.
-        lost: Called once, when the ranks have lost each other and nothing can be computed any more.
+        lost: Called once with the reason, when the ranks have lost each other and nothing can be
+            computed any more. A thread may still wait for one of them then.
         beat_seconds: How often it sends a beat.
+        pulses: By which a follower is noticed that is stopped; None where that does not matter.
+
+    Attributes:
+        failure: Why nothing can be computed any more; None where it can.
     """
 
     def __init__(
         self,
         comm: Comm,
-        lost: Callable[[], None] = lambda: None,
+        lost: Callable[[RankError], None] = lambda error: None,
         beat_seconds: float = BEAT_SECONDS,
+        pulses: Pulses | None = None,
     ) -> None:
         self.comm = comm
         self.failure: Exception | None = None
         self._lost = lost
         self._beat_seconds = beat_seconds
+        self._pulses = pulses
         self._turn = threading.RLock()
         self._gone: deque[int] = deque()
         self._numbers = itertools.count()
         self._ended = threading.Event()
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
+        if pulses is not None:
+            pulses.watch(self._failed)
 
     def load(self, load: Callable[[], Scorer]) -> Scorer:
         """Return a model that all ranks have loaded; batches wait meanwhile.
@@ -98,16 +110,26 @@ class Leader:
                 raise self._failed(error) from error
             return logits_B
 
+    def obstacle(self) -> str:
+        """Return why a request should not be waited for; empty where nothing is in its way."""
+        if self.failure is not None:
+            return f"this server cannot compute any more, and ends: {_lost(self.failure)}"
+        return self._pulses.obstacle() if self._pulses is not None else ""
+
     def end(self) -> None:
-        """Have the followers end."""
+        """Have the followers end, unless they are lost: a thread that waits for one has the turn
+        for ever.
+        """
         self._ended.set()
-        with self._turn:
-            if self.failure is None:
+        if self.failure is None:
+            with self._turn:
                 self._tell(Word.END)
+        if self._pulses is not None:
+            self._pulses.end()
 
     def _tell(self, word: Word, number: int = 0) -> None:
         if self.failure is not None:
-            raise RankError(f"the ranks have lost each other: {self.failure}")
+            raise RankError(_lost(self.failure))
         while self._gone:
             self._send(Word.DROP, self._gone.popleft())
         self._send(word, number)
@@ -122,16 +144,21 @@ class Leader:
 
     def _failed(self, error: Exception) -> RankError:
         """Note that nothing can be computed any more, and return why."""
+        found = RankError(_lost(error))
         if self.failure is None:
             self.failure = error
-            self._lost()
-        return RankError(f"the ranks have lost each other: {' '.join(str(error).split())}")
+            self._lost(found)
+        return found
 
     def _beat(self) -> None:
         while not self._ended.wait(self._beat_seconds):
             with self._turn, suppress(RankError):
                 if not self._ended.is_set():  # while this thread waited for its turn
                     self._tell(Word.BEAT)
+
+
+def _lost(error: Exception) -> str:
+    return f"the ranks have lost each other: {' '.join(str(error).split())}"
 
 
 class _Led(nn.Module):

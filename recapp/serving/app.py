@@ -32,6 +32,7 @@ from starlette.routing import Route
 
 from recapp.console import readable
 from recapp.errors import suggest
+from recapp.inference.led_ranks import Leader
 from recapp.serving.arrow_route import read_arrow
 from recapp.serving.batching import Batcher, Work
 from recapp.serving.json_rows import read_rows
@@ -50,6 +51,7 @@ READERS = {"infer": read_infer, "infer_rows": read_rows, "infer_arrow": read_arr
 
 EXTENSIONS = ("binary_tensor_data", "model_repository")
 ERROR_LETTERS = 1000  # a name of megabytes is not sent back
+LOOK_SECONDS = 1.0  # from one look at the ranks to the next, while a request waits
 GONE = 499  # the client went away: nobody reads the answer, but it is counted
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -65,19 +67,49 @@ class Server:
         limits: What is accepted.
         counts: What has been counted.
         version: The version of recapp.
+        leader: This rank, where several hold the model; what is in its way is answered by 503.
     """
 
     def __init__(
-        self, model: ModelInService, batcher: Batcher, limits: Limits, counts: Counts, version: str
+        self,
+        model: ModelInService,
+        batcher: Batcher,
+        limits: Limits,
+        counts: Counts,
+        version: str,
+        leader: Leader | None = None,
     ) -> None:
         self.model = model
         self.batcher = batcher
         self.limits = limits
         self.counts = counts
         self.version = version
+        self.leader = leader
         self.admission = Admission(limits)
         self.ends = False
         """Whether the server is about to end: it is not ready, but answers what comes."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether requests should be sent here."""
+        return not (self.ends or self._obstacle())
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether nothing can be computed any more, because a rank is lost."""
+        return self.leader is not None and self.leader.failure is not None
+
+    def _obstacle(self) -> str:
+        return self.leader.obstacle() if self.leader is not None else ""
+
+    def _check_ranks(self) -> None:
+        """Check that a request need not wait for a rank that does not answer.
+
+        Raises:
+            Refused: It would.
+        """
+        if obstacle := self._obstacle():
+            raise busy(obstacle)
 
     def application(self) -> Starlette:
         """Return the routes as an ASGI application; it runs the worker while it lives."""
@@ -140,7 +172,7 @@ class Server:
 
     async def ready(self, request: Request) -> Response:
         """Say whether requests should be sent here."""
-        return _json({"ready": not self.ends}, 503 if self.ends else 200)
+        return _json({"ready": self.is_ready}, 200 if self.is_ready else 503)
 
     # ---- about the model
 
@@ -161,7 +193,8 @@ class Server:
     async def model_ready(self, request: Request) -> Response:
         """Say whether the model answers."""
         served = self._served(request)
-        return _json({"name": served.name, "ready": not self.ends}, 503 if self.ends else 200)
+        answer = {"name": served.name, "ready": self.is_ready}
+        return _json(answer, 200 if self.is_ready else 503)
 
     async def example(self, request: Request) -> Response:
         """Return rows to try, and whether they are made up."""
@@ -178,6 +211,7 @@ class Server:
         """Load the model anew, from the path that the server was started with."""
         check_origin(request)
         check_place(request, self.model.current())
+        self._check_ranks()
         try:
             body = await self._body(request)
         except ClientDisconnect:
@@ -214,6 +248,7 @@ class Server:
     async def _infer(self, verb: str, request: Request, start: float) -> Response:
         check_origin(request)
         self._served(request)
+        self._check_ranks()
         with self.admission.request():
             body = await self._body(request)
             try:
@@ -261,17 +296,20 @@ class Server:
 
         Raises:
             ClientDisconnect: The client has gone.
-            Refused: The request is refused, or the time is over.
+            Refused: The request is refused, a rank does not answer, or the time is over.
         """
         gone = asyncio.ensure_future(request.receive())  # comes when the client goes
-        left = self.limits.timeout_s - (time.perf_counter() - start)
+        until = start + self.limits.timeout_s
         try:
             both: set[asyncio.Future[Any]] = {work.answer, gone}
-            await asyncio.wait(both, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if work.answer.done():
-                return work.answer.result()
-            if gone.done():
-                raise ClientDisconnect
+            while (left := until - time.perf_counter()) > 0:
+                look = min(left, LOOK_SECONDS)
+                await asyncio.wait(both, timeout=look, return_when=asyncio.FIRST_COMPLETED)
+                if work.answer.done():
+                    return work.answer.result()
+                if gone.done():
+                    raise ClientDisconnect
+                self._check_ranks()
             limit = f"timeout_s={self.limits.timeout_s:g}"
             raise busy(f"no answer within {limit}: the server has more requests than it can answer")
         finally:

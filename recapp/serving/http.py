@@ -1,6 +1,7 @@
 """The HTTP server around the application: its socket, its signals, and clients that are slow.
 
     SIGTERM, SIGINT   no new connections; what has come is answered; then the process ends with 0
+    a rank is lost    the same, with an error at the end
     SIGHUP            the model is read anew
 
 uvicorn speaks HTTP, through h11: that one bounds the head of a request, which the faster parser
@@ -37,6 +38,7 @@ Send = Callable[[Message], Awaitable[None]]
 STOPS = (signal.SIGINT, signal.SIGTERM)
 KEEP_ALIVE_SECONDS = 75  # above the minute of usual load balancers, which must close first
 LINGER_SECONDS = 1.0  # how long an idle connection stays open after a signal
+LOOK_SECONDS = 0.2  # from one look at the ranks to the next
 LISTENS = 1024  # connections that wait to be accepted
 ACCEPTS = 16  # connections that are accepted before those that are too many are closed
 OWN_FILES = 64  # that a server opens beside its connections: the model's, a reload's
@@ -89,7 +91,7 @@ def address_of(listener: socket.socket) -> str:
 
 
 def serve(server: Server, listener: socket.socket, started: Callable[[], None]) -> None:
-    """Answer requests until a signal comes, and then what has come until then.
+    """Answer requests until a signal comes or a rank is lost, and then what has come until then.
 
     Args:
         server: The routes.
@@ -123,6 +125,10 @@ async def _serve(server: Server, listener: socket.socket, started: Callable[[], 
         if http.started:
             listener.listen(LISTENS)  # asyncio has one number for both
             started()
+        while not serving.done():
+            if server.is_lost:
+                _stop(http, server)
+            await asyncio.wait([serving], timeout=LOOK_SECONDS)
         await serving
 
 
@@ -140,12 +146,6 @@ def _signals(http: uvicorn.Server, server: Server) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[Any]] = set()
 
-    def stop() -> None:
-        if not server.ends:
-            note("no new connections; what has come is answered")
-        server.ends = True
-        http.should_exit = True
-
     def reload() -> None:
         task = loop.create_task(_reload(server))
         tasks.add(task)
@@ -153,7 +153,7 @@ def _signals(http: uvicorn.Server, server: Server) -> Iterator[None]:
 
     before = {number: signal.getsignal(number) for number in (*STOPS, signal.SIGHUP)}
     for number in STOPS:
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, _stop, http, server)
     loop.add_signal_handler(signal.SIGHUP, reload)
     try:
         yield
@@ -161,6 +161,13 @@ def _signals(http: uvicorn.Server, server: Server) -> Iterator[None]:
         for number, handler in before.items():
             loop.remove_signal_handler(number)
             signal.signal(number, handler)
+
+
+def _stop(http: uvicorn.Server, server: Server) -> None:
+    if not server.ends:
+        note("no new connections; what has come is answered")
+    server.ends = True
+    http.should_exit = True
 
 
 async def _reload(server: Server) -> None:

@@ -1,6 +1,7 @@
 """Ranks that hold a model together answer as one process does, whatever comes, until they end."""
 
 import gc
+import threading
 import time
 from functools import partial
 
@@ -198,21 +199,61 @@ def loaded(models):
 
 def test_a_fault_of_the_model_ends_the_ranks_instead_of_leaving_them_out_of_step(models):
     lost = []
-    leader = Leader(Words(), lambda: lost.append(True))
+    leader = Leader(Words(), lambda error: lost.append(str(error)))
     scorer = leader.load(lambda: loaded(models))
     found = said(leader, lambda: scorer.predict(rows_of(3)), lambda: scorer.predict(rows_of(3)))
     assert [kind for kind, _ in found] == [RankError, RankError]
     assert all("lost each other" in text and "a fault" in text for _, text in found)
-    assert lost == [True] and isinstance(leader.failure, ZeroDivisionError)
+    assert lost == ["the ranks have lost each other: a fault"]
+    assert isinstance(leader.failure, ZeroDivisionError)
+    assert leader.obstacle() == f"this server cannot compute any more, and ends: {lost[0]}"
     leader.end()
 
 
 def test_followers_that_have_gone_are_noticed(models):
     lost = []
-    leader = Leader(Words("Connection closed by peer"), lambda: lost.append(True))
+    leader = Leader(Words("Connection closed by peer"), lambda error: lost.append(str(error)))
     ((kind, text),) = said(leader, lambda: leader.load(lambda: loaded(models)))
-    assert kind is RankError and "closed by peer" in text and lost == [True]
+    assert kind is RankError and "closed by peer" in text and lost == [text]
     leader.end()
+
+
+class Silence:
+    """Pulses of a rank that is stopped, and given up when `lose` is called."""
+
+    def watch(self, lost):
+        self.lose = lambda: lost(RankError("rank 1 has not answered for 30 s"))
+
+    def obstacle(self):
+        return "rank 1 has not answered for 7 s"
+
+    def end(self):
+        self.ended = True
+
+
+def test_a_follower_that_is_stopped_is_an_obstacle_and_holds_nothing_up_at_the_end():
+    lost = []
+    pulses = Silence()
+    leader = Leader(Words(), lambda error: lost.append(str(error)), pulses=pulses)
+    assert leader.obstacle() == "rank 1 has not answered for 7 s" and leader.failure is None
+    pulses.lose()
+    assert lost == ["the ranks have lost each other: rank 1 has not answered for 30 s"]
+    assert lost[0] in leader.obstacle() and leader.failure is not None
+    taken = threading.Event()
+    released = threading.Event()
+
+    def wait_for_the_follower():
+        with leader._turn:
+            taken.set()
+            released.wait(60)
+
+    waiting = threading.Thread(target=wait_for_the_follower)
+    waiting.start()
+    taken.wait(60)
+    leader.end()  # would wait for the turn
+    assert waiting.is_alive() and pulses.ended
+    released.set()
+    waiting.join()
 
 
 def test_a_leader_that_has_gone_ends_the_followers():

@@ -145,12 +145,12 @@ class Client:
 
 
 @asynccontextmanager
-async def running(load=scorer, max_batch=64, max_wait_ms=0.0, **limits):
+async def running(load=scorer, max_batch=64, max_wait_ms=0.0, leader=None, **limits):
     """A server that answers, as a `Client`."""
     counts = Counts()
     model = ModelInService(load, None, counts)
     batcher = Batcher(model.current, max_batch, max_wait_ms, counts.batch)
-    server = Server(model, batcher, Limits(**limits), counts, "0.0")
+    server = Server(model, batcher, Limits(**limits), counts, "0.0", leader)
     batcher.start()
     try:
         yield Client(server)

@@ -1,17 +1,22 @@
 """`python -m recapp.serve ranks=N`: the same answers, reload and end as of one process."""
 
+import http.client
 import json
 import os
 import signal
+import threading
 import time
+from contextlib import suppress
 
 import pytest
 import torch
+from hosts import TORCHRUN, Started, at_once, free_port, wait_for
 from jobs import command, ranks_of
-from serving.processes import trained
+from serving.processes import ServerProcess, trained
 from serving.test_serve_command import rows
 
 from recapp import load_model
+from recapp.transport.pulse import SILENT_SECONDS
 
 pytestmark = pytest.mark.full
 
@@ -61,6 +66,124 @@ def test_a_rank_that_dies_ends_the_server_with_one_line(models, tmp_path, start_
     last = server.errors.splitlines()[-1]
     assert last.startswith("error: rank 1 ") and "SIGKILL" in last
     assert "Traceback" not in server.errors
+
+
+BEYOND_SECONDS = 15  # 5 of them on a machine that does nothing else
+
+
+class Asking:
+    """A client that asks for scores and whether the server is ready until it is gone; what it was
+    answered.
+    """
+
+    def __init__(self, server, name):
+        self.server = server
+        self.path = f"/v2/models/{name}/infer_rows"
+        self.body = {"rows": rows(3).to_pylist()}
+        self.health = []
+        self.answers = []
+        self._threads = [threading.Thread(target=self._look), threading.Thread(target=self._ask)]
+        for thread in self._threads:
+            thread.start()
+
+    def _look(self):
+        with suppress(OSError, http.client.HTTPException):
+            while True:
+                self.health.append(self.server.ask("GET", "/v2/health/ready")[0])
+                time.sleep(0.05)
+
+    def _ask(self):
+        with suppress(OSError, http.client.HTTPException):
+            while True:
+                status, _, answer = self.server.ask("POST", self.path, self.body)
+                self.answers.append((status, answer.decode()))
+                time.sleep(0.05)
+
+    def wait(self):
+        for thread in self._threads:
+            thread.join()
+
+
+def assert_refused(asking, silence):
+    """Once a rank was silent nobody was told to ask here, and all were told why."""
+    asking.wait()
+    first = asking.health.index(503)
+    assert set(asking.health[:first]) <= {200} and set(asking.health[first:]) == {503}
+    refused = [answer for status, answer in asking.answers if status != 200]
+    assert refused and {status for status, _ in asking.answers} <= {200, 503}
+    assert silence in refused[0], refused
+    # at the end the rank is killed, and whoever waits for it hears that
+    assert all(silence in answer or "cannot compute any more" in answer for answer in refused)
+
+
+def test_a_rank_that_is_stopped_makes_a_server_unready_and_ends_it(models, tmp_path, start_server):
+    server = start_server(tmp_path, models[0], "ranks=3", "name=clicks")
+    ranks = ranks_of(server.process.pid)
+    os.kill(ranks[1], signal.SIGSTOP)
+    began = time.monotonic()
+    asking = Asking(server, "clicks")
+    assert server.process.wait(SILENT_SECONDS + 60) == 1
+    assert time.monotonic() - began < SILENT_SECONDS + BEYOND_SECONDS
+    assert_refused(asking, "rank 1 has not answered for ")
+    assert server.errors.splitlines()[-1] == (
+        f"error: rank 1 is stopped (SIGSTOP, process {ranks[1]}): ranks wait for one that is "
+        f"stopped no longer than 30 seconds; let it go on in time (kill -CONT {ranks[1]})"
+    )
+    assert "Traceback" not in server.errors
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks.values())
+
+
+def test_a_rank_that_is_let_go_on_answers_again(models, tmp_path, start_server):
+    server = start_server(tmp_path, models[0], "ranks=2", "name=clicks")
+    (rank,) = (pid for number, pid in ranks_of(server.process.pid).items() if number)
+    os.kill(rank, signal.SIGSTOP)
+    until(lambda: server.ask("GET", "/v2/health/ready")[0] == 503)
+    os.kill(rank, signal.SIGCONT)
+    until(lambda: server.ask("GET", "/v2/health/ready")[0] == 200)
+    given = rows(3)
+    assert torch.equal(scores_of(server, "clicks", given), load_model(models[0]).predict(given))
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_under_torchrun_a_rank_that_is_lost_ends_the_server(models, tmp_path, number):
+    port = free_port()
+    given = ["recapp.serve", f"artefact={models[0]}", f"port={port}", "name=clicks"]
+    agent = Started(
+        [*TORCHRUN, "--standalone", "--nproc-per-node=2", "-m", *given], tmp_path, "run"
+    )
+    with at_once(agent):
+        wait_for(f"http://127.0.0.1:{port}", agent)
+        os.kill(agent.processes("RANK=1")[0], number)
+        began = time.monotonic()
+        leader = agent.processes("RANK=0")[0]
+        if number == signal.SIGSTOP:
+            asking = Asking(ServerAt(port), "clicks")
+            until(lambda: not os.path.exists(f"/proc/{leader}"))
+            assert time.monotonic() - began < SILENT_SECONDS + BEYOND_SECONDS
+            assert_refused(asking, "rank 1 has not answered for ")
+        ran = agent.wait(90)
+        assert ran.code == 1 and agent.processes() == []
+    if number == signal.SIGSTOP:
+        assert (
+            "error: the ranks have lost each other: rank 1 has not answered for 30 s: it is "
+            "stopped or lost\n" in ran.err
+        )
+
+
+class ServerAt(ServerProcess):
+    """A server that something else has started."""
+
+    def __init__(self, port):
+        self.host = "127.0.0.1"
+        self.port = port
+
+
+def until(condition):
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,46 @@ def test_ranks_that_have_lost_each_other_are_no_mistake_of_the_client():
     )
 
 
+class Ranks:
+    """The leader of ranks; `text` is what is in the way."""
+
+    failure = None
+    text = ""
+
+    def obstacle(self):
+        return self.text
+
+
+def test_a_rank_that_does_not_answer_is_said_at_once_and_the_server_is_not_ready_meanwhile():
+    gate = Gate()
+    leader = Ranks()
+    places = ["/v2/health/ready", "/v2/models/clicks/ready"]
+
+    async def ask():
+        async with running(gate.load, leader=leader, timeout_s=60) as client:
+            assert [(await client("GET", place)).json["ready"] for place in places] == [True] * 2
+            waits = asyncio.ensure_future(client.infer(BODY, "infer_rows"))
+            await until(lambda: gate.batches)
+            leader.text = "rank 1 has not answered for 5 s: it is stopped or lost"
+            refused = [await waits, await client.infer(BODY, "infer_rows")]
+            refused.append(await client("POST", "/v2/repository/models/clicks/load"))
+            health = [await client("GET", place) for place in places]
+            live = await client("GET", "/v2/health/live")
+            leader.text = ""
+            gate.open.set()
+            after = [await client("GET", place) for place in places]
+            return refused, health, live, after, await client.infer(BODY, "infer_rows")
+
+    refused, health, live, after, answered = asyncio.run(ask())
+    for answer in refused:
+        assert answer.status == 503 and answer.headers["retry-after"]
+        assert answer.error == "rank 1 has not answered for 5 s: it is stopped or lost"
+    assert [(each.status, each.json["ready"]) for each in health] == [(503, False)] * 2
+    assert live.status == 200
+    assert [(each.status, each.json["ready"]) for each in after] == [(200, True)] * 2
+    assert answered.json["scores"] == DIRECT.tolist()
+
+
 def test_a_score_that_is_no_number_is_not_sent():
     class Broken(Clicks):
         def forward(self, batch):

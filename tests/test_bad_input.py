@@ -319,7 +319,7 @@ def test_the_command_says_it_in_that_one_line(made, tmp_path, name):
     after = contents(tmp_path)
     assert {path: after[path] for path in before} == before
     new = {path.parts[len(tmp_path.parts) + 1] for path in after.keys() - before.keys()}
-    assert new <= {".hydra", "error.json", "ranks"}
+    assert new <= {".hydra", "ranks"}
 
 
 @pytest.mark.full
@@ -389,7 +389,7 @@ def say(tmp_path, monkeypatch, capfd):
         left = {
             path: text
             for path, text in contents(tmp_path / "run").items()
-            if ".hydra" not in path.parts and path.name != "error.json"
+            if ".hydra" not in path.parts
         }
         assert left == before and not (tmp_path / "data").exists()
         return err

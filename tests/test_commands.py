@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,33 @@ def test_without_a_directory_given_a_job_gets_a_dated_one(base):
     _, [(_, job)] = run()
     assert job.directory.relative_to(base).parts[0] == "outputs"
     assert not set("=,[] ") & set(str(job.directory.relative_to(base)))
+
+
+@pytest.mark.parametrize(("flags", "parent"), [([], "outputs"), (["-m", "seed=1,2"], "multirun")])
+def test_commands_that_start_in_the_same_second_have_a_directory_each(
+    base, monkeypatch, flags, parent
+):
+    class Stopped(datetime):
+        @classmethod
+        def now(cls):
+            return cls(2026, 1, 31, 18, 5, 11)
+
+    monkeypatch.setattr("hydra.core.utils.datetime", Stopped)
+    (base / parent / "2026-01-31/18-05-11").mkdir(parents=True)
+    for number in (2, 3):
+        code, calls = run(*flags)
+        assert code == 0
+        assert {job.sweep or job.directory for _, job in calls} == {
+            base / parent / f"2026-01-31/18-05-11_{number}"
+        }
+    code, [(_, job)] = run(f"hydra.run.dir={parent}/2026-01-31/18-05-11")
+    assert job.directory.name == "18-05-11"  # said, so it is that
+
+
+def test_a_place_where_no_directory_can_be_made_is_named(base, capsys):
+    (base / "outputs").write_text("a file")
+    assert run() == (1, [])
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_jobs_of_a_sweep_have_numbers_and_directories_without_odd_signs(base):
@@ -183,6 +211,29 @@ def test_the_next_run_in_a_directory_forgets_the_error_of_the_last(base):
     run("seed=x", "hydra.run.dir=out")
     run("seed=2", "hydra.run.dir=out")
     assert not (base / "out/error.json").exists()
+
+
+def test_an_error_is_not_left_beside_the_results_of_a_run_that_it_is_not_of(base):
+    def train(config, job):
+        if config["seed"] == 2:
+            (job.directory / "resolved.yaml").write_text("seed: 2")
+            raise DataError("it had begun")
+        if config["seed"] != 1:
+            raise DataError("it has not begun")
+        (job.directory / "resolved.yaml").write_text("seed: 1")
+
+    def left(seed, *place):
+        command.run("train", train, argv=[f"seed={seed}", *(place or ["hydra.run.dir=out"])])
+        errors = sorted(base.rglob("error.json"))
+        return [json.loads(error.read_text())["error"] for error in errors]
+
+    assert left(3) == ["it has not begun"]
+    assert left(1) == left(3) == []
+    assert left(2) == left(3) == ["it had begun"]
+    assert left(1) == []
+    sweep = ["-m", "hydra.sweep.dir=."]
+    assert left(1, *sweep) == []
+    assert left(3, *sweep) == ["it has not begun"]  # its directory is this sweep's now
 
 
 def test_a_traceback_comes_if_asked_for_and_always_with_a_fault_of_ours(capsys, monkeypatch):

@@ -76,7 +76,8 @@ def test_a_run_that_could_not_begin_leaves_what_an_earlier_one_left(base):
     assert {
         file.name: file.read_text() for file in (base / "out").iterdir() if file.name in earlier
     } == earlier
-    assert (base / "out/error.json").exists() and not (base / "out/resolved.yaml.tmp").exists()
+    assert not (base / "out/error.json").exists()
+    assert not (base / "out/resolved.yaml.tmp").exists()
 
 
 def test_what_an_earlier_run_left_is_not_taken_for_the_result_of_one_that_measured_nothing(

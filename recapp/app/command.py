@@ -61,8 +61,6 @@ from recapp.reporting.lock import locked, locked_as_named
 from recapp.settings import option_files
 from recapp.settings.option_files import named_folders
 
-# in the directory of a job that failed: {"error": its one line}; with "status" where it was stopped
-ERROR_FILE = "error.json"
 INTERRUPTED = 128 + signal.SIGINT
 RANKS_PER_CORE = 4  # more of them are noted
 
@@ -312,33 +310,37 @@ class _Jobs:
                 except ConfigError as error:  # another job writes there
                     self.failed += 1
                     return report(error)
-                (job.directory / ERROR_FILE).unlink(missing_ok=True)
             return self._run_here(config, job)
 
     def _run_here(self, config: DictConfig, job: Job) -> Any:
         written = record.written_at(job.directory)
+        earlier = self._earlier_run(job)
+        if earlier is None:
+            self._forget_error(job)
         try:
             with raising_if_stopped():
                 whole = not compose.names_checkpoint(config)
                 plain = checked(compose.to_plain(config, whole=whole), self.name, job.overrides)
                 plain |= {"choices": job.choices}
                 result = self.task(plain, job)
+            self._forget_error(job)
         # `| head` has read enough and closed standard output: there is nobody to print for
         except BrokenPipeError:
             stop_printing()
             self.failed += 1
             result = None
         except Exception as error:
-            self._failed(error, job)
+            self.failed += 1
+            report(error)
+            self._note_error(one_line(error), job, earlier)
             # Hydra prints nothing and starts the next job; to a sweeper None is a failed job
             result = None
         # Ctrl-C, SIGTERM: there is no next job, but what follows a job is still called
         except BaseException as stop:
             # a run that has written its metrics says in them how it ended
             if record.written_at(job.directory) in (None, written):
-                self._note_error(
-                    describe_stop(getattr(stop, "number", signal.SIGINT)), job, status="stopped"
-                )
+                said = describe_stop(getattr(stop, "number", signal.SIGINT))
+                self._note_error(said, job, earlier, status="stopped")
             self._ended(job)
             raise
         self._ended(job)
@@ -366,12 +368,22 @@ class _Jobs:
             self.folders,
         )
 
-    def _failed(self, error: Exception, job: Job) -> None:
-        self.failed += 1
-        report(error)
-        self._note_error(one_line(error), job)
+    def _earlier_run(self, job: Job) -> int | None:
+        """Return when an earlier run wrote the settings that lie in the directory of a single run;
+        None where there are none, and for a job of a sweep, which has its directory for itself.
+        """
+        return record.written_at(job.directory, record.SETTINGS_FILE) if job.sweep is None else None
 
-    def _note_error(self, text: str, job: Job, **more: str) -> None:
+    def _forget_error(self, job: Job) -> None:
         if self.writes and not external_rank():
-            with suppress(OSError):  # it was printed, and a full disk may be the error itself
-                (job.directory / ERROR_FILE).write_text(json.dumps({"error": text, **more}) + "\n")
+            (job.directory / record.ERROR_FILE).unlink(missing_ok=True)
+
+    def _note_error(self, text: str, job: Job, earlier: int | None, **more: str) -> None:
+        if not self.writes or external_rank():
+            return
+        if earlier is not None and self._earlier_run(job) == earlier:
+            return  # this one has not begun: the directory is the earlier run's
+        with suppress(OSError):  # it was printed, and a full disk may be the error itself
+            (job.directory / record.ERROR_FILE).write_text(
+                json.dumps({"error": text, **more}) + "\n"
+            )

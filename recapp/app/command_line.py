@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from recapp.app import compose
 from recapp.errors import ConfigError, suggest
-from recapp.processes.rank_environment import external_rank, shared_run_name
+from recapp.processes.rank_environment import external_rank, shared_run_directory
 from recapp.settings.option_files import is_group, named_folders
 
 HELP = ("--help", "-h")
@@ -70,7 +70,7 @@ def directory_overrides(writes: bool, overrides: Sequence[str]) -> list[str]:
     if rank is None:
         return []
     given = any(override.startswith("hydra.run.dir=") for override in overrides)
-    directory = [] if given else [f"hydra.run.dir='outputs/{shared_run_name()}'"]
+    directory = [] if given else [f"hydra.run.dir='{shared_run_directory()}'"]
     return directory if rank == 0 else [*directory, "hydra.output_subdir=null"]
 
 

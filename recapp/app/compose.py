@@ -30,6 +30,7 @@ from recapp.checkpoints.names import MANIFEST, MANIFEST_BYTES
 from recapp.checkpoints.trust import check_trust, judged, marked
 from recapp.console import note
 from recapp.errors import ConfigError, suggest
+from recapp.reporting.lock import new_directory
 from recapp.settings import option_files
 from recapp.settings.check_settings import known_part, names_of, unknown
 from recapp.settings.groups import Trainer
@@ -73,6 +74,9 @@ ADVICE = (  # what Hydra's error says: what the user should do
 )
 # settings of one command line, never taken from a checkpoint
 OF_THE_INVOCATION = ("format", "trust", "resume_data", "hydra")
+
+# conf/command.yaml calls it; resolved once for a command and all jobs of its sweep
+OmegaConf.register_new_resolver("new_directory", new_directory, use_cache=True, replace=True)
 
 
 def compose(primary: str, overrides: Sequence[str] = (), folders: Folders = ()) -> DictConfig:

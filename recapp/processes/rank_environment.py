@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from recapp.errors import LaunchError
+from recapp.reporting.lock import new_directory
 
 # for steps under srun: below the ports that the kernel assigns by itself
 FIRST_PORT = 15000
@@ -194,37 +195,39 @@ def _first_host(hosts: str) -> str:
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", hosts).split(",")[0]
 
 
-def shared_run_name(environ: Mapping[str, str] = os.environ) -> str:
-    """Return one name of the run for all ranks that others than `launch.py` have started.
+def shared_run_directory(environ: Mapping[str, str] = os.environ) -> str:
+    """Return one directory of the run for all ranks that others than `launch.py` have started.
 
-    The ranks share the run's directory, which has this name: `RECAPP_RUN_ID` if given; under
-    torchrun rank 0's clock, sent to the others through the agent's store (the run id of torchrun is
-    often just `none`); under srun the numbers of job and step.
+    It lies in `outputs` and is called `RECAPP_RUN_ID` if that is given; under torchrun it is a new
+    one, dated by rank 0 and sent to the others through the agent's store (the run id of torchrun is
+    often just `none`); under srun it has the numbers of job and step.
 
     Raises:
         LaunchError: Ranks were started by hand without a name that they share.
     """
     if run := environ.get("RECAPP_RUN_ID"):
-        return run
-    now = datetime.now().strftime("%Y-%m-%d/%H-%M-%S")
+        return f"outputs/{run}"
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         from torch._C._distributed_c10d import TCPStore
 
         store = TCPStore(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_master=False)
-        key = f"recapp/run_name/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+        key = f"recapp/run_directory/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
         if external_rank(environ) == 0:
-            store.set(key, now)
+            store.set(key, _new_dated_directory())
         return str(store.get(key).decode())
     if _started_by_srun(environ):
-        return "_".join(
-            ["slurm", environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0")]
-        )
+        job, step = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0")
+        return f"outputs/slurm_{job}_{step}"
     if environ.get("WORLD_SIZE") == "1":
-        return now
+        return _new_dated_directory()
     raise LaunchError(
         "ranks started by hand need one directory for all: give hydra.run.dir=DIR or "
         "RECAPP_RUN_ID=NAME"
     )
+
+
+def _new_dated_directory() -> str:
+    return new_directory(datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"))
 
 
 def interface_towards(info: RankInfo) -> str | None:

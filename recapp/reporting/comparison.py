@@ -24,6 +24,7 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.console import Column
 from recapp.reporting.performance import read_document
+from recapp.reporting.record import ERROR_FILE
 from recapp.settings.renamed import name_of_today
 
 METRICS = (
@@ -231,7 +232,7 @@ def _overrides(path: Path) -> dict[str, str]:
 def _record(
     job: Path, overrides: Mapping[str, str], swept: Mapping[str, str | None], *, running: bool
 ) -> dict[str, Any]:
-    failure = read_document(job / "error.json") or {}
+    failure = read_document(job / ERROR_FILE) or {}
     metrics = {} if running else read_document(job / "metrics.json") or {}
     if failure and metrics.get("status") != failure.get("status", "failed"):
         metrics = {}  # of an earlier run: this one left its error

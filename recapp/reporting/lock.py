@@ -16,6 +16,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 
 from recapp.console import note, short_path
@@ -90,6 +91,23 @@ def locked_as_named(
     if not writes or prints or not named or not Path(named[-1]).is_dir():
         return nullcontext()
     return locked(Path(named[-1]), setting)
+
+
+def new_directory(wanted: str) -> str:
+    """Make a directory that was not there, and return its path: two runs that begin in the same
+    second get one each.
+
+    Args:
+        wanted: Its path. Where that exists, `_2`, `_3` and so on stand behind it. Where none can be
+            made it is returned, and whoever writes there meets the error.
+    """
+    with suppress(OSError):
+        Path(wanted).parent.mkdir(parents=True, exist_ok=True)
+        for path in chain([wanted], (f"{wanted}_{number}" for number in count(2))):
+            with suppress(FileExistsError):
+                Path(path).mkdir()
+                return path
+    return wanted
 
 
 _held: set[Path] = set()

@@ -7,6 +7,8 @@ earlier one wrote there.
     performance.json    where time and memory went (recapp/reporting/performance.py); from then to
                         the end there is none
     metrics.json        how it ended; from then to the end there is none
+    error.json          why it failed or was stopped: {"error": one line}, with "status" where it
+                        was stopped; none where it ended well
 
 Data, plan and memory are looked at before the first step, so most mistakes are found while nothing
 is lost. Once checkpoints and curves are the new run's, an earlier run's results would stand beside
@@ -24,6 +26,7 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.reporting.performance import PERFORMANCE_FILE, PREDICTED_FILE
 
+ERROR_FILE = "error.json"
 METRICS_FILE = "metrics.json"
 SETTINGS_FILE = "resolved.yaml"
 # status of a run that has ended well, but with a metric that its data do not determine
@@ -40,7 +43,7 @@ def claim_directory(directory: Path) -> None:
 
     A run calls it when it first writes a curve or a checkpoint.
     """
-    for name in (METRICS_FILE, PERFORMANCE_FILE, PREDICTED_FILE):
+    for name in (METRICS_FILE, ERROR_FILE, PERFORMANCE_FILE, PREDICTED_FILE):
         (directory / name).unlink(missing_ok=True)
     publish_settings(directory)
 
@@ -94,10 +97,14 @@ def read_metrics(directory: Path) -> dict[str, Any]:
     return found
 
 
-def written_at(directory: Path) -> int | None:
-    """Return when `metrics.json` was written, in nanoseconds; None where there is none.
+def written_at(directory: Path, name: str = METRICS_FILE) -> int | None:
+    """Return when a file of a run was written, in nanoseconds; None where there is none.
 
     The time distinguishes a run's own results from an earlier run's.
+
+    Args:
+        directory: The directory of the run.
+        name: The file.
     """
-    file = directory / METRICS_FILE
+    file = directory / name
     return file.stat().st_mtime_ns if file.is_file() else None

@@ -21,7 +21,11 @@ from recapp.processes.first_failure import first_failure
 from recapp.processes.launch import launch, rank_count
 from recapp.processes.launched_ranks import RankFailure
 from recapp.processes.process_status import LONGEST_LOOK_SECONDS, SecondsSeen
-from recapp.processes.rank_environment import external_rank, shared_run_name, started_externally
+from recapp.processes.rank_environment import (
+    external_rank,
+    shared_run_directory,
+    started_externally,
+)
 from recapp.processes.stopping import SIGNALS, Stopped
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -679,14 +683,19 @@ def test_ranks_started_by_torchrun_srun_or_hand_are_recognised_and_a_batch_scrip
     assert started_externally(environ) == (rank is not None)
 
 
-def test_ranks_agree_on_the_name_of_their_run():
-    assert shared_run_name({"RECAPP_RUN_ID": "night", **SRUN}) == "night"
-    assert shared_run_name(SRUN) == "slurm_77_3"
+def test_ranks_agree_on_the_directory_of_their_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    alone = {"RANK": "0", "WORLD_SIZE": "1"}
+    assert shared_run_directory(alone) != shared_run_directory(alone)
+    assert shared_run_directory({"RECAPP_RUN_ID": "night", **SRUN}) == "outputs/night"
+    assert shared_run_directory(SRUN) == "outputs/slurm_77_3"
     with pytest.raises(LaunchError, match=r"give hydra.run.dir=DIR or RECAPP_RUN_ID=NAME"):
-        shared_run_name({"RANK": "1", "WORLD_SIZE": "2"})
+        shared_run_directory({"RANK": "1", "WORLD_SIZE": "2"})
 
 
-def test_under_torchrun_rank_0_tells_the_others_the_name_through_the_agents_store():
+def test_under_torchrun_rank_0_tells_the_others_the_directory_through_the_agents_store(
+    tmp_path, monkeypatch
+):
     from torch.distributed import TCPStore
 
     agent = TCPStore("127.0.0.1", 0, is_master=True)
@@ -697,6 +706,8 @@ def test_under_torchrun_rank_0_tells_the_others_the_name_through_the_agents_stor
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(agent.port),
     }
-    name = shared_run_name(environ | {"RANK": "0"})
+    monkeypatch.chdir(tmp_path)
+    directory = shared_run_directory(environ | {"RANK": "0"})
+    assert (tmp_path / directory).is_dir()
     time.sleep(1.1)  # a clock of its own would say another second
-    assert shared_run_name(environ | {"RANK": "1"}) == name
+    assert shared_run_directory(environ | {"RANK": "1"}) == directory

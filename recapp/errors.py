@@ -20,6 +20,9 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+ALIKE = 0.61  # of the letters of two names: from here on one may have been meant by the other
+PART = 3  # letters of the shortest name that counts as a part of another
+
 
 class RecappError(Exception):
     """An error that a user can act on; its text is one line. Names of files and columns may hold
@@ -81,16 +84,42 @@ class TrainingError(RecappError, ArithmeticError):
     """A loss or a metric is not a finite number."""
 
 
+def alike(name: str, known: Iterable[str]) -> list[str]:
+    """Return the names, at most three, that somebody may have meant by another, the closest first.
+
+    Most of their letters are the same in the same order; or else one is a part of the other.
+    """
+    names = list(known)
+    parts = (
+        other
+        for other in names
+        if (name in other or other in name) and min(len(name), len(other)) >= PART
+    )
+    return get_close_matches(name, names, n=3, cutoff=ALIKE) or list(parts)[:3]
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return what to append to 'unknown NAME': the close matches, or else all known names."""
-    names = sorted(
-        known,
+    """Return what to append to 'unknown NAME': the names that are alike, or else all known ones."""
+    names = _sorted(known)
+    return meant(close) if (close := alike(name, names)) else listed(names)
+
+
+def meant(names: Iterable[str]) -> str:
+    """Return the question whether one of some names was meant."""
+    return f"did you mean {' or '.join(names)}?"
+
+
+def listed(known: Iterable[str]) -> str:
+    """Return which names there are, at most thirty."""
+    names = _sorted(known)
+    return f"known: {', '.join(names[:30]) or 'none'}{', ...' if len(names) > 30 else ''}"
+
+
+def _sorted(names: Iterable[str]) -> list[str]:
+    """Sort names as people count: C2 before C10."""
+    return sorted(
+        names,
         key=lambda name: [
             int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)
         ],
     )
-    close = get_close_matches(name, names, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    shown = ", ".join(names[:30]) + (", ..." if len(names) > 30 else "")
-    return f"known: {shown or 'none'}"

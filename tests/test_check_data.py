@@ -113,6 +113,14 @@ def test_generated_data_need_sizes(tmp_path):
         check_data(resolved("train", [f"dataset.path={tmp_path}/new", "dataset.table_rows=null"]))
 
 
+@pytest.mark.parametrize(
+    "path", ["{logs}", "{logs}/part_1.parquet", "{logs}/*.parquet", "[{logs}/part_1.parquet]"]
+)
+def test_files_that_are_named_where_data_are_generated_are_read_by_another_option(logs, path):
+    with pytest.raises((ConfigError, DataError), match=r"dataset=custom dataset\.path="):
+        check_data(resolved("train", [f"dataset.path={path.format(logs=logs)}"]))
+
+
 def test_a_column_that_has_a_width_is_there(logs):
     with pytest.raises(ConfigError, match=r"^dataset\.table_dims names usr, .*; did you mean user"):
         check_data(settings(logs, "dataset.table_dims={usr: 8}"))

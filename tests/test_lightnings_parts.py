@@ -36,6 +36,11 @@ def logs(tmp_path_factory):
             [f"{CHECKPOINT}.monitor=auc"],
             f"{CHECKPOINT}.monitor=auc: not measured (metrics.names); did you mean val_auc",
         ),
+        (
+            [f"{CHECKPOINT}.monitor=val_loss"],
+            f"did you mean val_log_loss?; set {CHECKPOINT}.monitor=val_log_loss "
+            f"{CHECKPOINT}.mode=min",
+        ),
         ([f"{CHECKPOINT}.monitor=train_auc"], f"{CHECKPOINT}.monitor=train_auc: not measured"),
         (
             ["callbacks=early_stopping", "callbacks.early_stopping.monitor=auc"],

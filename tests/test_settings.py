@@ -13,7 +13,7 @@ from tiers import one_of
 from recapp import train
 from recapp.app.command import run
 from recapp.app.compose import compose, to_plain
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, suggest
 from recapp.metrics import click_metrics
 from recapp.settings.check_settings import checked, known_part, names_of
 from recapp.settings.groups import ListedTable, Metric, Trainer
@@ -160,12 +160,7 @@ def line(tmp_path, monkeypatch, capfd):
     one_of(
         3,
         [
-            ("+dataset.weight=w", "unknown setting dataset.weight"),
-            ("+tables.l2=.01", "unknown setting tables.l2: did you mean tables.dim"),
-            (
-                "+metrics.recall={_target_: torchmetrics.Recall}",
-                "unknown setting metrics.recall: did you mean metrics.names?",
-            ),
+            ("+tables.l2=.01", "unknown setting tables.l2: known: tables.data_type, tables.dim, "),
             ("+dataset.generate.negatives=4", "unknown setting dataset.generate.negatives"),
             ("+nothing=1", "unknown setting nothing"),
             (
@@ -198,8 +193,7 @@ def line(tmp_path, monkeypatch, capfd):
             ),
             (
                 "dataset.cardinality=500",
-                "must be a list of whole numbers of at least 1 and at most 281474976710656, or "
-                "null, such as [500]",
+                "dataset.cardinality=500: must be a list of 26 whole numbers, one for each sparse",
             ),
             ("dataset.cardinality={user: 500}", "dataset.cardinality={user: 500}: must be a list"),
             ("dataset.sparse=user", "dataset.sparse=user: must be a list of names, such as [user]"),
@@ -281,6 +275,88 @@ def line(tmp_path, monkeypatch, capfd):
 )
 def test_a_wrong_setting_is_refused_in_one_line_before_ranks_start(line, argument, says):
     assert says in line(argument)
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    one_of(
+        3,
+        [
+            (
+                "+loss=focal",
+                "unknown setting loss: recapp.train has one loss, binary cross-entropy of the "
+                "logits; a LightningModule of your own",
+            ),
+            (
+                "+dataset.weight=w",
+                "unknown setting dataset.weight: weights of rows are not supported",
+            ),
+            (
+                "+metrics.recall={_target_: torchmetrics.Recall}",
+                "metrics.names chooses of auc, log_loss, normalized_entropy, calibration; a "
+                "callback of your own logs others, +callbacks.NAME._target_=package.Class",
+            ),
+            ("+metrics.name=[auc]", "unknown setting metrics.name: did you mean metrics.names?"),
+            (
+                "logger=wandb",
+                "logger=wandb: there is no such option; known: csv, csv_and_tensorboard, none, "
+                "tensorboard; others are added by +logger.wandb._target_="
+                "lightning.pytorch.loggers.WandbLogger, and recapp gives them the run's directory",
+            ),
+            ("logger=csvs", "logger=csvs: there is no such option; did you mean csv?"),
+            (
+                "+logger.csv.save_dir=x",
+                "logger.csv.save_dir: cannot be set: recapp gives the run's directory, "
+                "hydra.run.dir=DIR",
+            ),
+            (
+                "optimizer.schedule._target_=torch.optim.lr_scheduler.StepLR",
+                "no schedule is chosen: choose optimizer/schedule=warmup_poly, or name one: "
+                '"optimizer.schedule={_target_: torch.optim.lr_scheduler.StepLR, step_size: 1000}"'
+                ", or write each of its settings with a plus: +optimizer.schedule._target_=...",
+            ),
+            (
+                "dataset=/my/logs",
+                "dataset=/my/logs: there is no such option; known: criteo_kaggle, custom, "
+                "generated, sample; files of your own are read by dataset=custom "
+                "dataset.path=/my/logs",
+            ),
+            ("model=my/own", "model=my/own: there is no such option; known: dlrm"),
+            (
+                "trainer.precision=fp16",
+                "known: 16-true, 32, 32-true, 64, 64-true, bf16, bf16-mixed, bf16-true; 16-mixed "
+                "is refused: tables are updated in backward",
+            ),
+            (
+                "trainer.precision=16-mixed",
+                "trainer.precision=16-mixed: tables are updated in backward, where the scaled",
+            ),
+            ("+plan.mode=fast", "plan.mode=fast: known: auto, pooled, unique"),
+            ("+plan.mode=uniqe", "did you mean unique? known: auto, pooled, unique"),
+            ("trainr.max_stepz=3", "unknown setting trainr.max_stepz: did you mean trainer?"),
+        ],
+    ),
+)
+def test_what_recapp_has_not_is_answered_with_what_to_do_instead(line, argument, says):
+    assert says in line(argument)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("I1", ["C1", "C2"]),
+        ("speed", ["serve", "step"]),
+        ("nosuch", ["bench", "train"]),
+        ("nope", ["home", "opt"]),
+        ("fast", ["auto"]),
+    ],
+)
+def test_a_name_that_is_like_none_is_answered_with_all(name, known):
+    assert suggest(name, known) == f"known: {', '.join(known)}"
+
+
+def test_a_name_that_is_a_part_of_another_is_like_it():
+    assert suggest("auc", ["val_auc", "val_loss"]) == "did you mean val_auc?"
 
 
 def test_a_file_is_a_whole_plan(line):

@@ -28,7 +28,7 @@ from torchmetrics import Metric
 
 from recapp.app.build import Settings, construct, make
 from recapp.checkpoints.directory import read_manifest
-from recapp.errors import ConfigError, suggest
+from recapp.errors import ConfigError, alike, suggest
 from recapp.metrics import click_metrics
 from recapp.settings.check_settings import find_constructor
 from recapp.trainer.curves import CSVCurves
@@ -154,7 +154,8 @@ def _check_monitor(
     ):
         return
     if monitor not in measured:
-        other, metric = next(iter(measured.items()))
+        other = next(iter([*alike(monitor, measured), *measured]))
+        metric = measured[other]
         fix = f"{setting}.monitor={other}" + (f" {setting}.mode={_better(metric)}" if mode else "")
         raise ConfigError(
             f"{setting}.monitor={monitor}: not measured (metrics.names); "

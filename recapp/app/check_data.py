@@ -9,6 +9,7 @@ of every rank.
 """
 
 from collections.abc import Mapping, Sequence
+from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from recapp.console import note, short_path
 from recapp.errors import ConfigError
 from recapp.processes.launch import rank_count
 from recapp.processes.rank_environment import external_rank, started_externally
+from recapp.settings.values import shown
 
 if TYPE_CHECKING:
     from recapp.checkpoints.manifest import Manifest
@@ -58,6 +60,11 @@ def check_data(config: Mapping[str, Any]) -> None:
     if not test and dataset["generate"]:
         from recapp.dataset.synthetic import check_directory, writer_arguments
 
+        if not isinstance(dataset["path"], str) or has_magic(dataset["path"]):
+            raise ConfigError(
+                f"dataset.path={shown(dataset['path'])}: data are generated into one directory; "
+                "files of your own are read by dataset=custom dataset.path=..."
+            )
         kind, wanted = writer_arguments(dataset["generate"], dataset["table_rows"])
         check_directory(dataset["path"], kind, **wanted)
     plan = (config.get("plan") or {}).get("path")

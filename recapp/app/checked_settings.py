@@ -1,4 +1,6 @@
-"""The check of a command's settings before anything is started, sharding types included."""
+"""The check of a command's settings before anything is started, sharding types and columns
+included.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +24,7 @@ def checked(
         ConfigError: A setting is wrong; the error names the setting, the value, what is allowed and
             what is close.
     """
+    _check_one_for_each_column(settings.get("dataset"))
     found = check_settings.checked(settings, command, overrides)
     plan = found.get("plan")
     if isinstance(plan, Mapping) and plan.get("tables"):
@@ -32,3 +35,20 @@ def checked(
             if type_name not in known:
                 raise ConfigError(f"plan.tables.{name}={type_name}: {suggest(type_name, known)}")
     return found
+
+
+def _check_one_for_each_column(dataset: object) -> None:
+    """Check that what must be one number for each sparse column is not one number for all."""
+    if not isinstance(dataset, Mapping):
+        return
+    for key in ("table_rows", "cardinality"):
+        value = dataset.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            from recapp.dataset.schema import criteo_schema  # imports numpy
+
+            criteo = dataset.get("naming") == "criteo"
+            columns = criteo_schema().sparse if criteo else dataset.get("sparse") or ()
+            raise ConfigError(
+                f"dataset.{key}={value}: must be a list of {len(columns)} whole numbers, one for "
+                f"each sparse column, or null"
+            )

@@ -29,7 +29,7 @@ from recapp.app.checked_settings import checked
 from recapp.checkpoints.names import MANIFEST, MANIFEST_BYTES
 from recapp.checkpoints.trust import check_trust, judged, marked
 from recapp.console import note
-from recapp.errors import ConfigError, suggest
+from recapp.errors import ConfigError, alike, suggest
 from recapp.reporting.lock import new_directory
 from recapp.settings import option_files
 from recapp.settings.check_settings import known_part, names_of, unknown
@@ -52,7 +52,13 @@ PATHS = (
 ADDED_GROUPS = ("plan",)  # in no defaults list: chosen with +plan=option, or not at all
 # Hydra wants the name of an option to be a word
 NO_OPTION = re.compile(r"|null|true|false|[-+.0-9].*")
-NULLABLE_GROUPS = ("experiment", "optimizer/schedule")
+LOGGERS = {  # of Lightning, which need a package of their own
+    "mlflow": "lightning.pytorch.loggers.MLFlowLogger",
+    "wandb": "lightning.pytorch.loggers.WandbLogger",
+}
+SCHEDULE = "optimizer.schedule"
+SCHEDULE_GROUP = "optimizer/schedule"
+NULLABLE_GROUPS = ("experiment", SCHEDULE_GROUP)
 # what a checkpoint may name: files of conf/ and no others
 GROUP = re.compile(r"\w+(?:/\w+)*")
 OPTION = re.compile(r"[\w-]+")
@@ -313,6 +319,9 @@ def check_groups(arguments: Sequence[str]) -> None:
             and name not in NULLABLE_GROUPS
         ):
             raise ConfigError(f"{name}={value}: choose one of {', '.join(there)}")
+        # Hydra would split the group's name from the option's elsewhere
+        if there and "/" in value and not elsewhere and not option_file(name, value, folders):
+            raise ConfigError(no_such_option(name, value, there))
         if (
             name.lstrip("+") == "experiment"
             and OPTION.fullmatch(value)
@@ -386,6 +395,26 @@ def known_settings(primary: str, overrides: Sequence[str]) -> list[str]:
     return []
 
 
+def no_such_option(group: str, option: str, known: Iterable[str]) -> str:
+    """Return the text of an error: a group has no option of a name, and what there is.
+
+    Args:
+        group: The group.
+        option: What was chosen of it.
+        known: The names of its options.
+    """
+    text = f"{group}={option}: there is no such option; {suggest(option, known)}"
+    if group == "dataset" and ("/" in option or Path(option).exists()):
+        return f"{text}; files of your own are read by dataset=custom dataset.path={option}"
+    if group == "logger" and not alike(option, known):
+        target = LOGGERS.get(option, "package.Class")
+        return (
+            f"{text}; others are added by +logger.{option}._target_={target}, and recapp gives "
+            "them the run's directory (save_dir)"
+        )
+    return text
+
+
 def in_one_line(error: HydraException | OmegaConfBaseException, known: Iterable[str]) -> str:
     """Return in one line what is wrong with the settings, and which names are close.
 
@@ -401,7 +430,7 @@ def in_one_line(error: HydraException | OmegaConfBaseException, known: Iterable[
         )
     if isinstance(error, MissingConfigException):
         group, _, option = str(error.missing_cfg_file).rpartition("/")
-        return f"{group}={option}: there is no such option; {suggest(option, error.options or ())}"
+        return no_such_option(group, option, error.options or ())
     text = str(error) or str(cause)
     for pattern, advice in ADVICE:
         if found := re.search(pattern, text):
@@ -427,6 +456,13 @@ def _unknown(name: str, known: Sequence[str]) -> str:
     home, _, _ = name.rpartition(".")
     if top in ADDED_GROUPS and (top not in known or (home in known and home != top)):
         return f"{name}: nothing is set there by default, so it needs a plus: +{name}=..."
+    if home == SCHEDULE and not any(key.startswith(f"{SCHEDULE}.") for key in known):
+        chosen = " or ".join(f"optimizer/schedule={option}" for option in options(SCHEDULE_GROUP))
+        return (
+            f"{name}: no schedule is chosen: choose {chosen}, or name one: "
+            f'"{SCHEDULE}={{_target_: torch.optim.lr_scheduler.StepLR, step_size: 1000}}", or '
+            f"write each of its settings with a plus: +{name}=..."
+        )
     if top == "trainer" and name.rpartition(".")[2] in Trainer.refused:
         return f"{name}: cannot be set: {Trainer.refused[name.rpartition('.')[2]]}"
     if not name.startswith("hydra."):

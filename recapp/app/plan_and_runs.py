@@ -74,8 +74,10 @@ def measured_runs(path: str) -> list[tuple[str, Settings, Settings]]:
     """Return name, prediction and measurement of every run below a directory.
 
     Raises:
-        ConfigError: There is no run with both.
+        ConfigError: There is no such directory, or no run with both.
     """
+    if not Path(path).is_dir():
+        raise ConfigError(f"path={path}: there is no such directory")
     found = [
         (str(d.relative_to(path)) if d != Path(path) else d.name, prediction, measured)
         for d in sorted({f.parent for f in Path(path).rglob(PERFORMANCE_FILE)})

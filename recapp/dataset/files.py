@@ -9,7 +9,7 @@ Names beginning with `_` or `.` are no data. What a partition is called (`dt`) i
 Formats other than Parquet and paths that are no mounted directories are refused with what to do,
 and so is what would be left out or read twice in silence: text beside Parquet files that were not
 made of it, directories of data among partitions, links to directories that are read already.
-Nothing is opened here but text that is to be converted, for its first line.
+Nothing is opened here but files that are not called Parquet, for their first lines.
 """
 
 import os
@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 from glob import escape, glob, has_magic
 from pathlib import Path
 
-from recapp.dataset.text_files import TEXT_SUFFIXES, conversion, new_folder, root_of
-from recapp.errors import DataError, suggest
+from recapp.dataset.text_files import TEXT_SUFFIXES, conversion, holds_text, new_folder, root_of
+from recapp.errors import DataError, alike, meant
 
 _FILE_LIST = "_file_list.txt"
 _SUFFIXES = (".parquet", ".parq", ".pq")
@@ -69,14 +69,10 @@ def _expand(path: str, setting: str) -> list[str]:
     if named.is_dir():
         return _parquet(_in_directory(named, setting, {}), setting, path)
     if not named.exists():
-        near = (
-            suggest(named.name, [entry.name for entry in named.parent.iterdir()])
-            if named.parent.is_dir()
-            else ""
-        )
-        raise DataError(
-            f"{setting}={path}: no such file or directory{f'; {near}' if 'did you' in near else ''}"
-        )
+        there = os.listdir(named.parent) if named.parent.is_dir() else []
+        near = alike(named.name, sorted(there))
+        hint = f"; {meant(near)}" if near else ""
+        raise DataError(f"{setting}={path}: no such file or directory{hint}")
     if not named.is_file():
         raise DataError(f"{setting}={path}: is neither a file nor a directory")
     return _parquet([path], setting, path)
@@ -121,20 +117,20 @@ def _parquet(files: Sequence[str], setting: str, given: str, pattern: str = "") 
         DataError: Text that was not converted; it says how to convert it.
     """
     made = {str(Path(file).with_suffix("")) for file in files if _is_parquet(file)}
-    texts = [Path(file) for file in files if _is_text(file)]
+    texts = [Path(file) for file in files if _holds_text(file)]
     left = [text for text in texts if str(text.with_suffix("")) not in made]
     if not left:
-        return [file for file in files if not _is_text(file)]
+        return [file for file in files if Path(file) not in texts]
     first = left[0]
     mixed = len(left) < len(files)
-    alike = [text for text in left if text.suffix == first.suffix]
+    same_kind = [text for text in left if text.suffix == first.suffix]
     named = Path(given)
     if named.is_dir():
         depth = len(first.relative_to(named).parts)
         pattern = "/".join([escape(str(named)), *["*=*"] * (depth - 1), f"*{first.suffix}"])
     listed = named.name == _FILE_LIST
-    beside = mixed or listed or len(alike) < len(files)  # of one data set with files that stay
-    root = root_of(alike)
+    beside = mixed or listed or len(same_kind) < len(files)  # of one data set with files that stay
+    root = root_of(same_kind)
     name = first.name.partition(".")[0] if named == first else root.resolve().name
     folder = root if beside else new_folder(name)
     written = given if beside else str(folder)
@@ -144,7 +140,7 @@ def _parquet(files: Sequence[str], setting: str, given: str, pattern: str = "") 
         f"run the lines of Python above, then {then}"
         f"{'; or move it elsewhere, away from the Parquet files' if mixed else ''}"
     )
-    for line in conversion(alike, None if named == first else pattern, folder):
+    for line in conversion(same_kind, None if named == first else pattern, folder):
         error.add_note(line)
     raise error
 
@@ -198,8 +194,11 @@ def _in_directory(directory: Path, setting: str, seen: dict[str, Path]) -> list[
             "name one of those directories"
         )
     has = f"has {', '.join(sorted(entry.name for entry in entries)[:5])}" if entries else "is empty"
+    texts = _naturally(str(entry) for entry in entries if entry.is_file() and holds_text(entry))
+    hint = "; name the text that is meant, and the lines that convert it are shown" if texts else ""
     raise DataError(
-        f"{setting}={directory}: no Parquet files ({', '.join(_SUFFIXES)}); the directory {has}"
+        f"{setting}={directory}: no Parquet files ({', '.join(_SUFFIXES)}); the directory "
+        f"{has}{hint}"
     )
 
 
@@ -311,6 +310,10 @@ def _is_parquet(name: str) -> bool:
 
 def _is_text(name: str) -> bool:
     return Path(name).suffix.lower() in TEXT_SUFFIXES
+
+
+def _holds_text(file: str) -> bool:
+    return not _is_parquet(file) and holds_text(Path(file))
 
 
 def _hidden(name: str) -> bool:

@@ -26,7 +26,7 @@ from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.sequential_chunks import arrow_chunks
 from recapp.dataset.source import Source, open_files
-from recapp.errors import ConfigError, DataError, suggest
+from recapp.errors import ConfigError, DataError, alike, meant
 from recapp.sparse.batch import Batch
 
 SETTING = "input"
@@ -340,8 +340,7 @@ def _not_one(name: str, times: int, there: Sequence[str]) -> str:
     """Return what is wrong with a file that does not have a column exactly once."""
     if times:
         return f"has column {name} {times} times; leave one of them in the file"
-    close = suggest(name, there)
-    near = f"{close} " if close.startswith("did you mean") else ""
+    near = f"{meant(close)} " if (close := alike(name, there)) else ""
     return f"has no column {name}; {near}it has {', '.join(there)}"
 
 

@@ -15,12 +15,11 @@ shift every column by one unnoticed.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from recapp.dataset.column_shapes import SAMPLE_SIZES
-from recapp.errors import CheckpointError, ConfigError, DataError, suggest
+from recapp.errors import CheckpointError, ConfigError, DataError, alike, meant, suggest
 from recapp.tables.listed import row_features
 
 if TYPE_CHECKING:
@@ -350,8 +349,8 @@ def _find(
             "it is a partition of the directory, which is not read as a column; "
             "write it into the files"
         )
-    elif get_close_matches(column, present, n=1, cutoff=0.5):
-        hint = suggest(column, present)
+    elif close := alike(column, present):
+        hint = meant(close)
     else:
         hint = f"the file has {', '.join(present[:8])}{', ...' if len(present) > 8 else ''}"
     raise DataError(f"{file}: no column for {name}{more}; tried {', '.join(tried)}; {hint}")

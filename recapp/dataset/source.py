@@ -12,12 +12,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 
 from recapp.dataset.arrow_types import has_views, id_type, is_list, is_text
 from recapp.dataset.files import file_names, given_paths
 from recapp.dataset.parquet import UNREADABLE, DataFile, read_footer, reason, row_counts, stamp_of
 from recapp.dataset.schema import Schema, TextIds
+from recapp.dataset.text_files import holds_text
 from recapp.errors import ConfigError, DataError
 
 
@@ -189,9 +191,13 @@ def _open_file(
         footer = read_footer(name, stamp)
         arrow_schema = footer.schema.to_arrow_schema()
     except UNREADABLE as error:
+        fix = (
+            "it holds text: call it .csv, and the lines that convert it are shown"
+            if holds_text(Path(name))
+            else "write it again or leave it out"
+        )
         raise DataError(
-            f"{setting}: {name} is not a whole Parquet file ({reason(error)}); "
-            "write it again or leave it out"
+            f"{setting}: {name} is not a whole Parquet file ({reason(error)}); {fix}"
         ) from error
     columns = schema.resolve(arrow_schema, name)
     groups = row_counts(footer, name)

@@ -229,7 +229,7 @@ def _is_complete(path: Path, settings: dict[str, Any]) -> bool:
     if not manifest.is_file():
         raise DataError(
             f"{path}: holds something that was not generated here (no {MANIFEST}); choose an "
-            "empty or new directory"
+            "empty or new directory, or read what is there: dataset=custom dataset.path=..."
         )
     try:
         found = json.loads(manifest.read_text())

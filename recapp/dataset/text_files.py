@@ -1,4 +1,4 @@
-"""CSV and TSV logs: recapp reads Parquet; here are the lines of Python that convert them. They
+"""CSV, TSV and other text: recapp reads Parquet; here are the lines of Python that convert it. They
 write below the working directory, because nobody may be allowed to write where logs lie.
 
 Every column stays text, from which recapp reads ids, numbers and labels. Types that pyarrow would
@@ -20,6 +20,20 @@ from pathlib import Path
 
 TEXT_SUFFIXES = (".csv", ".tsv", ".gz")
 _FIRST_BYTES = 65_536  # at the beginning of a file, in which its first line is sought
+# bytes of text in ASCII, UTF-8 or Latin-1
+_PRINTED = b"\t\n\f\r" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
+
+
+def holds_text(file: Path) -> bool:
+    """Return whether a file is text, by its suffix or its first bytes."""
+    if file.suffix.lower() in TEXT_SUFFIXES:
+        return True
+    try:
+        with file.open("rb") as content:
+            begin = content.read(_FIRST_BYTES)
+    except OSError:
+        return False
+    return b"\n" in begin and not begin.translate(None, _PRINTED)
 
 
 def conversion(files: Sequence[Path], pattern: str | None, folder: Path) -> list[str]:
@@ -86,7 +100,7 @@ def _first_line(file: Path) -> str:
 
 def _options(line: str) -> dict[str, str]:
     """Return the arguments that `read_csv` needs for a file with this first line."""
-    delimiter = "\t" if "\t" in line else ";" if line.count(";") > line.count(",") else ","
+    delimiter = "\t" if "\t" in line else max(",;|", key=line.count)
     names = [name.strip('"') for name in line.split(delimiter)]
     without_gaps = all(names[1:]) and len(set(names)) == len(names)
     named = any(not _is_number(name) for name in names) and not any(

@@ -216,7 +216,8 @@ def shared_run_directory(environ: Mapping[str, str] = os.environ) -> str:
             store.set(key, _new_dated_directory())
         return str(store.get(key).decode())
     if _started_by_srun(environ):
-        job, step = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0")
+        job = environ.get("SLURM_JOB_ID", "0")
+        step = environ.get("SLURM_STEP_ID", "0")
         return f"outputs/slurm_{job}_{step}"
     if environ.get("WORLD_SIZE") == "1":
         return _new_dated_directory()

@@ -11,7 +11,6 @@ What follows (text to ids, numbers that are not finite) is training's own decode
 """
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 
 import numpy as np
 import pyarrow as pa
@@ -70,7 +69,7 @@ def _by_name(tensors: Sequence[InputTensor], schema: Schema) -> dict[str, InputT
     given: dict[str, InputTensor] = {}
     for tensor in tensors:
         if tensor.name not in known:
-            near = _near(tensor.name[:80], features)
+            near = suggest(tensor.name[:80], features)
             raise bad(f"input {tensor.name}: the model has no such feature; {near}")
         if tensor.name in given:
             raise bad(f"input {tensor.name}: is there twice")
@@ -80,11 +79,6 @@ def _by_name(tensors: Sequence[InputTensor], schema: Schema) -> dict[str, InputT
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise bad(f"input {missing[0]}{more}: missing; every feature of the model is needed")
     return given
-
-
-def _near(name: str, features: Sequence[str]) -> str:
-    close = get_close_matches(name, features, n=3, cutoff=0.5)
-    return suggest(name, close or features)
 
 
 def _column(name: str, given: Mapping[str, InputTensor], schema: Schema) -> pa.Array:

@@ -12,17 +12,17 @@ importing Lightning takes a second, and a rank checks every one of them before i
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
-from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from recapp.errors import ConfigError, RecappError, suggest
+from recapp.errors import ConfigError, RecappError, alike, listed, meant, suggest
 from recapp.settings import primaries
 from recapp.settings.dependent_settings import check_together
 from recapp.settings.groups import ABSENT, DynamicRows, Made
 from recapp.settings.renamed import new_name, target_of_today
+from recapp.settings.unsupported import why_not
 from recapp.settings.values import check_arguments, read, shown, takes
 
 MISSING = "???"  # what Hydra calls a setting that must be given
@@ -96,10 +96,19 @@ def unknown(name: str, known: Iterable[str]) -> str:
     if name.startswith(f"{rules}."):
         table = name.removeprefix(f"{rules}.").partition(".")[0]
         return f'{name}: tables are named in a mapping: "{rules}={{{table}: {{rule: sgd}}}}"'
+    same = [key for key in known if key.rpartition(".")[2] == leaf][:3]
+    beside, close = _close(name, known)
+    if found := close or same or (not beside and _close(home, known)[1]):
+        return f"unknown setting {name}: {meant(found)}"
+    there = beside or _close(home, known)[0] or known
+    return f"unknown setting {name}: {why_not(name) or listed(there)}"
+
+
+def _close(name: str, known: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the settings of the group in which a setting would be, and those that are like it."""
+    home, _, leaf = name.rpartition(".")
     beside = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == home}
-    close = [beside[match] for match in get_close_matches(leaf, beside)]
-    same = [key for key in known if key.rpartition(".")[2] == leaf]
-    return f"unknown setting {name}: {suggest(name, close or same or beside.values() or known)}"
+    return list(beside.values()), [beside[match] for match in alike(leaf, beside)]
 
 
 # ---- one group after the other
@@ -211,7 +220,9 @@ class _Checker:
             )
             if isinstance(target, type) and not issubclass(target, _named_class(made.makes)):
                 raise ConfigError(wrong)
-            check_arguments(target, wanted, name, given=made.given, positional=made.positional)
+            check_arguments(
+                target, wanted, name, given=dict(made.given), positional=made.positional
+            )
             if made.tried:
                 parameters = [_parameter() for _ in range(made.positional)]
                 found = _try(target, parameters, wanted, f"{name} ({value[TARGET]})")

@@ -35,11 +35,6 @@ def check_together(config: Mapping[str, Any], set_by_user: Collection[str]) -> N
         check_scale(dataset.get("scale", 1))
     if config.get("metrics") and not config["metrics"]["names"]:
         raise ConfigError("metrics.names=[]: name at least one, such as [auc]")
-    if (config.get("trainer") or {}).get("precision") == "16-mixed":
-        raise ConfigError(
-            "trainer.precision=16-mixed: tables are updated in backward, where the scaled loss "
-            "would reach them; use bf16-mixed"
-        )
     trainer = config.get("trainer") or {}
     if (
         type(trainer.get("val_check_interval")) is int

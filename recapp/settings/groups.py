@@ -11,7 +11,7 @@ it is. `ABSENT` marks a setting that some options of a group have and others do 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from recapp.settings.values import Within
+from recapp.settings.values import Refused, Within
 
 Positive = Annotated[int, Within(1)]
 Natural = Annotated[int, Within(0)]
@@ -24,6 +24,13 @@ Metric = Literal["auc", "log_loss", "normalized_entropy", "calibration"]
 Mode = Literal["auto", "unique", "pooled"]
 RowOrder = Literal["natural", "mixed"]
 Storage = Literal["fp32", "fp64", "fp16", "bf16"]
+Precision = Annotated[
+    Literal["32-true", "64-true", "bf16-mixed", "bf16-true", "16-true", "32", "64", "bf16", 32, 64],
+    Refused(
+        "16-mixed",
+        "tables are updated in backward, where the scaled loss would reach them; use bf16-mixed",
+    ),
+]
 IdRule = Literal["error", "hash", "clamp", "drop"]
 
 
@@ -43,7 +50,7 @@ class Made:
     arguments.
 
     Args:
-        given: Arguments that recapp passes by name.
+        given: Arguments that recapp passes by name, and what each of them is.
         positional: How many arguments recapp passes by position.
         tried: Whether the constructor is called once before ranks start, to see whether it accepts
             the values; for constructors that do nothing but make an object. Arguments by position
@@ -55,7 +62,7 @@ class Made:
             and its setting.
     """
 
-    given: tuple[str, ...] = ()
+    given: tuple[tuple[str, str], ...] = ()
     positional: int = 0
     tried: bool = False
     makes: str = ""
@@ -67,7 +74,10 @@ class Made:
 Model = Annotated[
     dict[str, Any],
     Made(
-        ("embedding_bag_collection", "dense_in_features"),
+        (
+            ("embedding_bag_collection", "the tables, tables=..."),
+            ("dense_in_features", "the number of dense columns, dataset=..."),
+        ),
         makes="torch.nn.Module",
         such_as="recapp.models.published_dlrm.DLRM",
     ),
@@ -104,7 +114,7 @@ Callback = Annotated[
 Logger = Annotated[
     dict[str, Any],
     Made(
-        ("save_dir",),
+        (("save_dir", "the run's directory, hydra.run.dir=DIR"),),
         makes="lightning.pytorch.loggers.Logger",
         such_as="recapp.trainer.curves.CSVCurves",
     ),
@@ -293,19 +303,7 @@ class Trainer:
 
     devices: Positive | Literal["auto"] = "auto"
     accelerator: Literal["auto", "cpu", "gpu", "cuda"] = "auto"
-    precision: Literal[
-        "32-true",
-        "64-true",
-        "bf16-mixed",
-        "bf16-true",
-        "16-true",
-        "16-mixed",
-        "32",
-        "64",
-        "bf16",
-        32,
-        64,
-    ] = "32-true"
+    precision: Precision = "32-true"
     max_epochs: Positive | Literal[-1] | None = None
     max_steps: Positive | Literal[-1] | None = None
     val_check_interval: Positive | Share | None = None

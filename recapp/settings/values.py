@@ -3,7 +3,7 @@
     annotation                         allowed in YAML    refused with
     Annotated[int, Within(1)] | None   20, null           must be a whole number of at least 1,
                                                           or null
-    Literal["auto", "gloo"]            auto               did you mean auto?
+    Literal["auto", "gloo"]            auto               did you mean auto? known: auto, gloo
     list[str]                          [user, item]       must be a list of names, such as [user]
 
 Annotations come from the dataclasses of `recapp/settings/groups.py`, one for each group of
@@ -14,6 +14,7 @@ refuse nothing.
 
 import inspect
 import math
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as AbstractSequence
@@ -22,7 +23,7 @@ from enum import Enum
 from os import PathLike
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from recapp.errors import ConfigError, suggest
+from recapp.errors import ConfigError, alike, meant, suggest
 
 LISTS = (list, AbstractSequence, Iterable, tuple)
 MAPPINGS = (dict, Mapping)
@@ -61,6 +62,23 @@ class Within:
             "" if self.most is None else f"{' and' if low else ' of'} at most {_plain(self.most)}"
         )
         return low + high
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A word that one may expect among those that are allowed, and that is refused.
+
+    Args:
+        word: The word.
+        reason: Why, and what to use instead.
+    """
+
+    word: str
+    reason: str
+
+    def holds(self, value: object) -> bool:
+        """Return whether a value is another one."""
+        return value != self.word
 
 
 class Wrong(ValueError):
@@ -109,7 +127,7 @@ def check_arguments(
     wanted: Mapping[str, Any],
     name: str,
     *,
-    given: Iterable[str] = (),
+    given: Mapping[str, str] | None = None,
     positional: int = 0,
 ) -> None:
     """Check that a constructor takes the arguments of the settings, and that none it needs is
@@ -119,19 +137,22 @@ def check_arguments(
         target: The constructor.
         wanted: The arguments that the settings name.
         name: The setting that names the constructor, dotted.
-        given: Arguments that recapp passes by name.
+        given: Arguments that recapp passes by name, and what each of them is.
         positional: How many arguments recapp passes by position.
 
     Raises:
         ConfigError: An argument is unknown, missing or of a wrong type; the error names the setting
             and what the constructor takes.
     """
+    given = given or {}
     known = takes(target)
     label = f"{target.__module__}.{target.__qualname__}"
     own = [argument for argument in known if argument not in given and argument != "**"][
         positional:
     ]
     for argument, value in wanted.items():
+        if argument in given:
+            raise ConfigError(f"{name}.{argument}: cannot be set: recapp gives {given[argument]}")
         if argument not in own and ("**" not in known or argument in known):
             says = suggest(argument, own)
             raise ConfigError(
@@ -172,7 +193,7 @@ def _read(value: Any, annotation: Any) -> Any:
     raise Wrong(_allowed(value, options))
 
 
-Options = list[tuple[Any, tuple[Within, ...]]]
+Options = list[tuple[Any, tuple[Within | Refused, ...]]]
 
 
 def _options(annotation: Any) -> Options:
@@ -184,7 +205,7 @@ def _options(annotation: Any) -> Options:
         return [option for part in get_args(annotation) for option in _options(part)]
     if origin is Annotated:
         inner, *more = get_args(annotation)
-        bounds = tuple(bound for bound in more if isinstance(bound, Within))
+        bounds = tuple(bound for bound in more if isinstance(bound, Within | Refused))
         return [(option, (*own, *bounds)) for option, own in _options(inner)]
     kind = origin or annotation
     if annotation is Any:
@@ -278,12 +299,10 @@ def _allowed(value: Any, options: Options) -> str:
         word for option, _ in options if _origin(option) is Literal for word in get_args(option)
     ]
     others = [(option, bounds) for option, bounds in options if _origin(option) is not Literal]
-    if (
-        words
-        and not [option for option, _ in others if option is not type(None)]
-        and isinstance(value, str)
-    ):
-        return suggest(value, [shown(word) for word in words])
+    only_words = words and not [option for option, _ in others if option is not type(None)]
+    if only_words and isinstance(value, str | int | float) and not isinstance(value, bool):
+        refused = [bound for _, bounds in options for bound in bounds if isinstance(bound, Refused)]
+        return _of_words(shown(value), list(dict.fromkeys(map(shown, words))), refused)
     if not options:
         return "must be left out: settings cannot write what it takes"
     of_words = f"a list of {_some_of(words)}"
@@ -298,13 +317,23 @@ def _allowed(value: Any, options: Options) -> str:
     return f"must be {', or '.join(dict.fromkeys(parts))}{hint}"
 
 
-def _described(option: Any, bounds: tuple[Within, ...]) -> str:
+def _of_words(value: str, words: list[str], refused: list[Refused]) -> str:
+    """Return what is allowed where that is one of some words: all of them, however close one is."""
+    if here := next((each.reason for each in refused if each.word == value), ""):
+        return here
+    close = f"{meant(found)} " if (found := alike(value, words)) else ""
+    others = "".join(f"; {each.word} is refused: {each.reason}" for each in refused)
+    return f"{close}known: {', '.join(sorted(words))}{others}"
+
+
+def _described(option: Any, bounds: tuple[Any, ...]) -> str:
     kind = _origin(option) or option
     parts = get_args(option)
     if kind in LISTS:
         return f"a list{f' of {_plural(parts[0])}' if parts else ''}"
     if kind in MAPPINGS:
-        return f"a mapping{f' of names to {_plural(parts[1])}' if parts else ''}, {{name: value}}"
+        values = re.sub("^some of", "one of", _plural(parts[1])) if parts else ""
+        return f"a mapping{f' of names to {values}' if parts else ''}, {{name: value}}"
     return ARTICLES[kind] + "".join(map(str, bounds))
 
 

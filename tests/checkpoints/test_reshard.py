@@ -261,7 +261,7 @@ def test_other_programs_find_a_block_by_the_manifest_alone(tmp_path):
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        (("C2", "weight", (4, 2)), "no table C2: did you mean C1?"),
+        (("C2", "weight", (4, 2)), "no table C2: known: C1"),
         (("C1", "exp_avg", (4, 2)), "no exp_avg of table C1, only sum, weight: set the optimizer"),
         (
             ("C1", "weight", (5, 2)),

@@ -134,7 +134,10 @@ def rows_of(path, schema=ROW):
 CSV = "label,row,one\n0,1,a\n1,2,7\n"
 
 
-@pytest.mark.parametrize("name", ["logs.csv", "logs.tsv", "logs.csv.gz", "logs.tsv.gz", "day_0.gz"])
+@pytest.mark.parametrize(
+    "name",
+    ["logs.csv", "logs.tsv", "logs.csv.gz", "logs.tsv.gz", "day_0.gz", "logs.inter", "day_0"],
+)
 def test_the_lines_convert_a_file_whatever_its_delimiter_and_compression(tmp_path, name):
     text = CSV.replace(",", "\t") if "csv" not in name else CSV
     (tmp_path / name).write_bytes(
@@ -185,6 +188,26 @@ def test_the_lines_convert_a_directory_and_a_glob(tmp_path, given):
     if not given:
         (tmp_path / "README.md").write_text("no data")
     assert rows_of(converted(tmp_path / given, "dataset.test_path")) == [10, 2, 20, 2]
+
+
+def test_text_without_a_suffix_is_recognised_by_its_bytes(tmp_path):
+    for day in (1, 2):
+        (tmp_path / f"day_{day}").write_text(CSV.replace(",1,", f",{day}0,").replace(",", "|"))
+    assert rows_of(converted(tmp_path / "day_?")) == [10, 2, 20, 2]
+
+
+def test_a_directory_of_text_says_that_it_can_be_converted(tmp_path):
+    (tmp_path / "clicks.inter").write_text(CSV)
+    with pytest.raises(DataError, match=r"the directory has clicks.inter; name the text that is"):
+        file_names(str(tmp_path))
+
+
+def test_text_that_is_called_parquet_is_called_text(tmp_path):
+    (tmp_path / "clicks.parquet").write_text(CSV)
+    with pytest.raises(
+        DataError, match=r"not a whole Parquet file .*; it holds text: call it .csv"
+    ):
+        open_source(str(tmp_path), ROW)
 
 
 def test_raw_criteo_text_without_a_header_is_converted_and_read_by_position(tmp_path):

@@ -43,7 +43,10 @@ def shaped(shape):
             "input usr: the model has no such feature; did you mean user?",
         ),
         ([*inputs(), inputs()[0]], "input age: is there twice"),
-        (inputs(age=tensor("age", "FP99", [1])), "input age: datatype 'FP99' is none; did you"),
+        (
+            inputs(age=tensor("age", "FP99", [1])),
+            "input age: datatype 'FP99' is none; known: BOOL, BYTES, FP16, FP32",
+        ),
         (inputs(age=tensor("age", ["FP32"], [1])), "input age: datatype ['FP32'] is none; "),
         (inputs(age=tensor("age", {}, [1])), "input age: datatype {} is none; known: BOOL, BYTES"),
         (

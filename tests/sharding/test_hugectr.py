@@ -583,7 +583,7 @@ MATRIX = {
         ({"shard_strategy": ["mp"]}, r"shard_strategy must be a list of \[placement, tables\]"),
         (
             {"shard_strategy": [["mp", ["t", "u"]], ["pd", ["v"]]]},
-            "group 1: placement pd: did you mean mp or dp",
+            "group 1: placement pd: known: dp, localized, mp",
         ),
         (
             {"shard_strategy": [["mp", ["t", "u"]], ["dp", ["w"]]]},

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
+from recapp.app.check_checkpoint import check_fits_checkpoint
 from recapp.app.check_data import check_data, check_generated, match_checkpoint, note_scale
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import compose_over, with_absolute_paths
@@ -45,6 +46,7 @@ def evaluate(config: dict[str, Any], job: Job) -> float | None:
     check_data(settings)
     if settings["split"] != "test":
         check_generated(settings, job.overrides)
+    check_fits_checkpoint(settings, job.overrides)
     note_scale(settings)
     metrics = run_on_ranks(settings, job, "recapp.worker")
     if config["format"] == "json" and not external_rank():

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
+from recapp.app.check_checkpoint import check_fits_checkpoint
 from recapp.app.check_data import (
     check_data,
     check_generated,
@@ -75,6 +76,7 @@ def train_job(
     check_data(settings)
     if settings["ckpt_path"]:
         check_generated(settings, job.overrides)
+        check_fits_checkpoint(settings, job.overrides)
         check_resumed(settings)
     note_scale(settings)
     note_no_validation_rows(settings)

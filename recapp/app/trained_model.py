@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from recapp.app.check_checkpoint import check_fits_checkpoint
 from recapp.app.check_data import match_checkpoint, match_trained
 from recapp.checkpoints.directory import read_manifest
 from recapp.checkpoints.manifest import Manifest
@@ -79,6 +80,7 @@ class _Checkpoint:
     def settings(self, compose: Compose, overrides: Sequence[str]) -> dict[str, Any]:
         """Return its settings, under which scores do not depend on ranks (`_as_scored`)."""
         found = match_checkpoint(compose(self.manifest.config), self.manifest)
+        check_fits_checkpoint({**found, "ckpt_path": str(self.path)}, overrides)
         return _as_scored(found, overrides)
 
     def on_ranks(self, settings: Settings) -> "RankModel":

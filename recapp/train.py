@@ -31,6 +31,7 @@ from recapp.app.check_data import (
     match_checkpoint,
     note_scale,
 )
+from recapp.app.check_training import check_training
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import compose_over, with_absolute_paths
 from recapp.app.sweep_progress import SweepProgress
@@ -74,6 +75,7 @@ def train_job(
     sweep.job_begins(job, config["format"])
     settings = settings_of(config, job)
     check_data(settings)
+    check_training(settings)
     if settings["ckpt_path"]:
         check_generated(settings, job.overrides)
         check_fits_checkpoint(settings, job.overrides)

@@ -75,6 +75,22 @@ def test_a_mistake_in_the_first_file_is_one_line_before_ranks_start(logs, overri
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())]
+)
+def test_text_is_a_dense_column_where_it_spells_numbers_alone(tmp_path, kind):
+    for name, last in (("good", None), ("bad", "old")):
+        ages = pa.array(["1", "", "2.5", "-3", last]).cast(kind)
+        pq.write_table(
+            pa.table({"label": [0, 1, 1, 0, 1], "user": [1, 2, 3, 4, 5], "age": ages}),
+            tmp_path / name,
+        )
+    own = ["dataset.dense=[age]", "dataset.sparse=[user]"]
+    check_data(settings(tmp_path / "good", *own))
+    with pytest.raises(DataError, match=r"column age, row 4 holds 'old', which is not a number"):
+        check_data(settings(tmp_path / "bad", *own))
+
+
 @pytest.mark.parametrize("key", ["table_rows", "cardinality"])
 def test_sizes_are_one_for_each_sparse_column(logs, key):
     check_data(settings(logs, f"dataset.{key}=[30,20]"))

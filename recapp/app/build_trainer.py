@@ -7,7 +7,7 @@ no parameters, or monitor a metric that nobody measures, is refused here with wh
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
@@ -24,35 +24,17 @@ from lightning.pytorch.callbacks import (
     ProgressBar,
 )
 from lightning.pytorch.loggers import Logger
-from torchmetrics import Metric
 
 from recapp.app.build import Settings, construct, make
+from recapp.app.check_training import all_known, check_monitor, measured_by, refuse_callback
 from recapp.checkpoints.directory import read_manifest
-from recapp.errors import ConfigError, alike, suggest
-from recapp.metrics import click_metrics
+from recapp.errors import ConfigError, suggest
 from recapp.settings.check_settings import find_constructor
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.strategy import EmbeddingShardingStrategy, check_precision
 
 SET_BY_RECAPP = ("devices", "accelerator", "enable_progress_bar")
 """Settings of `trainer` that Lightning does not get: its values follow from ranks and callbacks."""
-_AVERAGES = "it averages parameters, and tables are none: half of the model would be an average"
-NOT_OF_TABLES = {  # Lightning's callbacks that cannot be used: why
-    "StochasticWeightAveraging": _AVERAGES,
-    "WeightAveraging": _AVERAGES,
-    "EMAWeightAveraging": _AVERAGES,
-    "GradientAccumulationScheduler": (
-        "tables are updated in every backward; use a larger dataset.batch_size"
-    ),
-    "ModelPruning": "it prunes parameters, and tables are none",
-    "BatchSizeFinder": (
-        "dataset.batch_size is part of the order of the data; sweep it: -m "
-        "dataset.batch_size=512,1024"
-    ),
-    "LearningRateFinder": (
-        "it knows one learning rate and there are two; sweep them: -m optimizer.dense.lr=0.001,0.01"
-    ),
-}
 
 
 @contextmanager
@@ -82,13 +64,8 @@ def build_callbacks(settings: Settings, folder: Path, *, logging: bool) -> list[
         ConfigError: A callback cannot be used here, or its settings are wrong.
     """
     made: list[Callback] = []
-    measured = {
-        f"val_{name}": metric
-        for name, metric in click_metrics(settings["metrics"]["names"]).items()
-    }
-    targets = [str(wanted.get("_target_")) for wanted in settings["callbacks"].values()]
-    # callbacks of others may log metrics of their own
-    all_known = all(target.startswith(("lightning.", "recapp.")) for target in targets)
+    measured = measured_by(settings)
+    known = all_known(settings)
     for name, wanted in settings["callbacks"].items():
         kind = find_constructor(str(wanted.get("_target_")), f"callbacks.{name}")
         extra = {}
@@ -107,9 +84,11 @@ def build_callbacks(settings: Settings, folder: Path, *, logging: bool) -> list[
         if _is(kind, LearningRateMonitor) and not logging:
             continue  # Lightning refuses a monitor without a logger
         made.append(make(wanted, f"callbacks.{name}", **extra))
-        _check_monitor(made[-1], f"callbacks.{name}", measured, all_known)
+        monitor = getattr(made[-1], "monitor", None)
+        mode = getattr(made[-1], "mode", None)
+        check_monitor(f"callbacks.{name}", monitor, mode, measured, all_known=known)
         if isinstance(made[-1], ModelCheckpoint):
-            _check_filename(made[-1], f"callbacks.{name}.filename", measured, all_known)
+            _check_filename(made[-1], f"callbacks.{name}.filename", measured, known)
     return made
 
 
@@ -118,59 +97,14 @@ def _is(kind: Any, base: type) -> bool:
 
 
 def _refuse_callback(kind: Any, setting: str) -> None:
-    """Check that a callback is none of Lightning's that would do half of their work here.
-
-    Raises:
-        ConfigError: It is one of them; the error names what to use instead.
-    """
+    """Check that a callback is none of Lightning's that cannot be used, nor derived from one."""
     for base in getattr(kind, "__mro__", ()):
-        if base.__module__.startswith("lightning.") and base.__name__ in NOT_OF_TABLES:
-            raise ConfigError(
-                f"{setting} ({base.__name__}): cannot be used: {NOT_OF_TABLES[base.__name__]}"
-            )
-
-
-def _check_monitor(
-    callback: Callback, setting: str, measured: Mapping[str, Metric], all_known: bool
-) -> None:
-    """Check that a callback monitors a metric that is measured, and takes larger for better where
-    it is.
-
-    Lightning would find the first mistake after the first epoch, and the second never.
-
-    Args:
-        callback: The callback.
-        setting: The dotted name of its settings.
-        measured: The metrics of validation, by name.
-        all_known: Whether nothing else is measured, because no callback is the user's own.
-
-    Raises:
-        ConfigError: The metric is not measured, or the mode is the wrong one.
-    """
-    monitor = getattr(callback, "monitor", None)
-    mode = getattr(callback, "mode", None)
-    if monitor is None or (
-        monitor not in measured and not all_known and not monitor.startswith("val_")
-    ):
-        return
-    if monitor not in measured:
-        other = next(iter([*alike(monitor, measured), *measured]))
-        metric = measured[other]
-        fix = f"{setting}.monitor={other}" + (f" {setting}.mode={_better(metric)}" if mode else "")
-        raise ConfigError(
-            f"{setting}.monitor={monitor}: not measured (metrics.names); "
-            f"{suggest(monitor, measured)}; set {fix}"
-        )
-    better = _better(measured[monitor])
-    if mode in ("min", "max") and better is not None and mode != better:
-        word = "larger" if better == "max" else "smaller"
-        raise ConfigError(
-            f"{setting}.mode={mode}: a {word} {monitor} is better; set {setting}.mode={better}"
-        )
+        if base.__module__.startswith("lightning."):
+            refuse_callback(base.__name__, setting)
 
 
 def _check_filename(
-    callback: ModelCheckpoint, setting: str, measured: Mapping[str, Metric], all_known: bool
+    callback: ModelCheckpoint, setting: str, measured: Iterable[str], known: bool
 ) -> None:
     """Check a pattern of checkpoint file names.
 
@@ -194,7 +128,7 @@ def _check_filename(
         raise ConfigError(
             f"{setting}={pattern}: no pattern of a file name ({e}); such as step_{{step:06d}}"
         ) from e
-    if unknown := sorted(asked - numbers.keys()) if all_known else []:
+    if unknown := sorted(asked - numbers.keys()) if known else []:
         raise ConfigError(
             f"{setting}={pattern}: {unknown[0]} is not measured; {suggest(unknown[0], numbers)}"
         )
@@ -203,10 +137,6 @@ def _check_filename(
             f"{setting}={pattern}: must be a name of its own beside last.ckpt, which is kept in "
             "any case; such as step_{step:06d}"
         )
-
-
-def _better(metric: Metric) -> str | None:
-    return {True: "max", False: "min", None: None}[metric.higher_is_better]
 
 
 def has_bar(callbacks: Iterable[Callback]) -> bool:

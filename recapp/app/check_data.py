@@ -28,9 +28,9 @@ def check_data(config: Mapping[str, Any]) -> None:
     """Check, before ranks are started, what each of them would refuse some seconds later.
 
     That is: impossible columns, no label, files that do not exist or are no Parquet files, columns
-    that the first file lacks, text in its first row group where a table takes ids for rows, other
-    data where some are to be generated, too few lanes. Files are not looked at where the ranks were
-    started from outside: they may lie on the ranks' hosts only.
+    that the first file lacks, text in its first row group where a table takes ids for rows or a
+    number is wanted, other data where some are to be generated, too few lanes. Files are not looked
+    at where the ranks were started from outside: they may lie on the ranks' hosts only.
 
     Args:
         config: The settings of a run.
@@ -85,17 +85,24 @@ def note_scale(config: Mapping[str, Any]) -> None:
 def _check_files(paths: Any, schema: "Schema", setting: str) -> None:
     """Check that files exist, and that the first one with rows has the columns of the schema."""
     from recapp.dataset.files import file_names
-    from recapp.dataset.source import open_files, text_that_must_be_integers
+    from recapp.dataset.source import (
+        open_files,
+        text_that_may_be_no_number,
+        text_that_must_be_integers,
+    )
 
     for name in file_names(paths, setting=setting):
         source = open_files([name], schema, setting=setting)
         if source.segments:
             break
-    texts = text_that_must_be_integers(source, schema)
-    if texts and source.segments:
-        from recapp.dataset.first_rows import check_ids
+    if not source.segments:
+        return
+    ids = text_that_must_be_integers(source, schema)
+    numbers = text_that_may_be_no_number(source, schema)
+    if ids or numbers:
+        from recapp.dataset.first_rows import check_values  # imports torch
 
-        check_ids(source, schema, texts)
+        check_values(source, schema, ids=ids, numbers=numbers)
 
 
 def check_generated(settings: Mapping[str, Any], overrides: Sequence[str]) -> None:

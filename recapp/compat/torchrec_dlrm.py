@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recapp.errors import ConfigError
-from recapp.models.layers import DotInteraction, check_widths
+from recapp.models.layers import DotInteraction
+from recapp.models.widths import check_widths
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.collections import BagCollection
 

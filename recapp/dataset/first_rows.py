@@ -1,5 +1,6 @@
 """What the first rows of a data set show: how many rows tables need, whether text can be ids."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -49,16 +50,25 @@ def rows_for(ids: int) -> int:
     return 1 << max(ROWS_PER_ID * ids - 1, 1).bit_length()
 
 
-def check_ids(source: Source, schema: Schema, features: list[str]) -> None:
+def check_values(
+    source: Source, schema: Schema, *, ids: Sequence[str] = (), numbers: Sequence[str] = ()
+) -> None:
     """Decode some features of the first row group.
 
+    Args:
+        source: The rows.
+        schema: Their columns.
+        ids: Sparse features whose text must spell integers.
+        numbers: Dense features.
+
     Raises:
-        DataError: A value that is no id.
+        DataError: A value that is no id, or no number.
     """
-    first = Source(source.files, source.segments[:1], source.bags).only(features)
-    for _ in decoded_chunks(
-        first, replace(schema, label=None, dense=(), sparse=tuple(features), hex=())
-    ):
+    sparse = tuple(ids) or schema.sparse[:1]  # a schema has one at least
+    first = Source(source.files, source.segments[:1], source.bags).only([*numbers, *sparse])
+    hexadecimal = tuple(name for name in schema.hex if name in sparse)
+    some = replace(schema, label=None, dense=tuple(numbers), sparse=sparse, hex=hexadecimal)
+    for _ in decoded_chunks(first, some):
         pass
 
 

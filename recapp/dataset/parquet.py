@@ -15,10 +15,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recapp.dataset.arrow_types import without_views
 from recapp.errors import DataError
+
+FIRST_ROWS = 1024  # in which text that spells no numbers is sought before ranks are started
 
 CHUNK_ROWS = 8192  # measured: fewer are slower (Arrow's cost per column and call), more not faster
 KEPT_FOOTERS = 64  # enough: a rank has at most one file open per lane, and reads its files in order
@@ -181,3 +184,25 @@ def reason(error: Exception) -> str:
     return next(
         (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
     )
+
+
+def spells_no_number(path: str, columns: Sequence[str]) -> list[str]:
+    """List the columns of text of which one of the first rows may spell no number; empty text and
+    nulls are missing numbers.
+
+    Args:
+        path: A file that has a row.
+        columns: Columns of text.
+    """
+    with pq.ParquetFile(path) as file:
+        rows = next(file.iter_batches(FIRST_ROWS, columns=list(columns)))
+    return [name for name in columns if not _spells_numbers(rows.column(name))]
+
+
+def _spells_numbers(text: pa.Array) -> bool:
+    try:
+        plain = text.cast(pa.string())
+        pc.if_else(pc.equal(plain, ""), pa.scalar(None, pa.string()), plain).cast(pa.float64())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return False
+    return True

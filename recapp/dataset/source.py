@@ -15,9 +15,17 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from recapp.dataset.arrow_types import has_views, id_type, is_list, is_text
+from recapp.dataset.arrow_types import has_views, id_type, is_list, is_text, value_type
 from recapp.dataset.files import file_names, given_paths
-from recapp.dataset.parquet import UNREADABLE, DataFile, read_footer, reason, row_counts, stamp_of
+from recapp.dataset.parquet import (
+    UNREADABLE,
+    DataFile,
+    read_footer,
+    reason,
+    row_counts,
+    spells_no_number,
+    stamp_of,
+)
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.text_files import holds_text
 from recapp.errors import ConfigError, DataError
@@ -156,6 +164,21 @@ def text_that_must_be_integers(source: Source, schema: Schema) -> list[str]:
     return [
         name for name in wanted if is_text(id_type(arrow_schema.field(file.columns[name]).type))
     ]
+
+
+def text_that_may_be_no_number(source: Source, schema: Schema) -> list[str]:
+    """List the dense features whose column holds text that may spell no number in its first rows.
+
+    The first file decides.
+    """
+    file = source.files[0]
+    arrow_schema = read_footer(file.path, file.stamp).schema.to_arrow_schema()
+    texts = {
+        file.columns[name]: name
+        for name in schema.dense
+        if is_text(value_type(arrow_schema.field(file.columns[name]).type))
+    }
+    return [texts[column] for column in spells_no_number(file.path, list(texts))] if texts else []
 
 
 def split(source: Source, val_share: Fraction, written: object = None) -> tuple[Source, Source]:

@@ -15,27 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from recapp.errors import ConfigError
-
-
-def check_widths(setting: str, widths: Sequence[int]) -> list[int]:
-    """Return the widths of a stack of layers as a list.
-
-    Args:
-        setting: The setting's full name, for the message.
-        widths: Outputs of each layer, first to last.
-
-    Raises:
-        ConfigError: There is no layer, or a width is no whole number of at least 1.
-    """
-    if not isinstance(widths, list | tuple) or not widths:
-        raise ConfigError(f"{setting}={widths}: must be a list of at least one width, e.g. [64,16]")
-    for width in widths:
-        if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-            raise ConfigError(
-                f"{setting}={list(widths)}: {width} is no width; each must be a whole number of at "
-                "least 1"
-            )
-    return list(widths)
+from recapp.models.widths import check_widths
 
 
 def published_linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from recapp.errors import ConfigError
-from recapp.models.layers import MLP, DotInteraction, check_widths, published_linear
+from recapp.models.layers import MLP, DotInteraction, published_linear
+from recapp.models.widths import check_dlrm
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.collections import BagCollection
@@ -54,7 +55,8 @@ class DLRM(nn.Module):
         top_layers: Sequence[int],
     ) -> None:
         super().__init__()
-        self.interaction_dim = dim = check_widths("model.bottom_layers", bottom_layers)[-1]
+        check_dlrm(bottom_layers, top_layers)
+        self.interaction_dim = dim = bottom_layers[-1]
         self.bottom = None
         if dense_in_features:
             self.bottom = MLP(dense_in_features, bottom_layers, setting="model.bottom_layers")
@@ -75,7 +77,7 @@ class DLRM(nn.Module):
                 "second one, or a number"
             )
         inputs = self.interaction.pairs + (dim if self.bottom is not None else 0)
-        self.top = MLP(inputs, _check_top(top_layers), last_relu=False, setting="model.top_layers")
+        self.top = MLP(inputs, top_layers, last_relu=False, setting="model.top_layers")
         self.dense_in_features = dense_in_features
         self._lookups = lookups
 
@@ -129,13 +131,3 @@ class DLRM(nn.Module):
         columns = self.interaction_dim * (lookup.columns // lookup.dim)
         each_ND: Tensor = self.projections[lookup.table.name](vectors_BK.reshape(-1, lookup.dim))
         return each_ND.view(vectors_BK.shape[0], columns)
-
-
-def _check_top(top_layers: Sequence[int]) -> Sequence[int]:
-    """Return the widths of the top MLP, of which the last must be 1."""
-    if isinstance(top_layers, list | tuple) and top_layers and top_layers[-1] != 1:
-        raise ConfigError(
-            f"model.top_layers={list(top_layers)}: the last layer is the logit and must be 1, "
-            "e.g. [256,128,1]"
-        )
-    return top_layers

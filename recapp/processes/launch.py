@@ -57,7 +57,7 @@ def rank_count(devices: int | str, accelerator: str = "auto") -> int:
             f"{CPU_RANKS} on the CPU"
         )
     wants_gpu = accelerator in ("gpu", "cuda")
-    gpus = _gpu_count() if accelerator == "auto" or wants_gpu else 0
+    gpus = gpu_count() if accelerator == "auto" or wants_gpu else 0
     if wants_gpu and gpus == 0:
         raise ConfigError(
             f"trainer.accelerator={accelerator}: there is no GPU here; use auto or cpu"
@@ -72,7 +72,8 @@ def rank_count(devices: int | str, accelerator: str = "auto") -> int:
     return int(devices)
 
 
-def _gpu_count() -> int:
+def gpu_count() -> int:
+    """Return how many GPUs torch has here, which is asked only where there is a sign of one."""
     if not any(Path(sign).exists() for sign in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")):
         return 0
     import torch

@@ -8,7 +8,7 @@ import pytest
 from dataset_files import write_columns
 
 from recapp.dataset import first_rows
-from recapp.dataset.first_rows import check_ids, rows_for, table_rows
+from recapp.dataset.first_rows import check_values, rows_for, table_rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source, text_that_must_be_integers
 from recapp.errors import DataError
@@ -86,7 +86,7 @@ def test_ids_in_bags_count_and_empty_bags_do_not(tmp_path, monkeypatch):
 def check(path, schema):
     source = open_source(str(path), schema)
     if texts := text_that_must_be_integers(source, schema):
-        check_ids(source, schema, texts)
+        check_values(source, schema, ids=texts)
 
 
 @pytest.mark.parametrize(

@@ -616,7 +616,7 @@ def test_an_error_file_is_whole_or_not_there(tmp_path, monkeypatch):
 
 def test_auto_is_two_ranks_without_gpus_and_one_for_each_gpu(monkeypatch):
     for gpus, wanted in ((0, 2), (3, 3)):
-        monkeypatch.setattr(launching, "_gpu_count", lambda answer=gpus: answer)
+        monkeypatch.setattr(launching, "gpu_count", lambda answer=gpus: answer)
         assert rank_count("auto") == wanted
         assert rank_count("auto", "cpu") == 2
         assert rank_count(1) == 1 and rank_count("2") == 2
@@ -640,7 +640,7 @@ def test_auto_is_two_ranks_without_gpus_and_one_for_each_gpu(monkeypatch):
     ],
 )
 def test_a_number_of_ranks_that_cannot_be_is_refused(monkeypatch, devices, accelerator, gpus, said):
-    monkeypatch.setattr(launching, "_gpu_count", lambda: gpus)
+    monkeypatch.setattr(launching, "gpu_count", lambda: gpus)
     with pytest.raises(ConfigError) as raised:
         rank_count(devices, accelerator)
     assert str(raised.value).startswith(said)

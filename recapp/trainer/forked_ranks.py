@@ -4,20 +4,24 @@ import os
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+from lightning.pytorch.trainer.states import TrainerFn
 
+from recapp.errors import ConfigError
 from recapp.processes.data_workers import die_with_parent
 
 THREADS = "OMP_NUM_THREADS"
+TABLES_LEFT = "tables_left_in_ranks"
+"""The attribute of a module that forked ranks have trained, and whose tables are not here."""
 
 
 class ForkedRanks(_MultiProcessingLauncher):
     """Lightning's launcher of forked ranks, for sharded tables.
 
     A rank computes on one thread: the threads of OpenMP that the notebook has used are not there
-    after a fork, and a rank that waits for them hangs. The notebook's own module gets the dense
-    part back; whole tables come from `load_from_checkpoint`.
+    after a fork, and a rank that waits for them hangs. Tables stay in the ranks and end with them:
+    the notebook's own module is marked, so that it is not taken for a trained one.
     """
 
     def _wrapping_function(self, process_idx: int, *args: Any, **kwargs: Any) -> None:
@@ -26,7 +30,29 @@ class ForkedRanks(_MultiProcessingLauncher):
         torch.set_num_threads(1)
         super()._wrapping_function(process_idx, *args, **kwargs)
 
+    def _recover_results_in_main_process(self, worker_output: Any, trainer: Trainer) -> None:
+        super()._recover_results_in_main_process(worker_output, trainer)
+        if trainer.state.fn == TrainerFn.FITTING:
+            setattr(trainer.lightning_module, TABLES_LEFT, True)
+
     def _collect_rank_zero_results(self, trainer: Trainer, results: Any) -> Any:
         strategy: Any = self._strategy
         with strategy.without_tables():
             return super()._collect_rank_zero_results(trainer, results)
+
+
+def check_tables_are_here(module: LightningModule) -> None:
+    """Check that a module was not trained in ranks that have ended with its tables.
+
+    Args:
+        module: The module that a trainer is about to run.
+
+    Raises:
+        ConfigError: It was, and no checkpoint was loaded since.
+    """
+    if getattr(module, TABLES_LEFT, False):
+        name = type(module).__name__
+        raise ConfigError(
+            f"{name} was trained in forked ranks, which have taken its tables with them: give "
+            f"ckpt_path=, or take {name}.load_from_checkpoint(path)"
+        )

@@ -65,7 +65,7 @@ from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.batch import Batch
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.environment import RankEnvironment
-from recapp.trainer.forked_ranks import ForkedRanks
+from recapp.trainer.forked_ranks import TABLES_LEFT, ForkedRanks, check_tables_are_here
 from recapp.trainer.found_problem import found_problem, found_ranks, with_counted_modes
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
@@ -414,6 +414,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         read once, there is too little work to hide an exchange behind.
         """
         assert self.lightning_module is not None
+        check_tables_are_here(self.lightning_module)  # first here is it known what was loaded
         if (
             not self.look_ahead
             or not self.lightning_module.trainer.training
@@ -500,6 +501,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         if isinstance(data, KeepsPosition):
             data.check_ids(checkpoint_path)
         tables = StoredTables(self.sharded_tables(), fitting, self.is_global_zero)
+        setattr(self.lightning_module, TABLES_LEFT, False)
         parameters = [name for name, _ in self.lightning_module.named_parameters()]
         manifest, meta = load_together(checkpoint_path, tables.to_fill, parameters, self.comm)
         tables.filled(manifest)

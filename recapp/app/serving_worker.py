@@ -29,7 +29,7 @@ from recapp.processes.stopping import listen
 from recapp.transport.communicator import leave_process_group
 from recapp.transport.join_ranks import join_ranks
 
-SECONDS_TO_END = 5.0  # for what has come to be answered, once the ranks are lost
+SECONDS_TO_END = 3.0  # for what has come to be answered, once the ranks are lost
 
 
 def run(settings: dict[str, Any], job_dir: Path | None = None) -> None:

@@ -59,15 +59,6 @@ def test_it_answers_reloads_and_ends_as_one_process_does(models, tmp_path, start
     assert server.errors.splitlines()[-1] == "ended" and "Traceback" not in server.errors
 
 
-def test_a_rank_that_dies_ends_the_server_with_one_line(models, tmp_path, start_server):
-    server = start_server(tmp_path, models[0], "ranks=2")
-    os.kill(ranks_of(server.process.pid)[1], signal.SIGKILL)
-    assert server.process.wait(60) == 1
-    last = server.errors.splitlines()[-1]
-    assert last.startswith("error: rank 1 ") and "SIGKILL" in last
-    assert "Traceback" not in server.errors
-
-
 BEYOND_SECONDS = 15  # 5 of them on a machine that does nothing else
 
 
@@ -114,6 +105,23 @@ def assert_refused(asking, silence):
     assert silence in refused[0], refused
     # at the end the rank is killed, and whoever waits for it hears that
     assert all(silence in answer or "cannot compute any more" in answer for answer in refused)
+
+
+def test_a_rank_that_dies_ends_the_server_with_one_line(models, tmp_path, start_server):
+    server = start_server(tmp_path, models[0], "ranks=2", "name=clicks")
+    ranks = ranks_of(server.process.pid)
+    asking = Asking(server, "clicks")
+    until(lambda: asking.answers)
+    os.kill(ranks[1], signal.SIGKILL)
+    began = time.monotonic()
+    assert server.process.wait(60) == 1
+    assert time.monotonic() - began < 10 + BEYOND_SECONDS  # timeout_s
+    asking.wait()
+    assert {status for status, _ in asking.answers} <= {200, 503} and asking.answers[0][0] == 200
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks.values())
+    last = server.errors.splitlines()[-1]
+    assert last.startswith("error: rank 1 ") and "SIGKILL" in last
+    assert "Traceback" not in server.errors
 
 
 def test_a_rank_that_is_stopped_makes_a_server_unready_and_ends_it(models, tmp_path, start_server):

@@ -311,7 +311,8 @@ def test_a_wrong_setting_is_refused_in_one_line_before_ranks_start(line, argumen
             ),
             (
                 "optimizer.schedule._target_=torch.optim.lr_scheduler.StepLR",
-                "no schedule is chosen: choose optimizer/schedule=warmup_poly, or name one: "
+                "no schedule is chosen: choose optimizer/schedule=reduce_on_plateau or "
+                "optimizer/schedule=warmup_poly, or name one: "
                 '"optimizer.schedule={_target_: torch.optim.lr_scheduler.StepLR, step_size: 1000}"'
                 ", or write each of its settings with a plus: +optimizer.schedule._target_=...",
             ),

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from recapp.app.build import Settings, build_model, counts_ids, make, write_generated
 from recapp.app.build_rows import data_settings, most_rows
+from recapp.app.check_training import schedule_of
 from recapp.dataset.prediction_input import ScoringSettings
 from recapp.dataset.schema import schema_from
 from recapp.errors import ConfigError
@@ -66,12 +66,15 @@ def build_module(
         make_model: Makes the model; None makes it of the settings.
     """
     optimizer = dict(settings["optimizer"])
+    schedule = schedule_of(settings) or {}
+    monitor = schedule.pop("monitor", None)
     return ClickModule(
         make_model or (lambda: build_model(settings)),
         partial(_dense_optimizer, optimizer["dense"]),
         partial(click_metrics, settings["metrics"]["names"]),
-        _schedule(optimizer["schedule"]),
+        partial(make, schedule, "optimizer.schedule") if schedule else None,
         settings["seed"],
+        monitor=monitor,
     )
 
 
@@ -85,9 +88,3 @@ def _dense_optimizer(settings: Settings, parameters: Iterable[nn.Parameter]) -> 
             "torch.optim.Adam"
         )
     return made
-
-
-def _schedule(settings: Settings | None) -> Callable[[Optimizer], LRScheduler] | None:
-    if settings is None:
-        return None
-    return partial(make, settings, "optimizer.schedule")

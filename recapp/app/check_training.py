@@ -43,6 +43,7 @@ NOT_OF_TABLES = {  # Lightning's callbacks that cannot be used: why
     ),
 }
 MODE_BY_DEFAULT = {"ModelCheckpoint": "min", "EarlyStopping": "min"}  # of Lightning's callbacks
+PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
 
 
@@ -61,6 +62,7 @@ def check_training(settings: Settings) -> None:
     if check := WIDTHS.get(target_of_today(str(model.get(TARGET)))):
         check(model.get("bottom_layers"), model.get("top_layers"))
     _check_callbacks(settings)
+    schedule_of(settings)
     if not started_externally():
         _check_memory(settings)
         _check_shares(settings)
@@ -148,6 +150,24 @@ def check_monitor(
         raise ConfigError(
             f"{setting}.mode={mode}: a {word} {monitor} is better; set {setting}.mode={better}"
         )
+
+
+def schedule_of(settings: Settings) -> dict[str, Any] | None:
+    """Return the settings of the schedule; of one that waits for gains of validation with the
+    metric that it monitors, and its mode.
+
+    Raises:
+        ConfigError: That metric is not measured, or the mode is the wrong one.
+    """
+    schedule = settings["optimizer"]["schedule"]
+    if schedule is None or schedule.get(TARGET) != PLATEAU:
+        return None if schedule is None else dict(schedule)
+    measured = measured_by(settings)
+    best = ((settings["callbacks"] or {}).get("checkpoint") or {}).get("monitor")
+    monitor = schedule.get("monitor") or (best if best in measured else next(iter(measured)))
+    mode = schedule.get("mode") or measured.get(monitor) or "min"
+    check_monitor("optimizer.schedule", monitor, mode, measured, all_known=True)
+    return {**schedule, "monitor": monitor, "mode": mode}
 
 
 # ---- memory

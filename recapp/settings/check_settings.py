@@ -215,6 +215,9 @@ class _Checker:
         if self.touched is None or name.partition(".")[0] in self.touched:
             wanted = {key: value[key] for key in value if key not in (TARGET, made.beside)}
             target = find_constructor(value[TARGET], name)
+            for key, kind in made.own:
+                if isinstance(target, type) and issubclass(target, _named_class(kind)):
+                    wanted.pop(key, None)
             wrong = (
                 f"{name}.{TARGET}={value[TARGET]}: must make a {made.makes}, as {made.such_as} do"
             )

@@ -60,6 +60,7 @@ class Made:
         beside: A key that is no argument but holds settings of the same kind by name.
         checked_by: The function that checks what stands there, dotted: it takes the whole mapping
             and its setting.
+        own: Keys that recapp reads itself, each with the class, dotted, of which alone it does.
     """
 
     given: tuple[tuple[str, str], ...] = ()
@@ -69,6 +70,7 @@ class Made:
     such_as: str = ""
     beside: str = ""
     checked_by: str = ""
+    own: tuple[tuple[str, str], ...] = ()
 
 
 Model = Annotated[
@@ -102,6 +104,7 @@ Schedule = Annotated[
         positional=1,
         makes="torch.optim.lr_scheduler.LRScheduler",
         such_as="recapp.optim.schedule.warmup_poly",
+        own=(("monitor", "torch.optim.lr_scheduler.ReduceLROnPlateau"),),
     ),
 ]
 Callback = Annotated[

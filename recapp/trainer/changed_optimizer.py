@@ -19,6 +19,7 @@ from recapp.trainer.restored import state_must_fit
 
 Settings = Mapping[str, Any]
 PARTS = ("dense", "sparse", "schedule")
+NEW_SCHEDULE = {"_target_", "monitor", "mode"}  # settings of which another makes it begin anew
 
 
 class ChangedOptimizer(Callback):
@@ -61,7 +62,8 @@ class ChangedOptimizer(Callback):
         groups = [*stored["dense"]["param_groups"], *stored["sparse"]]
         keys = [self.changed["dense"]] * len(fresh.dense.param_groups)
         keys += [self._changed_of(group) for group in fresh.sparse_groups]
-        new_schedule = "_target_" in self.changed["schedule"]
+        # what it has seen of another metric is nothing to go on from
+        new_schedule = not NEW_SCHEDULE.isdisjoint(self.changed["schedule"])
         for group, new, own in zip(groups, fresh.param_groups, keys, strict=True):
             _take(group, new, [*own, "lr"] if new_schedule else own, in_proportion=not new_schedule)
         if new_schedule:
@@ -70,7 +72,8 @@ class ChangedOptimizer(Callback):
             trainer.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=False
         ):
             new = config.scheduler.state_dict()
-            state.update({key: new[key] for key in self.changed["schedule"] if key in new})
+            changed = [{"min_lr": "min_lrs"}.get(key, key) for key in self.changed["schedule"]]
+            state.update({key: new[key] for key in changed if key in new})
             state["base_lrs"] = [group.get("initial_lr", group["lr"]) for group in groups]
             state["_last_lr"] = [group["lr"] for group in groups]
 

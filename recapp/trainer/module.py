@@ -7,16 +7,18 @@ automatic optimisation, callbacks, loggers and schedulers work as in any module.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric, MetricCollection
 
 from recapp.engine.shard_model import sharded_tables
@@ -33,9 +35,10 @@ class ClickModule(LightningModule):
         make_optimizer: Makes the dense part's optimiser from its parameters.
         make_metrics: Makes fresh metrics by name; each is updated with (logits_B, labels_B). It
             takes torchmetrics' `sync_on_compute`.
-        make_schedule: Makes a learning-rate schedule of the one optimiser, stepped every batch;
-            None keeps rates constant.
+        make_schedule: Makes a learning-rate schedule of the one optimiser, stepped every batch; a
+            `ReduceLROnPlateau` is stepped after every validation. None keeps rates constant.
         seed: The seed of the dense part's start values.
+        monitor: The metric, such as `val_auc`, that a `ReduceLROnPlateau` is stepped with.
     """
 
     def __init__(
@@ -45,8 +48,10 @@ class ClickModule(LightningModule):
         make_metrics: Callable[..., Mapping[str, Metric]],
         make_schedule: Callable[[Optimizer], LRScheduler] | None = None,
         seed: int = 1,
+        monitor: str | None = None,
     ) -> None:
         super().__init__()
+        self._monitor = monitor
         self._make_model = make_model
         self._make_optimizer = make_optimizer
         self._make_schedule = make_schedule
@@ -146,9 +151,27 @@ class ClickModule(LightningModule):
         self.val_metrics.reset()
 
     def on_validation_epoch_end(self) -> None:
-        """Log `val_<metric>` over all ranks, the same numbers on each."""
-        for name, value in self.val_metrics.compute().items():
-            self.log(f"val_{name}", value, prog_bar=name in ("auc", "log_loss"))
+        """Log `val_<metric>` over all ranks, the same numbers on each, and step a schedule that
+        monitors one of them: before a checkpoint is saved, which then holds it.
+        """
+        measured = {f"val_{name}": value for name, value in self.val_metrics.compute().items()}
+        for name, value in measured.items():
+            self.log(name, value, prog_bar=name in ("val_auc", "val_log_loss"))
+        if self.trainer.state.fn == TrainerFn.FITTING and self._validation_is_due():
+            for config in self.trainer.lr_scheduler_configs:
+                if isinstance(config.scheduler, ReduceLROnPlateau):
+                    config.scheduler.step(float(measured[str(config.monitor)]))
+
+    def _validation_is_due(self) -> bool:
+        """Return whether a longer run would validate here, too: a run that goes on from the end of
+        a shorter one must not have looked at rates once more.
+        """
+        if not self.trainer.should_stop:
+            return True
+        loop = self.trainer.fit_loop.epoch_loop
+        across_epochs = self.trainer.check_val_every_n_epoch is None
+        trained = 1 + (loop.total_batch_idx if across_epochs else loop.batch_idx)
+        return trained % self.trainer.val_check_batch == 0  # type: ignore[operator]
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Add a batch to the metrics; an empty one adds nothing but takes part in the exchange."""
@@ -179,4 +202,10 @@ class ClickModule(LightningModule):
         if self._make_schedule is None:
             return optimizer
         schedule: dict[str, Any] = {"scheduler": self._make_schedule(optimizer), "interval": "step"}
+        if isinstance(schedule["scheduler"], ReduceLROnPlateau):
+            # Lightning would step it by epochs or batches, of which not all end in a validation
+            schedule |= {"reduce_on_plateau": True, "monitor": self._monitor, "strict": False}
+            schedule |= {"interval": "epoch", "frequency": sys.maxsize}
+            for group in optimizer.param_groups:
+                group.setdefault("initial_lr", group["lr"])
         return {"optimizer": optimizer, "lr_scheduler": schedule}  # type: ignore[return-value]

@@ -9,6 +9,7 @@ M output bags, V vectors, U distinct rows, N entries, W ranks.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recapp.kernels.ragged import runs
-from recapp.sparse.transfer import to_device
+from recapp.sparse.transfer import to_device, to_host
 
 Counts = NDArray[np.int64]
 """Integers on the host: counts, or offsets made of them."""
@@ -99,6 +100,26 @@ class Routes:
     base_K: Tensor
     row_dtype: torch.dtype
     dynamic: bool = False
+
+    @cached_property
+    def key_dtype(self) -> torch.dtype:
+        """The type in which the rows of all strips are numbered in turn: int32 where it has room,
+        because a sort of such numbers on a GPU passes over half as many bits.
+        """
+        return offset_dtype(int(to_host(self.rows_I.sum())))
+
+    @cached_property
+    def strip_K(self) -> Tensor:
+        """The strip of each piece."""
+        strip_I = torch.arange(len(self.rows_I), device=self.rows_I.device)
+        return torch.repeat_interleave(
+            strip_I, self.piece_I1.diff(), output_size=len(self.start_K)
+        )
+
+    @cached_property
+    def turn_K(self) -> Tensor:
+        """The pieces rank by rank, those of a rank in their order."""
+        return torch.sort(self.rank_K, stable=True).indices
 
 
 @dataclass(slots=True)

@@ -24,7 +24,17 @@ from torch import Tensor
 from recapp.kernels import sorted_numbers
 from recapp.kernels.constants import RUN_BITS, SQUARE_BLOCK
 from recapp.kernels.key_index import SortedIndex
-from recapp.kernels.links import Bags, Counts, Links, Rate, Routes, Rule, Scratch, decay_of
+from recapp.kernels.links import (
+    Bags,
+    Counts,
+    Links,
+    Rate,
+    Routes,
+    Rule,
+    Scratch,
+    decay_of,
+    offset_dtype,
+)
 from recapp.kernels.quantised import QuantisedRows, dequantise
 from recapp.kernels.ragged import Grouped, gather, group, numbered, runs, starts
 from recapp.sparse.transfer import to_device, to_host
@@ -117,15 +127,18 @@ class TorchBackend:
         row_P, strip_P, _ = _pairs(r, b)
         if r.dynamic:  # positions fill all 64 bits, so strips cannot be numbered behind each other
             same = group(row_P)
-            grouped = group(strip_P * len(same.key_U) + same.number_N)
+            keys = len(r.rows_I) * len(same.key_U)
+            grouped = group((strip_P * len(same.key_U) + same.number_N).to(offset_dtype(keys)))
         else:
-            grouped = group(row_P + _keys(r)[strip_P])
+            grouped = group((row_P + _keys(r)[strip_P]).to(r.key_dtype))
         first_U = grouped.order_N[grouped.start_U1[:-1].long()]
-        strip_U = strip_P[first_U]
-        rank_U, row_U = _locate(r, row_P[first_U], strip_U)
-        nth_U, _ = numbered(rank_U, world)
-        _, n_IW = numbered(strip_U * world + rank_U, len(r.rows_I) * world)
-        return UniqueRows(row_U, rank_U, nth_U, grouped), to_host(n_IW).view(-1, world).numpy()
+        # keys ascend by strip and row, so pieces do: what each has is counted without a sort
+        piece_U, row_U = _locate(r, row_P[first_U], strip_P[first_U])
+        n_K = _lengths(piece_U, len(r.rank_K))
+        before_K, n_IW = _by_rank(r, n_K, world)
+        nth_U = torch.arange(len(piece_U), device=piece_U.device) + before_K[piece_U]
+        unique = UniqueRows(row_U, r.rank_K[piece_U], nth_U, grouped)
+        return unique, to_host(n_IW).numpy()
 
     def write_row_requests(
         self,
@@ -221,24 +234,26 @@ class TorchBackend:
             that are requested of each rank, [W, 2].
         """
         row_P, strip_P, pair_P = _pairs(r, b)
-        rank_P, local_P = _locate(r, row_P, strip_P)
+        piece_P, local_P = _locate(r, row_P, strip_P)
+        rank_P = r.rank_K[piece_P]
         bag_P = torch.repeat_interleave(
             torch.arange(len(b.where_M), device=row_P.device),
             b.lengths_M,
             output_size=len(row_P),
         )
-        vector = group(bag_P * world + rank_P)
-        rank_V = vector.key_U % world
-        bag_V = vector.key_U // world
+        vector = group((bag_P * world + rank_P).to(offset_dtype(len(b.where_M) * world)))
+        rank_V = vector.key_U.long() % world
+        bag_V = vector.key_U.long() // world
+        length_V = vector.start_U1.diff().long()
+        nth_V, before_V, vectors_W, rows_W = _in_turn(rank_V, length_V, world)
         order = vector.order_N
         rank_P = rank_P[order]
         local_P = local_P[order]
         pair_P = pair_P[order]
-        nth_P, rows_W = numbered(rank_P, world)
-        nth_V, vectors_W = numbered(rank_V, world)
+        nth_P = runs(before_V, length_V, len(row_P))
         count_W2 = torch.stack([rows_W, vectors_W], 1)
         found = _BagRows(
-            rank_P, local_P, pair_P, nth_P, rank_V, nth_V, bag_V, vector.start_U1.diff(), count_W2
+            rank_P, local_P, pair_P, nth_P, rank_V, nth_V, bag_V, length_V, count_W2
         )
         return found, to_host(count_W2).numpy()
 
@@ -638,7 +653,7 @@ def _keys(r: Routes) -> Tensor:
 
 
 def _locate(r: Routes, row_N: Tensor, strip_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the owner of each row of a strip, and its row in the owner's store."""
+    """Return the piece of each row of a strip, and its row in the owner's store."""
     bits = 64 - RUN_BITS if r.dynamic else 0
     least = -(1 << RUN_BITS - 1) if r.dynamic else 0
     first_K = (r.start_K >> bits) - least
@@ -647,4 +662,44 @@ def _locate(r: Routes, row_N: Tensor, strip_N: Tensor) -> tuple[Tensor, Tensor]:
     )
     at_N = (row_N >> bits) - least + _keys(r)[strip_N]
     piece_N = torch.searchsorted(first_K, at_N, right=True) - 1
-    return r.rank_K[piece_N], row_N - r.start_K[piece_N] + r.base_K[piece_N]
+    return piece_N, row_N - r.start_K[piece_N] + r.base_K[piece_N]
+
+
+def _lengths(kind_N: Tensor, kinds: int) -> Tensor:
+    """Return how many of some ascending numbers are 0, 1, ..., kinds - 1."""
+    return torch.searchsorted(kind_N, torch.arange(kinds + 1, device=kind_N.device)).diff()
+
+
+def _by_rank(r: Routes, n_K: Tensor, world: int) -> tuple[Tensor, Tensor]:
+    """Return what numbers the rows of each rank, given the distinct rows of each piece.
+
+    Returns:
+        What is added to the number of a distinct row to have its number among its owner's rows,
+        for each piece, and the rows of each strip that each rank has, [I, W].
+    """
+    n_IW = n_K.new_zeros(len(r.rows_I), world)
+    n_IW.view(-1).index_add_(0, r.strip_K * world + r.rank_K, n_K)
+    in_turn_K = starts(n_K[r.turn_K])[:-1]
+    of_rank_W = starts(n_IW.sum(0))[:-1]
+    first_K = torch.empty_like(n_K).index_copy_(0, r.turn_K, in_turn_K) - of_rank_W[r.rank_K]
+    return first_K - starts(n_K)[:-1], n_IW
+
+
+def _in_turn(rank_V: Tensor, length_V: Tensor, world: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return how many vectors of its rank, and how many pairs of these, stand before each vector,
+    and how many vectors and pairs each rank has.
+    """
+    if world == 1:
+        before_V1 = starts(length_V)
+        nth_V = torch.arange(len(rank_V), device=rank_V.device)
+        return nth_V, before_V1[:-1], nth_V.new_full((1,), len(nth_V)), before_V1[-1:]
+    sorted_V, turn_V = torch.sort(rank_V.to(torch.int32), stable=True)
+    first_W1 = torch.searchsorted(
+        sorted_V, torch.arange(world + 1, dtype=torch.int32, device=rank_V.device)
+    )
+    before_V1 = starts(length_V[turn_V])
+    first_V = torch.arange(len(rank_V), device=rank_V.device) - first_W1[sorted_V]
+    pairs_V = before_V1[:-1] - before_V1[first_W1][sorted_V]
+    nth_V = torch.empty_like(first_V).index_copy_(0, turn_V, first_V)
+    before_V = torch.empty_like(pairs_V).index_copy_(0, turn_V, pairs_V)
+    return nth_V, before_V, first_W1.diff(), before_V1[first_W1].diff()

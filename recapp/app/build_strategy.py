@@ -9,7 +9,7 @@ from recapp.app.planning_problem import plan_of_run
 from recapp.checkpoints.directory import read_manifest
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.optim.rules import sgd
-from recapp.planner.topology import hardware_of
+from recapp.planner.topology import RESERVE_BYTES, hardware_of
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 
@@ -34,12 +34,13 @@ def build_strategy(
         name: sharding.mode for name, sharding in stored.items() if sharding.mode != "replicated"
     }
     engine = settings["engine"]
+    reserve = topology["reserve_bytes"]
     return EmbeddingShardingStrategy(
         partial(plan_of_run, settings),
         rule,
         hosts=topology["hosts"],
         memory_bytes=topology["memory_bytes"],
-        reserve_bytes=topology["reserve_bytes"],
+        reserve_bytes=RESERVE_BYTES if reserve is None else reserve,
         hardware=hardware_of(topology["hardware"]),
         transport=engine["transport"],
         backend=engine["backend"],

@@ -25,6 +25,7 @@ from recapp.planner.explain import explained
 from recapp.planner.plan_rules import PlanRule, plan_by_rules, read_rule
 from recapp.planner.problem import NUMBER_BYTES, PlanningProblem, dense_of
 from recapp.planner.rank_memory import check_memory
+from recapp.planner.reserve import with_reserve
 from recapp.planner.topology import Topology, hardware_of, topology_from
 from recapp.processes.launch import rank_count
 from recapp.sharding.plan_file import load_plan
@@ -50,13 +51,14 @@ def planning_problem(
     problem = _on_paper(settings) if found is None else found
     world = problem.topology.world_size
     payload = build.PAYLOADS[settings["engine"]["payload"]]
-    return replace(
+    problem = replace(
         problem,
         batch_per_rank=-(-scaled(settings["dataset"])["batch_size"] // world),
         payload_bytes=NUMBER_BYTES if payload is None else payload.itemsize,
         val_batch_per_rank=_val_batch(settings, world, val_rows),
         look_ahead=settings["engine"]["look_ahead"],
     )
+    return with_reserve(problem) if settings["topology"]["reserve_bytes"] is None else problem
 
 
 def _on_paper(settings: Settings) -> PlanningProblem:

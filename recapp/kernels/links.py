@@ -112,9 +112,7 @@ class Routes:
     def strip_K(self) -> Tensor:
         """The strip of each piece."""
         strip_I = torch.arange(len(self.rows_I), device=self.rows_I.device)
-        return torch.repeat_interleave(
-            strip_I, self.piece_I1.diff(), output_size=len(self.start_K)
-        )
+        return torch.repeat_interleave(strip_I, self.piece_I1.diff(), output_size=len(self.start_K))
 
     @cached_property
     def turn_K(self) -> Tensor:

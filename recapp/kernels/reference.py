@@ -252,9 +252,7 @@ class TorchBackend:
         pair_P = pair_P[order]
         nth_P = runs(before_V, length_V, len(row_P))
         count_W2 = torch.stack([rows_W, vectors_W], 1)
-        found = _BagRows(
-            rank_P, local_P, pair_P, nth_P, rank_V, nth_V, bag_V, length_V, count_W2
-        )
+        found = _BagRows(rank_P, local_P, pair_P, nth_P, rank_V, nth_V, bag_V, length_V, count_W2)
         return found, to_host(count_W2).numpy()
 
     def write_bag_requests(

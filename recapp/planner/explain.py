@@ -121,6 +121,7 @@ def explained(
 
     Returns:
         `name`, `world_size`, `hosts`, `batch_per_rank`, `step_ms`, `lower_bound_ms`, `notes`;
+        `reserve`, the bytes that tables leave free on each rank, by what needs them;
         `rows`, a record for each table; `uses`, where tables are read or trained in several ways,
         what reads each and by which rule it trains; `ranks`, a record for each rank;
         `between_ranks`, who sends how many bytes to whom in a step.
@@ -140,6 +141,7 @@ def explained(
         "step_ms": cost.step_seconds * 1e3,
         "lower_bound_ms": None if lower_bound_seconds is None else lower_bound_seconds * 1e3,
         "notes": list(plan.notes),
+        "reserve": dict(problem.reserve) or {"set": problem.topology.reserve_bytes},
         "rows": rows,
         "uses": table_uses(tables, problem.lookups, problem.rule),
         "ranks": _ranks(plan, problem, cost),

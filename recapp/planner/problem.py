@@ -33,11 +33,13 @@ class Dense:
         bytes: Bytes of its gradients, which all ranks sum.
         vector_bytes: Bytes of a sample's pooled vectors, which it reads forward and backward and
             answers with as many gradients.
+        activation_bytes: Bytes of a sample that its layers keep for backward, with their gradients.
     """
 
     flops: float = 0.0
     bytes: float = 0.0
     vector_bytes: float = 0.0
+    activation_bytes: float = 0.0
 
 
 @runtime_checkable
@@ -57,10 +59,18 @@ def dense_of(module: nn.Module) -> Dense:
     DLRM does for its interaction.
     """
     inside = {id(p) for _, collection in collections_in(module) for p in collection.parameters()}
-    weights = sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) not in inside)
+    dense = [p for p in module.parameters() if p.requires_grad and id(p) not in inside]
+    weights = sum(p.numel() for p in dense)
+    # of a layer: its input, which backward reads, its output and the output's gradient
+    kept = sum(p.shape[1] + 2 * p.shape[0] for p in dense if p.ndim == 2)
     more = sum(m.flops_per_sample() for m in module.modules() if isinstance(m, CountsOperations))
     width = sum(x.columns for x in embedding_lookups(module))
-    return Dense(6.0 * weights + more, NUMBER_BYTES * float(weights), NUMBER_BYTES * float(width))
+    return Dense(
+        6.0 * weights + more,
+        NUMBER_BYTES * float(weights),
+        NUMBER_BYTES * float(width),
+        NUMBER_BYTES * float(kept),
+    )
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,7 @@ class PlanningProblem:
             of a step; 0 for no validation.
         look_ahead: Training batches whose ids are exchanged before their turn, which take memory.
         lookups: What reads the tables; empty, it becomes the lookups that the tables declare.
+        reserve: The bytes of `topology.reserve_bytes` by what needs them, where they were computed.
     """
 
     tables: Sequence[EmbeddingConfig]
@@ -93,6 +104,7 @@ class PlanningProblem:
     val_batch_per_rank: int = 0
     look_ahead: int = 1
     lookups: Sequence[TableLookup] = ()
+    reserve: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lookups", tuple(self.lookups) or lookups_of(self.tables))

@@ -82,6 +82,7 @@ def check_memory(
     """
     if topology.memory_bytes is None:
         return
+    check_reserve(topology)
     held = bytes_per_rank(tables, plan, rule)
     missing_W = [
         h.total + topology.reserve_bytes - free
@@ -100,6 +101,25 @@ def check_memory(
         f"free; largest there: {blame}. What helps: "
         f"{_what_helps([t for t in tables if t.name in worst], plan, rank)}"
     )
+
+
+def check_reserve(topology: Topology) -> None:
+    """Refuse memory of which nothing is left for tables.
+
+    Raises:
+        PlanError: A rank has no more memory than has to stay free.
+    """
+    if topology.memory_bytes is None or not topology.reserve_bytes:
+        return
+    memory = min(topology.memory_bytes)
+    if memory <= topology.reserve_bytes:
+        raise PlanError(
+            f"topology.reserve_bytes={topology.reserve_bytes} ({human(topology.reserve_bytes)}), "
+            "which stay free for messages, activations and batches, leave nothing of "
+            f"topology.memory_bytes={memory} ({human(memory)}) to tables: use a smaller "
+            f"topology.reserve_bytes, such as {memory // 10}, smaller batches "
+            "(dataset.batch_size), or devices of more memory"
+        )
 
 
 def _what_helps(largest: Sequence[EmbeddingConfig], plan: ShardingPlan, rank: int) -> str:

@@ -12,7 +12,7 @@ from recapp.errors import ConfigError, PlanError
 from recapp.planner.constraints import Constraints, ParameterConstraints
 from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.problem import PlanningProblem
-from recapp.planner.rank_memory import bytes_per_rank, human
+from recapp.planner.rank_memory import bytes_per_rank, check_reserve, human
 from recapp.planner.table_facts import weight_bytes
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -87,13 +87,15 @@ def fewest_ranks(
             "topology.memory_bytes must be given: the bytes of a device for tables, or a machine "
             "that has them, such as topology=dgx_h100"
         )
+    check_reserve(topology)
     memory = topology.memory_bytes[0]
     total = sum(weight_bytes(t) for t in tables)
     least = max(1, -(-total // max(1, memory - topology.reserve_bytes)))
     if memory <= topology.reserve_bytes or least > MOST_RANKS:
         raise PlanError(
             f"{human(total)} of tables do not fit on {MOST_RANKS} devices of {human(memory)}, of "
-            f"which topology.reserve_bytes={topology.reserve_bytes} stay free"
+            f"which topology.reserve_bytes={topology.reserve_bytes} "
+            f"({human(topology.reserve_bytes)}) stay free"
         )
     failure: PlanError | None = None
     for ranks in range(least, min(2 * least + 8, MOST_RANKS) + 1):

@@ -26,6 +26,8 @@ from recapp.planner.hardware import (
 )
 from recapp.sharding.sharding_types import equal_ranges
 
+RESERVE_BYTES = 134_217_728  # left free where nothing says more: 128 MiB
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -125,6 +127,7 @@ def topology_from(settings: Mapping[str, Any], ranks: int, compute_device: str =
     world = settings.get("ranks") or ranks
     hosts = settings.get("hosts")
     memory = settings.get("memory_bytes")
+    reserve = settings.get("reserve_bytes", 0)
     if hardware is not None:
         compute_device = hardware.compute_device
         hosts = hosts or _hosts_of(world, hardware)
@@ -134,7 +137,7 @@ def topology_from(settings: Mapping[str, Any], ranks: int, compute_device: str =
         hosts or 1,
         compute_device,
         None if memory is None else [memory] * world,
-        settings.get("reserve_bytes") or 0,
+        RESERVE_BYTES if reserve is None else reserve,
         hardware,
     )
 

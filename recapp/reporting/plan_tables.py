@@ -28,6 +28,7 @@ def print_plan(explained: Explained) -> None:
         explained: The plan, as `recapp.planner.explain.explained` returns it.
     """
     _print_wrapped(_headline(explained))
+    _print_wrapped(_left_free(explained["reserve"]))
     for note in explained["notes"]:
         _print_wrapped(f"note: {note}")
     rows = explained["rows"][:MOST_TABLES]
@@ -94,6 +95,12 @@ def uses_columns(uses: Sequence[Mapping[str, Any]]) -> list[Column]:
 def _print_wrapped(text: str, after: str = "") -> None:
     """Print a sentence, broken where the terminal ends."""
     print(fill(readable(text), get_terminal_size((80, 24)).columns, subsequent_indent=after))
+
+
+def _left_free(reserve: Mapping[str, int]) -> str:
+    parts = ", ".join(f"{name} {size(n)}" for name, n in reserve.items() if n)
+    named = f": {parts}" if len(reserve) > 1 else ""
+    return f"tables leave {size(sum(reserve.values()))} free on each rank{named}"
 
 
 def _headline(explained: Explained) -> str:

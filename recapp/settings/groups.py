@@ -372,6 +372,6 @@ class Topology:
 
     hosts: Positive | None = None
     memory_bytes: Natural | None = None
-    reserve_bytes: Natural = 134_217_728
+    reserve_bytes: Natural | None = None
     ranks: Positive | None = None
     hardware: str | dict[str, Any] | None = None

@@ -73,5 +73,7 @@ def test_memory_that_is_not_known_or_too_small_is_said():
     made, lookups = as_stored("int8")
     with pytest.raises(ConfigError, match=r"topology\.memory_bytes must be given"):
         fewest_ranks(made, lookups, Topology(1))
-    with pytest.raises(PlanError, match=r"do not fit on 4096 devices of 100 B, of which"):
+    with pytest.raises(
+        PlanError, match=r"topology\.reserve_bytes=100 \(100 B\).*topology\.memory_bytes=100"
+    ):
         fewest_ranks(made, lookups, Topology(1, memory_bytes=[100], reserve_bytes=100))

@@ -1,7 +1,7 @@
 """The memory of a rank that tables leave free, computed from the planning problem.
 
-On a CPU it is a fixed amount: what does not fit is paged, and batches are small beside memory. A GPU
-has no more than its memory, and what a step needs is asked for after the tables.
+On a CPU it is a fixed amount: batches are small beside memory. On a GPU what a step needs is asked
+for after the tables have their memory, and has to be there.
 """
 
 from dataclasses import replace

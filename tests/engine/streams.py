@@ -11,8 +11,22 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from recapp.kernels.reference import TorchBackend
 from recapp.transport import side_stream
 from recapp.transport.side_stream import GpuSideStream
+
+KERNELS = (
+    "route_rows",
+    "write_row_requests",
+    "link_rows",
+    "route_bags",
+    "write_bag_requests",
+    "serve",
+    "group_rows",
+    "pool",
+    "square_sums",
+    "row_squares",
+)
 
 
 class Stream:
@@ -176,3 +190,43 @@ def watched(comm, spoil=None):
         )
         stack.enter_context(watch)
         yield watch
+
+
+@contextmanager
+def late_compute(comm):
+    """While this lasts `comm` has a side stream, and an update of rows happens as late as it may on
+    a GPU: when compute has something else to do with rows or messages, or when side waits for it.
+    Yields what has it happen now.
+    """
+    streams = Streams()
+    side = streams.make()
+    queued = []
+
+    def now():
+        while queued:
+            queued.pop(0)()
+
+    def in_turn(function):
+        def called(*args, **kwargs):
+            if streams.current is streams.compute:
+                now()
+            return function(*args, **kwargs)
+
+        return called
+
+    update = TorchBackend.update
+
+    def later(*args, **kwargs):
+        queued.append(lambda: update(*args, **kwargs))
+
+    with ExitStack() as stack:
+        for name in KERNELS:
+            kernel = in_turn(getattr(TorchBackend, name))
+            stack.enter_context(mock.patch.object(TorchBackend, name, kernel))
+        stack.enter_context(mock.patch.object(TorchBackend, "update", later))
+        stack.enter_context(mock.patch.object(comm, "side", side))
+        stack.enter_context(mock.patch.object(comm, "swap", in_turn(comm.swap)))
+        stack.enter_context(mock.patch.object(side, "follow", in_turn(side.follow)))
+        nothing = mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None)
+        stack.enter_context(nothing)
+        yield now

@@ -127,14 +127,14 @@ DYNAMIC_CASES = [
 ]
 
 
-@pytest.mark.parametrize(("case", "depth"), one_of(5, list(product(STATIC_CASES, DEPTHS))))
+@pytest.mark.parametrize(("case", "depth"), one_of(10, list(product(STATIC_CASES, DEPTHS))))
 @pytest.mark.parametrize("world", one_of(2, [2, 1]))
 def test_static_tables_are_ordered_beside_compute_and_keep_their_bits(ranks, world, case, depth):
     assert ranks.run(unordered, world, case, depth) == [([], True)] * world
     assert ranks.run(late, world, case, depth) == [(True, True)] * world
 
 
-@pytest.mark.parametrize(("case", "depth"), one_of(5, list(product(DYNAMIC_CASES, DEPTHS))))
+@pytest.mark.parametrize(("case", "depth"), one_of(10, list(product(DYNAMIC_CASES, DEPTHS))))
 @pytest.mark.parametrize("world", one_of(2, [2, 1]))
 def test_dynamic_tables_run_in_order_and_keep_their_bits(ranks, world, case, depth):
     assert ranks.run(unordered, world, case, depth) == [([], False)] * world

@@ -24,6 +24,10 @@ FILES = {
            experiment: null]
         seed: 1
         ckpt_path: null
+        callbacks: {}
+        metrics: {names: [auc]}
+        optimizer: {schedule: null}
+        tables: {source: list}
     """,
     "show.yaml": "defaults: [command, trainer: default, _self_]\nsubject: ???\nseed: 1",
     "dataset/generated.yaml": f"path: data/generated\n{DATA}",
@@ -31,7 +35,8 @@ FILES = {
     "model/dlrm.yaml": "ranks: [fine, fine]\ndim: 16",
     "model/deep.yaml": "ranks: [fine, fine]\ndepth: 2\nseed_of_model: ${seed}",
     "trainer/default.yaml": (
-        "devices: 2\naccelerator: cpu\nmax_steps: null\nmax_epochs: null\nlimit_val_batches: null"
+        "devices: 2\naccelerator: cpu\nmax_steps: null\nmax_epochs: null\n"
+        "limit_train_batches: null\nlimit_val_batches: null"
     ),
     "plan/mixed.yaml": "name: mixed\ntables: {}",
     "plan/row_wise.yaml": "name: row_wise\ntables: {}",
@@ -56,6 +61,10 @@ class Settings(Command):
     trainer: dict[str, Any] = ABSENT
     launch: dict[str, Any] = ABSENT
     plan: dict[str, Any] = ABSENT
+    callbacks: dict[str, Any] = ABSENT
+    metrics: dict[str, Any] = ABSENT
+    optimizer: dict[str, Any] = ABSENT
+    tables: dict[str, Any] = ABSENT
 
 
 COMMANDS = {"train": Settings, "show": Settings}

@@ -558,7 +558,7 @@ def test_help_of_one_group_shows_its_settings_under_the_option_that_is_said(caps
     assert shown.startswith("\ndataset: criteo_kaggle, custom, generated, sample\n")
     assert "dataset.id_rule=hash" in shown and "trainer." not in shown
     assert run("train", lambda *_: None, argv=["optimizer", "-h"]) == 0
-    assert "optimizer/schedule: warmup_poly" in capsys.readouterr().out
+    assert "optimizer/schedule: reduce_on_plateau, warmup_poly" in capsys.readouterr().out
     assert run("train", lambda *_: None, argv=["--help", "metricks"]) == 1
     assert (
         capsys.readouterr().err

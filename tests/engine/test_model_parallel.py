@@ -264,7 +264,8 @@ def test_a_plan_must_name_the_tables_of_the_whole_model():
         shard_model(Two(), lacking, Comm(), sgd())
     foreign = type(plan)({**other, "t9": other["t0"]}, 1)
     with pytest.raises(
-        PlanError, match="the plan shards table t9, which the model does not have; did you mean t"
+        PlanError,
+        match="the plan shards table t9, which the model does not have; known: t0, t1, t2",
     ):
         shard_model(Two(), foreign, Comm(), sgd())
 

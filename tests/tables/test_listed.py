@@ -75,7 +75,7 @@ def test_a_table_that_nothing_reads_is_left_out_and_noted(capsys):
         (
             OURS,
             {"table": "t", "feature": "f", "combiner": "max"},
-            "lookups[0].combiner=max: did you",
+            "lookups[0].combiner=max: known: average",
         ),
         (
             OURS,

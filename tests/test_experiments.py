@@ -9,7 +9,7 @@ import yaml
 from jobs import command, metrics_of, resolved, small, validation
 
 from recapp import train
-from recapp.app import build, build_training
+from recapp.app import build
 from recapp.settings.option_files import conf_dir
 
 NOTEBOOK = "experiment=hugectr_notebook"
@@ -71,9 +71,8 @@ def test_its_model_has_the_notebooks_numbers_of_parameters():
 
 def test_after_step_100_the_rate_is_that_of_step_101_and_from_300_on_the_whole():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
-    schedule = build_training._schedule(resolved("train", [NOTEBOOK])["optimizer"]["schedule"])(
-        optimizer
-    )
+    wanted = resolved("train", [NOTEBOOK])["optimizer"]["schedule"]
+    schedule = build.make(wanted, "optimizer.schedule", optimizer)
     shown = []
     for _ in range(1000):
         optimizer.step()

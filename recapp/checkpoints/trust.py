@@ -38,7 +38,7 @@ from recapp.optim.named_rules import RULES as RULE_NAMES
 TARGET = "_target_"
 MARK = "\N{LOCK}"  # in front of a target that comes from a file, until it is judged
 DEEPEST = 32  # of nested settings
-MOST_VALUES = 2**15  # 2,000 tables with all they can say; composing takes .1 ms for each
+MOST_VALUES = 2**16  # 4,000 tables with all they can say; composing takes .1 ms for each value
 WIDE = re.compile(r"\{[^{}]*:[^{}]*\d{4}")  # a field of a format that is filled up to any length
 HYDRAS = ("_args_", "_partial_", "_recursive_", "_convert_")
 PATHLESS = ("callbacks", "logger")  # groups whose settings may not lead out of the run's directory
@@ -72,6 +72,7 @@ OF_CONF = (
     "torch.optim.Adam",
     "torch.optim.Adagrad",
     "torch.optim.SGD",
+    "torch.optim.lr_scheduler.ReduceLROnPlateau",
     "lightning.pytorch.callbacks.ModelCheckpoint",
     "lightning.pytorch.callbacks.LearningRateMonitor",
     "lightning.pytorch.callbacks.EarlyStopping",

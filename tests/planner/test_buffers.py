@@ -81,6 +81,7 @@ def test_the_validation_batch_is_that_of_the_settings_and_no_larger_than_the_dat
     settings = {
         "dataset": {"batch_size": 1024} | dataset,
         "engine": {"payload": "bf16", "look_ahead": 3},
+        "topology": {"reserve_bytes": 0},
         "trainer": trainer,
     }
     problem = planning_problem(settings, PlanningProblem([], Topology(4)), val_rows=rows)

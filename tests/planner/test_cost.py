@@ -204,7 +204,8 @@ def test_the_dense_part_is_its_products_and_what_of_its_sum_is_not_hidden():
     )
     assert serving.step_seconds * 1e9 == pytest.approx(2e6 / 3 + 400)  # forward alone
 
-    assert dense_of(torch.nn.Linear(3, 5)) == Dense(6.0 * 20, 80.0)
+    kept = 3 + 2 * 5  # input, output, the output's gradient
+    assert dense_of(torch.nn.Linear(3, 5)) == Dense(6.0 * 20, 80.0, 0.0, 4.0 * kept)
 
 
 def test_a_dlrm_multiplies_all_pairs_of_vectors_beside_its_weights():
@@ -214,7 +215,9 @@ def test_a_dlrm_multiplies_all_pairs_of_vectors_beside_its_weights():
     ]
     model = DLRM(EmbeddingBagCollection(tables=tables, device=torch.device("meta")), 3, [4], [1])
     weights = (3 + 1) * 4 + (4 + 3 + 1) * 1  # three vectors make three pairs
-    assert dense_of(model) == Dense(6.0 * weights + 4.0 * 3 * 3 * 4, 4.0 * weights, 4.0 * 2 * 4)
+    kept = (3 + 2 * 4) + (4 + 3 + 2 * 1)
+    flops = 6.0 * weights + 4.0 * 3 * 3 * 4
+    assert dense_of(model) == Dense(flops, 4.0 * weights, 4.0 * 2 * 4, 4.0 * kept)
 
 
 def test_a_step_takes_what_its_python_takes_in_training_only():

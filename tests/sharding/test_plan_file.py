@@ -18,7 +18,7 @@ from recapp.app.planning_problem import plan_of_run
 from recapp.errors import ConfigError, PlanError
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import Topology
+from recapp.planner.topology import RESERVE_BYTES, Topology
 from recapp.sharding.plan_file import load_plan, plan_to_yaml, read_plan, write_plan
 from recapp.sharding.sharding_plan import PlannedFor, Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
@@ -440,9 +440,8 @@ def test_the_settings_name_a_file_and_nothing_beside_it(logs):
     ):
         planned(data, tables, Topology(2), "+plan=file", f"plan.path={path}", "+plan.mode=pooled")
     with pytest.raises(PlanError, match="plan by_hand does not fit"):
-        planned(
-            data, tables, Topology(2, memory_bytes=[1000, 1000]), "+plan=file", f"plan.path={path}"
-        )
+        small = Topology(2, memory_bytes=[RESERVE_BYTES + 1000] * 2)
+        planned(data, tables, small, "+plan=file", f"plan.path={path}")
     with pytest.raises(ConfigError, match=r"plan.path must be given: plan.path=\.\.\."):
         settings_for(data, "+plan=file")
 

@@ -553,7 +553,7 @@ def test_a_machine_that_a_checkpoint_names_is_a_small_file(checkpoint, config, t
 def test_settings_that_would_be_composed_for_minutes_are_refused_at_once(checkpoint, config):
     many = put(config, "model.top_layers", [8] * 100_000)
     began = time.monotonic()
-    assert "they are more than 32,768 values" in refusal("train", checkpoint, many)
+    assert "they are more than 65,536 values" in refusal("train", checkpoint, many)
     wide = put(config, "callbacks.checkpoint.filename", "{step:0999999999d}")
     assert "which makes a name of any length" in refusal("train", checkpoint, wide)
     assert time.monotonic() - began < 10

@@ -58,7 +58,7 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
     from recapp.app import build_trainer, build_training
     from recapp.app.build_strategy import build_strategy
     from recapp.app.measured import metrics_of_run, note_no_validation, write_prediction
-    from recapp.app.resume import changed_optimizer, complete_last_step, end_without_training
+    from recapp.app.resume import catch_up, changed_optimizer, end_without_training
     from recapp.trainer.callbacks import (
         ClaimDirectory,
         KeepPosition,
@@ -121,7 +121,7 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
         settings, strategy, callbacks, loggers, ranks=ranks_here()
     )
 
-    complete_last_step(trainer, settings)
+    catch_up(trainer, settings)
     try:
         with build_trainer.in_one_line():
             trainer.fit(module, datamodule=data, ckpt_path=settings["ckpt_path"])

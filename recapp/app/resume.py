@@ -11,7 +11,7 @@ from recapp.console import short_path
 from recapp.processes.rank_environment import rank_info
 from recapp.settings.dependent_settings import without_validation
 from recapp.trainer.changed_optimizer import ChangedOptimizer
-from recapp.trainer.last_validation import validate_only
+from recapp.trainer.missed_validation import validate_first
 
 Settings = Mapping[str, Any]
 
@@ -42,15 +42,15 @@ def end_without_training(settings: Settings) -> dict[str, Any] | None:
     return _metrics_of_checkpoint(settings, limit)
 
 
-def complete_last_step(trainer: Trainer, settings: Settings) -> None:
-    """Have a trainer validate the last step alone, where the checkpoint has reached the limit.
+def catch_up(trainer: Trainer, settings: Settings) -> None:
+    """Have a trainer validate the step of the checkpoint first, where a signal has cut that off.
 
     Args:
         trainer: The trainer, before `fit`.
         settings: Those of the run.
     """
-    if limit_reached(settings):
-        validate_only(trainer)
+    if settings["ckpt_path"] and _lacks_validation(settings):
+        validate_first(trainer, over=limit_reached(settings) is not None)
 
 
 def _lacks_validation(settings: Settings) -> bool:

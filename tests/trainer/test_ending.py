@@ -13,7 +13,7 @@ from jobs import command, small, validation
 from lightning.pytorch import Callback
 from trainer.runs import compose, fit, make_logs
 
-from recapp.checkpoints.directory import load_table, read_manifest
+from recapp.checkpoints.directory import load_table, read_manifest, read_meta
 from recapp.errors import TrainingError
 from recapp.processes.stopping import SIGNALS, Stopped
 from recapp.trainer.finite import LossWatch
@@ -262,6 +262,38 @@ def test_where_no_row_validates_nothing_is_left_after_the_last_step(jobs, tmp_pa
     assert not read_manifest(tmp_path / "run" / LAST).metrics
     jobs.train(tmp_path / "again", f"ckpt_path={tmp_path / 'run' / LAST}")
     assert "nothing is left to train" in (tmp_path / "again/rank0.out").read_text()
+
+
+@pytest.mark.parametrize(
+    ("at", "stop"),
+    [
+        (8, 7),  # the signal is read at the end of step 8, which is validated
+        pytest.param(8, 8, marks=pytest.mark.full),  # in the validation
+        pytest.param(20, 20, marks=pytest.mark.full),  # in that of an epoch's end
+    ],
+)
+def test_a_validation_that_a_signal_has_cut_off_comes_first(jobs, tmp_path, at, stop):
+    wanted = (
+        *small(tmp_path / "data"),
+        "trainer.val_check_interval=4",
+        "trainer.max_steps=26",
+        "optimizer/schedule=reduce_on_plateau",  # rates follow from every validation
+        "optimizer.schedule.factor=0.5",
+    )
+    unbroken = jobs.train(tmp_path / "unbroken", *wanted)
+    stopped_at(tmp_path / "run", stop, *wanted)
+    last = tmp_path / "run" / LAST
+    assert read_manifest(last).step == at and not read_manifest(last).metrics
+    on = jobs.train(tmp_path / "run", "trust=[signal_at_step]", f"ckpt_path={last}")
+    assert validation(on) == validation(unbroken)
+    assert on["checkpoint_step"] == unbroken["checkpoint_step"]
+    for name in ("metrics", "position"):
+        stored = [
+            getattr(read_manifest(tmp_path / run / LAST), name) for run in ("run", "unbroken")
+        ]
+        assert stored[0] == stored[1], name
+    states = [read_meta(tmp_path / run / LAST)["lr_schedulers"] for run in ("run", "unbroken")]
+    assert states[0] == states[1]
 
 
 @pytest.mark.full

@@ -45,8 +45,8 @@ def check_fits_checkpoint(settings: Mapping[str, Any], overrides: Sequence[str])
     if not any(f"{name}.".startswith(f"{each}.") for name in names for each in OF_THE_MODEL):
         return
     from recapp.app.build import build_lookups, build_model, counts_ids
-    from recapp.app.load_model import dense_state
     from recapp.checkpoints.directory import read_manifest, read_meta
+    from recapp.trainer.restored import dense_state
 
     manifest = read_manifest(settings["ckpt_path"])
     tables, lookups = build_lookups(settings)

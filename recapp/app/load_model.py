@@ -7,12 +7,12 @@ process.
 Settings come from the checkpoint alone, as those of `recapp.eval` do.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recapp.app import build
 from recapp.app.artefact_model import raw_rows_of
@@ -29,15 +29,13 @@ from recapp.errors import ConfigError
 from recapp.inference.artefact import is_artefact
 from recapp.inference.placed_model import placed, together
 from recapp.inference.scorer import Scorer
-from recapp.trainer.restored import check_state, state_must_fit
+from recapp.trainer.restored import OF_MODEL, check_state, dense_state, state_must_fit
 from recapp.trainer.stored_tables import StoredTables
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
 
 if TYPE_CHECKING:
     from recapp.trainer.datamodule import ClickData  # scoring does without Lightning
-
-OF_MODEL = "model."  # in front of the dense parameters' names, as Lightning saves them
 
 
 def load_model(
@@ -186,13 +184,3 @@ def load_weights(
     with state_must_fit("the dense part", "model"), without_tables(sharded_collections(model)):
         model.load_state_dict(dense_state(meta, of_model))
     return manifest
-
-
-def dense_state(meta: Mapping[str, Any], of_model: str = OF_MODEL) -> dict[str, Tensor]:
-    """Return the dense part's state by the names that it has in the model."""
-    stored: Mapping[str, Tensor] = meta["state_dict"]
-    return {
-        name.removeprefix(of_model): values
-        for name, values in stored.items()
-        if name.startswith(of_model)
-    }

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from torch import Tensor
+
 from recapp.errors import CheckpointError
 
 STATE = {
@@ -19,6 +21,7 @@ STATE = {
     "global_step": int,
     "pytorch-lightning_version": str,
 }
+OF_MODEL = "model."  # in front of the dense parameters' names, as Lightning saves them
 NEEDED = ("state_dict", "pytorch-lightning_version")
 VERSION = re.compile(r"\d+\.\d+(\.\w+)*(\+[\w.]+)?")
 
@@ -70,3 +73,13 @@ def state_must_fit(what: str, setting: str) -> Iterator[None]:
             f"{what} of the checkpoint does not fit: set {setting} as it was when it was saved "
             f"({type(error).__name__}: {text[:200]})"
         ) from error
+
+
+def dense_state(meta: Mapping[str, Any], of_model: str = OF_MODEL) -> dict[str, Tensor]:
+    """Return the dense part's state by the names that it has in the model."""
+    stored: Mapping[str, Tensor] = meta["state_dict"]
+    return {
+        name.removeprefix(of_model): values
+        for name, values in stored.items()
+        if name.startswith(of_model)
+    }

@@ -22,6 +22,7 @@ from recapp import console
 from recapp.app import build
 from recapp.app.artefact_model import load_dense, meta_model, raw_rows_of
 from recapp.app.export_report import table_rows, width_rows
+from recapp.app.load_model import settings_of
 from recapp.app.validation_rows import (
     example_rows,
     made_up_rows,
@@ -64,7 +65,7 @@ from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import keys_of
 from recapp.tables.initial import start_values
-from recapp.trainer.restored import check_state, dense_state, settings_of, state_must_fit
+from recapp.trainer.restored import check_state, dense_state, state_must_fit
 
 REPORT_ROWS = 100_000
 BUDGET_NE = 1e-4

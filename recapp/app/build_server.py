@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from recapp import console
-from recapp.errors import ConfigError, RankError, RecappError
+from recapp.errors import ConfigError
 from recapp.processes.rank_environment import RankInfo
 
 if TYPE_CHECKING:
@@ -92,35 +92,6 @@ def serve(
     console.note("ended")
 
 
-def with_example(scorer: "Scorer", settings: dict[str, Any]) -> "Scorer":
-    """Give a checkpoint's model the first rows of its data as an example, as an artefact has one.
-
-    Where they are not here, or the model cannot score them, there is none, which is noted.
-
-    Args:
-        scorer: The model that was loaded.
-        settings: Those of `recapp.serve`.
-    """
-    from recapp.app.load_model import settings_of
-    from recapp.app.validation_rows import first_file_rows
-    from recapp.checkpoints.directory import read_manifest
-    from recapp.serving.served_model import EXAMPLE_ROWS
-
-    if scorer.example is not None:
-        return scorer
-    try:
-        trained = settings_of(read_manifest(settings["artefact"]), settings["trust"])
-        rows = first_file_rows(trained, EXAMPLE_ROWS)
-        scorer.predict(rows)
-    except RankError:
-        raise
-    except RecappError as error:
-        console.note(f"the example is a made-up row, because there is none of the data: {error}")
-        return scorer
-    scorer.example = rows
-    return scorer
-
-
 def _server(settings: dict[str, Any], load: "Callable[[], Scorer]", leader: "Leader | None") -> Any:
     """Return the routes, and the model that they answer with at first."""
     from recapp.processes.startup_and_exit import loading
@@ -134,7 +105,7 @@ def _server(settings: dict[str, Any], load: "Callable[[], Scorer]", leader: "Lea
     limits = Limits(**{name: settings[name] for name in Limits.__dataclass_fields__})
     counts = Counts()
     with loading():
-        model = ModelInService(lambda: with_example(load(), settings), settings["name"], counts)
+        model = ModelInService(load, settings["name"], counts)
     batcher = Batcher(model.current, settings["max_batch"], settings["max_wait_ms"], counts.batch)
     server = Server(model, batcher, limits, counts, version("recapp"), leader)
     return server, model.current()

@@ -24,7 +24,6 @@ from recapp.app.artefact_model import load_dense, meta_model, raw_rows_of
 from recapp.app.export_report import table_rows, width_rows
 from recapp.app.load_model import settings_of
 from recapp.app.validation_rows import (
-    example_rows,
     made_up_rows,
     validation_batches,
     validation_source,
@@ -32,6 +31,7 @@ from recapp.app.validation_rows import (
 from recapp.checkpoints.directory import open_checkpoint
 from recapp.checkpoints.names import MANIFEST, remove
 from recapp.checkpoints.snapshot import Snapshot
+from recapp.dataset.example_rows import example_rows
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.schema import schema_from
 from recapp.engine.shard_model import embedding_collections, sharded_collections

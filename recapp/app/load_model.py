@@ -21,11 +21,12 @@ from recapp.app.compose import compose_over, trusting
 from recapp.app.load_artefact import load_artefact
 from recapp.checkpoints.directory import load_together, read_manifest
 from recapp.checkpoints.manifest import Manifest
-from recapp.dataset.raw_rows import RawRows
+from recapp.dataset.example_rows import table_of
+from recapp.dataset.raw_rows import RawRows, RawTable
 from recapp.engine.shard_model import sharded_collections, sharded_tables
 from recapp.engine.sharded_state import without_tables
 from recapp.engine.sharder import own_device, process_group_of, tables_group
-from recapp.errors import ConfigError
+from recapp.errors import CheckpointError, ConfigError, DataError
 from recapp.inference.artefact import is_artefact
 from recapp.inference.placed_model import placed, together
 from recapp.inference.scorer import Scorer
@@ -134,11 +135,35 @@ def load_on(
 
     settings, model = together(comm, read)
     manifest = load_weights(path, placed(model, comm), comm)
-    return _scorer(path, model, raw_rows_of(settings), manifest)
+    raw_rows = raw_rows_of(settings)
+    return _scorer(path, model, raw_rows, manifest, _example_of(manifest, raw_rows))
+
+
+def _example_of(manifest: Manifest, raw_rows: RawRows) -> RawTable | None:
+    """Return the rows that a checkpoint has kept of its data; None where there are none.
+
+    Raises:
+        CheckpointError: They are no rows that its model could read.
+    """
+    if not (rows := manifest.example):
+        return None
+    try:
+        table = table_of(rows, raw_rows.schema)
+        raw_rows.batch(table)
+    except (DataError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise CheckpointError(
+            f"checkpoint {manifest.folder}: its example is no row of its data: {error}; use "
+            "another checkpoint"
+        ) from error
+    return table
 
 
 def _scorer(
-    path: str | Path, model: nn.Module, raw_rows: RawRows | None, manifest: Manifest
+    path: str | Path,
+    model: nn.Module,
+    raw_rows: RawRows | None,
+    manifest: Manifest,
+    example: RawTable | None = None,
 ) -> Scorer:
     return Scorer(
         model,
@@ -146,6 +171,7 @@ def _scorer(
         Path(path).absolute().name.partition(".")[0],
         f"{manifest.identity:08x}",
         {"path": str(Path(path).absolute()), "step": manifest.step, "metrics": manifest.metrics},
+        example,
     )
 
 

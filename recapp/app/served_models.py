@@ -21,9 +21,10 @@ from recapp.app.command import Job, run_on_ranks
 from recapp.app.export_model import Export, export_model
 from recapp.app.load_artefact import settings_of_artefact
 from recapp.app.load_model import load_model
-from recapp.app.validation_rows import example_rows, made_up_rows, validation_source
+from recapp.app.validation_rows import made_up_rows, validation_source
 from recapp.benchmarks.models import ServedModel
 from recapp.benchmarks.scoring_speed import Served
+from recapp.dataset.example_rows import example_rows
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.schema import schema_from
 from recapp.engine.read_only_store import like, values_of

@@ -42,6 +42,7 @@ VERSION = 3  # of the format; a reader refuses a later one
 WITHOUT_ROW_ORDERS = 2
 LAST_WITHOUT_CHECKSUM = 1
 META = "meta.pt"
+MOST_EXAMPLE_ROWS = 4096
 ROW_ORDERS = "row_orders"
 _FOOT = b',\n"checksum": "%08x"\n}\n'
 _WRONG = (
@@ -141,6 +142,19 @@ class Manifest:
             raise self._wrong("position")
         names = ("epoch", "batches", "batch_size")
         return {name: self._count(found.get(name), f"position.{name}") for name in names}
+
+    @property
+    def example(self) -> list[dict[str, Any]]:
+        """Some rows of the data as plain values, to try the model with; empty where none were kept.
+
+        Raises:
+            CheckpointError: They are no rows, or more than `MOST_EXAMPLE_ROWS`.
+        """
+        found = self.info.get("example") or []
+        is_some = isinstance(found, list) and len(found) <= MOST_EXAMPLE_ROWS
+        if not is_some or not all(isinstance(row, dict) for row in found):
+            raise self._wrong("example")
+        return found
 
     @property
     def updates(self) -> list[int]:

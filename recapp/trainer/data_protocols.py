@@ -80,6 +80,14 @@ class KeepsPosition(Protocol):
         """
 
 
+@runtime_checkable
+class ProvidesExample(Protocol):
+    """Data of which a checkpoint keeps some rows, so that its model can be tried anywhere."""
+
+    def example(self) -> Sequence[Mapping[str, Any]]:
+        """Return the rows, as `recapp.dataset.example_rows.plain_rows` makes them; rank 0 asks."""
+
+
 def datamodule_of(trainer: Trainer) -> Any:
     """Return the LightningDataModule of a trainer, None where it has loaders alone."""
     return getattr(trainer, "datamodule", None)

@@ -23,6 +23,7 @@ from recapp.checkpoints.directory import read_manifest
 from recapp.console import note, short_path
 from recapp.dataset.click_rows import ClickRows, open_rows
 from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.example_rows import example_rows, plain_rows
 from recapp.dataset.fingerprint import FileFacts, Fingerprint, file_facts
 from recapp.dataset.prediction_input import (
     PredictionInput,
@@ -41,6 +42,8 @@ from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics
 from recapp.trainer.data_protocols import Position
+
+EXAMPLE_ROWS = 4  # that a checkpoint keeps
 
 
 @dataclass
@@ -116,6 +119,7 @@ class ClickData(LightningDataModule):
         self.position = Position()
         self._opened: ClickRows | None = None
         self._facts: Sequence[FileFacts] | None = None
+        self._example: list[dict[str, Any]] = []
         self._resume_data: ResumeData = resume_data
         self._held: ClickRows | None = None
         self._held_epoch = -1
@@ -154,6 +158,7 @@ class ClickData(LightningDataModule):
             self._opened = open_rows(self.settings, self.schema, self.seed)
         if self._facts is None and stage == "fit":
             self._facts = file_facts(self._opened.train.files)
+            self._example = self._first_rows(self._opened)
         if self._take_table_rows is not None and stage == "fit":
             if self.trainer is None:
                 self._take_table_rows(self._count())
@@ -195,6 +200,19 @@ class ClickData(LightningDataModule):
     def batch_size(self) -> int:
         """Return the rows of a training batch over all ranks."""
         return self.settings.batch_size
+
+    def example(self) -> list[dict[str, Any]]:
+        """Return the first rows that validate, or that train where none does, as plain values; none
+        on other ranks than 0, and before training was set up.
+        """
+        return self._example
+
+    def _first_rows(self, opened: ClickRows) -> list[dict[str, Any]]:
+        if self.trainer is not None and not self.trainer.is_global_zero:
+            return []
+        source = opened.val if opened.val.rows else opened.train
+        rows = min(EXAMPLE_ROWS, source.rows)
+        return plain_rows(example_rows(source, self.schema, rows)) if rows else []
 
     def id_encoding(self) -> dict[str, Any]:
         """Return how text becomes ids, as a checkpoint keeps it."""

@@ -45,7 +45,6 @@ from recapp.engine.shard_model import (
     shard_model,
     sharded_collections,
     sharded_tables,
-    weight_names,
     wrap_dense,
 )
 from recapp.engine.sharded_tables import ShardedTables
@@ -71,8 +70,8 @@ from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
 from recapp.trainer.plan_source import PlanSource, check_source, plan_from
 from recapp.trainer.restored import check_state, state_must_fit
-from recapp.trainer.stored_tables import StoredTables, dynamic_entry
-from recapp.trainer.whole_checkpoint import WEIGHTS
+from recapp.trainer.saved_manifest import manifest_of
+from recapp.trainer.stored_tables import StoredTables
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
 from recapp.transport.dense_gradients import AverageOverRanks, hook_of
@@ -455,28 +454,13 @@ class EmbeddingShardingStrategy(DDPStrategy):
         collective.
         """
         assert self.lightning_module is not None and self.plan is not None
-        tables = self.sharded_tables()
-        trainer = self.lightning_module.trainer
-        metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val_")}
-        data = datamodule_of(trainer)
-        dynamic = dynamic_entry(tables)  # ends a step that waits, before updates are counted
-        continues = isinstance(data, KeepsPosition)
-        manifest = self.stored | {
-            "plan": self.plan.to_dict(),
-            "metrics": metrics,
-            "step": trainer.global_step,
-            "position": data.state_dict() if continues else None,
-            "ids": data.id_encoding() if continues else None,
-            "updates": [shared.updates for shared in tables],
-            "rules": {name: rule.name for shared in tables for name, rule in shared.rules.items()},
-            WEIGHTS: weight_names(self.lightning_module),
-            **dynamic,
-        }
-        parameters = dict(self.lightning_module.named_parameters())
+        module = self.lightning_module
+        manifest = self.stored | manifest_of(module.trainer, module, self.plan)
+        parameters = dict(module.named_parameters())
         path = Path(self.broadcast(str(filepath)))
         write_checkpoint(
             path,
-            [b for shared in tables for b in shared.blocks()],
+            [b for shared in self.sharded_tables() for b in shared.blocks()],
             comm=self.comm,
             meta=checkpoint,
             manifest=manifest,

@@ -14,7 +14,8 @@ import torch
 from serving.small_models import arrow, running
 
 import recapp
-from recapp.app.validation_rows import example_rows, validation_batches, validation_source
+from recapp.app.validation_rows import validation_batches, validation_source
+from recapp.dataset.example_rows import example_rows
 from recapp.dataset.schema import schema_from
 from recapp.inference.build_cpp import missing_tools
 from recapp.metrics import click_metrics

@@ -13,16 +13,17 @@ from itertools import product
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from tiers import one_of
 from trainer.runs import SIZES, compose, fit, make_logs
 
 import recapp
-from recapp.app.build_server import with_example
 from recapp.app.export_model import Export, export_model
-from recapp.app.validation_rows import example_rows, validation_batches, validation_source
+from recapp.app.validation_rows import validation_batches, validation_source
+from recapp.checkpoints.manifest import sealed
+from recapp.checkpoints.names import MANIFEST
+from recapp.dataset.example_rows import example_rows
 from recapp.dataset.schema import schema_from
 from recapp.engine.read_only_store import values_of
 from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
@@ -213,22 +214,39 @@ def test_without_validation_rows_the_example_is_made_up(checkpoint, logs, tmp_pa
         shutil.move(away, logs)
 
 
-def test_a_server_tries_a_checkpoint_with_rows_of_its_data_and_says_where_there_are_none(
-    checkpoint, logs, tmp_path, capsys
+def test_a_checkpoint_keeps_rows_that_validate_and_reads_no_data_for_them(
+    checkpoint, logs, tmp_path
 ):
-    settings = {"artefact": str(checkpoint), "trust": []}
-    model = recapp.load_model(checkpoint)
-    example = with_example(model, settings).example
-    first = pq.read_table(min(Path(logs).rglob("*.parquet")), columns=example.column_names)
-    assert example.to_pylist() == first.slice(0, 4).to_pylist()
-    assert capsys.readouterr().err == ""
+    expected = rows_of(checkpoint, logs, 4)
     shutil.move(logs, tmp_path / "away")
     try:
-        assert with_example(recapp.load_model(checkpoint), settings).example is None
-        said = capsys.readouterr().err
-        assert "the example is a made-up row, because there is none of the data: " in said
+        assert recapp.load_model(checkpoint).example.to_pylist() == expected.to_pylist()
     finally:
         shutil.move(tmp_path / "away", logs)
+
+
+@pytest.mark.parametrize(
+    ("example", "says"),
+    [
+        ([{"I1": 1.0}], "its example is no row of its data"),
+        (["row"], "example is"),
+        ({"I1": 1}, "example is"),
+        ([{}] * 5000, "example is"),
+        ("mixed", "its example is no row of its data"),
+    ],
+)
+def test_an_example_that_is_no_row_is_refused_in_one_line(checkpoint, tmp_path, example, says):
+    copied = tmp_path / "copy.ckpt"
+    shutil.copytree(checkpoint.resolve(), copied)
+    info = json.loads((copied / MANIFEST).read_text())
+    if example == "mixed":
+        example = [{**info["example"][0], "C1": {"a": [1, "b"]}}]
+    del info["checksum"]
+    text = json.dumps({**info, "example": example})
+    (copied / MANIFEST).write_text(sealed(text[:-1]))
+    with pytest.raises(CheckpointError, match=says) as error:
+        recapp.load_model(copied)
+    assert len(str(error.value).splitlines()) == 1
 
 
 # ---- wrong options

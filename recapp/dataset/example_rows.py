@@ -1,0 +1,64 @@
+"""The first rows of a source as their files have them, for whoever tries a model.
+
+Parquet -> Arrow table -> plain values, which a manifest of a checkpoint keeps -> Arrow table
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from recapp.dataset.raw_rows import RawTable
+from recapp.dataset.schema import Schema
+from recapp.dataset.sequential_chunks import arrow_chunks
+from recapp.dataset.source import Source
+
+PlainRow = Mapping[str, Any]
+"""A row by names of columns: numbers, text, None, and lists of those."""
+
+
+def example_rows(source: Source, schema: Schema, rows: int) -> RawTable:
+    """Return the first rows as their files have them, under canonical names and without a label."""
+    wanted = (*schema.dense, *schema.sparse)
+    parts = []
+    for file, _, chunk in arrow_chunks(source.slice(0, rows)):
+        columns = {name: chunk.column(file.columns[name]) for name in wanted}
+        parts.append(pa.table({name: _decoded(column) for name, column in columns.items()}))
+    return pa.concat_tables(parts).combine_chunks()
+
+
+def plain_rows(table: RawTable) -> list[dict[str, Any]]:
+    """Return rows as values that JSON has: bytes as text, and numbers that are none as None."""
+    return [{name: _plain(value) for name, value in row.items()} for row in table.to_pylist()]
+
+
+def table_of(rows: Sequence[PlainRow], schema: Schema) -> RawTable:
+    """Return the table that `plain_rows` was made of, with the columns of a schema.
+
+    Raises:
+        ValueError: A row lacks a column, or a column's values are of no one type that Arrow has.
+        KeyError: As of ValueError.
+    """
+    columns = {}
+    for name in (*schema.dense, *schema.sparse):
+        column = pa.array([row[name] for row in rows])
+        if pa.types.is_null(column.type):  # values that are all missing say nothing of their type
+            column = pa.nulls(len(rows), pa.float32() if name in schema.dense else pa.int64())
+        columns[name] = column
+    return pa.table(columns)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _decoded(column: pa.Array) -> pa.Array:
+    """Return a column that is encoded as a dictionary as its values."""
+    if pa.types.is_dictionary(column.type):
+        return column.cast(column.type.value_type)
+    return column

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp.app.rank_setup import leave_ranks, prepare_process, ranks_here, wants_bar
-from recapp.processes.rank_environment import rank_info
+from recapp.processes.rank_environment import external_rank
 from recapp.processes.stopping import Stopped
 from recapp.reporting.record import update_settings
 
@@ -75,8 +75,7 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
     if (ended := end_without_training(settings)) is not None:
         return ended, None
 
-    here = rank_info()
-    write_sizes = None if here and here.rank else partial(update_settings, settings, job_dir)
+    write_sizes = None if external_rank() else partial(update_settings, settings, job_dir)
     data = build_training.build_data(settings, write_sizes)
     module = build_training.build_module(settings)
     strategy = build_strategy(settings, training=True)

@@ -43,16 +43,34 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
+# columns that several measurements have
+STEP_MS = Spread("median_ms", "ms", meaning="a step, median of the rounds; below it the quartiles")
+TRANSPORT = Column("transport", "transport", meaning="how messages travel between ranks")
+THREADS = Column("threads", "thr", meaning="threads that compute")
+IDS = Column("ids", "ids", meaning="how the ids of a batch are drawn")
+STORED = Column("quantize", "rows", meaning="how the tables are stored")
+TORCHREC = Spread(
+    "torchrec_ratio",
+    "torchrec\nratio",
+    meaning="TorchRec's time / recapp's: above 1 recapp is faster",
+)
+TUNED = Spread(
+    "torchrec_tuned_ratio",
+    "tuned\nratio",
+    meaning="the same; TorchRec with its allocator tuned",
+)
+FBGEMM = Spread(
+    "fbgemm_tuned_ratio",
+    "fbgemm\ntuned",
+    meaning="FBGEMM's time / recapp's: above 1 recapp is faster",
+)
+
 COLUMNS: dict[str, list[Column]] = {
     "kernels": [
         Column("workload", "work-\nload", meaning="tables and bags of a batch: docs/benchmarks.md"),
-        Column("threads", "thr", meaning="threads that compute"),
-        Spread("median_ms", "ms", meaning="a step, median of the rounds; below it the quartiles"),
-        Spread(
-            "fbgemm_tuned_ratio",
-            "fbgemm\ntuned",
-            meaning="FBGEMM's time / recapp's: above 1 recapp is faster",
-        ),
+        THREADS,
+        STEP_MS,
+        FBGEMM,
         Spread("torch_ratio", "torch\nratio", meaning="plain torch's time / recapp's"),
         Spread(
             "floor_ratio",
@@ -75,13 +93,9 @@ COLUMNS: dict[str, list[Column]] = {
         Column("bits", "bits", meaning="of a stored number"),
         Column("batch_size", "batch"),
         Column("bag", "bag", meaning="ids of a bag"),
-        Column("threads", "thr", meaning="threads that compute"),
+        THREADS,
         Spread("median_ms", "ms", meaning="a lookup, median of the rounds; below it the quartiles"),
-        Spread(
-            "fbgemm_tuned_ratio",
-            "fbgemm\ntuned",
-            meaning="FBGEMM's time / recapp's: above 1 recapp is faster",
-        ),
+        FBGEMM,
         Spread(
             "torch_quantised_ratio",
             "torch\nquant.",
@@ -98,7 +112,7 @@ COLUMNS: dict[str, list[Column]] = {
     ],
     "memory": [
         Column("way", "method"),
-        Column("ids", "ids", meaning="how the ids of a batch are drawn"),
+        IDS,
         Column("batch_size", "batch"),
         Column("touched_rows", "rows\ntouched", meaning="distinct rows of a batch"),
         Column("touched_bytes", "their\nMB", ",.1f", 1e6, meaning="what these rows take"),
@@ -119,18 +133,10 @@ COLUMNS: dict[str, list[Column]] = {
     "step": [
         Column("workload", "work-\nload", meaning="tables and bags of a batch: docs/benchmarks.md"),
         Column("plan", "plan"),
-        Column("transport", "transport", meaning="how messages travel between ranks"),
-        Spread("median_ms", "ms", meaning="a step, median of the rounds; below it the quartiles"),
-        Spread(
-            "torchrec_ratio",
-            "torchrec\nratio",
-            meaning="TorchRec's time / recapp's: above 1 recapp is faster",
-        ),
-        Spread(
-            "torchrec_tuned_ratio",
-            "tuned\nratio",
-            meaning="the same; TorchRec with its allocator tuned",
-        ),
+        TRANSPORT,
+        STEP_MS,
+        TORCHREC,
+        TUNED,
         Spread(
             "best_plan_ratio", "best plan\nratio", meaning="the fastest plan's time / this one's"
         ),
@@ -138,27 +144,19 @@ COLUMNS: dict[str, list[Column]] = {
     "train": [
         Column("model", "model"),
         Column("plan", "plan"),
-        Column("transport", "transport", meaning="how messages travel between ranks"),
-        Spread("median_ms", "ms", meaning="a step, median of the rounds; below it the quartiles"),
+        TRANSPORT,
+        STEP_MS,
         Spread(
             "gemm_floor_ratio",
             "gemm\nfloor",
             meaning="time of the model's matrix products alone / recapp's",
         ),
-        Spread(
-            "torchrec_ratio",
-            "torchrec\nratio",
-            meaning="TorchRec's time / recapp's: above 1 recapp is faster",
-        ),
-        Spread(
-            "torchrec_tuned_ratio",
-            "tuned\nratio",
-            meaning="the same; TorchRec with its allocator tuned",
-        ),
+        TORCHREC,
+        TUNED,
     ],
     "strategies": [
         Column("strategy", "strategy"),
-        Column("ids", "ids", meaning="how the ids of a batch are drawn"),
+        IDS,
         Column("batch_size", "batch"),
         Column("step", "pass", meaning="what is timed; backward updates the rows"),
         Spread(
@@ -178,9 +176,9 @@ COLUMNS: dict[str, list[Column]] = {
     ],
     "inference": [
         Column("model", "model"),
-        Column("quantize", "rows", meaning="how the tables are stored"),
+        STORED,
         Column("batch_size", "batch"),
-        Column("threads", "thr", meaning="threads that compute"),
+        THREADS,
         Column(
             "way",
             "way",
@@ -202,7 +200,7 @@ COLUMNS: dict[str, list[Column]] = {
     ],
     "loads": [
         Column("model", "model"),
-        Column("quantize", "rows", meaning="how the tables are stored"),
+        STORED,
         Column("rows_bytes", "MB", ",.1f", 1e6, meaning="what the rows of all tables take"),
         Column("map_ms", "map\nms", ",.1f", meaning="to map the rows"),
         Column("load_ms", "load\nms", ",.0f", meaning="to load the model without reading its rows"),
@@ -230,7 +228,7 @@ COLUMNS: dict[str, list[Column]] = {
     "dynamic": [
         Column("what", "what"),
         Column("ranks", "ranks"),
-        Spread("median_ms", "ms", meaning="a step, median of the rounds; below it the quartiles"),
+        STEP_MS,
         Spread(
             "static_ratio", "static\nratio", meaning="a static table's time / the dynamic one's"
         ),

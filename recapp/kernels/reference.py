@@ -36,7 +36,16 @@ from recapp.kernels.links import (
     offset_dtype,
 )
 from recapp.kernels.quantised import QuantisedRows, dequantise
-from recapp.kernels.ragged import Grouped, gather, group, numbered, runs, starts
+from recapp.kernels.ragged import (
+    Grouped,
+    counts_of,
+    gather,
+    group,
+    numbered,
+    numbered_runs,
+    runs,
+    starts,
+)
 from recapp.sparse.transfer import to_device, to_host
 
 # elements that are gathered at a time where vectors are scattered over a buffer: 64 MB in fp32
@@ -134,7 +143,7 @@ class TorchBackend:
         first_U = grouped.order_N[grouped.start_U1[:-1].long()]
         # keys ascend by strip and row, so pieces do: what each has is counted without a sort
         piece_U, row_U = _locate(r, row_P[first_U], strip_P[first_U])
-        n_K = _lengths(piece_U, len(r.rank_K))
+        n_K = counts_of(piece_U, len(r.rank_K))
         before_K, n_IW = _by_rank(r, n_K, world)
         nth_U = torch.arange(len(piece_U), device=piece_U.device) + before_K[piece_U]
         unique = UniqueRows(row_U, r.rank_K[piece_U], nth_U, grouped)
@@ -245,7 +254,7 @@ class TorchBackend:
         rank_V = vector.key_U.long() % world
         bag_V = vector.key_U.long() // world
         length_V = vector.start_U1.diff().long()
-        nth_V, before_V, vectors_W, rows_W = _in_turn(rank_V, length_V, world)
+        nth_V, before_V, vectors_W, rows_W = numbered_runs(rank_V, length_V, world)
         order = vector.order_N
         rank_P = rank_P[order]
         local_P = local_P[order]
@@ -663,11 +672,6 @@ def _locate(r: Routes, row_N: Tensor, strip_N: Tensor) -> tuple[Tensor, Tensor]:
     return piece_N, row_N - r.start_K[piece_N] + r.base_K[piece_N]
 
 
-def _lengths(kind_N: Tensor, kinds: int) -> Tensor:
-    """Return how many of some ascending numbers are 0, 1, ..., kinds - 1."""
-    return torch.searchsorted(kind_N, torch.arange(kinds + 1, device=kind_N.device)).diff()
-
-
 def _by_rank(r: Routes, n_K: Tensor, world: int) -> tuple[Tensor, Tensor]:
     """Return what numbers the rows of each rank, given the distinct rows of each piece.
 
@@ -681,23 +685,3 @@ def _by_rank(r: Routes, n_K: Tensor, world: int) -> tuple[Tensor, Tensor]:
     of_rank_W = starts(n_IW.sum(0))[:-1]
     first_K = torch.empty_like(n_K).index_copy_(0, r.turn_K, in_turn_K) - of_rank_W[r.rank_K]
     return first_K - starts(n_K)[:-1], n_IW
-
-
-def _in_turn(rank_V: Tensor, length_V: Tensor, world: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return how many vectors of its rank, and how many pairs of these, stand before each vector,
-    and how many vectors and pairs each rank has.
-    """
-    if world == 1:
-        before_V1 = starts(length_V)
-        nth_V = torch.arange(len(rank_V), device=rank_V.device)
-        return nth_V, before_V1[:-1], nth_V.new_full((1,), len(nth_V)), before_V1[-1:]
-    sorted_V, turn_V = torch.sort(rank_V.to(torch.int32), stable=True)
-    first_W1 = torch.searchsorted(
-        sorted_V, torch.arange(world + 1, dtype=torch.int32, device=rank_V.device)
-    )
-    before_V1 = starts(length_V[turn_V])
-    first_V = torch.arange(len(rank_V), device=rank_V.device) - first_W1[sorted_V]
-    pairs_V = before_V1[:-1] - before_V1[first_W1][sorted_V]
-    nth_V = torch.empty_like(first_V).index_copy_(0, turn_V, first_V)
-    before_V = torch.empty_like(pairs_V).index_copy_(0, turn_V, pairs_V)
-    return nth_V, before_V, first_W1.diff(), before_V1[first_W1].diff()

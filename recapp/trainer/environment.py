@@ -6,9 +6,30 @@ handler that requeues the job, and meets at one port for all steps of a job; ran
 are not ranks to it unless LOCAL_RANK is there.
 """
 
+import re
+
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
+from recapp.errors import LaunchError, RankError
 from recapp.processes.rank_environment import RankInfo, started_externally
+
+LATE = re.compile(r"timed? ?out", re.IGNORECASE)
+"""What torch says where ranks that are there have waited for others that are not."""
+
+
+def meeting_error(error: Exception, cluster: ClusterEnvironment) -> LaunchError | RankError:
+    """Return the error of ranks that could not meet: a `RankError` where others did not come in
+    time.
+
+    Args:
+        error: What torch has raised.
+        cluster: Where they were to meet.
+    """
+    kind = RankError if LATE.search(str(error)) else LaunchError
+    return kind(
+        f"the ranks could not meet at {cluster.main_address}:{cluster.main_port} "
+        f"(MASTER_ADDR, MASTER_PORT): {' '.join(str(error).split())}"
+    )
 
 
 class RankEnvironment(ClusterEnvironment):

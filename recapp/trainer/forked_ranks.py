@@ -1,7 +1,8 @@
 """Ranks that are forked from a notebook, whose cells no fresh interpreter could run again."""
 
 import os
-from typing import Any
+import sys
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -11,9 +12,15 @@ from lightning.pytorch.trainer.states import TrainerFn
 from recapp.errors import ConfigError
 from recapp.processes.data_workers import die_with_parent
 
+FORK: Literal["fork"] = "fork"
 THREADS = "OMP_NUM_THREADS"
 TABLES_LEFT = "tables_left_in_ranks"
 """The attribute of a module that forked ranks have trained, and whose tables are not here."""
+
+
+def in_a_notebook() -> bool:
+    """Return whether this process is a notebook's, whose cells no other process can run again."""
+    return hasattr(sys, "ps1")
 
 
 class ForkedRanks(_MultiProcessingLauncher):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp.errors import ConfigError, PlanError
+from recapp.optim.rules_by_table import Rules
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner, plan_tables
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.rank_memory import check_memory
@@ -37,6 +38,11 @@ def check_source(source: Any) -> None:
 
 
 _NAMED = (EmbeddingShardingPlanner, ShardingPlan, str, Path)
+
+
+def rule_of_planner(source: PlanSource | None) -> Rules | None:
+    """Return the rule that a planner was made with; None where it says nothing of one."""
+    return source.rule if isinstance(source, EmbeddingShardingPlanner) else None
 
 
 def plan_from(source: PlanSource | None, problem: PlanningProblem) -> ShardingPlan:

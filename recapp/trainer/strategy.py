@@ -12,14 +12,12 @@ Everything else is DDPStrategy. Where Lightning would do something that is wrong
 the docstring of the method here says why.
 """
 
-import re
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -48,11 +46,10 @@ from recapp.engine.shard_model import (
     wrap_dense,
 )
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.errors import ConfigError, LaunchError, RankError
+from recapp.errors import ConfigError
 from recapp.optim.rules import rowwise_adagrad
 from recapp.optim.rules_by_table import Rules
 from recapp.optim.table_rule import table_rule
-from recapp.planner.embedding_planner import EmbeddingShardingPlanner
 from recapp.planner.hardware import Hardware
 from recapp.planner.initial_plan import initial_plan
 from recapp.planner.problem import PlanningProblem
@@ -63,31 +60,25 @@ from recapp.processes.stopping import saving
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.batch import Batch
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
-from recapp.trainer.environment import RankEnvironment
-from recapp.trainer.forked_ranks import TABLES_LEFT, ForkedRanks, check_tables_are_here
+from recapp.trainer.environment import RankEnvironment, meeting_error
+from recapp.trainer.forked_ranks import (
+    FORK,
+    TABLES_LEFT,
+    ForkedRanks,
+    check_tables_are_here,
+    in_a_notebook,
+)
 from recapp.trainer.found_problem import found_problem, found_ranks, with_counted_modes
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
-from recapp.trainer.plan_source import PlanSource, check_source, plan_from
+from recapp.trainer.plan_source import PlanSource, check_source, plan_from, rule_of_planner
 from recapp.trainer.restored import check_state, state_must_fit
 from recapp.trainer.saved_manifest import manifest_of
 from recapp.trainer.stored_tables import StoredTables
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
 from recapp.transport.dense_gradients import AverageOverRanks, hook_of
-
-FORK: Literal["fork"] = "fork"
-LATE = re.compile(r"timed? ?out", re.IGNORECASE)
-"""What torch says where ranks that are there have waited for others that are not."""
-
-
-def _in_a_notebook() -> bool:
-    """Return whether this process is a notebook's, whose cells no other process can run again."""
-    return hasattr(sys, "ps1")
-
-
-def _rule_of(planner: PlanSource | None) -> Rules | None:
-    return planner.rule if isinstance(planner, EmbeddingShardingPlanner) else None
+from recapp.transport.waits import mean_hidden
 
 
 def check_precision(precision: object) -> None:
@@ -169,7 +160,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         check_source(planner)
         info = rank_info()
         self.exchange_timeout = timeout or default_pg_timeout
-        if info is None and _in_a_notebook():
+        if info is None and in_a_notebook():
             ddp.setdefault("start_method", FORK)
         super().__init__(
             cluster_environment=RankEnvironment(info) if info else None,
@@ -242,15 +233,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
         The phases are those of the tables' messages, and `dense` where the ranks' gradients are
         averaged through shared memory. Of several exchanges it is the mean.
         """
-        shares_of_all = [c.waits.hidden() for c in self.sharded_tables()] + (
-            [self.average.waits.hidden()] if self.average else []
-        )
-        shares: dict[str, list[float]] = {}
-        for phase, share in (
-            item for shares_of_one in shares_of_all for item in shares_of_one.items()
-        ):
-            shares.setdefault(phase, []).append(share)
-        return {phase: sum(found) / len(found) for phase, found in shares.items()}
+        waits = [shared.waits for shared in self.sharded_tables()]
+        return mean_hidden([*waits, *([self.average.waits] if self.average else [])])
 
     def setup_environment(self) -> None:
         """Make the process group, and one of its own for embedding traffic, so that its messages
@@ -266,11 +250,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         except dist.DistError as e:
             cluster = self.cluster_environment
             assert cluster is not None
-            kind = RankError if LATE.search(str(e)) else LaunchError
-            raise kind(
-                f"the ranks could not meet at {cluster.main_address}:{cluster.main_port} "
-                f"(MASTER_ADDR, MASTER_PORT): {' '.join(str(e).split())}"
-            ) from e
+            raise meeting_error(e, cluster) from e
         if self.comm.group is None:
             self.comm = make_comm(
                 dist.new_group(timeout=self.exchange_timeout),
@@ -311,7 +291,9 @@ class EmbeddingShardingStrategy(DDPStrategy):
             )
 
     def _shard(self, module: LightningModule) -> None:
-        self.rule = self.rule or table_rule(module) or _rule_of(self.planner) or rowwise_adagrad()
+        if not self.rule:
+            named = table_rule(module) or rule_of_planner(self.planner)
+            self.rule = named or rowwise_adagrad()
         if self.plan is None:
             self.ranks = found_ranks(self.comm, self.root_device, self.memory_bytes)
             free = [r["free_bytes"] for r in self.ranks]

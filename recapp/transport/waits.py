@@ -9,7 +9,7 @@ but a stream of a GPU, nothing is known here, and nothing is counted.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 Arrived = TypeVar("Arrived")
@@ -70,3 +70,12 @@ class Waits:
             for phase, seconds in self.under_way_s.items()
             if seconds
         }
+
+
+def mean_hidden(waits: Iterable[Waits]) -> dict[str, float]:
+    """Return by phase what `Waits.hidden` returns, of several exchanges the mean."""
+    shares: dict[str, list[float]] = {}
+    for one in waits:
+        for phase, share in one.hidden().items():
+            shares.setdefault(phase, []).append(share)
+    return {phase: sum(found) / len(found) for phase, found in shares.items()}

@@ -2,7 +2,7 @@
 
     a command is imported     nothing is held: it prints one line and ends where it is
     before training           nothing is lost: `Stopped` is raised where the main thread is; during
-                              an import or a `__del__`, at its end
+                              an import, a `__del__` or the end of a generator, after that
     in training               the listener is called (`recapp/trainer/ending.py`), and all ranks
                               stop at the same step
     a second signal           the process ends at once
@@ -24,6 +24,7 @@ and ends the process.
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -97,12 +98,12 @@ class _SignalState:
 
     def _raise_after_imports(self, frame: FrameType | None) -> None:
         """Raise `Stopped`, or try again soon: while a module is imported, because one that is half
-        imported is of no use to whoever imports it next, and in a `__del__`, from which Python
-        prints an exception and drops it.
+        imported is of no use to whoever imports it next, and in a `__del__` or a generator that is
+        deleted, from which Python prints an exception and drops it.
         """
         if not self.raises:
             return
-        if not _imports_or_deletes(frame):
+        if not _imports_or_deletes(frame) and not _closes_a_generator():
             self.stop()
         if not self.holds:  # there is nothing to clean up, and torch takes seconds to import
             self.end(self.number)
@@ -141,6 +142,17 @@ def _imports_or_deletes(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _closes_a_generator() -> bool:
+    """Return whether the main thread, whose signal handler calls this, is in the `finally` or the
+    end of a `with` of a generator that is closed. Python closes one that is deleted, and no frame
+    tells that from a generator that yields.
+    """
+    error = sys.exception()
+    while error is not None and not isinstance(error, GeneratorExit):
+        error = error.__context__
+    return error is not None
 
 
 def end_on_signals() -> None:

@@ -93,6 +93,30 @@ def test_stopped_is_raised_after_a_del_which_would_print_and_drop_it(number, sai
     assert deleted and stopped.value.number == number and time.monotonic() - began < 30
 
 
+@pytest.mark.parametrize(("number", "said"), BOTH)
+def test_stopped_is_raised_after_a_generator_has_been_closed_which_would_print_and_drop_it(
+    number, said
+):
+    def numbers():
+        try:
+            yield 1
+        finally:
+            try:
+                raise KeyError
+            except KeyError:  # as a handler within `finally` would hide that it is closed
+                os.kill(os.getpid(), number)
+                time.sleep(0.01)
+            closed.append(True)
+
+    closed = []
+    began = time.monotonic()
+    with pytest.raises(Stopped) as stopped, stoppable():
+        for _ in numbers():
+            break
+        time.sleep(60)
+    assert closed and stopped.value.number == number and time.monotonic() - began < 30
+
+
 @pytest.mark.parametrize("becomes", [lost, turned])
 def test_stopped_is_raised_whatever_has_become_of_it(becomes):
     with pytest.raises(Stopped) as stopped, stoppable():

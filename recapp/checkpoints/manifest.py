@@ -185,6 +185,21 @@ class Manifest:
             raise self._wrong("rules" if "rules" in self.info else "rule")
         return found
 
+    @property
+    def weights(self) -> dict[str, str]:
+        """The table of each weight that was sharded, by its name in the module's state; empty where
+        that was not stored. A table that two parts of a module share has two names.
+
+        Raises:
+            CheckpointError: They are not the tables that are stored.
+        """
+        found = self.info.get("weights") or {}
+        if not isinstance(found, dict) or not all(type(name) is str for name in found.values()):
+            raise self._wrong("weights")
+        if found and set(found.values()) != {table for table, _ in self.tensors}:
+            raise self._wrong("weights")
+        return found
+
     @cached_property
     def row_orders(self) -> dict[str, RowOrder]:
         """The order in which rows are stored, by table; of others they are stored by number.

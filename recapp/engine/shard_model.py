@@ -61,7 +61,7 @@ def weight_names(module: nn.Module) -> dict[str, str]:
     """Return the table of each weight by the name that it has in the unsharded model's state."""
     return {
         f"{path}.{part.weight_name(table.name)}".lstrip("."): table.name
-        for path, part in module.named_modules()
+        for path, part in module.named_modules(remove_duplicate=False)
         if isinstance(part, ShardedCollection)
         for table in part.tables()
     }

@@ -8,7 +8,6 @@ from recapp.engine.shard_model import sharded_tables, weight_names
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.trainer.data_protocols import KeepsPosition, ProvidesExample, datamodule_of
 from recapp.trainer.stored_tables import dynamic_entry
-from recapp.trainer.whole_checkpoint import WEIGHTS
 
 
 def manifest_of(trainer: Trainer, module: LightningModule, plan: ShardingPlan) -> dict[str, Any]:
@@ -33,6 +32,6 @@ def manifest_of(trainer: Trainer, module: LightningModule, plan: ShardingPlan) -
         "example": data.example() if isinstance(data, ProvidesExample) else [],
         "updates": [shared.updates for shared in tables],
         "rules": {name: rule.name for shared in tables for name, rule in shared.rules.items()},
-        WEIGHTS: weight_names(module),
+        "weights": weight_names(module),
         **dynamic,
     }

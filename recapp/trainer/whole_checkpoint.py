@@ -19,9 +19,6 @@ from recapp.checkpoints.directory import is_checkpoint, load_table, read_manifes
 from recapp.errors import CheckpointError
 from recapp.trainer.restored import check_state
 
-WEIGHTS = "weights"
-"""The entry of a manifest with the table of each weight, by its name in the module's state."""
-
 _lightnings_reader = saving.pl_load  # type: ignore[attr-defined]
 
 
@@ -39,17 +36,17 @@ def whole_checkpoint(path: str | Path) -> dict[str, Any]:
             f"checkpoint {path}: table {next(iter(manifest.dynamic))} is dynamic, and an unsharded "
             "module has no such rows: use recapp.load_model(path, module=...)"
         )
-    names = manifest.info.get(WEIGHTS)
-    stored = {table for table, _ in manifest.tensors}
-    if not isinstance(names, dict) or not stored <= set(names.values()):
+    names = manifest.weights
+    if not names:
         raise CheckpointError(
             f"checkpoint {path} does not say which weights of the module its tables are: it is "
-            "damaged or older than load_from_checkpoint; use recapp.load_model(path, module=...)"
+            "older than load_from_checkpoint; use recapp.load_model(path, module=...)"
         )
     meta = read_meta(path)
     check_state(meta, path)
-    tables = {name: load_table(path, table) for name, table in names.items()}
-    return meta | {"state_dict": {**meta["state_dict"], **tables}}
+    tables = {table: load_table(path, table) for table in set(names.values())}
+    named = {name: tables[table] for name, table in names.items()}
+    return meta | {"state_dict": {**meta["state_dict"], **named}}
 
 
 def _read(path_or_url: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:

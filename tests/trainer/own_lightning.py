@@ -74,7 +74,7 @@ def loader():
     return torch.utils.data.DataLoader(BATCHES, batch_size=None)
 
 
-def fitted(folder, devices=1, **strategy):
+def fitted(folder, devices=1, kind=Clicks, **strategy):
     """A trainer that has trained; its module in `trainer.lightning_module`."""
     trainer = lightning.Trainer(
         strategy=EmbeddingShardingStrategy(**strategy),
@@ -85,7 +85,7 @@ def fitted(folder, devices=1, **strategy):
         callbacks=[ModelCheckpoint(str(folder), filename="end")],
         enable_progress_bar=False,
     )
-    trainer.fit(Clicks(), loader())
+    trainer.fit(kind(), loader())
     return trainer
 
 

@@ -25,6 +25,7 @@ from recapp import (
     sgd,
     write_plan,
 )
+from recapp.checkpoints.manifest import sealed
 from recapp.errors import CheckpointError, ConfigError, PlanError
 from recapp.trainer.whole_checkpoint import whole_checkpoint
 
@@ -145,6 +146,19 @@ def test_load_from_checkpoint_makes_an_ordinary_module_of_whole_tables(tmp_path)
     assert again.bags.weight("items").grad is not None
 
 
+class Shared(Clicks):
+    def configure_model(self):
+        super().configure_model()
+        self.towers = torch.nn.ModuleList([self.bags, self.bags])
+
+
+def test_load_from_checkpoint_fills_a_collection_that_two_parts_share(tmp_path):
+    expected = logits_of(fitted(tmp_path, kind=Shared), IDS)
+    again = Shared.load_from_checkpoint(tmp_path / "end.ckpt")
+    assert again.towers[0] is again.bags
+    torch.testing.assert_close(again(IDS).detach(), expected)
+
+
 def test_load_from_checkpoint_says_what_it_cannot_load(tmp_path):
     fitted(tmp_path)
     manifest = tmp_path / "end.ckpt/manifest.json"
@@ -156,13 +170,28 @@ def test_load_from_checkpoint_says_what_it_cannot_load(tmp_path):
         Clicks.load_from_checkpoint(tmp_path / "nothing.ckpt")
 
 
-def test_a_checkpoint_that_does_not_name_weights_is_sent_elsewhere(tmp_path, monkeypatch):
-    fitted(tmp_path)
-    from recapp.trainer import whole_checkpoint as room
+def rewritten(checkpoint, **entries):
+    """Replace entries of a checkpoint's manifest, and its checksum."""
+    path = checkpoint / "manifest.json"
+    kept = json.loads(path.read_text()) | entries
+    kept.pop("checksum")
+    path.write_text(sealed(json.dumps(kept)[:-1]))
 
-    monkeypatch.setattr(room, "WEIGHTS", "not there")
+
+def test_a_checkpoint_that_does_not_name_weights_is_sent_elsewhere(tmp_path):
+    fitted(tmp_path)
+    rewritten(tmp_path / "end.ckpt", weights={})
     with pytest.raises(CheckpointError, match="older than load_from_checkpoint"):
         whole_checkpoint(tmp_path / "end.ckpt")
+
+
+@pytest.mark.parametrize("weights", [5, {"a": ["items"]}, {"a": 5}, {"a": "../../etc"}, ["items"]])
+def test_a_checkpoint_that_names_other_tables_is_damaged(tmp_path, weights):
+    fitted(tmp_path)
+    rewritten(tmp_path / "end.ckpt", weights=weights)
+    with pytest.raises(CheckpointError, match="is damaged: weights is") as error:
+        whole_checkpoint(tmp_path / "end.ckpt")
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_load_model_takes_a_module_of_ones_own(tmp_path):

@@ -1,5 +1,5 @@
-"""Errors of the machine in one line each: no memory, no space on a disk, a rank that is silent or
-gone.
+"""Errors of the machine in one line each: no memory, no space on a disk, a package that is not
+installed, a rank that is silent or gone.
 
 The libraries below raise them in their own words, often far from what can be done about them; here
 they become errors that name the setting to change.
@@ -56,6 +56,9 @@ def explain_error(error: Exception, rank: int, directory: Path | None = None) ->
         ):
             return _no_shared_memory_error(rank)
         return full_disk_error(error.filename or directory or "the run's directory")
+    # an import that failed has the module's name; a library that looked first has words alone
+    if isinstance(error, ModuleNotFoundError) and error.name is None:
+        return LaunchError(f"rank {rank} lacks a package: {error}")
     causes = list(_with_causes(error))
     memory = any(
         isinstance(e, MemoryError) or getattr(e, "errno", 0) == errno.ENOMEM for e in causes

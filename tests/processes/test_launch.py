@@ -564,6 +564,10 @@ def test_a_second_signal_kills_ranks_that_take_their_time(start, tmp_path):
             RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:24731"),
             "another rank has ended while rank 3 waited for it",
         ),
+        (
+            ModuleNotFoundError("`X` needs `psutil`.\nHINT: Try running `pip install psutil`"),
+            "rank 3 lacks a package: `X` needs `psutil`. HINT: Try running `pip install psutil`",
+        ),
     ],
 )
 def test_faults_of_the_machine_are_one_line_that_says_what_helps(error, said):
@@ -576,6 +580,7 @@ def test_other_errors_stay_as_they_are():
         ValueError("x"),
         DataError("out of memory"),
         OSError(2, "No such file or directory", "x"),
+        ModuleNotFoundError("No module named 'x'", name="x"),
     ):
         assert explain_error(error, 0) is error
 

@@ -75,10 +75,14 @@ from recapp.trainer.plan_source import PlanSource, check_source, plan_from, rule
 from recapp.trainer.restored import check_state, state_must_fit
 from recapp.trainer.saved_manifest import manifest_of
 from recapp.trainer.stored_tables import StoredTables
+from recapp.trainer.whole_checkpoint import read_for_lightning
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
 from recapp.transport.dense_gradients import AverageOverRanks, hook_of
 from recapp.transport.waits import mean_hidden
+
+
+read_for_lightning()  # here, as who loads a checkpoint has no strategy yet
 
 
 def check_precision(precision: object) -> None:

@@ -61,4 +61,6 @@ def _read(path_or_url: Any, map_location: Any = None, weights_only: bool | None 
     return found
 
 
-saving.pl_load = _read  # type: ignore[attr-defined]
+def read_for_lightning() -> None:
+    """Have `load_from_checkpoint` read recapp's checkpoints from now on."""
+    saving.pl_load = _read  # type: ignore[attr-defined]

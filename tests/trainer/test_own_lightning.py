@@ -146,6 +146,19 @@ def test_load_from_checkpoint_makes_an_ordinary_module_of_whole_tables(tmp_path)
     assert again.bags.weight("items").grad is not None
 
 
+def test_importing_the_strategy_is_enough_to_load_a_checkpoint(tmp_path):
+    fitted(tmp_path)
+    code = "import own_lightning as own; own.Clicks.load_from_checkpoint('end.ckpt')"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=f"{HERE.parent}:{HERE.parents[2]}"),
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
 class Shared(Clicks):
     def configure_model(self):
         super().configure_model()

@@ -350,7 +350,8 @@ def test_a_command_that_is_killed_at_any_moment_leaves_nothing_behind(tmp_path):
         run.kill()
         run.wait()
         until(lambda folder=folder: not processes_in(folder))
-        assert not list(temporary.glob("pymp-*")), moment
+        left = [str(path) for path in temporary.rglob("*") if "pymp-" in str(path)]
+        assert not left, (kill, moment, left, (folder / "err.txt").read_text())
 
 
 @pytest.mark.full

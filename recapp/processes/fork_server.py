@@ -23,6 +23,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker, util
@@ -36,6 +37,8 @@ PARENT_PID = "RECAPP_PARENT_PID"  # the command's, for the server and for ranks
 # of the server: what it imports, and the directory that it removes if the command cannot
 PRELOADED = "RECAPP_FORK_SERVER_MODULES"
 SOCKET_FOLDER = "RECAPP_FORK_SERVER_FOLDER"
+MOST_ADDRESS_BYTES = 107  # of a socket (unix(7)), without the zero at its end
+SOCKET = "/pymp-12345678/listener-12345678"  # how Python calls one, behind the directory
 SERVER_MODULE = "recapp.processes.fork_server_process"
 MODULES_OF_TRAINING = "recapp.app.training_modules recapp.worker"
 """What ranks need that train, evaluate or predict."""
@@ -117,6 +120,7 @@ def ensure_running(preload: str) -> None:
         OSError: It cannot be started.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload([SERVER_MODULE])
+    make_socket_folder()
     # its first call unblocks signals, so it comes first
     resource_tracker.ensure_running()
     environment = dict(os.environ)
@@ -126,11 +130,28 @@ def ensure_running(preload: str) -> None:
         _environment.update(environment)
 
 
+def make_socket_folder() -> str:
+    """Return Python's own directory of sockets, which is made by the first call.
+
+    It lies below `TMPDIR`, or below `/tmp` where the address of a socket would be too long.
+
+    Raises:
+        OSError: There is no place for it.
+    """
+    kept = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > MOST_ADDRESS_BYTES - len(SOCKET):
+        tempfile.tempdir = "/tmp"
+    try:
+        return util.get_temp_dir()
+    finally:
+        tempfile.tempdir = kept
+
+
 def _of_server(environment: Mapping[str, str], preload: str) -> dict[str, str]:
     here = {
         PARENT_PID: str(os.getpid()),
         PRELOADED: preload,
-        SOCKET_FOLDER: util.get_temp_dir(),
+        SOCKET_FOLDER: make_socket_folder(),
     }
     return {**DEFAULTS, **environment, **OWN_VARIABLES, **here}
 

@@ -81,7 +81,6 @@ from recapp.transport.communicator import Comm
 from recapp.transport.dense_gradients import AverageOverRanks, hook_of
 from recapp.transport.waits import mean_hidden
 
-
 read_for_lightning()  # here, as who loads a checkpoint has no strategy yet
 
 

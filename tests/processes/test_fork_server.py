@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -307,6 +308,38 @@ def test_jobs_share_a_server_commands_do_not_and_nothing_piles_up(tmp_path):
     assert one[0][0] and other[0][0] and one[0][0] != other[0][0]
 
 
+@pytest.fixture
+def short_folder():
+    """A directory that is short enough to hold sockets, as pytest's own may not be."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize(("length", "has_room"), [(75, True), (76, False), (200, False)])
+def test_sockets_lie_where_their_addresses_are_not_too_long(short_folder, length, has_room):
+    code = """
+        import os, stat, tempfile
+        from multiprocessing import util
+        from recapp.processes.fork_server import ensure_running
+
+        ensure_running("json")
+        print(util.get_temp_dir(), stat.filemode(os.stat(util.get_temp_dir()).st_mode))
+        print(tempfile.gettempdir())
+    """
+    temporary = Path(f"{short_folder}/".ljust(length, "x"))
+    temporary.mkdir()
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        env=environment(TMPDIR=str(temporary)),
+    )
+    folder, mode, of_the_command = ran.stdout.split()
+    assert Path(folder).parent == (temporary if has_room else Path("/tmp"))
+    assert mode == "drwx------" and of_the_command == str(temporary)
+    until(lambda: not Path(folder).exists())
+
+
 def test_a_server_whose_command_goes_before_there_are_ranks_leaves_nothing_behind(tmp_path):
     code = """
         import os, signal, time
@@ -328,10 +361,8 @@ def test_a_server_whose_command_goes_before_there_are_ranks_leaves_nothing_behin
 
 
 @pytest.mark.full
-def test_a_command_that_is_killed_at_any_moment_leaves_nothing_behind(tmp_path):
+def test_a_command_that_is_killed_at_any_moment_leaves_nothing_behind(tmp_path, short_folder):
     moments = random.Random(20261124)
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
     for kill in range(20):
         folder = tmp_path / str(kill)
         folder.mkdir()
@@ -343,14 +374,14 @@ def test_a_command_that_is_killed_at_any_moment_leaves_nothing_behind(tmp_path):
             "hydra.run.dir=run",
             cwd=folder,
             fresh=True,
-            TMPDIR=str(temporary),
+            TMPDIR=str(short_folder),
         )
         moment = moments.uniform(0.02, 8)
         time.sleep(moment)
         run.kill()
         run.wait()
         until(lambda folder=folder: not processes_in(folder))
-        left = [str(path) for path in temporary.rglob("*") if "pymp-" in str(path)]
+        left = [str(path) for path in short_folder.rglob("*") if "pymp-" in str(path)]
         assert not left, (kill, moment, left, (folder / "err.txt").read_text())
 
 

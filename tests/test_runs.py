@@ -396,6 +396,16 @@ def test_where_nothing_is_left_the_setting_to_raise_is_named(base, train, go_on,
     assert validation(found) == validation(first) and found["samples_per_second"] is None
 
 
+def test_where_nothing_is_left_the_best_checkpoint_of_the_run_counts(base, train, go_on):
+    first = train("twice", "+plan=mixed", "trainer.max_epochs=2")
+    assert first["checkpoint_step"] == 20  # its first epoch was the better one
+    (base / "twice").rename(base / "moved")
+    found = go_on("nothing_twice", "moved")
+    assert validation(found) == validation(first) and found["steps"] == 40
+    assert found["checkpoint_step"] == 20
+    assert Path(found["checkpoint"]).parent == base / "moved/checkpoints"
+
+
 # ---- evaluation
 
 

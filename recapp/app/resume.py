@@ -6,11 +6,12 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from recapp.app.build_trainer import length
-from recapp.checkpoints.directory import read_manifest
+from recapp.checkpoints.directory import read_manifest, read_meta
 from recapp.console import short_path
 from recapp.processes.rank_environment import rank_info
 from recapp.settings.dependent_settings import without_validation
 from recapp.trainer.changed_optimizer import ChangedOptimizer
+from recapp.trainer.keep_last import best_known
 from recapp.trainer.missed_validation import validate_first
 
 Settings = Mapping[str, Any]
@@ -62,8 +63,8 @@ def _lacks_validation(settings: Settings) -> bool:
 
 
 def _metrics_of_checkpoint(settings: Settings, limit: str) -> dict[str, Any]:
-    """Print that nothing is left to train, and return the checkpoint's own metrics for
-    `metrics.json`.
+    """Print that nothing is left to train, and return what the run's end has left to say for
+    `metrics.json`: the metrics of its best checkpoint.
 
     Other ranks than 0 print and return nothing.
 
@@ -83,15 +84,17 @@ def _metrics_of_checkpoint(settings: Settings, limit: str) -> dict[str, Any]:
         f"({position['epoch']} epochs and {position['batches']} "
         f"batches) and {limit}; raise that to go on"
     )
-    return manifest.metrics | {
+    best = best_known(path, read_meta(path)) or path
+    of_best = read_manifest(best)
+    return of_best.metrics | {
         "samples_per_second": None,
         "train_seconds": None,
         "step_ms": None,
         "steps": steps,
         "ranks": here.world if here else 1,
         "plan": manifest.plan.name,
-        "checkpoint": path,
-        "checkpoint_step": steps,
+        "checkpoint": str(best),
+        "checkpoint_step": of_best.step,
         "seed": settings["seed"],
         "status": "ok",
     }

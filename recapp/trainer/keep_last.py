@@ -121,6 +121,27 @@ def _just_saved(trainer: Trainer) -> Path | None:
     return None
 
 
+def best_known(path: str | Path, meta: Mapping[str, Any]) -> Path | None:
+    """Return the best checkpoint of all runs of a model, where it still exists.
+
+    Args:
+        path: The last checkpoint of these runs.
+        meta: Its plain part, which has the states of callbacks.
+    """
+    with state_must_fit("the list of best checkpoints", "callbacks"):
+        for key, state in dict(meta["callbacks"]).items():
+            if key.startswith(ModelCheckpoint.__name__) and state["monitor"] is not None:
+                name = state["best_model_path"]
+                return _found(name, Path(path).absolute().parent) if name else None
+    return None
+
+
+def _found(name: str, beside: Path) -> Path | None:
+    """Return where a checkpoint of an earlier run is: where it was, or beside the run's last."""
+    path = Path(os.path.normpath(Path(name).absolute()))
+    return next((p for p in (path, beside / path.name) if is_checkpoint(p)), None)
+
+
 def _known_best(
     callback: ModelCheckpoint, state: Mapping[str, Any], beside: Path
 ) -> dict[str, Any]:
@@ -140,8 +161,7 @@ def _known_best(
         return dict(state) if state["dirpath"] == callback.dirpath else {}
     scores = {}
     for name, score in dict(state["best_k_models"]).items():
-        path = Path(os.path.normpath(Path(name).absolute()))
-        found = next((p for p in (path, beside / path.name) if is_checkpoint(p)), None)
+        found = _found(name, beside)
         if found is not None:
             # in its own precision: another one would make another score
             scores[str(found)] = torch.as_tensor(score)

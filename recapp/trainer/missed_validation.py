@@ -11,6 +11,7 @@ anything else. What it has then is what the unbroken run had after its validatio
 from collections.abc import Callable
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.loops.progress import _BatchProgress as BatchProgress
 
 
 def validate_first(trainer: Trainer, *, over: bool) -> None:
@@ -49,12 +50,23 @@ def _end(trainer: Trainer, go_on: Callable[[], None]) -> None:
     fit.on_run_end()
 
 
+def _forget_begun(progress: BatchProgress) -> None:
+    """Take the batches of the validation that was cut off out of those of all validations, as it
+    begins again.
+    """
+    begun, total = progress.current, progress.total
+    is_over = progress.is_last_batch and begun.completed == begun.ready
+    for name in vars(begun) if not is_over else ():
+        setattr(total, name, getattr(total, name) - getattr(begun, name))
+
+
 def _validate(trainer: Trainer) -> None:
     epoch = trainer.fit_loop.epoch_loop
     batches = epoch.batch_progress
     if batches.current.completed < batches.current.processed:  # type: ignore[attr-defined]
         # the checkpoint was written before its step counted as completed
         batches.increment_completed()
+    _forget_begun(epoch.val_loop.batch_progress)
     epoch.val_loop.restarting = False
     trainer.validating = True
     epoch.val_loop.run()

@@ -220,9 +220,10 @@ def test_metrics_are_json_and_a_run_whose_metrics_are_not_numbers_is_not_ok(tmp_
 # ---- stopped at the last step
 
 
-def stopped_at(folder, step, *overrides):
-    """A command whose two ranks get a signal after a step."""
-    callback = f"+callbacks.stop={{_target_:signal_at_step.SignalAtStep,step:{step},number:2}}"
+def stopped_at(folder, step, *overrides, batch="null"):
+    """A command whose two ranks get a signal after a step, or in a batch of its validation."""
+    arguments = f"step:{step},number:2,batch:{batch}"
+    callback = f"+callbacks.stop={{_target_:signal_at_step.SignalAtStep,{arguments}}}"
     run = f"hydra.run.dir={folder}"
     wanted = (callback, "trainer.devices=2", run, *overrides)
     ended = command("train", *wanted, cwd=folder.parent, PYTHONPATH=HERE)
@@ -265,14 +266,16 @@ def test_where_no_row_validates_nothing_is_left_after_the_last_step(jobs, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("at", "stop"),
+    ("at", "stop", "batch"),
     [
-        (8, 7),  # the signal is read at the end of step 8, which is validated
-        pytest.param(8, 8, marks=pytest.mark.full),  # in the validation
-        pytest.param(20, 20, marks=pytest.mark.full),  # in that of an epoch's end
+        (8, 7, "null"),  # the signal is read at the end of step 8, which is validated
+        pytest.param(8, 8, "null", marks=pytest.mark.full),  # before the validation
+        pytest.param(8, 8, 1, marks=pytest.mark.full),  # in its second batch
+        pytest.param(20, 20, "null", marks=pytest.mark.full),  # before that of an epoch's end
+        pytest.param(20, 20, 0, marks=pytest.mark.full),
     ],
 )
-def test_a_validation_that_a_signal_has_cut_off_comes_first(jobs, tmp_path, at, stop):
+def test_a_validation_that_a_signal_has_cut_off_comes_first(jobs, tmp_path, at, stop, batch):
     wanted = (
         *small(tmp_path / "data"),
         "trainer.val_check_interval=4",
@@ -281,7 +284,7 @@ def test_a_validation_that_a_signal_has_cut_off_comes_first(jobs, tmp_path, at, 
         "optimizer.schedule.factor=0.5",
     )
     unbroken = jobs.train(tmp_path / "unbroken", *wanted)
-    stopped_at(tmp_path / "run", stop, *wanted)
+    stopped_at(tmp_path / "run", stop, *wanted, batch=batch)
     last = tmp_path / "run" / LAST
     assert read_manifest(last).step == at and not read_manifest(last).metrics
     on = jobs.train(tmp_path / "run", "trust=[signal_at_step]", f"ckpt_path={last}")
@@ -292,8 +295,9 @@ def test_a_validation_that_a_signal_has_cut_off_comes_first(jobs, tmp_path, at, 
             getattr(read_manifest(tmp_path / run / LAST), name) for run in ("run", "unbroken")
         ]
         assert stored[0] == stored[1], name
-    states = [read_meta(tmp_path / run / LAST)["lr_schedulers"] for run in ("run", "unbroken")]
-    assert states[0] == states[1]
+    states = [read_meta(tmp_path / run / LAST) for run in ("run", "unbroken")]
+    for name in ("lr_schedulers", "loops"):
+        assert states[0][name] == states[1][name]
 
 
 @pytest.mark.full

@@ -11,12 +11,14 @@ import pytest
 import torch
 from jobs import command, small, validation
 from lightning.pytorch import Callback
+from lightning.pytorch.loops.progress import _BatchProgress, _ProcessedTracker
 from trainer.runs import compose, fit, make_logs
 
 from recapp.checkpoints.directory import load_table, read_manifest, read_meta
 from recapp.errors import TrainingError
 from recapp.processes.stopping import SIGNALS, Stopped
 from recapp.trainer.finite import LossWatch
+from recapp.trainer.missed_validation import _forget_begun
 
 LAST = "checkpoints/last.ckpt"
 TESTS = Path(__file__).parents[1]
@@ -298,6 +300,23 @@ def test_a_validation_that_a_signal_has_cut_off_comes_first(jobs, tmp_path, at, 
     states = [read_meta(tmp_path / run / LAST) for run in ("run", "unbroken")]
     for name in ("lr_schedulers", "loops"):
         assert states[0][name] == states[1][name]
+
+
+def test_batches_of_a_validation_that_was_cut_off_are_taken_out_and_those_of_a_whole_one_stay():
+    def counts(*numbers):
+        names = ("ready", "completed", "started", "processed")
+        return _ProcessedTracker(**dict(zip(names, numbers, strict=True)))
+
+    cut_off = _BatchProgress(total=counts(9, 8, 9, 9), current=counts(1, 0, 1, 1))
+    at_its_end = _BatchProgress(total=counts(8, 7, 8, 8), current=counts(3, 2, 3, 3))
+    at_its_end.is_last_batch = True
+    between = _BatchProgress(total=counts(7, 7, 7, 7), current=counts(2, 2, 2, 2))
+    whole = _BatchProgress(total=counts(8, 8, 8, 8), current=counts(2, 2, 2, 2))
+    whole.is_last_batch = True
+    for progress, left in ((cut_off, 8), (at_its_end, 5), (between, 5), (whole, 8)):
+        _forget_begun(progress)
+        assert progress.total.ready == progress.total.processed == left
+    assert cut_off.total == counts(8, 8, 8, 8) and at_its_end.total == counts(5, 5, 5, 5)
 
 
 @pytest.mark.full

@@ -54,7 +54,8 @@ def _forget_begun(progress: BatchProgress) -> None:
     """Take the batches of the validation that was cut off out of those of all validations, as it
     begins again.
     """
-    begun, total = progress.current, progress.total
+    begun = progress.current
+    total = progress.total
     is_over = progress.is_last_batch and begun.completed == begun.ready
     for name in vars(begun) if not is_over else ():
         setattr(total, name, getattr(total, name) - getattr(begun, name))

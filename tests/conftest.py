@@ -87,6 +87,18 @@ def real_data():
     return Path(path)
 
 
+@pytest.fixture(scope="session")
+def foreign_programs():
+    """The folder of programs written for other systems, or a skip with its reason."""
+    path = os.environ.get("RECAPP_PROGRAMS")
+    if not path or not Path(path, "dlrm_train.txt").is_file():
+        pytest.skip(
+            "no programs of other systems: set RECAPP_PROGRAMS to a folder that holds "
+            "dlrm_train.txt, generate_plans.txt and sharding_strategies.txt"
+        )
+    return Path(path)
+
+
 @pytest.fixture
 def reference_kernels():
     """In this process too nothing is compiled: here it does not matter which kernels run."""

@@ -76,7 +76,7 @@ class _WrappedSharder(CollectionSharder):
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
         if sharder is not None:
-            if fused_params is not None or qcomm_codecs_registry is not None:
+            if fused_params is not None or self.payload is not None:
                 raise ConfigError(
                     f"{type(self).__name__}: a sharder is given, and fused_params or "
                     "qcomm_codecs_registry beside it: say all of it in the sharder"

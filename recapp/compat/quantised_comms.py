@@ -26,6 +26,16 @@ class CommType(Enum):
 _DTYPES = {CommType.FP32: None, CommType.FP16: torch.float16, CommType.BF16: torch.bfloat16}
 
 
+_OF_OTHER_TYPES = (
+    "fp8_quantize_dim",
+    "fp8_quantize_dim_bwd",
+    "fp8_bwd_uses_143",
+    "mx4_quantize_dim",
+    "mx4_quantize_dim_bwd",
+    "mx4_rounding_mode",
+)
+
+
 @dataclass(frozen=True)
 class QCommsConfig:
     """Types of vectors (forward) and of their gradients (backward).
@@ -37,6 +47,13 @@ class QCommsConfig:
             so.
         forward_loss_scale: None; gradients are not scaled.
         backward_loss_scale: None.
+        fp8_quantize_dim: Of FP8, as the next two: without effect on the types that travel here, in
+            TorchRec too; a note says so where one is given.
+        fp8_quantize_dim_bwd: Of FP8.
+        fp8_bwd_uses_143: Of FP8.
+        mx4_quantize_dim: Of MX4, as the next two, likewise.
+        mx4_quantize_dim_bwd: Of MX4.
+        mx4_rounding_mode: Of MX4.
 
     Raises:
         ConfigError: A type that does not travel here, or a loss scale.
@@ -46,6 +63,12 @@ class QCommsConfig:
     backward_precision: CommType = CommType.FP32
     forward_loss_scale: float | None = None
     backward_loss_scale: float | None = None
+    fp8_quantize_dim: int | None = None
+    fp8_quantize_dim_bwd: int | None = None
+    fp8_bwd_uses_143: bool | None = False
+    mx4_quantize_dim: int | None = None
+    mx4_quantize_dim_bwd: int | None = None
+    mx4_rounding_mode: Any = None
 
     def __post_init__(self) -> None:
         for name in ("forward_precision", "backward_precision"):
@@ -56,6 +79,12 @@ class QCommsConfig:
                 )
         if self.forward_loss_scale is not None or self.backward_loss_scale is not None:
             raise ConfigError("QCommsConfig: there is no loss scale; bf16 needs none")
+        given = [name for name in _OF_OTHER_TYPES if getattr(self, name)]
+        if given:
+            note_once(
+                f"QCommsConfig: {', '.join(given)} without effect, as in TorchRec where nothing "
+                "travels as FP8 or MX4"
+            )
 
     @property
     def payload(self) -> torch.dtype | None:
@@ -76,27 +105,32 @@ class QCommsRegistry:
     """What `EmbeddingBagCollectionSharder` takes as `qcomm_codecs_registry`.
 
     Args:
-        payload: The dtype of what travels; None for the compute type.
+        payload: The dtype of what travels.
     """
 
-    payload: torch.dtype | None
+    payload: torch.dtype
 
 
 def get_qcomm_codecs_registry(
-    qcomms_config: QCommsConfig, comm_ops: Any = None, device: Any = None
-) -> QCommsRegistry:
-    """Return the registry of a configuration.
+    qcomms_config: QCommsConfig,
+    comm_ops: Any = None,
+    device: torch.device | str | None = None,
+) -> QCommsRegistry | None:
+    """Return the registry of a configuration; None where vectors travel as they are computed.
 
     Args:
         qcomms_config: The types.
         comm_ops: None: all messages of vectors travel alike.
-        device: None: codecs are not bound to a device.
+        device: Not needed: every type travels on every device. TorchRec sends FP16 for BF16 on
+            CPUs.
 
     Raises:
-        ConfigError: Operations or a device are named.
+        ConfigError: Operations are named.
     """
-    if comm_ops is not None or device is not None:
+    if comm_ops is not None:
         raise ConfigError(
-            "get_qcomm_codecs_registry: comm_ops and device have no effect here: leave them out"
+            "get_qcomm_codecs_registry: comm_ops has no effect here, where all messages of vectors "
+            "travel alike: leave it out"
         )
-    return QCommsRegistry(qcomms_config.payload)
+    payload = qcomms_config.payload
+    return None if payload is None else QCommsRegistry(payload)

@@ -9,7 +9,10 @@ _OF_EVERY_HOME = {
         "distributed.Awaitable",
         "distributed.NoWait",
         "distributed.types.Awaitable",
+        "distributed.types.GetItemLazyAwaitable",
         "distributed.types.LazyAwaitable",
+        "distributed.types.LazyGetItemMixin",
+        "distributed.types.LazyNoWait",
         "distributed.types.NoWait",
     ),
     "recapp.compat.managed_collision_sharders": (

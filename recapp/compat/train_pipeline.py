@@ -14,7 +14,7 @@ collection, and one that the model calls with something else is left alone
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,13 @@ from torch.optim import Optimizer
 from recapp.engine.shard_model import sharded_tables
 from recapp.trainer.lookahead import LookAhead
 
+In = TypeVar("In")
+Out = TypeVar("Out")
 
-class TrainPipelineBase:
-    """Trains a model batch by batch.
+
+class TrainPipelineBase(Generic[In, Out]):
+    """Trains a model batch by batch; the types of a batch and of an output may be named,
+    `TrainPipelineBase[Batch, Tensor]`.
 
     Args:
         model: Returns (losses, output) for a batch.
@@ -43,16 +47,16 @@ class TrainPipelineBase:
         optimizer: Optimizer,
         device: torch.device,
         *,
-        custom_model_fwd: Callable[[Any], tuple[Tensor, Any]] | None = None,
+        custom_model_fwd: Callable[[In], tuple[Tensor, Out]] | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.device = torch.device(device)
         self._forward = custom_model_fwd or model
-        self._source: Iterator[Any] | None = None
-        self._batches: Iterator[Any] = iter(())
+        self._source: Iterator[In] | None = None
+        self._batches: Iterator[In] = iter(())
 
-    def progress(self, dataloader_iter: Iterator[Any]) -> Any:
+    def progress(self, dataloader_iter: Iterator[In]) -> Out:
         """Train the next batch and return the model's output; a model in eval mode is only called.
 
         Args:
@@ -66,14 +70,16 @@ class TrainPipelineBase:
             self._batches = self._read(dataloader_iter)
         batch = next(self._batches)
         if not self.model.training:
-            return self._forward(batch)[1]
+            seen: Out = self._forward(batch)[1]
+            return seen
         self.optimizer.zero_grad()
+        output: Out
         losses, output = self._forward(batch)
         torch.sum(losses, dim=0).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return output
 
-    def _read(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _read(self, batches: Iterator[In]) -> Iterator[In]:
         """Return the batches on the device."""
         if not self.depth:
             return map(self._moved, batches)
@@ -86,7 +92,7 @@ class TrainPipelineBase:
         return batch.to(self.device, non_blocking=True)
 
 
-class TrainPipelineSparseDist(TrainPipelineBase):
+class TrainPipelineSparseDist(TrainPipelineBase[In, Out]):
     """A pipeline that exchanges the ids of the next batch while a batch computes; arguments as of
     `TrainPipelineBase`.
     """

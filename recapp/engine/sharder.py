@@ -41,7 +41,7 @@ class CollectionSharder:
             None takes the optimiser that was applied in backward to the tables
             (`recapp/optim/table_rule.py`), or else row-wise Adagrad at its default rate.
         qcomm_codecs_registry: What `get_qcomm_codecs_registry` makes of a `QCommsConfig`: vectors
-            and their gradients travel in that type. None sends the compute type.
+            and their gradients travel in that type. None or {} sends the compute type.
         rule: A row rule, or rules by table name or glob (`recapp/optim/rules_by_table.py`), another
             way to say `fused_params`.
 
@@ -71,7 +71,7 @@ class CollectionSharder:
             )
         self.rule: Rules | None = rule if fused_params is None else _named(fused_params)
         self.payload: torch.dtype | None = None
-        if qcomm_codecs_registry is not None:
+        if qcomm_codecs_registry is not None and qcomm_codecs_registry != {}:
             if not hasattr(qcomm_codecs_registry, "payload"):
                 raise ConfigError(
                     f"qcomm_codecs_registry is a {type(qcomm_codecs_registry).__name__}: make it "

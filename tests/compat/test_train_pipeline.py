@@ -110,3 +110,11 @@ def test_another_forward_is_called_instead_of_the_model():
     )
     assert pipeline.progress(iter([torch.tensor([3.0])])) == "output"
     assert weight.item() == 1 - 0.5 * 3
+
+
+class OfTensors(TrainPipelineSparseDist[torch.Tensor, list[torch.Tensor]]):
+    """A pipeline whose types are named, as programs write it."""
+
+
+def test_the_types_of_a_pipeline_may_be_named():
+    assert issubclass(OfTensors, TrainPipelineBase) and OfTensors.depth == 1

@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from recapp.trainer.module import ClickModule
     from recapp.trainer.score_writer import ScoreWriter
     from recapp.trainer.strategy import EmbeddingShardingStrategy
+    from recapp.transport.run_ranks import run_ranks
 
 _HOMES = {
     "AUC": "recapp.metrics",
@@ -142,6 +143,7 @@ _HOMES = {
     "partial_row_wise_lamb": "recapp.optim.rules",
     "read_plan": "recapp.sharding.plan_file",
     "rowwise_adagrad": "recapp.optim.rules",
+    "run_ranks": "recapp.transport.run_ranks",
     "sgd": "recapp.optim.rules",
     "shard_model": "recapp.engine.shard_model",
     "static_table": "recapp.checkpoints.static_table",
@@ -208,6 +210,7 @@ __all__ = [
     "partial_row_wise_lamb",
     "read_plan",
     "rowwise_adagrad",
+    "run_ranks",
     "sgd",
     "shard_model",
     "static_table",

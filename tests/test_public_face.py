@@ -75,6 +75,7 @@ NAMES = [
     "partial_row_wise_lamb",
     "read_plan",
     "rowwise_adagrad",
+    "run_ranks",
     "sgd",
     "shard_model",
     "static_table",

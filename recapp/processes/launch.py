@@ -122,7 +122,7 @@ def launch(
     run = uuid.uuid4().hex[:8]
     logs = config_path.parent / "ranks"
     forwarding = Forwarding(grace, reloads)
-    with _meeting_point(port) as port:
+    with meeting_point(port) as port:
         works = [
             Work(module, config_path, environment)
             for environment in environments_of_ranks(ranks, port, run)
@@ -167,7 +167,7 @@ def _raise_what_ended(signal_number: int, failed: RecappError | Stopped | None) 
 
 
 @contextmanager
-def _meeting_point(port: int) -> Iterator[int]:
+def meeting_point(port: int) -> Iterator[int]:
     """Hold a port for rank 0 inside the `with`, so that nobody else gets it before that listens
     there.
 

@@ -1,0 +1,104 @@
+"""Ranks on this machine by one call, from a notebook, a script or a test:
+
+    def work(rows):
+        return dist.get_rank() * rows
+
+    run_ranks(work, 10, ranks=2)  # [0, 10]
+
+Each rank is a fork of this process (`recapp/processes/forked_calls.py`) that joins the others in a
+process group of gloo before it calls the function.
+"""
+
+import math
+import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from recapp.errors import ConfigError, LaunchError
+from recapp.processes.fork_server import replace_environment
+from recapp.processes.forked_calls import call_in_forks
+from recapp.processes.launch import environments_of_ranks, meeting_point
+from recapp.processes.rank_environment import started_externally
+from recapp.transport.communicator import leave_process_group
+
+Result = TypeVar("Result")
+
+
+def run_ranks(
+    function: Callable[..., Result], *args: Any, ranks: int = 2, timeout: float | None = None
+) -> list[Result]:
+    """Call a function on several ranks of this machine and return what each rank returns.
+
+    Ranks are forks of this process: the function may be defined anywhere, in a cell of a notebook,
+    too, and finds everything as it is here when the ranks start; what it changes stays in its rank.
+    Each computes on one thread, is in a process group of gloo with the others, and begins with the
+    random numbers of this process. What a rank prints is printed here, line by line. If one fails,
+    or Ctrl-C ends this call, all are ended.
+
+    Args:
+        function: What every rank calls; `torch.distributed.get_rank()` tells it which one it is.
+        args: Its arguments. They are not copied for the ranks, which share the memory of this
+            process until they write.
+        ranks: The number of ranks.
+        timeout: The seconds after which ranks that have not returned are ended; None: never.
+
+    Returns:
+        The results in the order of the ranks. They are pickled on their way here: a tensor is
+        copied, a sharded model cannot leave its rank.
+
+    Raises:
+        ConfigError: An argument has a value that it may not have.
+        LaunchError: This process cannot be forked: it is a rank, or has used a GPU. Or a rank has
+            raised an exception (the cause of the error; its traceback is a note), has died, or
+            time was up. Errors of recapp itself keep their class.
+    """
+    if not callable(function):
+        raise ConfigError(f"function={function!r}: give what every rank calls, not its result")
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise ConfigError(f"ranks={ranks!r}: give a whole number from 1 on")
+    if timeout is not None and not (_is_number(timeout) and 0 < timeout < math.inf):
+        raise ConfigError(f"timeout={timeout!r}: give seconds above 0, or None for no limit")
+    _check_this_process()
+    with meeting_point(0) as port:
+        environments = environments_of_ranks(ranks, port, uuid.uuid4().hex[:8])
+        return call_in_forks(
+            [partial(_in_group, each, function, args) for each in environments], timeout
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_this_process() -> None:
+    """Check that this process can be forked into ranks.
+
+    Raises:
+        LaunchError: It cannot.
+    """
+    if started_externally() or dist.is_initialized():
+        raise LaunchError(
+            "run_ranks: this process is a rank already, or has a process group, and starts no "
+            "ranks of its own; call the function itself, or leave the group "
+            "(torch.distributed.destroy_process_group) first"
+        )
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise LaunchError(
+            "run_ranks: this process has used a GPU, and CUDA does not work in its forks; restart "
+            "it (the notebook's kernel) and start ranks before anything is on a GPU"
+        )
+
+
+def _in_group(
+    environment: dict[str, str], function: Callable[..., Result], args: tuple[Any, ...]
+) -> Result:
+    """Call a function as the rank that an environment names."""
+    replace_environment(environment | {"OMP_NUM_THREADS": "1"})
+    dist.init_process_group("gloo")
+    result = function(*args)
+    leave_process_group()
+    return result

@@ -1,0 +1,237 @@
+"""Ranks by one call: `recapp.run_ranks`."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import auto_means
+
+import recapp
+from recapp import run_ranks
+from recapp.errors import ConfigError, LaunchError, PlanError
+
+
+class Found:
+    """A result of a class of this file."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+
+class Refused(Exception):
+    def __init__(self, table, reason):
+        super().__init__(f"{table}: {reason}")
+
+
+def alive(pid):
+    """Whether a process is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_rank_calls_the_function_and_all_results_come_back_in_order(ranks):
+    factor = torch.arange(3.0)  # the function is a closure, as one of a notebook may be
+
+    def work(plus):
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return dist.get_rank(), dist.get_world_size(), total.item(), factor * dist.get_rank() + plus
+
+    results = run_ranks(work, 1, ranks=ranks)
+    assert [result[:3] for result in results] == [(rank, ranks, ranks) for rank in range(ranks)]
+    assert all(torch.equal(r[3], factor * rank + 1) for rank, r in enumerate(results))
+
+
+def test_a_result_may_be_of_a_class_of_the_program_and_large():
+    first, second = run_ranks(lambda: (Found(dist.get_rank()), torch.ones(2_000_000)))
+    assert (first[0].rank, second[0].rank) == (0, 1)
+    assert first[1].sum() == second[1].sum() == 2_000_000
+
+
+def test_what_a_rank_changes_stays_there_and_nothing_of_it_is_left_here():
+    changed = []
+    before = dict(os.environ)
+
+    def work():
+        changed.append(1)
+        os.environ["CHANGED"] = "1"
+        return os.getpid(), len(changed), os.environ["RANK"], torch.get_num_threads()
+
+    results = run_ranks(work)
+    assert [result[1:] for result in results] == [(1, "0", 1), (1, "1", 1)]
+    assert not changed and os.environ == before and not dist.is_initialized()
+    assert not any(alive(pid) for pid, *_ in results)
+
+
+def test_what_ranks_print_is_printed_here_line_by_line(capsys):
+    print("before")
+
+    def work():
+        for line in range(200):
+            print(f"line {line} of rank {dist.get_rank()}")
+        os.write(2, b"from below\n")  # as a library of C prints
+        print("no end", end="")
+
+    run_ranks(work)
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0] == "before" and lines.count("before") == 1
+    assert out.count("no end") == 2 and err == "from below\n" * 2
+    of_rank_1 = [line for line in lines if line.endswith("of rank 1")]
+    assert of_rank_1 == [f"line {line} of rank 1" for line in range(200)]
+
+
+def test_a_model_is_sharded_and_trained_in_ranks_after_this_process_has_computed():
+    torch.ones(512, 512) @ torch.ones(512, 512)  # on the threads that a fork has not
+    table = recapp.EmbeddingBagConfig(
+        name="t", num_embeddings=20, embedding_dim=4, feature_names=["f"]
+    )
+    bags = recapp.EmbeddingBagCollection(tables=[table])
+    batch = recapp.KeyedJaggedTensor(["f"], [1, 7, 7], lengths=[2, 1])
+
+    def work():
+        sharded = recapp.DistributedModelParallel(bags)
+        pooled = sharded(batch).values()
+        pooled.sum().backward()
+        return pooled.detach(), recapp.gathered_state_dict(sharded)
+
+    with auto_means("torch"):  # others would be compiled first
+        (first, whole), (second, _) = run_ranks(work)
+    assert torch.equal(first, bags(batch).values()) and torch.equal(first, second)
+    (moved,) = whole.values()
+    weight = bags.embedding_bags["t"].weight
+    assert (moved != weight).any(1).nonzero().flatten().tolist() == [1, 7]
+
+
+def test_an_exception_of_a_rank_is_raised_with_its_rank_and_traceback_and_ends_the_others(tmp_path):
+    def fail_in_a_function_of_this_name():
+        raise ValueError("no such row")
+
+    def work():
+        (tmp_path / str(dist.get_rank())).write_text(str(os.getpid()))
+        dist.barrier()
+        if dist.get_rank() == 1:
+            fail_in_a_function_of_this_name()
+        time.sleep(60)
+
+    begin = time.monotonic()
+    with pytest.raises(LaunchError) as caught:
+        run_ranks(work)
+    assert time.monotonic() - begin < 30
+    assert str(caught.value) == "rank 1 of 2 raised ValueError: no such row"
+    assert isinstance(caught.value.__cause__, ValueError)
+    (note,) = caught.value.__notes__
+    assert "in rank 1 of 2:" in note and "fail_in_a_function_of_this_name" in note
+    assert not any(alive(int((tmp_path / str(rank)).read_text())) for rank in range(2))
+
+
+def test_recapps_own_errors_keep_their_class():
+    def work():
+        raise PlanError("plan x: no such table")
+
+    with pytest.raises(PlanError) as caught:
+        run_ranks(work, ranks=1)
+    assert str(caught.value) == "rank 0 of 1: plan x: no such table"
+
+
+def test_the_rank_is_named_that_failed_and_not_one_that_waited_for_it():
+    def work():
+        dist.barrier()
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+    with pytest.raises(LaunchError, match=r"^rank 1 of 2 was ended by SIGKILL; the system does"):
+        run_ranks(work)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda: os._exit(3), "ended with exit code 3 before its function returned"),
+        (lambda: sys.exit(4), "raised SystemExit: 4"),
+        (lambda: (each for each in []), "returned a generator, which cannot be sent back"),
+        (lambda: (_ for _ in ()).throw(Refused("t", "full")), "raised Refused: t: full"),
+    ],
+)
+def test_a_rank_without_a_result_is_one_line(function, says):
+    with pytest.raises(LaunchError) as caught:
+        run_ranks(function, ranks=1)
+    assert str(caught.value).startswith(f"rank 0 of 1 {says}") and "\n" not in str(caught.value)
+
+
+def test_ranks_that_take_longer_than_the_timeout_are_ended():
+    with pytest.raises(LaunchError, match=r"^timeout=0.5: rank 0 of 2 and rank 1 of 2 took longer"):
+        run_ranks(time.sleep, 60, timeout=0.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"ranks": 0}, "ranks=0: give a whole number from 1 on"),
+        ({"ranks": True}, "ranks=True: give a whole number"),
+        ({"ranks": "2"}, "ranks='2': give a whole number"),
+        ({"timeout": 0}, "timeout=0: give seconds above 0, or None"),
+        ({"timeout": "1"}, "timeout='1': give seconds above 0"),
+        ({"timeout": float("nan")}, "timeout=nan: give seconds above 0"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(arguments, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        run_ranks(print, **arguments)
+
+
+def test_what_cannot_be_called_is_refused():
+    with pytest.raises(ConfigError, match=r"^function=3: give what every rank calls"):
+        run_ranks(3)
+
+
+def test_a_rank_starts_no_ranks():
+    with pytest.raises(LaunchError, match=r"^rank [01] of 2: run_ranks: this process is a rank"):
+        run_ranks(lambda: run_ranks(print))
+
+
+def test_a_process_that_has_used_a_gpu_starts_no_ranks(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(LaunchError, match=r"^run_ranks: this process has used a GPU"):
+        run_ranks(print)
+
+
+INTERRUPTED = """
+import os, sys, time
+from recapp import run_ranks
+
+def work():
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+
+try:
+    run_ranks(work)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_ends_all_ranks_and_only_this_process_hears_of_it():
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", INTERRUPTED],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    pids = [int(process.stdout.readline()) for _ in range(2)]
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to all of the group
+    out, err = process.communicate(timeout=60)
+    assert (out, err, process.returncode) == ("interrupted\n", "", 0)
+    assert not any(alive(pid) for pid in pids)

@@ -472,7 +472,7 @@ class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollectio
 
     def _dynamic(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> UnshardedCollection:
         return EmbeddingCollection(
-            list(tables.values()), _device_of(given), given.need_indices, given.seed
+            list(tables.values()), _device_of(given), given.need_indices(), given.seed
         )
 
 

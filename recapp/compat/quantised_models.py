@@ -171,7 +171,7 @@ def _meta_twin(
     tables = collection.tables()
     seed = seeds.get(tables[0].name, 0)
     if isinstance(collection, EmbeddingCollection | ShardedEmbeddingCollection):
-        return EmbeddingCollection(tables, meta, collection.need_indices, seed)
+        return EmbeddingCollection(tables, meta, collection.need_indices(), seed)
     assert isinstance(collection, EmbeddingBagCollection | ShardedEmbeddingBagCollection)
     weighted = collection.is_weighted()
     made = EmbeddingBagCollection(tables, weighted, meta, seed, lookups=collection.lookups)

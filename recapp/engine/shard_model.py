@@ -182,7 +182,7 @@ def _check_shared(together: Mapping[torch.dtype, Sequence[UnshardedCollection]])
 
 def _twin(collection: UnshardedCollection, shared: ShardedTables, number: int) -> ShardedCollection:
     if isinstance(collection, EmbeddingCollection):
-        return ShardedEmbeddingCollection(shared, number, collection.need_indices)
+        return ShardedEmbeddingCollection(shared, number, collection.need_indices())
     assert isinstance(collection, EmbeddingBagCollection)
     twin = ShardedEmbeddingBagCollection(shared, number)
     twin.leave_room(collection.room)

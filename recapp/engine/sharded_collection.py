@@ -45,6 +45,11 @@ class ShardedCollection(nn.Module):
         """Return the type that is computed in and handed out."""
         return self.shared.dtype
 
+    @property
+    def device(self) -> torch.device:
+        """Return the device of this rank, where outputs are."""
+        return self.shared.comm.device
+
     def tables(self) -> list[EmbeddingConfig]:
         """Return the tables, in order."""
         return list(self._tables)

@@ -28,6 +28,10 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         """Return whether rows are multiplied by sample weights; None where batches decide."""
         return self.shared.members[self.member].is_weighted
 
+    def embedding_bag_configs(self) -> list[EmbeddingConfig]:
+        """Return the tables, in order, as TorchRec's method does."""
+        return self.tables()
+
     @property
     def width(self) -> int:
         """Return the columns of a sample's vectors."""

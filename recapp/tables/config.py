@@ -9,7 +9,7 @@ value that depends on nothing but (seed, table, row, column) (`recapp/tables/ini
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -296,6 +296,15 @@ def table_config(**values: Any) -> EmbeddingConfig:
     return EmbeddingBagConfig(**values)
 
 
+def sequence_table(table: EmbeddingConfig) -> EmbeddingConfig:
+    """Return a table as an `EmbeddingCollection` has it: without the pooling of its bags."""
+    if not isinstance(table, EmbeddingBagConfig):
+        return table
+    return EmbeddingConfig(
+        **{f.name: getattr(table, f.name) for f in fields(EmbeddingConfig) if f.init}
+    )
+
+
 def check_max_key(table: EmbeddingConfig, max_key: int) -> None:
     """Check that the keys up to a largest one fit into a table.
 
@@ -331,6 +340,21 @@ def member(kind: type[E], value: str, setting: str) -> E:
         raise ConfigError(f"{setting}={value}: {suggest(value, known)}") from None
 
 
+def common_dim(tables: Sequence[EmbeddingConfig]) -> int:
+    """Return the columns D of tables that all have as many.
+
+    Raises:
+        ConfigError: They are of several widths.
+    """
+    dims = {t.embedding_dim for t in tables}
+    if len(dims) > 1:
+        raise ConfigError(
+            f"embedding_dim(): tables are {', '.join(map(str, sorted(dims)))} columns wide, which "
+            "TorchRec refuses: read embedding_configs()[i].embedding_dim"
+        )
+    return dims.pop()
+
+
 def check_tables(tables: Sequence[EmbeddingConfig]) -> None:
     """Check that there is at least one table and that table names are unique.
 
@@ -338,7 +362,10 @@ def check_tables(tables: Sequence[EmbeddingConfig]) -> None:
         ConfigError: They are not; it names the table.
     """
     if not tables:
-        raise ConfigError("tables is empty: an embedding collection needs at least one table")
+        raise ConfigError(
+            "tables is empty: an embedding collection needs at least one table (TorchRec makes one "
+            "without, whose bags cannot be called)"
+        )
     names = [t.name for t in tables]
     for name in names:
         if names.count(name) > 1:

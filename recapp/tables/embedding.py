@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.errors import ConfigError
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, check_tables
+from recapp.tables.config import EmbeddingConfig, check_tables, common_dim, sequence_table
 from recapp.tables.dynamic import keys_of
 from recapp.tables.ids import Rows
-from recapp.tables.lookups import TableLookup, lookups_of
+from recapp.tables.lookups import TableLookup, lookups_of, outputs_by_table
 from recapp.tables.unsharded_collection import UnshardedCollection
 
 
@@ -29,14 +28,16 @@ class EmbeddingCollection(UnshardedCollection):
     """Looks up a vector for every id: KeyedJaggedTensor -> a JaggedTensor of vectors per feature.
 
     Args:
-        tables: Their order and the order of their features is the order of the output.
+        tables: Their order and the order of their features is the order of the output. Of an
+            `EmbeddingBagConfig` the pooling has no meaning here.
         device: The device of the tables; `torch.device("meta")` allocates none yet.
         need_indices: Whether the weights of an output are the rows that were looked up: the ids
             themselves where the table's id rule is `error` or it is dynamic.
         seed: The seed of the start values (`recapp/tables/initial.py`).
+        sparse: As of `EmbeddingBagCollection`.
 
     Raises:
-        ConfigError: There are no tables, two of one name, or one that is pooled.
+        ConfigError: There are no tables, or two of one name, or a table has no sparse gradients.
     """
 
     tables_of = "embeddings"
@@ -47,20 +48,38 @@ class EmbeddingCollection(UnshardedCollection):
         device: torch.device | str | None = None,
         need_indices: bool = False,
         seed: int = 0,
+        *,
+        sparse: bool = False,
     ) -> None:
         check_tables(tables)
-        for t in tables:
-            if isinstance(t, EmbeddingBagConfig):
-                raise ConfigError(
-                    f"table {t.name} is an EmbeddingBagConfig, whose bags are pooled: give an "
-                    "EmbeddingCollection an EmbeddingConfig, or make an EmbeddingBagCollection"
-                )
-        super().__init__(tables, lookups_of(tables), device, seed, False, _embedding)
-        self.need_indices = need_indices
+        made = [sequence_table(t) for t in tables]
+        super().__init__(made, lookups_of(made), device, seed, False, sparse)
+        self._need_indices = need_indices
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """Return the tables, in order, as TorchRec's method does."""
         return self.tables()
+
+    def need_indices(self) -> bool:
+        """Return whether the weights of an output are the rows that were looked up."""
+        return self._need_indices
+
+    def embedding_dim(self) -> int:
+        """Return the columns D of every table.
+
+        Raises:
+            ConfigError: The tables are of several widths, which TorchRec's cannot be.
+        """
+        return common_dim(self._tables)
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """Return the outputs of each table, in the order of the tables."""
+        return outputs_by_table(self.lookups)
+
+    def module_of(self, weight_RD: Tensor) -> nn.Embedding:
+        """Return torch's module of a table's rows."""
+        rows, columns = weight_RD.shape
+        return nn.Embedding(rows, columns, sparse=self.sparse, _weight=weight_RD)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Look up every id.
@@ -79,10 +98,12 @@ class EmbeddingCollection(UnshardedCollection):
         self._check_has_rows()
         rows = self.id_rules(features)
         vectors = [
-            nn.functional.embedding(row_N, self.weight(x.table.name), sparse=True).to(self.dtype)
+            nn.functional.embedding(row_N, self.weight(x.table.name), sparse=self.sparse).to(
+                self.dtype
+            )
             for x, row_N in zip(self.lookups, torch.split(rows.rows_L, rows.per_F), strict=True)
         ]
-        return sequences(self.lookups, vectors, rows, self.need_indices)
+        return sequences(self.lookups, vectors, rows, self._need_indices)
 
 
 def sequences(
@@ -106,8 +127,3 @@ def sequences(
             indices_L = row_L.long() if x.table.dynamic is None else keys_of(row_L)
         made[x.output] = JaggedTensor.unchecked(vectors_LD, indices_L, lengths_B)
     return made
-
-
-def _embedding(table: EmbeddingConfig, weight_RD: Tensor) -> nn.Embedding:
-    rows, columns = weight_RD.shape
-    return nn.Embedding(rows, columns, sparse=True, _weight=weight_RD)

@@ -36,10 +36,13 @@ class EmbeddingBagCollection(UnshardedCollection):
         seed: The seed of the start values (`recapp/tables/initial.py`).
         lookups: What is looked up, in the order of the output, where that is more than a table's
             own pooling for each of its features; None takes those.
+        sparse: Whether gradients of the tables are sparse, of the rows that were read alone, as
+            `torch.optim.SparseAdam` needs them. Else they are whole tables, as in TorchRec, which
+            any optimiser and `clip_grad_norm_` take.
 
     Raises:
         ConfigError: There are no tables, or two of one name, or lookups do not fit them; or
-            `is_weighted` is no truth value.
+            `is_weighted` is no truth value, or a table has no sparse gradients.
     """
 
     tables_of = "embedding_bags"
@@ -52,6 +55,7 @@ class EmbeddingBagCollection(UnshardedCollection):
         seed: int = 0,
         *,
         lookups: Sequence[TableLookup] | None = None,
+        sparse: bool = False,
     ) -> None:
         check_tables(tables)
         if not isinstance(is_weighted, bool | None):
@@ -68,12 +72,17 @@ class EmbeddingBagCollection(UnshardedCollection):
                     "make the table an EmbeddingBagConfig, or for sequences the collection an "
                     "EmbeddingCollection"
                 )
-        super().__init__(tables, read, device, seed, is_weighted, _bag)
+        super().__init__(tables, read, device, seed, is_weighted, sparse)
         self.room = 0
 
     def embedding_bag_configs(self) -> list[EmbeddingConfig]:
         """Return the tables, in order, as TorchRec's method does."""
         return self.tables()
+
+    def module_of(self, weight_RD: Tensor) -> nn.EmbeddingBag:
+        """Return torch's module of a table's rows."""
+        rows, columns = weight_RD.shape
+        return nn.EmbeddingBag(rows, columns, mode="sum", sparse=self.sparse, _weight=weight_RD)
 
     def leave_room(self, columns: int) -> None:
         """Remember the number of columns for the sharded collection that replaces this one.
@@ -123,7 +132,7 @@ class EmbeddingBagCollection(UnshardedCollection):
                 mode="sum",
                 include_last_offset=True,
                 per_sample_weights=weights_N,
-                sparse=True,
+                sparse=self.sparse,
             )
             if lookup.pooling is PoolingType.MEAN:
                 pooled_BD = pooled_BD * lengths_B.clamp(min=1).to(self.dtype).reciprocal()[:, None]
@@ -131,8 +140,3 @@ class EmbeddingBagCollection(UnshardedCollection):
         return KeyedTensor(
             [x.output for x in self.lookups], [x.columns for x in self.lookups], torch.cat(parts, 1)
         )
-
-
-def _bag(table: EmbeddingConfig, weight_RD: Tensor) -> nn.EmbeddingBag:
-    rows, columns = weight_RD.shape
-    return nn.EmbeddingBag(rows, columns, mode="sum", sparse=True, _weight=weight_RD)

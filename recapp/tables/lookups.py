@@ -109,6 +109,14 @@ def lookups_of(tables: Sequence[EmbeddingConfig]) -> tuple[TableLookup, ...]:
     )
 
 
+def outputs_by_table(lookups: Sequence[TableLookup]) -> list[list[str]]:
+    """Return the names of the outputs of each table, in the order in which tables are met."""
+    found: dict[str, list[str]] = {}
+    for lookup in lookups:
+        found.setdefault(lookup.table.name, []).append(lookup.output)
+    return list(found.values())
+
+
 def check_lookups(tables: Sequence[EmbeddingConfig], lookups: Sequence[TableLookup]) -> None:
     """Check that lookups read these tables by their features, into outputs of different names.
 

@@ -2,6 +2,7 @@
 and the start values of these.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -30,7 +31,7 @@ class UnshardedCollection(nn.Module):
         device: The device of the tables; `torch.device("meta")` allocates none yet.
         seed: The seed of the start values (`recapp/tables/initial.py`).
         is_weighted: As of `IdRules`.
-        make: Makes the module of a table of its weight.
+        sparse: Whether gradients of the tables are sparse.
     """
 
     tables_of: ClassVar[str]
@@ -43,19 +44,25 @@ class UnshardedCollection(nn.Module):
         device: torch.device | str | None,
         seed: int,
         is_weighted: bool | None,
-        make: Callable[[EmbeddingConfig, Tensor], nn.Module],
+        sparse: bool,
     ) -> None:
         super().__init__()
         self._tables = list(tables)
         self.lookups = tuple(lookups)
         self.seed = seed
-        modules = {t.name: make(t, _without_values(t, device)) for t in tables}
+        self.sparse = sparse
+        modules = {t.name: self.module_of(_without_values(t, device)) for t in tables}
         setattr(self, self.tables_of, ModuleByName(modules))
         self._is_weighted = is_weighted
         self.id_rules = IdRules(self.lookups, is_weighted=is_weighted)
         self.dtype = compute_dtype(tables)
+        self._check_sparse()
         self.register_load_state_dict_pre_hook(_take_rows)  # type: ignore[no-untyped-call]
         self.reset_parameters()
+
+    @abstractmethod
+    def module_of(self, weight_RD: Tensor) -> nn.Module:
+        """Return torch's module of a table's rows."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move or convert the tables, as `to`, `cuda` and `half` do.
@@ -87,6 +94,11 @@ class UnshardedCollection(nn.Module):
         """Return the tables, in order."""
         return list(self._tables)
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the tables."""
+        return self.weight(self._tables[0].name).device
+
     def store_as(self, data_types: Mapping[str, DataType]) -> None:
         """Say how rows will be stored where they are made, of tables on the meta device. The type
         that is computed in stays.
@@ -114,6 +126,19 @@ class UnshardedCollection(nn.Module):
     def holder_of(self, table: str) -> object:
         """Return a table's weight: collections that have one in common share the table."""
         return self.weight(table)
+
+    def _check_sparse(self) -> None:
+        """Check that torch has sparse gradients of the tables, where those are asked for.
+
+        Raises:
+            ConfigError: It has none of a table.
+        """
+        for t in self._tables:
+            if self.sparse and t.data_type.dtype != self.dtype:
+                raise ConfigError(
+                    f"tables.{t.name}.data_type={t.data_type}: torch has sparse gradients only of "
+                    f"rows in the type that is computed in, {self.dtype}: leave sparse out"
+                )
 
     def _check_has_rows(self) -> None:
         """Check that the tables have their rows here.

@@ -74,10 +74,10 @@ class Model(nn.Module):
         first, second = bag_tables(dynamic)
         concat = TableLookup(second, "c", "c side by side", PoolingType.CONCAT, hotness=3)
         lookups = (*lookups_of([second]), concat)
-        self.wide = EmbeddingBagCollection([first], None, seed=seed)
-        self.deep = EmbeddingBagCollection([second], None, seed=seed, lookups=lookups)
+        self.wide = EmbeddingBagCollection([first], None, seed=seed, sparse=True)
+        self.deep = EmbeddingBagCollection([second], None, seed=seed, lookups=lookups, sparse=True)
         self.sequences = EmbeddingCollection(
-            sequence_tables(tied, dynamic), need_indices=True, seed=seed + 1
+            sequence_tables(tied, dynamic), need_indices=True, seed=seed + 1, sparse=True
         )
         if tied:
             self.sequences.embeddings["users"].weight = self.wide.embedding_bags["users"].weight

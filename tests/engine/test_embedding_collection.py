@@ -78,6 +78,19 @@ def test_a_model_is_a_collection_of_sequences():
     assert "words: 20 x 4" in repr(model)
 
 
+def test_sharded_collections_say_what_they_look_up_as_unsharded_ones_do():
+    model = sharded()
+    plain = Both()
+    sequences = model.sequences
+    assert sequences.need_indices() == plain.sequences.need_indices()
+    assert sequences.embedding_configs() == plain.sequences.embedding_configs()
+    assert sequences.embedding_dim() == plain.sequences.embedding_dim() == 4
+    names = plain.sequences.embedding_names_by_table()
+    assert sequences.embedding_names_by_table() == names
+    assert model.bags.embedding_bag_configs() == plain.bags.embedding_bag_configs()
+    assert model.bags.device == sequences.device == torch.device("cpu")
+
+
 def test_the_planner_plans_sequences_in_rows_asked_once():
     model = Both()
     plan = EmbeddingShardingPlanner(Topology(2)).plan(model)

@@ -76,7 +76,7 @@ class Mixture(nn.Module):
             if self.rng.random() < 0.4
         ]
         lookups = (*lookups_of(tables), *concats)
-        return EmbeddingBagCollection(tables, None, seed=self.start, lookups=lookups)
+        return EmbeddingBagCollection(tables, None, seed=self.start, lookups=lookups, sparse=True)
 
     def _sequences(self, number):
         made = [EmbeddingConfig(**table) for table in self._tables(number)]
@@ -89,7 +89,7 @@ class Mixture(nn.Module):
                     features = {"feature_names": t.feature_names, "data_type": "fp64"}
                     made.append(EmbeddingConfig(name=t.name, **size, **features))
                     tied[t.name] = part.weight(t.name)
-        collection = EmbeddingCollection(made, seed=self.start)
+        collection = EmbeddingCollection(made, seed=self.start, sparse=True)
         for name, weight in tied.items():
             collection.embeddings[name].weight = weight
         return collection

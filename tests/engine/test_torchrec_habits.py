@@ -107,7 +107,9 @@ def as_unsharded(comm, kind, arguments):
     model = DistributedModelParallel(
         applied(head(data_type="fp64"), kind, **arguments), comm.group, plan=plan
     )
-    oracle = applied(Head(EmbeddingBagCollection(tables=tables, seed=3)), kind, **arguments)
+    oracle = applied(
+        Head(EmbeddingBagCollection(tables=tables, seed=3, sparse=True)), kind, **arguments
+    )
     for number in range(3):
         model(batch_of(tables, 6, 10 * number + comm.rank)).sum().backward()
         (

@@ -197,7 +197,7 @@ class Oracle:
     def __init__(self, case, seed):
         self.case = case
         self.model = EmbeddingBagCollection(
-            case.tables, is_weighted=None, seed=seed, lookups=case.lookups
+            case.tables, is_weighted=None, seed=seed, lookups=case.lookups, sparse=True
         )
         self.optimizers = {
             t.name: self._optimizer(rule_of(case.rule, t.name), [self.model.weight(t.name)])

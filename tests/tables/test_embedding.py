@@ -55,6 +55,27 @@ def test_dropped_ids_leave_their_bags():
     assert torch.equal(found.values(), collection.weight("t")[[1, 3, 2]])
 
 
+def test_a_collection_says_what_it_looks_up():
+    collection = EmbeddingCollection([table(), table("u", features=["a", "b"])], need_indices=True)
+    assert collection.need_indices() and not EmbeddingCollection([table()]).need_indices()
+    assert collection.embedding_dim() == 3
+    assert collection.embedding_names_by_table() == [["a@t"], ["a@u", "b"]]
+    assert collection.device == torch.device("cpu")
+    assert EmbeddingCollection([table()], device="meta").device == torch.device("meta")
+    with pytest.raises(ConfigError, match=r"embedding_dim\(\): tables are 3, 5 columns wide"):
+        EmbeddingCollection([table(), table("wide", dim=5)]).embedding_dim()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradients_of_sequences_are_whole_tables_unless_sparse_ones_are_asked_for(sparse):
+    collection = EmbeddingCollection([table()], sparse=sparse)
+    collection(features_of(a=[[7], [2, 2]]))["a"].values().sum().backward()
+    gradient = collection.weight("t").grad
+    assert gradient.is_sparse == sparse == collection.embeddings["t"].sparse
+    expected = torch.zeros(10, 3).index_add(0, torch.tensor([7, 2, 2]), torch.ones(3, 3))
+    assert torch.equal(gradient.to_dense() if sparse else gradient, expected)
+
+
 def test_start_values_are_those_of_a_collection_of_bags():
     bags = EmbeddingBagConfig(
         name="t", num_embeddings=10, embedding_dim=3, feature_names=["a"], pooling="sum"
@@ -63,14 +84,23 @@ def test_start_values_are_those_of_a_collection_of_bags():
     assert torch.equal(start, EmbeddingCollection([table()], seed=4).weight("t"))
 
 
-def test_a_pooled_table_is_no_table_of_sequences():
+def test_the_pooling_of_a_table_of_bags_has_no_meaning_for_sequences():
     bags = EmbeddingBagConfig(
-        name="t", num_embeddings=10, embedding_dim=3, feature_names=["a"], pooling="sum"
+        name="t",
+        num_embeddings=10,
+        embedding_dim=3,
+        feature_names=["a"],
+        pooling="mean",
+        data_type="fp64",
+        min_key=2,
     )
-    with pytest.raises(
-        ConfigError, match="table t is an EmbeddingBagConfig, whose bags are pooled"
-    ):
-        EmbeddingCollection([bags])
+    collection = EmbeddingCollection([bags])
+    assert collection.embedding_configs() == [table(data_type="fp64", min_key=2)]
+    vectors = collection(features_of(a=[[5, 4], []]))["a"].values()
+    assert torch.equal(vectors, collection.weight("t")[[3, 2]])
+
+
+def test_bags_that_are_no_bags_are_refused():
     with pytest.raises(ConfigError, match="pooling=none: must be sum or mean; for sequences"):
         EmbeddingBagConfig(
             name="t", num_embeddings=10, embedding_dim=3, feature_names=["a"], pooling="none"

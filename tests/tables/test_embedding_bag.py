@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from recapp.console import note_once
 from recapp.errors import ConfigError
@@ -95,6 +96,53 @@ def test_rows_and_weights_get_the_gradients_worked_out_by_hand(pooling):
     torch.testing.assert_close(
         kjt.weights().grad, torch.stack([*expected, *[torch.tensor(0.0, dtype=torch.float64)] * 4])
     )
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradients_are_whole_tables_unless_sparse_ones_are_asked_for(sparse):
+    collection = EmbeddingBagCollection(tables("sum", "fp32"), seed=1, sparse=sparse)
+    collection(batch(False)).values().sum().backward()
+    for bag in collection.embedding_bags.values():
+        assert bag.weight.grad.is_sparse == sparse == bag.sparse
+    gradient = collection.weight("u").grad
+    read = (gradient.to_dense() if sparse else gradient)[:, 0]
+    assert read.tolist() == [0, 1, 2, 0, 1, 0]
+
+
+def test_rows_that_are_converted_have_dense_gradients_only():
+    collection = EmbeddingBagCollection(tables("sum", "fp16"), seed=1)
+    collection(batch(False)).values().sum().backward()
+    assert collection.weight("u").grad[:, 0].tolist() == [0, 1, 2, 0, 1, 0]
+    with pytest.raises(ConfigError, match=r"data_type=fp16: torch has sparse gradients on"):
+        EmbeddingBagCollection(tables("sum", "fp16"), sparse=True)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.SGD]
+)
+def test_any_optimiser_trains_the_tables_behind_a_clipped_norm(optimizer):
+    collection = EmbeddingBagCollection(tables("sum", "fp32"), seed=1)
+    twins = [nn.Parameter(p.detach().clone()) for p in collection.parameters()]
+    ours = optimizer(collection.parameters(), lr=0.1)
+    plain = optimizer(twins, lr=0.1)
+    for _ in range(2):
+        ours.zero_grad()
+        collection(batch(False)).values().square().sum().backward()
+        for p, twin in zip(collection.parameters(), twins, strict=True):
+            twin.grad = p.grad.clone()
+        nn.utils.clip_grad_norm_(collection.parameters(), 0.5)
+        nn.utils.clip_grad_norm_(twins, 0.5)
+        ours.step()
+        plain.step()
+    for p, twin in zip(collection.parameters(), twins, strict=True):
+        assert torch.equal(p, twin)
+    total = sum(p.grad.square().sum() for p in collection.parameters()).sqrt()
+    torch.testing.assert_close(total, torch.tensor(0.5), rtol=1e-4, atol=0)
+
+
+def test_the_device_is_that_of_the_tables():
+    assert EmbeddingBagCollection(tables("sum", "fp32")).device == torch.device("cpu")
+    assert EmbeddingBagCollection(tables("sum", "fp32"), device="meta").device.type == "meta"
 
 
 def test_an_unweighted_collection_ignores_weights_and_says_so_once(capsys):

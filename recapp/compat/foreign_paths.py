@@ -96,7 +96,11 @@ def found(path: str, name: str) -> Any:
 
     Raises:
         AttributeError: The table has neither.
+        ImportError: The name stays out on purpose; the message says what to do instead.
     """
+    whole = f"{ROOT}.{path}".removesuffix(".")
+    if name in _ABSENT.get(path, {}):
+        raise ImportError(f"{whole}.{name}: {_ABSENT[path][name]}", name=whole)
     home = _NAMES.get(path, {}).get(name)
     if home is not None:
         module, _, target = home.partition(":")
@@ -104,7 +108,6 @@ def found(path: str, name: str) -> Any:
     below = f"{path}.{name}".removeprefix(".")
     if below in _PATHS:
         return import_module(f"{ROOT}.{below}")
-    whole = f"{ROOT}.{path}".removesuffix(".")
     raise AttributeError(f"module {whole!r} has no attribute {name!r}")
 
 
@@ -134,9 +137,10 @@ def _read(table: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 _NAMES = _read(torchrec_names.NAMES | hugectr_names.NAMES)
+_ABSENT = _read(torchrec_names.ABSENT)
 _PATHS = {
     ".".join(parts[: count + 1])
-    for path in _NAMES
+    for path in (*_NAMES, *_ABSENT)
     for parts in [path.split(".")]
     for count in range(len(parts))
     if path

@@ -9,12 +9,17 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
+import torch.distributed as dist
+from torch import nn
+
+from recapp.compat.bandwidths import hardware_of_bandwidths
+from recapp.compat.module_helpers import gb_to_bytes
 from recapp.console import note, note_once
 from recapp.errors import ConfigError
 from recapp.planner import constraints as recapp_constraints
 from recapp.planner import embedding_planner
 from recapp.planner import topology as recapp_topology
-from recapp.planner.problem import Dense, PlanningProblem
+from recapp.planner.problem import Dense, PlanningProblem, dense_of
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import BUILT_IN, ShardingType
 
@@ -35,8 +40,12 @@ def Topology(
     compute_device: str,
     hbm_cap: int | None = None,
     ddr_cap: int | None = None,
-    *,
     local_world_size: int | None = None,
+    *,
+    hbm_mem_bw: float | None = None,
+    ddr_mem_bw: float | None = None,
+    intra_host_bw: float | None = None,
+    inter_host_bw: float | None = None,
     **others: Any,
 ) -> recapp_topology.Topology:
     """Return the topology of some ranks.
@@ -47,17 +56,33 @@ def Topology(
         hbm_cap: Bytes of each rank for tables on GPUs.
         ddr_cap: Bytes of each rank for tables on CPUs.
         local_world_size: Ranks of a host; None puts all of them on one.
-        others: None. Bandwidths are measured: `python -m recapp.plan calibrate`.
+        hbm_mem_bw: Bytes a millisecond of a GPU's memory; None of all four takes those of the
+            device's default hardware (`recapp/compat/bandwidths.py`).
+        ddr_mem_bw: The same of a CPU rank's memory.
+        intra_host_bw: Bytes a millisecond between ranks of one host.
+        inter_host_bw: The same between ranks of two hosts.
+        others: None. What else steps cost is measured: `python -m recapp.plan calibrate`.
 
     Raises:
-        ConfigError: Another argument, or ranks that do not fill hosts.
+        ConfigError: Another argument, ranks that do not fill hosts, or no bandwidth.
     """
-    _refuse_others("Topology", others, "bandwidths are measured: python -m recapp.plan calibrate")
+    _refuse_others(
+        "Topology", others, "what steps cost is measured: python -m recapp.plan calibrate"
+    )
     cap = hbm_cap if compute_device == "cuda" else ddr_cap
     return recapp_topology.Topology(
         world_size,
         compute_device=compute_device,
         memory_bytes=None if cap is None else [cap] * world_size,
+        hardware=hardware_of_bandwidths(
+            compute_device,
+            {
+                "hbm_mem_bw": hbm_mem_bw,
+                "ddr_mem_bw": ddr_mem_bw,
+                "intra_host_bw": intra_host_bw,
+                "inter_host_bw": inter_host_bw,
+            },
+        ),
         local_world_size=local_world_size,
     )
 
@@ -137,6 +162,73 @@ class FixedPercentageStorageReservation:
         """Return what the dense part of a model needs beside the share."""
         return 0
 
+    def reserve(
+        self,
+        topology: recapp_topology.Topology,
+        batch_size: int,
+        module: nn.Module,
+        sharders: Sequence[Any],
+        constraints: Mapping[str, recapp_constraints.ParameterConstraints] | None = None,
+    ) -> recapp_topology.Topology:
+        """Return the ranks with what tables must leave free for a model.
+
+        Args:
+            topology: The ranks; it must have a cap.
+            batch_size: Not needed: the share stands for batches and messages as well.
+            module: The model, whose dense part is counted.
+            sharders: Not needed.
+            constraints: Not needed.
+
+        Raises:
+            ConfigError: The topology has no cap.
+        """
+        if topology.memory_bytes is None:
+            raise ConfigError(
+                "storage_reservation: the topology has no cap to reserve from: "
+                "Topology(..., hbm_cap=bytes), or ddr_cap on CPUs"
+            )
+        return self.reserved(topology, dense_of(module))
+
+    def reserved(
+        self, topology: recapp_topology.Topology, dense: Dense
+    ) -> recapp_topology.Topology:
+        """Return ranks of known memory with what tables must leave free.
+
+        Args:
+            topology: The ranks.
+            dense: The part of the model that is not sharded.
+        """
+        share = int(self.percentage * min(topology.memory_bytes or [0]))
+        return replace(topology, reserve_bytes=share + self.dense_bytes(dense))
+
+
+class FixedAbsoluteStorageReservation(FixedPercentageStorageReservation):
+    """Memory that is not given to tables, in bytes of each rank.
+
+    Args:
+        hbm_reserved_bytes: The bytes; of a CPU rank where the topology is of CPUs.
+
+    Raises:
+        ConfigError: A negative number.
+    """
+
+    def __init__(self, hbm_reserved_bytes: int) -> None:
+        if hbm_reserved_bytes < 0:
+            raise ConfigError(
+                f"storage_reservation: hbm_reserved_bytes={hbm_reserved_bytes}: must be at least 0"
+            )
+        super().__init__(0.0)
+        self.reserved_bytes = hbm_reserved_bytes
+
+    @classmethod
+    def from_gb(cls, hbm_reserved_gb: float) -> "FixedAbsoluteStorageReservation":
+        """Return a reservation of so many GiB, which TorchRec calls GB."""
+        return cls(gb_to_bytes(hbm_reserved_gb))
+
+    def dense_bytes(self, dense: Dense) -> int:
+        """Return what is left free, whatever the dense part of a model needs."""
+        return self.reserved_bytes
+
 
 class HeuristicalStorageReservation(FixedPercentageStorageReservation):
     """A share of the memory, and several times the dense parameters: their gradients, the state
@@ -214,6 +306,21 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
         self.storage_reservation = storage_reservation
         self.debug = debug
 
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: Sequence[Any] | None = None,
+        pg: "dist.ProcessGroup | None" = None,
+    ) -> ShardingPlan:
+        """Plan on rank 0 and return that plan on every rank; every rank calls it.
+
+        Args:
+            module: The model, or a collection.
+            sharders: As of `DistributedModelParallel`.
+            pg: The ranks; None takes the default group, or this process alone.
+        """
+        return super().collective_plan(module, sharders, pg)
+
     def plan_problem(self, found: PlanningProblem) -> ShardingPlan:
         """Return the best plan for what a run has found; arguments as of recapp's planner."""
         made = super().plan_problem(found)
@@ -233,8 +340,7 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
                 "Topology(..., hbm_cap=bytes), or ddr_cap on CPUs"
             )
             return topology
-        share = int(reservation.percentage * min(topology.memory_bytes))
-        return replace(topology, reserve_bytes=share + reservation.dense_bytes(problem.dense))
+        return reservation.reserved(topology, problem.dense)
 
 
 def _refuse_others(what: str, given: Mapping[str, Any], why: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from recapp.compat.parameter_sharding import check_device, check_kernel
 from recapp.errors import PlanError
 from recapp.sharding import sharding_plan
 from recapp.sharding.sharding_plan import Shard, TableSharding
@@ -32,12 +33,14 @@ class EmbeddingModuleShardingPlan(dict[str, TableSharding]):
     """How each table of one collection is sharded, by its name.
 
     Args:
-        tables: The tables.
-        world_size: The ranks W.
+        tables: The tables; they can be added later.
+        world_size: The ranks W; None takes those of the default group, or one.
     """
 
-    def __init__(self, tables: Mapping[str, TableSharding], world_size: int) -> None:
-        super().__init__(tables)
+    def __init__(
+        self, tables: Mapping[str, TableSharding] | None = None, world_size: int | None = None
+    ) -> None:
+        super().__init__(tables or {})
         self.world_size = world_size
 
 
@@ -82,28 +85,82 @@ def data_parallel() -> Cut:
     return lambda table, machine: _tiled(table, "data_parallel", machine.hosts)
 
 
-def table_wise(rank: int) -> Cut:
-    """Put the whole table on one rank."""
+def table_wise(rank: int, device: str | None = None, compute_kernel: str | None = None) -> Cut:
+    """Put the whole table on one rank.
+
+    Args:
+        rank: The rank.
+        device: The device of ranks; rows lie in the memory of their rank.
+        compute_kernel: "fused".
+    """
+    check_device("table_wise: device", device)
+    check_kernel("table_wise", compute_kernel, replicated=False)
     return lambda table, machine: _tiled(table, "table_wise", [[rank]])
 
 
-def row_wise() -> Cut:
-    """Cut the table by rows over all ranks."""
-    return lambda table, machine: _tiled(table, "row_wise", machine.hosts)
+def row_wise(
+    sizes_placement: tuple[Sequence[int], str | Sequence[str]] | None = None,
+    compute_kernel: str | None = None,
+    num_buckets: None = None,
+) -> Cut:
+    """Cut the table by rows over all ranks, equally or into strips of given sizes.
+
+    Args:
+        sizes_placement: The rows of each strip, of rank 0 first, and the device of ranks, or of
+            each of them. On CPUs strips lie on their ranks as well (TorchRec: all on rank 0).
+        compute_kernel: "fused".
+        num_buckets: None: strips need no equal buckets, as keys of dynamic tables have runs.
+
+    Raises:
+        PlanError: Sizes that are not the rows of the table, devices that differ, or buckets.
+    """
+    if num_buckets is not None:
+        raise PlanError(
+            f"row_wise: num_buckets={num_buckets} would have no effect here: leave it out"
+        )
+    check_kernel("row_wise", compute_kernel, replicated=False)
+    if sizes_placement is None:
+        return lambda table, machine: _tiled(table, "row_wise", machine.hosts)
+    sizes, devices = sizes_placement
+    each = [devices] * len(sizes) if isinstance(devices, str) else list(devices)
+    check_device("row_wise: sizes_placement", *each)
+    if len(each) != len(sizes):
+        raise PlanError(
+            f"row_wise: sizes_placement has {len(sizes)} sizes and {len(each)} devices: give one "
+            "device for all, or one for each size"
+        )
+
+    def cut(table: EmbeddingConfig, machine: Machine) -> TableSharding:
+        columns = range(table.embedding_dim)
+        strips = [
+            Shard(rank, rows, columns)
+            for rank, rows in enumerate(_strips(table, "rows", sizes, table.plan_rows))
+        ]
+        return TableSharding(tuple(strips), sharding_type="row_wise")
+
+    return cut
 
 
 def column_wise(
-    ranks: Sequence[int] | None = None, size_per_rank: Sequence[int] | None = None
+    ranks: Sequence[int] | None = None,
+    size_per_rank: Sequence[int] | None = None,
+    compute_kernel: str | None = None,
+    device_types: Sequence[str] | None = None,
 ) -> Cut:
     """Cut the table by columns, into equal strips for some ranks or into strips of given widths.
 
     Args:
         ranks: The rank of each strip.
         size_per_rank: The columns of each strip, of rank 0 first.
+        compute_kernel: "fused".
+        device_types: The device of each strip's rank, the same for all.
 
     Raises:
-        PlanError: Neither or both are given, or widths that are not those of the table.
+        PlanError: Neither or both are given, widths that are not those of the table, or devices
+            that differ.
     """
+    check_device("column_wise: device_types", *(device_types or ()))
+    check_kernel("column_wise", compute_kernel, replicated=False)
     if (ranks is None) == (size_per_rank is None):
         raise PlanError("column_wise: give either ranks or size_per_rank")
 
@@ -115,19 +172,32 @@ def column_wise(
         else:
             holders = list(range(len(size_per_rank)))
             widths = list(size_per_rank)
-        if sum(widths) != table.embedding_dim:
+        if device_types is not None and len(device_types) != len(widths):
             raise PlanError(
-                f"table {table.name}: column_wise strips of {widths} columns are not its "
-                f"{table.embedding_dim}"
+                f"table {table.name}: column_wise has {len(widths)} strips and "
+                f"{len(device_types)} device_types: give one for each, or leave them out"
             )
         rows = range(table.plan_rows)
-        edges = pairwise(accumulate(widths, initial=0))
         strips = [
-            Shard(rank, rows, range(*edge)) for rank, edge in zip(holders, edges, strict=True)
+            Shard(rank, rows, columns)
+            for rank, columns in zip(
+                holders, _strips(table, "columns", widths, table.embedding_dim), strict=True
+            )
         ]
         return TableSharding(tuple(strips), sharding_type="column_wise")
 
     return cut
+
+
+def _strips(table: EmbeddingConfig, what: str, sizes: Sequence[int], whole: int) -> list[range]:
+    """Return the ranges of strips of given sizes, one behind the other.
+
+    Raises:
+        PlanError: Together they are not the whole, or one is negative.
+    """
+    if sum(sizes) != whole or min(sizes) < 0:
+        raise PlanError(f"table {table.name}: strips of {list(sizes)} {what} are not its {whole}")
+    return [range(*edge) for edge in pairwise(accumulate(sizes, initial=0))]
 
 
 def table_row_wise(host_index: int) -> Cut:

@@ -44,12 +44,32 @@ _OF_EVERY_HOME = {
         "distributed.planner.ParameterConstraints",
         "distributed.planner.Topology",
         "distributed.planner.planners.EmbeddingShardingPlanner",
+        "distributed.planner.storage_reservations.FixedAbsoluteStorageReservation",
         "distributed.planner.storage_reservations.FixedPercentageStorageReservation",
         "distributed.planner.storage_reservations.HeuristicalStorageReservation",
         "distributed.planner.types.ParameterConstraints",
         "distributed.planner.types.Topology",
     ),
+    "recapp.compat.module_helpers": (
+        "distributed.get_unsharded_module_names",
+        "distributed.planner.bytes_to_gb",
+        "distributed.planner.utils.bytes_to_gb",
+        "distributed.planner.utils.gb_to_bytes",
+        "distributed.sharding_plan.get_module_to_default_sharders",
+        "distributed.utils.add_prefix_to_state_dict",
+        "distributed.utils.append_prefix",
+        "distributed.utils.filter_state_dict",
+        "distributed.utils.get_device_type",
+        "distributed.utils.get_unsharded_module_names",
+        "distributed.utils.none_throws",
+    ),
+    "recapp.compat.parameter_sharding": (
+        "distributed.ParameterSharding",
+        "distributed.sharding_plan.placement",
+        "distributed.types.ParameterSharding",
+    ),
     "recapp.compat.plans_by_hand": (
+        "distributed.ShardingPlan",
         "distributed.planner.types.ShardingPlan",
         "distributed.sharding_plan.apply_to_all",
         "distributed.sharding_plan.column_wise",
@@ -130,6 +150,7 @@ _OF_EVERY_HOME = {
         "distributed.embedding.EmbeddingCollectionSharder",
         "distributed.embeddingbag.EmbeddingBagCollectionSharder",
         "distributed.model_parallel.get_default_sharders",
+        "distributed.sharding_plan.get_default_sharders",
     ),
     "recapp.errors:PlanError": ("distributed.planner.types.PlannerError",),
     "recapp.optim.keyed": (
@@ -146,23 +167,25 @@ _OF_EVERY_HOME = {
         "optim.RowWiseAdagrad",
         "optim.rowwise_adagrad.RowWiseAdagrad",
     ),
-    "recapp.sharding.sharding_plan:Shard": ("distributed.types.ShardMetadata",),
-    "recapp.sharding.sharding_plan:TableSharding": (
-        "distributed.ParameterSharding",
-        "distributed.types.ParameterSharding",
-    ),
     "recapp.sharding.sharding_types": ("distributed.types.ShardingType",),
     "recapp.sparse.keyed_jagged_tensor": ("sparse.jagged_tensor.KeyedJaggedTensor",),
     "recapp.sparse.keyed_tensor": ("sparse.jagged_tensor.KeyedTensor",),
     "recapp.sparse.jagged_tensor": ("sparse.jagged_tensor.JaggedTensor",),
     "recapp.tables.config": (
+        "distributed.types.DataType",
         "modules.embedding_configs.DataType",
         "modules.embedding_configs.EmbeddingBagConfig",
         "modules.embedding_configs.EmbeddingConfig",
         "modules.embedding_configs.PoolingType",
+        "types.DataType",
     ),
     "recapp.tables.embedding": ("modules.embedding_modules.EmbeddingCollection",),
     "recapp.tables.embedding_bag": ("modules.embedding_modules.EmbeddingBagCollection",),
+    "torch.distributed._shard.sharding_spec": (
+        "distributed.types.EnumerableShardingSpec",
+        "distributed.types.ShardMetadata",
+        "distributed.types.ShardingSpec",
+    ),
     "torch.distributed.optim:_apply_optimizer_in_backward": (
         "optim.apply_optimizer_in_backward",
         "optim.apply_optimizer_in_backward.apply_optimizer_in_backward",
@@ -179,3 +202,38 @@ _OF_EVERY_HOME = {
 
 NAMES = {path: home for home, paths in _OF_EVERY_HOME.items() for path in paths}
 """Where each name of TorchRec is at home, by its path."""
+
+_ABSENT_PARTS = {
+    "recapp's planner is one search, without parts to exchange: leave the argument out, and say "
+    "what a plan must respect in constraints": (
+        "distributed.planner.enumerators.EmbeddingEnumerator",
+        "distributed.planner.partitioners.GreedyPerfPartitioner",
+        "distributed.planner.partitioners.MemoryBalancedPartitioner",
+        "distributed.planner.partitioners.SortBy",
+        "distributed.planner.proposers.DynamicProgrammingProposer",
+        "distributed.planner.proposers.EmbeddingOffloadScaleupProposer",
+        "distributed.planner.proposers.GreedyProposer",
+        "distributed.planner.proposers.GridSearchProposer",
+        "distributed.planner.proposers.UniformProposer",
+        "distributed.planner.types.Enumerator",
+        "distributed.planner.types.Partitioner",
+        "distributed.planner.types.PerfModel",
+        "distributed.planner.types.Proposer",
+        "distributed.planner.types.ShardEstimator",
+        "distributed.planner.types.ShardingOption",
+    ),
+    "what a plan costs is measured and shown by `python -m recapp.plan calibrate` and "
+    "`python -m recapp.plan explain`: leave estimators and statistics out": (
+        "distributed.planner.perf_models.NoopPerfModel",
+        "distributed.planner.shard_estimators.EmbeddingPerfEstimator",
+        "distributed.planner.shard_estimators.EmbeddingStorageEstimator",
+        "distributed.planner.stats.EmbeddingStats",
+        "distributed.planner.types.Perf",
+        "distributed.planner.types.Stats",
+        "distributed.planner.types.Storage",
+    ),
+}
+"""What to do instead of names that stay out, which programs import."""
+
+ABSENT = {path: what for what, paths in _ABSENT_PARTS.items() for path in paths}
+"""Why an import of a name of TorchRec fails here, by its path."""

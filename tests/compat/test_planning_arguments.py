@@ -6,6 +6,7 @@ from torch import nn
 
 from recapp.compat.planning import (
     EmbeddingShardingPlanner,
+    FixedAbsoluteStorageReservation,
     FixedPercentageStorageReservation,
     HeuristicalStorageReservation,
     ParameterConstraints,
@@ -13,7 +14,11 @@ from recapp.compat.planning import (
 )
 from recapp.console import note_once
 from recapp.errors import ConfigError, PlanError
+from recapp.optim.rules import rowwise_adagrad
 from recapp.planner import embedding_planner, topology
+from recapp.planner.embedding_planner import plan_tables
+from recapp.planner.problem import Dense, PlanningProblem
+from recapp.tables.collections import embedding_tables
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
@@ -52,7 +57,8 @@ def test_a_kernel_is_a_choice_of_sharding_types():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Topology(2, "cpu", intra_host_bw=1.0), "intra_host_bw would have no effect here"),
+        (lambda: Topology(2, "cpu", hbm_to_ddr_mem_bw=1.0), "hbm_to_ddr_mem_bw would have no"),
+        (lambda: Topology(2, "cpu", intra_host_bw=0), "intra_host_bw=0: must be bytes a milli"),
         (
             lambda: ParameterConstraints(compute_kernels=["fused_uvm"]),
             "compute_kernels has fused_u",
@@ -112,3 +118,63 @@ def test_a_reservation_of_unknown_memory_says_that_it_does_nothing(capsys):
     reservation = FixedPercentageStorageReservation(0.5)
     EmbeddingShardingPlanner(Topology(1, "cpu"), storage_reservation=reservation).plan(model())
     assert "nothing is reserved, because the topology has no cap" in capsys.readouterr().err
+
+
+def seconds(plan_type, **bandwidths):
+    """Return the price of a step of two tables under one sharding type."""
+    planner = EmbeddingShardingPlanner(
+        Topology(8, "cuda", local_world_size=4, **bandwidths),
+        constraints={"*": ParameterConstraints([plan_type])},
+    )
+    problem = PlanningProblem(
+        embedding_tables(model(10_000)), planner.topology, 512, rowwise_adagrad(), {}, Dense()
+    )
+    return plan_tables(problem, planner.constraints).cost.step_seconds
+
+
+def test_bandwidths_reach_the_price_of_what_they_carry():
+    usual = {"hbm_mem_bw": 1e9, "intra_host_bw": 1e8, "inter_host_bw": 1e7}
+    before = seconds("row_wise", **usual)
+    for name in usual:
+        slower = usual | {name: usual[name] / 100}
+        assert seconds("row_wise", **slower) > before
+    assert seconds("row_wise", **usual, ddr_mem_bw=1.0) == before
+    made = Topology(8, "cuda", intra_host_bw=600e6).costs
+    assert made.all_to_all["host"].gb_per_s == {2: 600.0}
+    assert made.all_reduce["host"].gb_per_s[2] == 600.0  # a ring of two sends what it reduces
+    assert made.all_reduce["host"].gb_per_s[4] == 400.0
+    assert "intra_host_bw=6e+08" in made.source
+
+
+def test_a_reservation_is_shown_by_itself():
+    whole = Topology(1, "cpu", ddr_cap=10_000)
+    reservation = HeuristicalStorageReservation(percentage=0.1, parameter_multiplier=2)
+    made = reservation.reserve(
+        topology=whole, batch_size=16, module=model(dense=25), sharders=[], constraints=None
+    )
+    assert made.reserve_bytes == 1000 + 2 * 100 and whole.reserve_bytes == 0
+    absolute = FixedAbsoluteStorageReservation.from_gb(5 / 1024**3)
+    assert absolute.reserve(whole, 16, model(), []).reserve_bytes == 5
+    assert FixedAbsoluteStorageReservation(hbm_reserved_bytes=7).dense_bytes(Dense(bytes=9)) == 7
+    with pytest.raises(ConfigError, match="hbm_reserved_bytes=-1: must be at least 0"):
+        FixedAbsoluteStorageReservation(-1)
+    with pytest.raises(ConfigError, match="has no cap to reserve from"):
+        reservation.reserve(Topology(1, "cpu"), 16, model(), [])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "from recapp.distributed.planner.enumerators import EmbeddingEnumerator",
+            "planner.enumerators.EmbeddingEnumerator: recapp's planner is one search",
+        ),
+        (
+            "from recapp.distributed.planner.shard_estimators import EmbeddingPerfEstimator",
+            "what a plan costs is measured and shown by",
+        ),
+    ],
+)
+def test_parts_of_its_planner_are_refused_with_what_to_do_instead(line, said):
+    with pytest.raises(ImportError, match=said):
+        exec(line)

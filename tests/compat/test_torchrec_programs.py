@@ -117,7 +117,7 @@ def golden_training(comm, dense_table):
     if dense_table:
         constraints = {"t_cat_1": ParameterConstraints(compute_kernels=["dense"])}
         plan = EmbeddingShardingPlanner(constraints=constraints).collective_plan(
-            train_model, process_group=comm.group
+            train_model, pg=comm.group
         )
     config = QCommsConfig(forward_precision=CommType.FP32, backward_precision=CommType.FP32)
     sharder = EmbeddingBagCollectionSharder(

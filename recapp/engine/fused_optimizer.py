@@ -5,12 +5,12 @@ else a program does with an optimiser: read and set the learning rate, print it,
 state beside the dense one's (`recapp/optim/keyed.py`, `CombinedOptimizer`).
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from recapp.engine.sharded_state import Strip, load_strips, strips_of
-from recapp.engine.sharded_tables import ShardedTables
+import torch
+
+from recapp.engine.sharded_state import load_strips, strips_of
 from recapp.errors import ConfigError
 from recapp.optim.keyed import KeyedOptimizer
 from recapp.optim.optimizer import run_closure
@@ -55,25 +55,26 @@ class FusedOptimizer(KeyedOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank holds of the optimiser's state. Every rank calls it.
 
-        Each tensor is a list of (rows, cols, tensor), as tables are in the state dict of the model.
+        Each tensor is a list of (rows, cols, tensor), as tables are in the state dict of the model;
+        `updates` is how many updates the table has had.
         """
-        state: dict[str, dict[str, list[Strip]]] = {}
-        names: dict[tuple[ShardedTables, str], list[str]] = defaultdict(list)
+        state: dict[str, dict[str, Any]] = {}
         for path, collection in self.collections.items():
             for table, tensors in _state_blocks(collection).items():
-                name = _name(path, collection, table)
-                state[name] = {part: strips_of(blocks) for part, blocks in tensors.items()}
-                names[collection.shared, table].append(name)
-        groups = [
-            group
-            | {
-                "params": [n for table in group["tables"] for n in names[shared, table]],
-                "updates": shared.updates,
-            }
-            for shared in self.shared
-            for group in shared.param_groups
-        ]
-        return {"state": state, "param_groups": groups}
+                held: dict[str, Any] = {part: strips_of(of) for part, of in tensors.items()}
+                held[_UPDATES] = torch.tensor(collection.shared.updates)
+                state[_name(path, collection, table)] = held
+        return {"state": state} | self._stored_groups()
+
+    def names_of(self, group: Mapping[str, Any]) -> list[str]:
+        """Return the sorted names of the weights that follow a param group's rule."""
+        return sorted(
+            _name(path, collection, table)
+            for path, collection in self.collections.items()
+            if any(group is own for own in collection.shared.param_groups)
+            for table in (t.name for t in collection.tables())
+            if table in group["tables"]
+        )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned, on a rank that holds the same rectangles, or whole
@@ -82,27 +83,25 @@ class FusedOptimizer(KeyedOptimizer):
         Raises:
             ConfigError: A table that is missing, or state that does not fit.
         """
-        self.check_fits(state_dict)
+        self.check_names(state_dict["state"])
         for path, collection in self.collections.items():
             for table, tensors in _state_blocks(collection).items():
                 weight = _name(path, collection, table)
                 stored = state_dict["state"].get(weight, {})
                 for name, held in tensors.items():
                     _load(f"{weight}, {name}", stored.get(name), held)
-        groups = iter(state_dict["param_groups"])
-        for shared in self.shared:
-            for own in shared.param_groups:
-                group = next(groups)
-                shared.updates = group["updates"]
-                own.update({key: group[key] for key in group if key not in _OWN})
+                if _UPDATES not in stored:
+                    raise ConfigError(f"the state has nothing of {weight}, {_UPDATES}")
+                collection.shared.updates = int(stored[_UPDATES])
+        self.load_groups(state_dict)
 
     def __repr__(self) -> str:
         groups = ", ".join(f"{g['name']}, lr {g['lr']:g}" for g in self.param_groups)
         return f"FusedOptimizer({len(self.params)} tables: {groups})"
 
 
-_OWN = ("params", "updates", "name", "tables")
-"""What a param group of a state dict says of the optimiser that wrote it."""
+_UPDATES = "updates"
+"""The entry of a table's state that counts its updates."""
 
 
 def _name(path: str, collection: Any, table: str) -> str:

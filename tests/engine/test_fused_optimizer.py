@@ -10,6 +10,7 @@ from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError
 from recapp.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
+from recapp.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
@@ -38,10 +39,14 @@ def continued(comm, rule):
     one = model_of(comm, RULES[rule](0.1))
     step(comm, one, 0)
     weights = one.state_dict()
-    stored = one.fused_optimizer.state_dict()
-    other = model_of(comm, RULES[rule](0.1))
+    first = one.fused_optimizer
+    first.save_param_groups(True)
+    stored = first.state_dict()
+    other = model_of(comm, RULES[rule](0.5))
     other.load_state_dict(weights)
-    other.fused_optimizer.load_state_dict(stored)
+    second = other.fused_optimizer
+    second.save_param_groups(True)
+    second.load_state_dict(stored)
     for model in (one, other):
         step(comm, model, 1)
     expected = tables_of(comm, one)
@@ -90,10 +95,14 @@ def refused(comm):
     name = "collection.embedding_bags.t0.weight"
     with pytest.raises(ConfigError, match=f"the state has nothing of {name}, "):
         optimizer.load_state_dict(stored | {"state": {}})
-    (tensor,) = stored["state"][name]
+    tensor, updates = stored["state"][name]
     wrong = stored["state"] | {name: {tensor: torch.zeros(1, 1, dtype=torch.float64)}}
+    short = stored["state"] | {name: {tensor: stored["state"][name][tensor]}}
+    with pytest.raises(ConfigError, match=f"the state has nothing of {name}, {updates}"):
+        optimizer.load_state_dict(stored | {"state": short})
     with pytest.raises(ConfigError, match=f"{name}, {tensor}: a tensor of shape"):
         optimizer.load_state_dict(stored | {"state": wrong})
+    optimizer.save_param_groups(True)
     with pytest.raises(ConfigError, match="the state has 0 param groups"):
         optimizer.load_state_dict(stored | {"param_groups": []})
     optimizer.zero_grad()
@@ -102,3 +111,39 @@ def refused(comm):
 
 def test_state_that_does_not_fit_is_refused(ranks):
     ranks.run(refused, 1)
+
+
+def warmed_up(comm):
+    """Tables in steps whose rates are 0, 0.25 and 0.5, against a run whose rate is set by hand."""
+    model = model_of(comm, adam(9.0))
+    by_hand = model_of(comm, adam(9.0))
+    optimizer, other = (
+        CombinedOptimizer(
+            [
+                one.fused_optimizer,
+                KeyedOptimizerWrapper(
+                    dict(one.named_parameters()), lambda p: torch.optim.SGD(p, lr=9.0)
+                ),
+            ]
+        )
+        for one in (model, by_hand)
+    )
+    optimizer = WarmupOptimizer(
+        optimizer, [WarmupStage(WarmupPolicy.LINEAR, max_iters=4, value=0.0)], lr=1.0
+    )
+    for number, rate in enumerate((0.0, 0.25, 0.5)):
+        assert {group["lr"] for group in optimizer.param_groups} == {rate}
+        for group in other.param_groups:
+            group["lr"] = rate
+        for one, its in ((model, optimizer), (by_hand, other)):
+            its.zero_grad()
+            step(comm, one, number)
+            its.step()
+    found = tables_of(comm, model)
+    expected = tables_of(comm, by_hand)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_tables_warm_up_as_the_dense_part_does(ranks, world):
+    ranks.run(warmed_up, world)

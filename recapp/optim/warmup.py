@@ -1,0 +1,236 @@
+"""Warm-up and decay of the learning rate in stages, around a keyed optimiser.
+
+    stages = [
+        WarmupStage(WarmupPolicy.LINEAR, max_iters=1000, value=0.1),
+        WarmupStage(WarmupPolicy.POLY, max_iters=9000, value=2.0, decay_iters=10000),
+    ]
+    optimizer = WarmupOptimizer(CombinedOptimizer([model.fused_optimizer, dense]), stages, lr=0.1)
+
+A step of number i = 0, 1, ... runs at lr times the factor of the stage that i lies in: stages end
+with their `max_iters`, which count from the beginning of training; after the last one the factor
+is 1. The rate of a step is set when the step before has ended, so tables, which are updated in
+backward, follow it like all else.
+
+Names, argument order and arithmetic are those of `torchrec/optim/warmup.py`. For a schedule of
+recapp's own, which Lightning drives, see `recapp/optim/schedule.py`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, unique
+from typing import Any
+
+import torch
+from torch import nn
+
+from recapp.errors import ConfigError
+from recapp.optim.keyed import KeyedOptimizer, OptimizerWrapper
+
+
+@unique
+class WarmupPolicy(Enum):
+    """How the factor of a stage follows the number of the step, i."""
+
+    NONE = "none"
+    LINEAR = "linear"
+    CONSTANT = "constant"
+    POLY = "poly"
+    STEP = "step"
+    INVSQRT = "inv_sqrt"
+    COSINE_ANNEALING_WARM_RESTARTS = "cosine_annealing_warm_restarts"
+
+
+@dataclass
+class WarmupStage:
+    """A stage of a schedule. In step i the learning rate has the factor lr_scale times
+
+        NONE        1
+        LINEAR      value + (1 - value) i / max_iters
+        CONSTANT    value
+        POLY        (1 - i / decay_iters)^value
+        STEP        value^(i // decay_iters)
+        INVSQRT     1 / sqrt(i)
+        COSINE_...  value + (1 - value) (1 + cos(pi (i mod sgdr_period) / sgdr_period)) / 2
+
+    Args:
+        policy: Which of these.
+        max_iters: The last step of the stage, counted from the beginning of training.
+        value: The number that the policy needs.
+        lr_scale: A factor of the whole stage.
+        decay_iters: The length of POLY's decay, by default `max_iters`; of one step of STEP, by
+            default 1.
+        sgdr_period: The steps between two restarts of COSINE_ANNEALING_WARM_RESTARTS.
+    """
+
+    policy: WarmupPolicy = WarmupPolicy.LINEAR
+    max_iters: int = 1
+    value: float = 1.0
+    lr_scale: float = 1.0
+    decay_iters: int = -1
+    sgdr_period: int = 1
+
+
+class WarmupOptimizer(OptimizerWrapper):
+    """A keyed optimiser whose learning rate goes through stages.
+
+    Args:
+        optimizer: The keyed optimiser; all its param groups follow, those of tables too.
+        stages: The stages, in order.
+        lr: The learning rate that factors are of.
+        lr_param: The entry of param groups that is set.
+        param_name: The name under which a state dict keeps the number of the step and the stage.
+
+    Raises:
+        ConfigError: Stages that do not follow each other or whose factor is not defined, or a name
+            that a parameter has.
+    """
+
+    def __init__(
+        self,
+        optimizer: KeyedOptimizer,
+        stages: list[WarmupStage],
+        lr: float = 0.1,
+        lr_param: str = "lr",
+        param_name: str = "__warmup",
+    ) -> None:
+        super().__init__(optimizer)
+        if param_name in optimizer.params:
+            raise ConfigError(
+                f"param_name={param_name}: a parameter has this name: give the warm-up another one"
+            )
+        self.stages = _checked(stages)
+        self.lr = lr
+        self.lr_param = lr_param
+        self.param_name = param_name
+        self._key = nn.Parameter(torch.empty(0), requires_grad=False)
+        self._count: dict[str, Any] = {}
+        self._set_lr()
+
+    @property
+    def params(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """Return the parameters of the wrapped optimiser, and what stands for the warm-up."""
+        return {**self.optimizer.params, self.param_name: self._key}
+
+    @property
+    def state(self) -> Mapping[Any, Any]:  # type: ignore[override]
+        """Return the state of the wrapped optimiser, and `warmup`: step and stage, [2]."""
+        own = {self._key: self._count} if self._count else {}
+        return {**self.optimizer.state, **own}
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        """Step the wrapped optimiser, then set the rate of the next step."""
+        loss = super().step(closure)
+        number, stage = self._position()
+        number += 1
+        if number > self.stages[stage].max_iters and stage + 1 < len(self.stages):
+            stage += 1
+        self._count = {"warmup": torch.tensor([number, stage])}
+        self._set_lr()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimiser's state dict, with step and stage beside its state."""
+        whole = super().state_dict()
+        own = {self.param_name: dict(self._count)} if self._count else {}
+        return whole | {"state": whole["state"] | own}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned.
+
+        Raises:
+            ConfigError: What the wrapped optimiser refuses, or no step and stage where this
+                optimiser has gone on already.
+        """
+        state = dict(state_dict["state"])
+        own = state.pop(self.param_name, None)
+        if own is None and self._count:
+            raise ConfigError(f"the state has nothing of {self.param_name}, which has state here")
+        count = {} if own is None else {"warmup": torch.as_tensor(own["warmup"]).clone()}
+        if count and not 0 <= int(count["warmup"][1]) < len(self.stages):
+            raise ConfigError(
+                f"the state of {self.param_name} is in stage {int(count['warmup'][1])}, and there "
+                f"are {len(self.stages) - 1} here: give the stages it was saved with"
+            )
+        self._count = count
+        super().load_state_dict({**state_dict, "state": state})
+
+    def post_load_state_dict(self) -> None:
+        """Set the rate of the step that comes next."""
+        super().post_load_state_dict()
+        self._set_lr()
+
+    def _position(self) -> tuple[int, int]:
+        """Return how many steps are done, and the stage."""
+        number, stage = self._count["warmup"].tolist() if self._count else (0, 0)
+        return number, stage
+
+    def _set_lr(self) -> None:
+        number, stage = self._position()
+        for group in self.param_groups:
+            group[self.lr_param] = self.lr * _factor(self.stages[stage], number)
+
+
+def _checked(stages: list[WarmupStage]) -> list[WarmupStage]:
+    """Return the stages with their defaults filled in, and the one that follows the last.
+
+    Raises:
+        ConfigError: A stage ends before it begins, or has no factor for one of its steps.
+    """
+    whole: list[WarmupStage] = []
+    first = 0
+    for number, given in enumerate(stages):
+        where = f"stages[{number}]"
+        if not isinstance(given, WarmupStage):
+            raise ConfigError(f"{where} is a {type(given).__name__}: give a WarmupStage")
+        if given.max_iters <= (before := whole[-1].max_iters if whole else 0):
+            raise ConfigError(
+                f"{where}.max_iters={given.max_iters}: must be above {before}, where the stage "
+                "before ends: max_iters counts from the beginning of training"
+            )
+        length = 1 if given.policy is WarmupPolicy.STEP else given.max_iters
+        stage = replace(given, decay_iters=given.decay_iters if given.decay_iters > 0 else length)
+        _check_factor(where, stage, first)
+        whole.append(stage)
+        first = stage.max_iters + 1
+    return [*whole, WarmupStage(WarmupPolicy.NONE, max_iters=1 << 63)]
+
+
+def _check_factor(where: str, stage: WarmupStage, first: int) -> None:
+    """Check that a stage has a factor for each of its steps."""
+    policy = stage.policy
+    if policy is WarmupPolicy.INVSQRT and first == 0:
+        raise ConfigError(
+            f"{where}: INVSQRT divides by the root of the step's number, and training begins with "
+            "step 0: put a stage before it"
+        )
+    if policy is WarmupPolicy.POLY and stage.decay_iters < stage.max_iters:
+        raise ConfigError(
+            f"{where}.decay_iters={stage.decay_iters}: must be at least "
+            f"max_iters={stage.max_iters}, or the rate of POLY falls below 0"
+        )
+    if policy is WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS and stage.sgdr_period < 1:
+        raise ConfigError(f"{where}.sgdr_period={stage.sgdr_period}: must be at least 1")
+
+
+def _factor(stage: WarmupStage, number: int) -> float:
+    """Return the factor on the learning rate in step `number` = 0, 1, ..."""
+    value = stage.value
+    if stage.policy is WarmupPolicy.LINEAR:
+        factor = value + (1.0 - value) * number / stage.max_iters
+    elif stage.policy is WarmupPolicy.CONSTANT:
+        factor = value
+    elif stage.policy is WarmupPolicy.POLY:
+        factor = math.pow(1 - number / stage.decay_iters, value)
+    elif stage.policy is WarmupPolicy.STEP:
+        factor = math.pow(value, number // stage.decay_iters)
+    elif stage.policy is WarmupPolicy.INVSQRT:
+        factor = 1.0 / math.sqrt(number)
+    elif stage.policy is WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS:
+        turn = math.pi * (number % stage.sgdr_period) / stage.sgdr_period
+        factor = value + (1.0 - value) * 0.5 * (1 + math.cos(turn))
+    else:
+        factor = 1.0
+    return factor * stage.lr_scale

@@ -169,19 +169,11 @@ _OF_EVERY_HOME = {
         "optim.RowWiseAdagrad",
         "optim.rowwise_adagrad.RowWiseAdagrad",
     ),
-<<<<<<< HEAD
-=======
     "recapp.optim.warmup": (
         "optim.WarmupOptimizer",
         "optim.WarmupPolicy",
         "optim.WarmupStage",
     ),
-    "recapp.sharding.sharding_plan:Shard": ("distributed.types.ShardMetadata",),
-    "recapp.sharding.sharding_plan:TableSharding": (
-        "distributed.ParameterSharding",
-        "distributed.types.ParameterSharding",
-    ),
->>>>>>> b2501cc (Keyed optimisers complete to TorchRec's API; warm-up in stages)
     "recapp.sharding.sharding_types": ("distributed.types.ShardingType",),
     "recapp.sparse.keyed_jagged_tensor": ("sparse.jagged_tensor.KeyedJaggedTensor",),
     "recapp.sparse.keyed_tensor": ("sparse.jagged_tensor.KeyedTensor",),

@@ -18,7 +18,8 @@ from recapp.tables.row_order import ROW_ORDERS
 TOP = ("name", "ranks", "batch_per_rank", "notes", "tables", "statistics")
 ENTRY = ("table", "type", "mode", "row_order", "shards")
 SIZES = ("rows", "dim")
-CONFIG = (*SIZES, "data_type", "features", "pooling", "id_rule", "init_range", "min_key", "dynamic")
+START = ("init_range", "weight_init_max", "weight_init_min")
+CONFIG = (*SIZES, "data_type", "features", "pooling", "id_rule", *START, "min_key", "dynamic")
 PARTS = ("rows", "cols")
 MOST_RANKS = 65_536  # a replica lies on each, so a line of a file becomes as many shards
 MOST_ROWS = 2**53

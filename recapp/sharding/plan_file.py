@@ -43,7 +43,13 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import PlanError, suggest
 from recapp.sharding.hugectr import is_hugectr, plan_from_hugectr
-from recapp.sharding.plan_entries import PARTS, everywhere, plan_from_plain_values, shard_text
+from recapp.sharding.plan_entries import (
+    PARTS,
+    START,
+    everywhere,
+    plan_from_plain_values,
+    shard_text,
+)
 from recapp.sharding.plan_text import read_plain_values
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
@@ -119,7 +125,7 @@ def _table_lines(
             "data_type": str(config.data_type),
             "features": list(config.feature_names),
         }
-        for key in ("pooling", "id_rule", "init_range", "min_key"):
+        for key in ("pooling", "id_rule", *START, "min_key"):
             value = getattr(config, key)
             sizes |= (
                 {key: str(value) if isinstance(value, str) else value}

@@ -193,6 +193,10 @@ def _between(cuts: list[int], part: range) -> Iterator[tuple[int, int]]:
     return pairwise(cuts[bisect_left(cuts, part.start) : bisect_left(cuts, part.stop) + 1])
 
 
+_LEFT_OUT = ("dynamic", "weight_init_max", "weight_init_min", "init_fn")
+"""What is kept of a table only where it says something; a function cannot be."""
+
+
 @dataclass(frozen=True)
 class PlannedFor:
     """What a plan was made for; a plan that carries it can be explained without the model and the
@@ -222,8 +226,9 @@ class PlannedFor:
         tables = [
             {
                 key: str(value) if isinstance(value, StrEnum) else value
-                for key, value in asdict(t).items()
-                if value is not None or key != "dynamic"
+                for key, value in asdict(replace(t, init_fn=None)).items()
+                if value is not None or key not in _LEFT_OUT
+                if key != "need_pos"
             }
             for t in self.tables
         ]

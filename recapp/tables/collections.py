@@ -91,11 +91,12 @@ def embedding_tables(module: nn.Module) -> list[EmbeddingConfig]:
     for _, held in collections_in(module):
         for t in held.tables():
             first = found.setdefault((t.name, id(held.holder_of(t.name))), t)
-            if (first.init_range, first.data_type) != (t.init_range, t.data_type):
-                raise ConfigError(
-                    f"table {t.name} is shared by two collections, which give it another data_type "
-                    "or init_range: give both the same"
-                )
+            for key in ("data_type", "init_range", "weight_init_max", "weight_init_min", "init_fn"):
+                if getattr(first, key) != getattr(t, key):
+                    raise ConfigError(
+                        f"table {t.name} is shared by two collections, which give it another "
+                        f"{key}: give both the same"
+                    )
     tables = list(found.values())
     if tables:
         check_tables(tables)

@@ -8,8 +8,8 @@ value that depends on nothing but (seed, table, row, column) (`recapp/tables/ini
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -100,19 +100,56 @@ class IdRule(StrEnum):
     DROP = "drop"
 
 
-@dataclass(frozen=True, kw_only=True)
+Only = tuple[Any, str]
+"""The one value that an argument of TorchRec may have here, and why."""
+
+_GROWS = f'a table of any ids is num_embeddings="{DYNAMIC}" here, with its eviction in dynamic'
+_ONLY_THERE: dict[str, Only] = {
+    "num_embeddings_post_pruning": (None, "tables are not pruned here, nor when they are exported"),
+    "input_dim": (None, "nothing reads it, there or here"),
+    "total_num_buckets": (None, _GROWS),
+    "use_virtual_table": (False, _GROWS),
+    "virtual_table_eviction_policy": (None, _GROWS),
+    "enable_embedding_update": (
+        False,
+        "rows change by training or load_state_dict alone, not by a call with ids and vectors",
+    ),
+    "stash_weights": (False, "rows stay in the memory of their device"),
+}
+"""Arguments that TorchRec's configs have and that have no meaning here."""
+
+
+@dataclass(frozen=True)
 class EmbeddingConfig:
     """One table, as an `EmbeddingCollection` has it: its features are sequences.
 
+    The arguments before `id_rule` stand in TorchRec's order.
+
     Args:
-        name: The name, unique among the tables of a model.
         num_embeddings: Rows R, at least 1, or "dynamic" for a table of any keys, which grows
             (`recapp/tables/dynamic.py`); it then holds the number of rows that are expected.
         embedding_dim: Columns D, at least 1, any number.
-        feature_names: The features that look rows up here; a feature may read several tables and a
-            table serve several features.
+        name: The name, unique among the tables of a model.
         data_type: How rows are stored: "fp64", "fp32", "fp16" or "bf16"; "int8" or "int4" where
             they are only read.
+        feature_names: The features that look rows up here; a feature may read several tables and a
+            table serve several features. Empty: the one that is called like the table.
+        weight_init_max: The end of the range of start values, which are uniform in it; None means
+            `init_range`.
+        weight_init_min: Its beginning; None means -`init_range`.
+        num_embeddings_post_pruning: None; the reason is in the message.
+        init_fn: Writes the start values instead, into a tensor [R, D] on the CPU. Every rank that
+            holds a part calls it with the whole table, which therefore has to fit into memory
+            beside the part, and keeps its part. What it draws from torch's generator depends on the
+            seed and the name of the table alone, so the values are the same under every plan.
+        need_pos: Whether positions of ids are needed; they are known under every plan, so that it
+            changes nothing.
+        input_dim: None, as `total_num_buckets` and `virtual_table_eviction_policy`.
+        total_num_buckets: As of `input_dim`.
+        use_virtual_table: False, as `enable_embedding_update` and `stash_weights`.
+        virtual_table_eviction_policy: As of `input_dim`.
+        enable_embedding_update: As of `use_virtual_table`.
+        stash_weights: As of `use_virtual_table`.
         id_rule: "error", "hash", "clamp" or "drop".
         init_range: Start values are uniform in +-init_range; None means 1/sqrt(num_embeddings), of
             a dynamic table the rows that are expected.
@@ -126,24 +163,41 @@ class EmbeddingConfig:
         ConfigError: A field is out of range; the message names the table and the field.
     """
 
-    name: str
     num_embeddings: int
     embedding_dim: int
-    feature_names: Sequence[str]
+    name: str = ""
     data_type: DataType = DataType.FP32
+    feature_names: Sequence[str] = ()
+    weight_init_max: float | None = None
+    weight_init_min: float | None = None
+    num_embeddings_post_pruning: InitVar[int | None] = None
+    init_fn: "Callable[[torch.Tensor], torch.Tensor | None] | None" = None
+    need_pos: bool = field(default=False, compare=False)
+    input_dim: InitVar[int | None] = None
+    total_num_buckets: InitVar[int | None] = None
+    use_virtual_table: InitVar[bool] = False
+    virtual_table_eviction_policy: InitVar[Any] = None
+    enable_embedding_update: InitVar[bool] = False
+    pooling: PoolingType = field(default=PoolingType.NONE, init=False)
+    _: KW_ONLY
+    stash_weights: InitVar[bool] = False
     id_rule: IdRule = IdRule.ERROR
     init_range: float | None = None
     min_key: int = 0
     dynamic: DynamicRows | None = None
-    pooling: PoolingType = field(default=PoolingType.NONE, init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, *only_there: Any) -> None:
+        if not self.name:
+            raise ConfigError("a table has no name: give an EmbeddingBagConfig or others a name=")
+        for (key, (only, why)), value in zip(_ONLY_THERE.items(), only_there, strict=True):
+            if value != only:
+                raise ConfigError(f"tables.{self.name}.{key}={value}: {why}: leave it out")
         if isinstance(self.feature_names, str):
             raise ConfigError(
                 f"tables.{self.name}.feature_names={self.feature_names}: must be a list of names, "
                 f"[{self.feature_names}]"
             )
-        object.__setattr__(self, "feature_names", tuple(self.feature_names))
+        object.__setattr__(self, "feature_names", tuple(self.feature_names) or (self.name,))
         for key, kind in (("pooling", PoolingType), ("data_type", DataType), ("id_rule", IdRule)):
             object.__setattr__(
                 self, key, member(kind, getattr(self, key), f"tables.{self.name}.{key}")
@@ -156,19 +210,12 @@ class EmbeddingConfig:
                     f"tables.{self.name}.{key}={value}: must be a whole number of at least 1"
                     + (f', or "{DYNAMIC}"' if key == "num_embeddings" else "")
                 )
-        if not self.feature_names or len(set(self.feature_names)) < len(self.feature_names):
+        if len(set(self.feature_names)) < len(self.feature_names):
             raise ConfigError(
-                f"tables.{self.name}.feature_names={list(self.feature_names)}: name at least one "
-                "feature that reads the table, each once"
+                f"tables.{self.name}.feature_names={list(self.feature_names)}: name the features "
+                "that read the table, each once"
             )
-        if self.init_range is not None and not (
-            isinstance(self.init_range, int | float)
-            and math.isfinite(self.init_range)
-            and self.init_range >= 0
-        ):
-            raise ConfigError(
-                f"tables.{self.name}.init_range={self.init_range}: must be a number of at least 0"
-            )
+        self._check_start_values()
         if self.id_rule is IdRule.HASH and self.num_embeddings < 2:
             raise ConfigError(
                 f"tables.{self.name}.num_embeddings=1: id_rule=hash needs 2 rows, one of them for "
@@ -218,12 +265,65 @@ class EmbeddingConfig:
         """Return how many rows a plan cuts: those of the table, or the runs of a dynamic one."""
         return self.num_embeddings if self.dynamic is None else RUNS
 
+    def get_weight_init_max(self) -> float:
+        """Return the end of the range of start values."""
+        return self._usual_range if self.weight_init_max is None else self.weight_init_max
+
+    def get_weight_init_min(self) -> float:
+        """Return the beginning of the range of start values."""
+        return -self._usual_range if self.weight_init_min is None else self.weight_init_min
+
+    def num_features(self) -> int:
+        """Return how many features read the table."""
+        return len(self.feature_names)
+
+    @property
+    def _usual_range(self) -> float:
+        return 1 / math.sqrt(self.num_embeddings) if self.init_range is None else self.init_range
+
     @property
     def start_range(self) -> float:
-        """Return how far start values are from 0 at most."""
-        if self.init_range is not None:
-            return self.init_range
-        return 1 / math.sqrt(self.num_embeddings)
+        """Return how far start values are from `start_middle` at most."""
+        return (self.get_weight_init_max() - self.get_weight_init_min()) / 2
+
+    @property
+    def start_middle(self) -> float:
+        """Return the middle of the range of start values; 0 of a dynamic table."""
+        return (self.get_weight_init_max() + self.get_weight_init_min()) / 2
+
+    def _check_start_values(self) -> None:
+        setting = f"tables.{self.name}"
+        for key in ("init_range", "weight_init_max", "weight_init_min"):
+            value = getattr(self, key)
+            least = 0 if key == "init_range" else -math.inf
+            if value is None:
+                continue
+            if not (isinstance(value, int | float) and math.isfinite(value) and value >= least):
+                at_least = " of at least 0" if key == "init_range" else ""
+                raise ConfigError(f"{setting}.{key}={value}: must be a number{at_least}")
+            if key != "init_range" and self.init_range is not None:
+                raise ConfigError(
+                    f"{setting}.{key}={value} and init_range={self.init_range} both say where "
+                    "start values are: give one"
+                )
+        low = self.get_weight_init_min()
+        high = self.get_weight_init_max()
+        if low > high:
+            raise ConfigError(
+                f"{setting}.weight_init_min={low}: is above weight_init_max={high}: start values "
+                "are between the two (a bound that is left out is 1/sqrt(num_embeddings) from 0)"
+            )
+        if self.init_fn is not None and not callable(self.init_fn):
+            raise ConfigError(
+                f"{setting}.init_fn={self.init_fn}: must be a function that writes into a tensor, "
+                "torch.nn.init.normal_ for one"
+            )
+        if self.dynamic is not None and (self.start_middle or self.init_fn is not None):
+            key = "init_fn" if self.init_fn is not None else "weight_init_max"
+            raise ConfigError(
+                f"{setting}.{key}: rows of a dynamic table are made one by one, uniform around 0: "
+                "give weight_init_max with weight_init_min=-weight_init_max, or init_range"
+            )
 
     @property
     def bytes_to_find_a_row(self) -> int:
@@ -256,7 +356,7 @@ class EmbeddingConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EmbeddingBagConfig(EmbeddingConfig):
     """One table of an `EmbeddingBagCollection`: arguments of `EmbeddingConfig`, and how bags are
     pooled.
@@ -270,7 +370,7 @@ class EmbeddingBagConfig(EmbeddingConfig):
 
     pooling: PoolingType = PoolingType.SUM
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, *only_there: Any) -> None:
         if self.pooling in (PoolingType.NONE, PoolingType.CONCAT):
             raise ConfigError(
                 f"tables.{self.name}.pooling={self.pooling}: must be sum or mean; for sequences "
@@ -279,7 +379,7 @@ class EmbeddingBagConfig(EmbeddingConfig):
         if self.pooling not in BAG_POOLINGS:
             allowed = suggest(str(self.pooling), list(map(str, BAG_POOLINGS)))
             raise ConfigError(f"tables.{self.name}.pooling={self.pooling}: {allowed}")
-        super().__post_init__()
+        super().__post_init__(*only_there)
 
 
 def table_config(**values: Any) -> EmbeddingConfig:

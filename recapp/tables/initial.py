@@ -7,6 +7,7 @@ search (public domain, "lowbias32"); torch has no unsigned arithmetic, so int64 
 """
 
 import zlib
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -42,8 +43,9 @@ def fill_initial(
 ) -> None:
     """Write the start values of rows x cols of a table into `out`.
 
-    Uniform in the open interval +-init_range (default 1/sqrt(rows of the table)), on a grid of 2^24
-    values, symmetric about zero.
+    Uniform in the open interval +-init_range (default 1/sqrt(rows of the table)), or from
+    `weight_init_min` to `weight_init_max`, on a grid of 2^24 values, symmetric about its middle; or
+    what the table's `init_fn` writes.
 
     Args:
         out: [len(rows), len(cols)], any floating dtype, any strides.
@@ -53,12 +55,34 @@ def fill_initial(
         cols: Columns of the logical table.
         order: The order in which rows lie; None: by number.
     """
+    made = None if table.init_fn is None else _made_by_function(table, seed)
     step = max(1, CHUNK_ELEMENTS // max(1, len(cols)))
     for first in range(rows.start, rows.stop, step):
         row_N = torch.arange(first, min(first + step, rows.stop), device=out.device)
         row_N = row_N if order is None else order.rows_at(row_N)
         at = first - rows.start
-        out[at : at + len(row_N)] = start_values(row_N, table, seed, cols, out.dtype)
+        out[at : at + len(row_N)] = (
+            start_values(row_N, table, seed, cols, out.dtype)
+            if made is None
+            else made[row_N.cpu(), cols.start : cols.stop]
+        )
+
+
+def _made_by_function(table: EmbeddingConfig, seed: int) -> Tensor:
+    """Return the start values that the table's `init_fn` writes, [R, D], on the CPU.
+
+    It finds uniform values there, and torch's generator in a state that depends on seed and table
+    alone; the generator goes on as if it had not been called.
+    """
+    assert table.init_fn is not None
+    shape = (table.num_embeddings, table.embedding_dim)
+    whole = torch.empty(shape, dtype=table.data_type.dtype)
+    plain = replace(table, init_fn=None)
+    fill_initial(whole, plain, seed, range(shape[0]), range(shape[1]))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(start_hash(table, seed))
+        table.init_fn(whole)
+    return whole
 
 
 def start_hash(table: EmbeddingConfig, seed: int) -> int:
@@ -78,7 +102,11 @@ def start_values(
         cols: Columns of the logical table.
         dtype: The dtype of the table's rows.
     """
-    return values_of_hash(row_N, start_hash(table, seed), table.start_range, cols, dtype)
+    found = values_of_hash(row_N, start_hash(table, seed), table.start_range, cols, dtype)
+    if table.start_middle:
+        found += table.start_middle
+        found.clamp_(table.get_weight_init_min(), table.get_weight_init_max())
+    return found
 
 
 def values_of_hash(

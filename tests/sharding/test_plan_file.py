@@ -5,9 +5,11 @@ that names file, table and entry.
 import json
 import random
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from jobs import resolved, small, validation
 from parity.cases import random_tiling
@@ -311,7 +313,7 @@ BROKEN = {
     },
     "features: [a, b]": {
         "features: [a, a]": (
-            "tables.small.table: tables.small.feature_names=['a', 'a']: name at least one"
+            "tables.small.table: tables.small.feature_names=['a', 'a']: name the features"
         ),
         "pooling: sum": "tables.small.table.features must be given where batch_per_rank is",
     },
@@ -459,3 +461,16 @@ def test_training_follows_the_file_to_the_weights_of_any_plan(jobs, logs, tmp_pa
     assert [m["plan"] for m in measured] == ["by_hand", "row_wise"] and validation(
         measured[0]
     ) == validation(measured[1])
+
+
+def test_the_range_of_start_values_is_kept_and_a_function_is_not(tmp_path):
+    tables = [
+        table("shifted", 20, 8, weight_init_min=0.0, weight_init_max=0.125),
+        table("made", 20, 8, init_fn=torch.nn.init.zeros_),
+    ]
+    plan = plan_by_rules(tables, Topology(2), MIXED, name="mixed")
+    plan = replace(plan, made_for=PlannedFor(tuple(tables)))
+    write_plan(plan, tmp_path / "plan.yaml")
+    kept = (tables[0], replace(tables[1], init_fn=None))
+    assert read_plan(tmp_path / "plan.yaml").made_for.tables == kept
+    assert ShardingPlan.from_dict(json.loads(json.dumps(plan.to_dict()))).made_for.tables == kept

@@ -3,10 +3,13 @@ pieces.
 """
 
 import zlib
+from dataclasses import replace
 
 import pytest
 import torch
+from engine.engine_cases import make_plan, make_tables, whole_tensors
 
+from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.tables import initial
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
@@ -133,3 +136,69 @@ def test_the_unsharded_collection_starts_with_them_and_the_meta_device_waits():
     t = table()
     assert torch.equal(EmbeddingBagCollection([t], seed=5).weight("t"), values(t, seed=5))
     assert EmbeddingBagCollection([t], device=torch.device("meta")).weight("t").is_meta
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "fp16"])
+def test_start_values_fill_the_range_that_is_given(dtype):
+    shifted = values(table(data_type=dtype, weight_init_min=0.25, weight_init_max=0.75))
+    assert 0.25 <= shifted.min() < 0.251 and 0.749 < shifted.max() <= 0.75
+    assert abs(shifted.double().mean() - 0.5) < 0.005
+    around_0 = values(table(data_type=dtype, init_range=0.25)).double()
+    torch.testing.assert_close(shifted.double() - 0.5, around_0, rtol=0, atol=1e-3)
+    one = values(table(data_type=dtype, weight_init_min=0.5, weight_init_max=0.5))
+    assert torch.equal(one, torch.full_like(one, 0.5))
+
+
+def test_a_symmetric_range_has_the_bits_of_init_range():
+    symmetric = table(weight_init_min=-0.3, weight_init_max=0.3)
+    assert torch.equal(values(symmetric), values(table(init_range=0.3)))
+
+
+def normal(tensor):
+    torch.nn.init.normal_(tensor, std=0.1)
+    tensor[0] = 7
+
+
+def test_a_function_writes_the_same_values_whatever_torch_has_drawn():
+    drawn = table(init_fn=normal, data_type="fp16")
+    torch.manual_seed(1)
+    first = values(drawn)
+    state = torch.get_rng_state()
+    torch.rand(3)
+    part = values(drawn, rows=range(17, 900), cols=range(5, 6))
+    assert torch.equal(part, first[17:900, 5:6]) and torch.equal(first[0], first[0] * 0 + 7)
+    assert abs(first[1:].double().std() - 0.1) < 0.01
+    torch.set_rng_state(state)
+    values(drawn)
+    assert torch.equal(torch.get_rng_state(), state), "the user's own numbers go on"
+    assert not torch.equal(values(drawn, seed=2), first)
+    assert not torch.equal(values(table(name="u", init_fn=normal, data_type="fp16")), first)
+
+
+def test_what_a_function_leaves_keeps_its_uniform_value():
+    def zeros_in_row_0(tensor):
+        tensor[0] = 0
+
+    expected = values(table())
+    expected[0] = 0
+    assert torch.equal(values(table(init_fn=zeros_in_row_0)), expected)
+
+
+def start_values_under_plans(comm):
+    tables = [
+        replace(t, init_fn=normal) if number % 2 else replace(t, weight_init_min=-0.01)
+        for number, t in enumerate(make_tables())
+    ]
+    plain = EmbeddingBagCollection(tables, seed=3)
+    for kind in ("random", "mixed", "row_wise", "column_wise", "data_parallel"):
+        for order in ("natural", "mixed"):
+            plan = make_plan(kind, tables, comm.world, row_order=order)
+            for (name, _), data in whole_tensors(
+                comm, shard_bags(tables, plan, comm, None, 3)
+            ).items():
+                assert torch.equal(data, plain.weight(name)), (kind, name)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_start_values_of_ranges_and_functions_are_the_same_under_every_plan(ranks, world):
+    ranks.run(start_values_under_plans, world)

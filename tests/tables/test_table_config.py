@@ -1,6 +1,7 @@
 """What a table may be, and the one-line errors for what it may not be."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from recapp.tables.collections import compute_dtype
 from recapp.tables.config import (
     DataType,
     EmbeddingBagConfig,
+    EmbeddingConfig,
     IdRule,
     PoolingType,
     check_tables,
@@ -66,7 +68,6 @@ def test_tables_of_so_few_bits_are_only_read():
         ({"num_embeddings": 0}, "tables.t.num_embeddings=0: must be a whole number of at least 1"),
         ({"num_embeddings": 1e6}, "tables.t.num_embeddings=1000000.0: must be a whole number"),
         ({"embedding_dim": -4}, "tables.t.embedding_dim=-4: must be a whole number"),
-        ({"feature_names": []}, r"tables.t.feature_names=\[\]: name at least one feature"),
         (
             {"feature_names": ["f", "g", "f"]},
             r"tables.t.feature_names=\['f', 'g', 'f'\]: .* each once",
@@ -78,11 +79,73 @@ def test_tables_of_so_few_bits_are_only_read():
         ),
         ({"init_range": -1.0}, r"tables.t.init_range=-1.0: must be a number of at least 0"),
         ({"init_range": math.nan}, "tables.t.init_range=nan: must be a number"),
+        ({"weight_init_max": math.inf}, "tables.t.weight_init_max=inf: must be a number"),
+        ({"weight_init_min": "0"}, "tables.t.weight_init_min=0: must be a number"),
+        (
+            {"weight_init_min": 0.5, "init_range": 0.1},
+            r"tables.t.weight_init_min=0.5 and init_range=0.1 both say .*: give one",
+        ),
+        (
+            {"weight_init_min": 0.5},
+            r"tables.t.weight_init_min=0.5: is above weight_init_max=0.316.*: start values are",
+        ),
+        ({"init_fn": 0.1}, "tables.t.init_fn=0.1: must be a function that writes into a tensor"),
+        (
+            {"num_embeddings": "dynamic", "weight_init_min": 0.0, "weight_init_max": 0.1},
+            "tables.t.weight_init_max: rows of a dynamic table are made one by one, uniform",
+        ),
+        (
+            {"num_embeddings": "dynamic", "init_fn": torch.nn.init.zeros_},
+            "tables.t.init_fn: rows of a dynamic table are made one by one, uniform around 0",
+        ),
+        ({"name": ""}, "a table has no name: give an EmbeddingBagConfig or others a name="),
+        (
+            {"num_embeddings_post_pruning": 5},
+            "tables.t.num_embeddings_post_pruning=5: tables are not pruned here.*: leave it out",
+        ),
+        ({"input_dim": 5}, "tables.t.input_dim=5: nothing reads it"),
+        (
+            {"total_num_buckets": 4},
+            r"tables.t.total_num_buckets=4: .*num_embeddings=\"dynamic\" here",
+        ),
+        ({"use_virtual_table": True}, "tables.t.use_virtual_table=True: a table of any ids is num"),
+        ({"virtual_table_eviction_policy": "p"}, "tables.t.virtual_table_eviction_policy=p: a tab"),
+        (
+            {"enable_embedding_update": True},
+            "tables.t.enable_embedding_update=True: rows change by training or load_state_dict",
+        ),
+        ({"stash_weights": True}, "tables.t.stash_weights=True: rows stay in the memory"),
     ],
 )
 def test_a_field_out_of_range_is_named_with_its_table_and_value(changes, message):
     with pytest.raises(ConfigError, match=message):
         table(**changes)
+
+
+def test_arguments_stand_in_torchrecs_order_and_its_defaults_are_taken():
+    fill = torch.nn.init.zeros_
+    last = (None, fill, True, None, None, False, None, False)
+    given = EmbeddingBagConfig(10, 4, "t", DataType.FP16, ["f", "g"], 0.2, -0.1, *last, "mean")
+    assert given == table(
+        data_type="fp16",
+        feature_names=["f", "g"],
+        weight_init_max=0.2,
+        weight_init_min=-0.1,
+        init_fn=fill,
+        pooling="mean",
+    )
+    assert given.num_features() == 2 and given.need_pos and not given.use_virtual_table
+    assert EmbeddingConfig(10, 4, "t").feature_names == ("t",)
+    assert replace(given, name="u").need_pos
+
+
+def test_the_range_of_start_values_is_that_of_torchrec_where_none_is_given():
+    usual = 10**-0.5
+    bounds = [
+        (t.get_weight_init_min(), t.get_weight_init_max())
+        for t in (table(), table(weight_init_max=0.5), table(init_range=0.25))
+    ]
+    assert bounds == [(-usual, usual), (-usual, 0.5), (-0.25, 0.25)]
 
 
 def test_tables_have_names_of_their_own_and_there_is_one_at_least():

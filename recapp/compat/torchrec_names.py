@@ -15,6 +15,14 @@ _OF_EVERY_HOME = {
         "distributed.types.LazyNoWait",
         "distributed.types.NoWait",
     ),
+    "recapp.compat.jagged_functions": (
+        "sparse.jagged_tensor.ComputeJTDictToKJT",
+        "sparse.jagged_tensor.ComputeKJTToJTDict",
+        "sparse.jagged_tensor.jt_is_equal",
+        "sparse.jagged_tensor.kjt_is_equal",
+        "sparse.jagged_tensor.regroup_kts",
+        "sparse.jagged_tensor_validator.validate_keyed_jagged_tensor",
+    ),
     "recapp.compat.managed_collision_sharders": (
         "distributed.mc_embedding.ManagedCollisionEmbeddingCollectionSharder",
         "distributed.mc_embeddingbag.ManagedCollisionEmbeddingBagCollectionSharder",

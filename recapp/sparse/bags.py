@@ -3,7 +3,10 @@ together, showing bags as text.
 
 Whatever reads a tensor's contents is done on CPU only: on an accelerator it would wait for the
 device in every step. The exceptions are inputs that cannot be understood unread and that no
-training step makes: float counts, and offsets of a single key without a stride.
+training step makes: float counts.
+
+There may be more values than the bags hold, as in buffers of a fixed size: the first ones count,
+as in TorchRec, and what is behind them is called slack.
 """
 
 from collections.abc import Sequence
@@ -12,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from recapp.console import note_once
 from recapp.errors import DataError, suggest
 
 Numbers = Tensor | Sequence[int] | Sequence[float]
@@ -86,6 +90,8 @@ def as_counts(name: str, data: Numbers, device: torch.device) -> Tensor:
         raise DataError(f"{name} are {counts_N.dtype}: give integers")
     if not counts_N.is_floating_point():
         return counts_N
+    if counts_N.is_meta:
+        return counts_N.long()
     odd_N = ~counts_N.isfinite() | (counts_N != counts_N.round())
     if bool(odd_N.any()):
         first = int(odd_N.nonzero()[0])
@@ -96,8 +102,10 @@ def as_counts(name: str, data: Numbers, device: torch.device) -> Tensor:
 def check_values(values: Numbers, weights: Numbers | None) -> tuple[Tensor, Tensor | None]:
     """Return values and their weights as tensors.
 
+    Whether there are enough of both is checked with the lengths (`check_total`).
+
     Raises:
-        DataError: A scalar, or weights that are not one per value.
+        DataError: A scalar, or weights on another device.
     """
     values_L = as_tensor("values", values)
     if not values_L.dim():
@@ -108,10 +116,9 @@ def check_values(values: Numbers, weights: Numbers | None) -> tuple[Tensor, Tens
     if weights is None:
         return values_L, None
     weights_L = as_tensor("weights", weights, values_L.device, torch.get_default_dtype())
-    if weights_L.shape[:1] != values_L.shape[:1]:
+    if not weights_L.dim():
         raise DataError(
-            f"there are {weights_L.shape[0] if weights_L.dim() else 1} weights and "
-            f"{len(values_L)} values: give one weight per value"
+            f"there are 1 weights and {values_L.shape[0]} values: give one weight per value"
         )
     if weights_L.device != values_L.device:
         raise DataError(
@@ -126,7 +133,7 @@ def check_bags(
     lengths: Numbers | None,
     offsets: Numbers | None,
     keys: int = 1,
-    stride: int | None = None,
+    bags: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return lengths as a tensor, and offsets where they were given.
 
@@ -135,9 +142,9 @@ def check_bags(
     Args:
         values_L: The values that are cut into bags.
         lengths: [bags], or None.
-        offsets: [bags + 1], or starts only, [bags], or None.
-        keys: The number of bags is a multiple of this.
-        stride: Bags per key where it is known.
+        offsets: [bags + 1], or None; starts only, [bags], where their count says so.
+        keys: The number of bags is a multiple of this, if `bags` is None.
+        bags: The number of bags, where it is known.
 
     Raises:
         DataError: Counts that do not fit; it names the numbers.
@@ -147,7 +154,7 @@ def check_bags(
     offsets_N1 = (
         None
         if offsets is None
-        else _full_offsets(values_L, as_counts("offsets", offsets, values_L.device), keys, stride)
+        else _full_offsets(values_L, as_counts("offsets", offsets, values_L.device), keys, bags)
     )
     if lengths is None:
         assert offsets_N1 is not None
@@ -179,17 +186,27 @@ def check_distinct(keys: Sequence[str]) -> None:
         raise DataError(f"key {twice!r} is there twice: every key needs a name of its own")
 
 
-def check_total(total: int, values_L: Tensor) -> None:
-    """Check that the sum of the lengths is the number of values.
+def check_total(total: int, values_L: Tensor, weights_L: Tensor | None) -> None:
+    """Check that there is a value, and a weight, for each place in the bags. There may be more.
 
     Raises:
-        DataError: It is not; the message has both numbers.
+        DataError: There are fewer; the message has both numbers.
     """
-    if total != len(values_L):
+    if total > len(values_L):
         raise DataError(
-            f"lengths sum to {total}, but there are {len(values_L)} values: every value belongs "
-            "to one bag"
+            f"lengths sum to {total}, but there are {len(values_L)} values: give at least as many "
+            "values, of which the first ones count"
         )
+    if weights_L is not None and total > len(weights_L):
+        raise DataError(
+            f"there are {len(weights_L)} weights and {total} values in bags: give one weight per "
+            "value"
+        )
+
+
+def first_ones(total: int, tensor_L: Tensor) -> Tensor:
+    """Return the first `total` entries: the tensor itself where there are no more."""
+    return tensor_L if len(tensor_L) == total else tensor_L.narrow(0, 0, total)
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -264,11 +281,16 @@ def _number(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _full_offsets(values_L: Tensor, offsets_N: Tensor, keys: int, stride: int | None) -> Tensor:
-    """Return checked offsets, with the number of values appended to those that are starts only."""
+def _full_offsets(values_L: Tensor, offsets_N: Tensor, keys: int, bags: int | None) -> Tensor:
+    """Return checked offsets, with the number of values appended to those that are starts only.
+
+    Starts only are told by their count. Where it says nothing, offsets are full, as in TorchRec.
+    """
     count = len(offsets_N)
     rows = len(values_L)
-    if _are_starts(offsets_N, rows, keys, stride):
+    if not count:
+        return F.pad(offsets_N, (1, 0))
+    if count % keys == 0 if bags is None and keys > 1 else count == bags:
         offsets_N = F.pad(offsets_N, (0, 1), value=rows)
     if not on_host(offsets_N):
         return offsets_N
@@ -278,25 +300,16 @@ def _full_offsets(values_L: Tensor, offsets_N: Tensor, keys: int, stride: int | 
     if bool(falls.any()):
         index = int(falls.nonzero()[0])
         fault = f"fall from {int(offsets_N[index])} to {int(offsets_N[index + 1])}"
-    elif (first, last) != (0, rows):
+    elif first or last > rows:
         fault = f"run from {first} to {last}"
     else:
+        if last < rows and bags is None and keys == 1:
+            note_once(
+                "offsets end before the values do: the values behind them belong to no bag; where "
+                "they are the starts of bags alone, append the number of values"
+            )
         return offsets_N
     raise DataError(
         f"{count} offsets {fault}, but there are {rows} values: give offsets that rise from 0 to "
-        f"{rows}, or starts only"
+        f"{rows} or less"
     )
-
-
-def _are_starts(offsets_N: Tensor, rows: int, keys: int, stride: int | None) -> bool:
-    """Return whether offsets are starts only, without the end of the last bag.
-
-    Their count decides where it can. Otherwise the last entry does: in full offsets it is the
-    number of values.
-    """
-    count = len(offsets_N)
-    if not count or stride is not None:
-        return not count or count == keys * (stride or 0)
-    if keys > 1:
-        return count % keys == 0
-    return int(offsets_N[-1]) != rows

@@ -16,6 +16,8 @@ tensor([[101, 102,   0],
         [201, 202, 203],
         [301,   0,   0]])
 
+There may be more values than the bags hold, as in buffers of a fixed size: the first ones count.
+
 Names and argument order are TorchRec's (`torchrec/sparse/jagged_tensor.py`). Suffixes: L values, B
 bags, B1 bags + 1, N longest bag.
 """
@@ -37,10 +39,12 @@ from recapp.sparse.bags import (
     check_total,
     check_values,
     concatenate,
+    first_ones,
     offsets_of,
     on_host,
     values_text,
 )
+from recapp.sparse.transfer import to_host
 
 
 class JaggedTensor:
@@ -50,12 +54,11 @@ class JaggedTensor:
     checked, because reading them would wait for the device.
 
     Args:
-        values: [L, ...] of any dtype, bag after bag; a Python list makes int64 or float32.
-        weights: One per value (same first dimension), or None.
+        values: [L, ...] of any dtype, bag after bag; a Python list makes int64 or float32. There
+            may be more than the bags hold; the first ones count.
+        weights: One per value, or None.
         lengths: [B], values per bag; floats if they are whole numbers.
-        offsets: [B + 1], cumulated lengths from 0 to L, or [B], starts only, as `nn.EmbeddingBag`
-            takes them: recognised by a last entry that is not L. One of lengths and offsets is
-            needed.
+        offsets: [B + 1], cumulated lengths from 0 on. One of lengths and offsets is needed.
 
     Raises:
         DataError: Counts that do not fit together.
@@ -70,26 +73,65 @@ class JaggedTensor:
     ) -> None:
         self._values, self._weights = check_values(values, weights)
         self._lengths, self._offsets = check_bags(self._values, lengths, offsets)
+        self._may_have_slack = True
         if on_host(self._lengths):
-            check_total(int(self._lengths.sum()), self._values)
+            check_total(int(self._lengths.sum()), self._values, self._weights)
 
     @classmethod
     def unchecked(
-        cls, values: Tensor, weights: Tensor | None, lengths: Tensor, offsets: Tensor | None = None
+        cls,
+        values: Tensor,
+        weights: Tensor | None,
+        lengths: Tensor,
+        offsets: Tensor | None = None,
+        may_have_slack: bool = False,
     ) -> "JaggedTensor":
-        """Make a jagged tensor of parts that are known to fit, such as a slice of a checked one."""
+        """Make a jagged tensor of parts that are known to fit, such as a slice of a checked one.
+
+        Args:
+            values: As of the constructor, like `weights`, `lengths` and `offsets`.
+            weights: One per value, or None.
+            lengths: Values per bag.
+            offsets: Cumulated lengths, or None.
+            may_have_slack: Whether there may be more values than the bags hold.
+        """
         made = cls.__new__(cls)
         made._values = values
         made._weights = weights
         made._lengths = lengths
         made._offsets = offsets
+        made._may_have_slack = may_have_slack
         return made
+
+    @staticmethod
+    def empty(
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+        values_dtype: torch.dtype | None = None,
+        weights_dtype: torch.dtype | None = None,
+        lengths_dtype: torch.dtype = torch.int32,
+    ) -> "JaggedTensor":
+        """Make a jagged tensor without bags.
+
+        Args:
+            is_weighted: Whether it has weights, of which there are none.
+            device: The device of its tensors.
+            values_dtype: The dtype of the values; None takes torch's default.
+            weights_dtype: That of the weights; None takes torch's default.
+            lengths_dtype: That of lengths and offsets.
+        """
+        weights = torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None
+        return JaggedTensor(
+            torch.empty(0, dtype=values_dtype, device=device),
+            weights,
+            torch.empty(0, dtype=lengths_dtype, device=device),
+        )
 
     @staticmethod
     def from_dense(
         values: Sequence[Numbers], weights: Sequence[Numbers] | None = None
     ) -> "JaggedTensor":
-        """Make one bag of each element of a list.
+        """Make one bag of each element of a list; lengths are int32.
 
         Args:
             values: B tensors or lists, of [n, ...] each; n may be 0.
@@ -100,15 +142,17 @@ class JaggedTensor:
         """
         bags = [as_tensor("values", bag) for bag in values]
         sizes = [len(bag) for bag in bags]
+        values_L = concatenate("values", bags)
+        lengths_B = torch.tensor(sizes, dtype=torch.int32, device=values_L.device)
         if weights is None:
-            return JaggedTensor(concatenate("values", bags), None, sizes)
+            return JaggedTensor(values_L, None, lengths_B)
         weighted = [as_tensor("weights", bag, dtype=torch.get_default_dtype()) for bag in weights]
         if [len(bag) for bag in weighted] != sizes:
             raise DataError(
                 f"weights have {[len(bag) for bag in weighted]} entries per bag, values {sizes}: "
                 "give one weight per value"
             )
-        return JaggedTensor(concatenate("values", bags), concatenate("weights", weighted), sizes)
+        return JaggedTensor(values_L, concatenate("weights", weighted), lengths_B)
 
     @staticmethod
     def from_dense_lengths(
@@ -136,18 +180,42 @@ class JaggedTensor:
         )
 
     def values(self) -> Tensor:
-        """Return all values, [L, ...]."""
+        """Return all values, [L, ...], also those that no bag holds."""
         return self._values
 
     def lengths(self) -> Tensor:
         """Return the number of values of each bag, [B]."""
         return self._lengths
 
+    def lengths_or_none(self) -> Tensor | None:
+        """Return the number of values of each bag, [B]: they are always there."""
+        return self._lengths
+
     def offsets(self) -> Tensor:
-        """Return where each bag starts, and L at the end, [B + 1]."""
+        """Return where each bag starts, and the end of the last, [B + 1]."""
         if self._offsets is None:
             self._offsets = offsets_of(self._lengths)
         return self._offsets
+
+    def offsets_or_none(self) -> Tensor | None:
+        """Return where each bag starts, [B + 1], or None where nobody has asked for it yet."""
+        return self._offsets
+
+    def without_slack(self) -> "JaggedTensor":
+        """Return the bags with just the values that they hold: views; itself where it is so.
+
+        On an accelerator this reads the lengths, unless it is known that there are no more.
+        """
+        if not self._may_have_slack or self._lengths.is_meta:
+            return self
+        total = int(to_host(self._lengths.sum()))
+        check_total(total, self._values, self._weights)
+        weights = None if self._weights is None else first_ones(total, self._weights)
+        values = first_ones(total, self._values)
+        if values is self._values and weights is self._weights:
+            self._may_have_slack = False
+            return self
+        return JaggedTensor.unchecked(values, weights, self._lengths, self._offsets)
 
     def weights(self) -> Tensor:
         """Return one weight per value, [L, ...].
@@ -172,11 +240,14 @@ class JaggedTensor:
 
     def to_dense(self) -> list[Tensor]:
         """Return B tensors, one per bag: views of the values. This reads the lengths."""
-        return list(torch.split(self._values, self._lengths.tolist()))
+        return list(torch.split(self.without_slack()._values, self._lengths.tolist()))
 
-    def to_dense_weights(self) -> list[Tensor]:
-        """Return B tensors of weights, one per bag: views. This reads the lengths."""
-        return list(torch.split(self.weights(), self._lengths.tolist()))
+    def to_dense_weights(self) -> list[Tensor] | None:
+        """Return B tensors of weights, one per bag: views; None where there are none. This reads
+        the lengths.
+        """
+        weights = self.without_slack()._weights
+        return None if weights is None else list(torch.split(weights, self._lengths.tolist()))
 
     def to_padded_dense(
         self, desired_length: int | None = None, padding_value: float = 0.0
@@ -192,9 +263,13 @@ class JaggedTensor:
 
     def to_padded_dense_weights(
         self, desired_length: int | None = None, padding_value: float = 0.0
-    ) -> Tensor:
-        """Return the weights, arranged as `to_padded_dense` arranges the values."""
-        return self._padded(self.weights(), desired_length, padding_value)
+    ) -> Tensor | None:
+        """Return the weights, arranged as `to_padded_dense` arranges the values; None where there
+        are none.
+        """
+        if self._weights is None:
+            return None
+        return self._padded(self._weights, desired_length, padding_value)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "JaggedTensor":
         """Return the bags on a device."""
@@ -214,7 +289,9 @@ class JaggedTensor:
         weights, offsets = (
             None if t is None else change(t) for t in (self._weights, self._offsets)
         )
-        return JaggedTensor.unchecked(change(self._values), weights, change(self._lengths), offsets)
+        return JaggedTensor.unchecked(
+            change(self._values), weights, change(self._lengths), offsets, self._may_have_slack
+        )
 
     def _padded(self, data_L: Tensor, desired_length: int | None, padding_value: float) -> Tensor:
         lengths_B = self._lengths
@@ -247,7 +324,7 @@ def _flatten(jagged: JaggedTensor) -> tuple[list[Any], None]:
 
 def _unflatten(leaves: Any, _: None) -> JaggedTensor:
     values, weights, lengths = leaves
-    return JaggedTensor.unchecked(values, weights, lengths)
+    return JaggedTensor.unchecked(values, weights, lengths, may_have_slack=True)
 
 
 register_pytree_node(

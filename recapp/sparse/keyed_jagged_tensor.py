@@ -31,11 +31,9 @@ keys, B stride, FB bags.
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import GetAttrKey, KeyEntry, register_pytree_node
 
 from recapp.errors import DataError
 from recapp.sparse.bags import (
@@ -43,15 +41,31 @@ from recapp.sparse.bags import (
     UnknownKeyError,
     bags_text,
     check_bags,
-    check_distinct,
     check_total,
     check_values,
     concatenate,
+    first_ones,
     offsets_of,
     on_host,
     values_text,
 )
 from recapp.sparse.jagged_tensor import JaggedTensor
+from recapp.sparse.keyed_parts import (
+    InverseIndices,
+    Strides,
+    check_derived,
+    check_inverse,
+    check_keys,
+    check_stride,
+    check_strides,
+    concatenate_inverse,
+    concatenate_strides,
+    concatenate_weights,
+    in_segments,
+    joined_parts,
+    sums_of,
+)
+from recapp.sparse.keyed_tree import register_tree
 from recapp.sparse.transfer import copy_to_device, to_device, to_host
 
 SHOWN_KEYS = 30
@@ -65,12 +79,25 @@ class KeyedJaggedTensor:
 
     Args:
         keys: F feature names, each once.
-        values: [L, ...] of any dtype, keys-major; a Python list makes int64 or float32.
-        weights: One per value (same first dimension), or None.
+        values: [L, ...] of any dtype, keys-major; a Python list makes int64 or float32. There may
+            be more than the bags hold, as in buffers of a fixed size; the first ones count.
+        weights: One per value, or None.
         lengths: [F * B], values per bag; floats if they are whole numbers.
-        offsets: [F * B + 1], cumulated lengths from 0 to L, or [F * B], starts only, as
-            `nn.EmbeddingBag` takes them. One of lengths and offsets is needed.
+        offsets: [F * B + 1], cumulated lengths from 0 on, or [F * B], starts only, as
+            `nn.EmbeddingBag` takes them; of one key these need `stride`. One of lengths and offsets
+            is needed, unless there are no keys.
         stride: B; needed only where there are no keys to count by.
+        stride_per_key_per_rank: The number of bags of each key from each rank, [F, ranks], where
+            keys have different numbers (`recapp/sparse/keyed_parts.py`). `inverse_indices` say
+            then which bag of a key each sample takes.
+        stride_per_key: What the other arguments say already, as are the five that follow. They are
+            compared on CPU; on an accelerator `length_per_key` is taken and saves reading it.
+        length_per_key: As of the method.
+        lengths_offset_per_key: As of the method.
+        offset_per_key: As of the method.
+        index_per_key: As of the method.
+        jt_dict: What `to_dict` returns.
+        inverse_indices: Keys, and which bag of each of them every sample takes, [keys, samples].
 
     Raises:
         DataError: Counts that do not fit together, with the numbers; a key that is there twice.
@@ -84,16 +111,48 @@ class KeyedJaggedTensor:
         lengths: Numbers | None = None,
         offsets: Numbers | None = None,
         stride: int | None = None,
+        stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
+        stride_per_key: Sequence[int] | None = None,
+        length_per_key: Sequence[int] | None = None,
+        lengths_offset_per_key: Sequence[int] | None = None,
+        offset_per_key: Sequence[int] | None = None,
+        index_per_key: Mapping[str, int] | None = None,
+        jt_dict: Mapping[str, JaggedTensor] | None = None,
+        inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> None:
-        self._keys = _check_keys(keys)
+        self._keys = check_keys(keys)
         self._values, self._weights = check_values(values, weights)
+        if not self._keys and lengths is None and offsets is None:
+            lengths = torch.zeros(0, dtype=torch.int64, device=self._values.device)
+        of_ranks = stride_per_key_per_rank
+        self._strides = None if of_ranks is None else check_strides(self._keys, of_ranks)
+        bags = None if stride is None else len(self._keys) * stride
         self._lengths, self._offsets = check_bags(
-            self._values, lengths, offsets, len(self._keys), stride
+            self._values,
+            lengths,
+            offsets,
+            len(self._keys),
+            bags if self._strides is None else sum(map(sum, self._strides)),
         )
-        self._stride = _check_stride(self._keys, len(self._lengths), stride)
-        self._length_per_key: list[int] | None = None
+        samples = inverse_indices[1].shape[-1] if inverse_indices else None
+        self._stride = check_stride(self._keys, len(self._lengths), stride, self._strides, samples)
+        self._inverse_indices = (
+            None
+            if inverse_indices is None
+            else check_inverse(self._keys, self.stride_per_key(), inverse_indices)
+        )
+        self._length_per_key = None if length_per_key is None else list(length_per_key)
         if on_host(self._lengths):
-            check_total(sum(self.length_per_key()), self._values)
+            self._length_per_key = self._counted_per_key()
+            check_derived("length_per_key", length_per_key, self._length_per_key)
+            check_derived("offset_per_key", offset_per_key, self.offset_per_key())
+        check_derived("stride_per_key", stride_per_key, self.stride_per_key())
+        check_derived(
+            "lengths_offset_per_key", lengths_offset_per_key, self.lengths_offset_per_key()
+        )
+        check_derived("index_per_key", index_per_key, self.index_per_key())
+        check_derived("the keys of jt_dict", None if jt_dict is None else [*jt_dict], self._keys)
+        self._jt_dict = None if jt_dict is None else dict(jt_dict)
 
     @classmethod
     def unchecked(
@@ -105,10 +164,23 @@ class KeyedJaggedTensor:
         stride: int,
         length_per_key: list[int] | None = None,
         offsets: Tensor | None = None,
+        strides: Strides | None = None,
+        inverse_indices: InverseIndices | None = None,
     ) -> "KeyedJaggedTensor":
         """Make a keyed jagged tensor of parts that are known to fit, such as a run of keys.
 
         Keys may repeat.
+
+        Args:
+            keys: As of the constructor, like all that follow.
+            values: All values.
+            weights: One per value, or None.
+            lengths: Values per bag.
+            stride: The number of samples.
+            length_per_key: Values per key; None counts them when they are asked for.
+            offsets: Cumulated lengths, or None.
+            strides: `stride_per_key_per_rank`, or None.
+            inverse_indices: Which bag each sample takes, or None.
         """
         made = cls.__new__(cls)
         made._keys = keys
@@ -118,7 +190,31 @@ class KeyedJaggedTensor:
         made._offsets = offsets
         made._stride = stride
         made._length_per_key = length_per_key
+        made._strides = strides
+        made._inverse_indices = inverse_indices
+        made._jt_dict = None
         return made
+
+    @staticmethod
+    def empty(
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+        values_dtype: torch.dtype | None = None,
+        weights_dtype: torch.dtype | None = None,
+        lengths_dtype: torch.dtype = torch.int32,
+    ) -> "KeyedJaggedTensor":
+        """Make one without keys and samples; arguments as of `JaggedTensor.empty`."""
+        none = JaggedTensor.empty(is_weighted, device, values_dtype, weights_dtype, lengths_dtype)
+        return KeyedJaggedTensor([], none.values(), none.weights_or_none(), none.lengths())
+
+    @staticmethod
+    def empty_like(kjt: "KeyedJaggedTensor") -> "KeyedJaggedTensor":
+        """Make one without keys, of the samples, device and dtypes of another."""
+        weights = None if kjt._weights is None else kjt._weights[:0]
+        strides = None if kjt._strides is None else list[list[int]]()
+        return KeyedJaggedTensor.unchecked(
+            [], kjt._values[:0], weights, kjt._lengths[:0], kjt._stride, [], None, strides
+        )
 
     @staticmethod
     def from_lengths_sync(
@@ -127,12 +223,22 @@ class KeyedJaggedTensor:
         lengths: Numbers,
         weights: Numbers | None = None,
         stride: int | None = None,
+        stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
+        inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> "KeyedJaggedTensor":
         """Make a keyed jagged tensor by lengths and count the values per key now.
 
         Where the lengths are on an accelerator, this waits for it.
         """
-        return KeyedJaggedTensor(keys, values, weights, lengths, None, stride)._counted()
+        return KeyedJaggedTensor(
+            keys,
+            values,
+            weights,
+            lengths,
+            stride=stride,
+            stride_per_key_per_rank=stride_per_key_per_rank,
+            inverse_indices=inverse_indices,
+        ).sync()
 
     @staticmethod
     def from_offsets_sync(
@@ -141,34 +247,43 @@ class KeyedJaggedTensor:
         offsets: Numbers,
         weights: Numbers | None = None,
         stride: int | None = None,
+        stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
+        inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> "KeyedJaggedTensor":
         """Make a keyed jagged tensor by offsets and count the values per key now.
 
         Where the offsets are on an accelerator, this waits for it.
         """
-        return KeyedJaggedTensor(keys, values, weights, None, offsets, stride)._counted()
+        return KeyedJaggedTensor(
+            keys,
+            values,
+            weights,
+            None,
+            offsets,
+            stride=stride,
+            stride_per_key_per_rank=stride_per_key_per_rank,
+            inverse_indices=inverse_indices,
+        ).sync()
 
     @staticmethod
     def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> "KeyedJaggedTensor":
         """Make a key of each entry of a mapping, in its order.
 
+        Where the numbers of bags differ, `stride_per_key` says so.
+
         Raises:
-            DataError: The numbers of bags differ, or only some have weights.
+            DataError: Only some have weights, or integers and floats are mixed.
         """
-        keys = list(jt_dict)
-        parts = list(jt_dict.values())
-        strides = {key: len(jt.lengths()) for key, jt in jt_dict.items()}
-        if len(set(strides.values())) > 1:
-            raise DataError(
-                f"bags per key differ: {strides}: every key needs one bag per sample, empty ones "
-                "included"
-            )
-        weights = _concatenate_weights({key: jt.weights_or_none() for key, jt in jt_dict.items()})
-        values = concatenate("values", [jt.values() for jt in parts])
-        lengths = concatenate("lengths", [jt.lengths() for jt in parts])
-        per_key = [len(jt.values()) for jt in parts]
+        parts = {key: jt.without_slack() for key, jt in jt_dict.items()}
+        bags = [len(jt.lengths()) for jt in parts.values()]
         return KeyedJaggedTensor.unchecked(
-            keys, values, weights, lengths, next(iter(strides.values()), 0), per_key
+            list(parts),
+            concatenate("values", [jt.values() for jt in parts.values()]),
+            concatenate_weights({key: jt.weights_or_none() for key, jt in parts.items()}),
+            concatenate("lengths", [jt.lengths() for jt in parts.values()]),
+            max(bags, default=0),
+            [len(jt.values()) for jt in parts.values()],
+            strides=[[n] for n in bags] if len(set(bags)) > 1 else None,
         )
 
     @staticmethod
@@ -176,26 +291,31 @@ class KeyedJaggedTensor:
         """Return the keys of all, one behind the other. Those without keys do not count.
 
         Raises:
-            DataError: There is none, strides differ, only some have weights, or a key is in two of
-                them.
+            DataError: There is none, strides differ, only some have weights, inverse indices or
+                strides per key, or a key is in two of them.
         """
         if not kjt_list:
             raise DataError("there is nothing to concatenate: give one KeyedJaggedTensor or more")
-        parts = [k for k in kjt_list if k._keys] or list(kjt_list[:1])
-        strides = [k._stride for k in parts]
-        if len(set(strides)) > 1:
+        full = [k for k in kjt_list if k._keys] or list(kjt_list[:1])
+        check_keys([key for k in full for key in dict.fromkeys(k._keys)])
+        strides = concatenate_strides([k._strides for k in full])
+        inverse = concatenate_inverse([k._inverse_indices for k in full])
+        samples = [k._stride for k in full]
+        if len(set(samples)) > 1 and (strides is None or inverse is not None):
             raise DataError(
-                f"strides differ: {strides}: every KeyedJaggedTensor needs one bag per key and "
+                f"strides differ: {samples}: every KeyedJaggedTensor needs one bag per key and "
                 "sample"
             )
-        _check_keys([key for k in parts for key in dict.fromkeys(k._keys)])
-        weights = _concatenate_weights({", ".join(k._keys): k._weights for k in parts})
-        counts = [k._length_per_key for k in parts]
-        per_key = None if any(c is None for c in counts) else [n for c in counts for n in c or []]
-        values = concatenate("values", [k._values for k in parts])
-        lengths = concatenate("lengths", [k._lengths for k in parts])
+        parts = [k.without_slack() for k in full]
         return KeyedJaggedTensor.unchecked(
-            [key for k in parts for key in k._keys], values, weights, lengths, strides[0], per_key
+            [key for k in parts for key in k._keys],
+            concatenate("values", [k._values for k in parts]),
+            concatenate_weights({", ".join(k._keys): k._weights for k in parts}),
+            concatenate("lengths", [k._lengths for k in parts]),
+            max(samples),
+            [n for k in parts for n in k.length_per_key()],
+            strides=strides,
+            inverse_indices=inverse,
         )
 
     def keys(self) -> list[str]:
@@ -203,17 +323,25 @@ class KeyedJaggedTensor:
         return self._keys
 
     def values(self) -> Tensor:
-        """Return all values, keys-major, [L, ...]."""
+        """Return all values, keys-major, [L, ...], also those that no bag holds."""
         return self._values
 
     def lengths(self) -> Tensor:
         """Return the number of values of each bag, keys-major, [F * B]."""
         return self._lengths
 
+    def lengths_or_none(self) -> Tensor | None:
+        """Return the number of values of each bag, [F * B]: they are always there."""
+        return self._lengths
+
     def offsets(self) -> Tensor:
-        """Return where each bag starts, and L at the end, [F * B + 1]."""
+        """Return where each bag starts, and the end of the last, [F * B + 1]."""
         if self._offsets is None:
             self._offsets = offsets_of(self._lengths)
+        return self._offsets
+
+    def offsets_or_none(self) -> Tensor | None:
+        """Return where each bag starts, [F * B + 1], or None where nobody has asked for it yet."""
         return self._offsets
 
     def weights(self) -> Tensor:
@@ -234,23 +362,121 @@ class KeyedJaggedTensor:
         return self._weights
 
     def stride(self) -> int:
-        """Return the number of samples, B."""
+        """Return the number of samples, B.
+
+        Where keys have different numbers of bags, it is that of the inverse indices, or without
+        any the largest.
+        """
         return self._stride
+
+    def stride_per_key(self) -> list[int]:
+        """Return the number of bags of each key."""
+        if self._strides is None:
+            return [self._stride] * len(self._keys)
+        return [sum(of_ranks) for of_ranks in self._strides]
+
+    def stride_per_key_per_rank(self) -> list[list[int]]:
+        """Return the number of bags of each key from each rank; an empty list where every key has
+        one per sample.
+        """
+        return self._strides or []
+
+    def variable_stride_per_key(self) -> bool:
+        """Return whether it was said how many bags each key has."""
+        return self._strides is not None
+
+    def inverse_indices(self) -> InverseIndices:
+        """Return keys, and which bag of each of them every sample takes, [keys, samples].
+
+        Raises:
+            DataError: There are none.
+        """
+        if self._inverse_indices is None:
+            raise DataError(
+                "this KeyedJaggedTensor has no inverse indices: make it with inverse_indices=..., "
+                "or ask inverse_indices_or_none()"
+            )
+        return self._inverse_indices
+
+    def inverse_indices_or_none(self) -> InverseIndices | None:
+        """Return which bag of a key every sample takes, or None."""
+        return self._inverse_indices
 
     def length_per_key(self) -> list[int]:
         """Return the number of values of each key, on the host.
 
-        The first call waits for the device, unless the counts came along from the CPU.
+        The first call waits for the device, unless the counts came along from the CPU. On the meta
+        device, where there is nothing to count, keys share the values.
+
+        Raises:
+            DataError: There are fewer values than the lengths say.
         """
         if self._length_per_key is None:
-            self._length_per_key = to_host(
-                self._lengths.reshape(len(self._keys), self._stride).sum(1)
-            ).tolist()
+            self._length_per_key = self._counted_per_key()
+        return self._length_per_key
+
+    def length_per_key_or_none(self) -> list[int] | None:
+        """Return the number of values of each key, or None where they were not counted yet."""
         return self._length_per_key
 
     def offset_per_key(self) -> list[int]:
-        """Return where each key's values start, and L at the end: F + 1 numbers on the host."""
+        """Return where each key's values start, and the end of the last: F + 1 numbers on the
+        host.
+        """
         return [0, *accumulate(self.length_per_key())]
+
+    def offset_per_key_or_none(self) -> list[int] | None:
+        """Return where each key's values start, or None where they were not counted yet."""
+        return None if self._length_per_key is None else self.offset_per_key()
+
+    def lengths_offset_per_key(self) -> list[int]:
+        """Return where each key's bags start, and the number of all: F + 1 numbers."""
+        return [0, *accumulate(self.stride_per_key())]
+
+    def index_per_key(self) -> dict[str, int]:
+        """Return the index of each key in `keys()`."""
+        return {key: index for index, key in enumerate(self._keys)}
+
+    def _key_indices(self) -> dict[str, int]:
+        """Return the index of each key: TorchRec's stable API has this name too."""
+        return self.index_per_key()
+
+    def sync(self) -> "KeyedJaggedTensor":
+        """Count the values per key now, and return this tensor."""
+        self.length_per_key()
+        return self
+
+    def unsync(self) -> "KeyedJaggedTensor":
+        """Forget the counts per key, and return this tensor."""
+        self._length_per_key = None
+        return self
+
+    def flatten_lengths(self) -> "KeyedJaggedTensor":
+        """Return this tensor: its lengths are flat already."""
+        return self
+
+    def without_slack(self) -> "KeyedJaggedTensor":
+        """Return the bags with just the values that they hold: views; itself where it is so."""
+        total = sum(self.length_per_key())
+        exact = len(self._values) == total
+        if exact and (self._weights is None or len(self._weights) == total):
+            return self
+        return self._run(0, len(self._keys), self.offset_per_key(), self._inverse_indices)
+
+    def padded(self) -> "KeyedJaggedTensor":
+        """Return as many bags of each key as the longest has, with empty ones behind the others';
+        itself where it is so.
+        """
+        if self._strides is None:
+            return self
+        lengths = self._lengths
+        longest = max(self.stride_per_key(), default=0)
+        if longest:
+            rows = list(torch.split(lengths, self.stride_per_key()))
+            lengths = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).flatten()
+        return KeyedJaggedTensor.unchecked(
+            self._keys, self._values, self._weights, lengths, longest, self.length_per_key()
+        )
 
     def device(self) -> torch.device:
         """Return the device that the values are on."""
@@ -272,10 +498,12 @@ class KeyedJaggedTensor:
 
     def to_dict(self) -> dict[str, JaggedTensor]:
         """Return a jagged tensor for each key: views."""
+        if self._jt_dict is not None:
+            return self._jt_dict
         return {part._keys[0]: part._single() for part in self.split([1] * len(self._keys))}
 
     def split(self, segments: Sequence[int]) -> list["KeyedJaggedTensor"]:
-        """Return runs of keys: views.
+        """Return runs of keys: views, without inverse indices.
 
         Args:
             segments: How many keys each run takes; 0 gives one without keys and of the same stride.
@@ -297,7 +525,7 @@ class KeyedJaggedTensor:
     def permute(
         self, indices: Sequence[int], indices_tensor: Tensor | None = None
     ) -> "KeyedJaggedTensor":
-        """Return keys in another order.
+        """Return keys in another order, without inverse indices.
 
         Args:
             indices: Indices in `keys()`; they may leave keys out and repeat them. Consecutive ones
@@ -326,16 +554,24 @@ class KeyedJaggedTensor:
         per_key = self.length_per_key()
         if indices_tensor is None:
             indices_tensor = to_device(taken, self._lengths.device)
-        values = torch.split(self._values, per_key)
-        lengths = self._lengths.reshape(count, self._stride)
-        weights = None if self._weights is None else torch.split(self._weights, per_key)
+        values, weights = (
+            None if t is None else in_segments(first_ones(sum(per_key), t), per_key, taken)
+            for t in (self._values, self._weights)
+        )
+        assert values is not None
+        lengths = (
+            self._lengths.reshape(count, self._stride).index_select(0, indices_tensor).flatten()
+            if self._strides is None
+            else in_segments(self._lengths, self.stride_per_key(), taken)
+        )
         return KeyedJaggedTensor.unchecked(
             [self._keys[i] for i in taken],
-            torch.cat([values[i] for i in taken]),
-            None if weights is None else torch.cat([weights[i] for i in taken]),
-            lengths.index_select(0, indices_tensor).flatten(),
+            values,
+            weights,
+            lengths,
             self._stride,
             [per_key[i] for i in taken],
+            strides=None if self._strides is None else [self._strides[i] for i in taken],
         )
 
     def to(
@@ -377,16 +613,47 @@ class KeyedJaggedTensor:
 
     def _tensors(self) -> list[Tensor]:
         return [
-            t for t in (self._values, self._weights, self._lengths, self._offsets) if t is not None
+            t
+            for t in (
+                self._values,
+                self._weights,
+                self._lengths,
+                self._offsets,
+                self._inverse_indices and self._inverse_indices[1],
+            )
+            if t is not None
         ]
 
-    def _counted(self) -> "KeyedJaggedTensor":
-        """Return this tensor after its counts per key were read and checked."""
-        check_total(sum(self.length_per_key()), self._values)
-        return self
+    def _counted_per_key(self) -> list[int]:
+        """Count the values of each key, and check that they are there."""
+        count = len(self._keys)
+        if self._lengths.is_meta:
+            each, left = divmod(len(self._values), count or 1)
+            return [each + (left if key == 0 else 0) for key in range(count)]
+        if self._strides is None:
+            counts = self._lengths.reshape(count, self._stride).sum(1)
+        else:
+            edges = to_device(self.lengths_offset_per_key(), self._lengths.device)
+            counts = offsets_of(self._lengths)[edges].diff()
+        per_key: list[int] = to_host(counts).tolist()
+        check_total(sum(per_key), self._values, self._weights)
+        return per_key
 
-    def _run(self, first: int, count: int, edge: list[int]) -> "KeyedJaggedTensor":
-        """Return the keys from `first` to `first + count`, as views; `edge` is `offset_per_key`."""
+    def _bags_before(self, key: int) -> int:
+        """Return the number of bags of the keys before one."""
+        return key * self._stride if self._strides is None else sum(map(sum, self._strides[:key]))
+
+    def _run(
+        self, first: int, count: int, edge: list[int], inverse: InverseIndices | None = None
+    ) -> "KeyedJaggedTensor":
+        """Return the keys from `first` to `first + count`, as views.
+
+        Args:
+            first: The index of the first key.
+            count: How many.
+            edge: `offset_per_key`.
+            inverse: The inverse indices of the result.
+        """
         last = first + count
         start = edge[first]
         size = edge[last] - edge[first]
@@ -395,9 +662,11 @@ class KeyedJaggedTensor:
             self._keys[first:last],
             self._values.narrow(0, start, size),
             weights,
-            self._lengths[first * self._stride : last * self._stride],
+            self._lengths[self._bags_before(first) : self._bags_before(last)],
             self._stride,
             self.length_per_key()[first:last],
+            strides=None if self._strides is None else self._strides[first:last],
+            inverse_indices=inverse,
         )
 
     def _single(self) -> JaggedTensor:
@@ -410,6 +679,7 @@ class KeyedJaggedTensor:
             None if t is None else change(t) for t in (self._weights, self._offsets)
         )
         per_key = self.length_per_key() if on_host(self._lengths) else self._length_per_key
+        inverse = self._inverse_indices
         return KeyedJaggedTensor.unchecked(
             self._keys,
             change(self._values),
@@ -418,13 +688,83 @@ class KeyedJaggedTensor:
             self._stride,
             per_key,
             offsets,
+            self._strides,
+            None if inverse is None else (inverse[0], change(inverse[1])),
         )
 
+    def dist_labels(self) -> list[str]:
+        """Return the names of `dist_tensors`."""
+        return [
+            "lengths",
+            "values",
+            *(["strides"] if self._strides is not None else []),
+            *(["weights"] if self._weights is not None else []),
+        ]
+
+    def dist_splits(self, key_splits: Sequence[int]) -> list[list[int]]:
+        """Return how many entries of each of `dist_tensors` runs of keys have.
+
+        Args:
+            key_splits: How many keys each run has.
+        """
+        values = sums_of(self.length_per_key(), key_splits)
+        return [
+            sums_of(self.stride_per_key(), key_splits),
+            values,
+            *([list(key_splits)] if self._strides is not None else []),
+            *([values] if self._weights is not None else []),
+        ]
+
+    def dist_tensors(self) -> list[Tensor]:
+        """Return the tensors that make it up, as a program that sends them itself wants them."""
+        kjt = self.without_slack()
+        strides = to_device(self.stride_per_key(), self.device()) if self._strides else None
+        found = (kjt._lengths, kjt._values, strides, kjt._weights)
+        return [t for t in found if t is not None]
+
+    @staticmethod
+    def dist_init(
+        keys: Sequence[str],
+        tensors: Sequence[Tensor],
+        variable_stride_per_key: bool,
+        num_workers: int,
+        recat: Tensor | None,
+        stride_per_rank: Sequence[int] | None,
+        stagger: int = 1,
+    ) -> "KeyedJaggedTensor":
+        """Make a keyed jagged tensor of `dist_tensors` that came from several ranks.
+
+        Args:
+            keys: The keys.
+            tensors: As `dist_labels` names them, rank after rank.
+            variable_stride_per_key: Whether strides are among them.
+            num_workers: The number of ranks.
+            recat: The order in which the parts of ranks and keys stand in the result; None leaves
+                them. Where ranks have different strides, it is that of bags.
+            stride_per_rank: The number of samples of each rank; None with strides.
+            stagger: Ranks whose strides stand next to each other afterwards.
+
+        Raises:
+            DataError: Another number of tensors, or no strides at all.
+        """
+        return KeyedJaggedTensor(
+            keys,
+            **joined_parts(
+                len(keys),
+                tensors,
+                variable_stride_per_key,
+                num_workers,
+                None if recat is None else recat.tolist(),
+                stride_per_rank,
+                stagger,
+            ),
+        ).sync()
+
     def __repr__(self) -> str:
-        head = (
-            f"KeyedJaggedTensor({len(self._keys)} keys, stride {self._stride}, "
-            f"{values_text(self._values)}"
-        )
+        strides = f"stride {self._stride}"
+        if self._strides is not None:
+            strides = f"strides {self.stride_per_key()} for {self._stride} samples"
+        head = f"KeyedJaggedTensor({len(self._keys)} keys, {strides}, {values_text(self._values)}"
         if not self._keys or self._lengths.is_meta:
             return f"{head})"
         parts = self.split([1] * len(self._keys))[:SHOWN_KEYS]
@@ -440,77 +780,6 @@ class KeyedJaggedTensor:
         return "\n".join([head, *lines, *more, ")"])
 
 
-def _check_keys(keys: Sequence[str]) -> list[str]:
-    if isinstance(keys, str):
-        raise DataError(f"keys are the text {keys!r}: give a list of names, [{keys!r}]")
-    names = list(keys)
-    check_distinct(names)
-    return names
-
-
-def _check_stride(keys: Sequence[str], bags: int, stride: int | None) -> int:
-    count = len(keys)
-    if stride is not None and bags != count * stride:
-        raise DataError(
-            f"there are {bags} bags, but {count} keys of stride {stride} have {count * stride}: "
-            "give one length per key and sample"
-        )
-    if not count and bags:
-        raise DataError(f"there are {bags} bags but no keys: name the key of every {bags} bags")
-    if count and bags % count:
-        raise DataError(
-            f"{bags} bags are no multiple of {count} keys ({', '.join(keys)}): give each key one "
-            "length per sample"
-        )
-    return bags // count if count else stride or 0
-
-
-def _concatenate_weights(weights: Mapping[str, Tensor | None]) -> Tensor | None:
-    with_weights = [key for key, w in weights.items() if w is not None]
-    if not with_weights:
-        return None
-    without = [key for key, w in weights.items() if w is None]
-    if without:
-        raise DataError(
-            f"{with_weights[0]} has weights, {without[0]} has none: give all of them weights "
-            "(ones change nothing), or none"
-        )
-    return concatenate("weights", [w for w in weights.values() if w is not None])
-
-
-_Context = tuple[tuple[str, ...], int]
-"""The keys and the stride, which a tree keeps beside the tensors."""
-
-
-def _flatten(kjt: KeyedJaggedTensor) -> tuple[list[Any], _Context]:
-    return [kjt.values(), kjt.weights_or_none(), kjt.lengths()], (tuple(kjt.keys()), kjt.stride())
-
-
-def _flatten_with_keys(kjt: KeyedJaggedTensor) -> tuple[list[tuple[KeyEntry, Any]], _Context]:
-    leaves, context = _flatten(kjt)
-    return list(zip(_LEAVES, leaves, strict=True)), context
-
-
-def _unflatten(leaves: Any, context: _Context) -> KeyedJaggedTensor:
-    values, weights, lengths = leaves
-    return KeyedJaggedTensor.unchecked(list(context[0]), values, weights, lengths, context[1])
-
-
-def _context_from_json(stored: Any) -> _Context:
-    keys, stride = stored
-    return tuple(keys), stride
-
-
-_LEAVES = (GetAttrKey("_values"), GetAttrKey("_weights"), GetAttrKey("_lengths"))
-
-register_pytree_node(
-    KeyedJaggedTensor,
-    _flatten,
-    _unflatten,
-    serialized_type_name="recapp.sparse.keyed_jagged_tensor.KeyedJaggedTensor",
-    to_dumpable_context=list,
-    from_dumpable_context=_context_from_json,
-    flatten_with_keys_fn=_flatten_with_keys,
-)
+register_tree(KeyedJaggedTensor)
 # A file of tensors may hold one: exported programs keep their example inputs. It is plain data.
 torch.serialization.add_safe_globals([KeyedJaggedTensor])

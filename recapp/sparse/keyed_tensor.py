@@ -12,17 +12,19 @@ tensor([[2., 3., 4.],
 Names and argument order are TorchRec's (`torchrec/sparse/jagged_tensor.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils._pytree import register_pytree_node
+from torch.fx._pytree import register_pytree_flatten_spec
+from torch.utils._pytree import TreeSpec, register_pytree_node
 
 from recapp.errors import DataError
 from recapp.sparse.bags import UnknownKeyError, check_distinct
+from recapp.sparse.keyed_parts import check_derived
 
 
 class KeyedTensor:
@@ -33,6 +35,9 @@ class KeyedTensor:
         length_per_key: Their widths.
         values: All blocks; nothing is copied.
         key_dim: The dimension that they lie along.
+        offset_per_key: What the widths say already, as does `index_per_key` of the keys; both are
+            compared with them.
+        index_per_key: The index of each key.
         room: How many entries along it, before the first block, hold nothing yet; `prepend` writes
             there.
 
@@ -47,6 +52,9 @@ class KeyedTensor:
         length_per_key: Sequence[int],
         values: Tensor,
         key_dim: int = 1,
+        offset_per_key: Sequence[int] | None = None,
+        index_per_key: Mapping[str, int] | None = None,
+        *,
         room: int = 0,
     ) -> None:
         if len(keys) != len(length_per_key):
@@ -68,6 +76,8 @@ class KeyedTensor:
         self._keys = list(keys)
         self._length_per_key = list(length_per_key)
         self._key_dim = key_dim
+        check_derived("offset_per_key", offset_per_key, self.offset_per_key())
+        check_derived("index_per_key", index_per_key, self._key_indices())
         self._with_room = values if room else None
         self._values = (
             values.narrow(key_dim, room, values.shape[key_dim] - room) if room else values
@@ -174,6 +184,10 @@ class KeyedTensor:
     def offset_per_key(self) -> list[int]:
         """Return where each block starts, and the end of the last: one more than there are keys."""
         return [0, *accumulate(self._length_per_key)]
+
+    def _key_indices(self) -> dict[str, int]:
+        """Return the index of each key, under the name that TorchRec's stable API has."""
+        return {key: index for index, key in enumerate(self._keys)}
 
     def device(self) -> torch.device:
         """Return the device that the values are on."""
@@ -306,6 +320,15 @@ def _unflatten(leaves: Any, context: tuple[tuple[str, ...], tuple[int, ...], int
     return made
 
 
+def _flatten_as(tensor: KeyedTensor, spec: TreeSpec) -> list[Any]:
+    """Return the leaves of a tensor with its blocks in the order of another, which a traced graph
+    was made with.
+    """
+    keys = list(spec.context[0])
+    return [tensor.values() if keys == tensor.keys() else KeyedTensor.regroup([tensor], [keys])[0]]
+
+
 register_pytree_node(
     KeyedTensor, _flatten, _unflatten, serialized_type_name="recapp.sparse.keyed_tensor.KeyedTensor"
 )
+register_pytree_flatten_spec(KeyedTensor, _flatten_as)

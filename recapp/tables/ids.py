@@ -268,7 +268,7 @@ class IdRules:
             parts.append(row_N.clamp(min=0).minimum(size_N - 1))
             outside.append(parts[-1] != row_N)
         rows = replace(ids, rows_L=parts[0] if len(parts) == 1 else torch.cat(parts))
-        if all(rule in (IdRule.HASH, DYNAMIC) for rule, _ in self._runs):
+        if ids_L.is_meta or all(rule in (IdRule.HASH, DYNAMIC) for rule, _ in self._runs):
             return rows, nothing_pending
         outside_L = torch.cat(outside)
         outside_F = offsets_of(outside_L)[offsets_of(count_F)].diff()
@@ -363,7 +363,7 @@ def _select(features: KeyedJaggedTensor, lookups: Sequence[TableLookup]) -> Keye
     """Return the features of lookups, in their order."""
     wanted = [x.feature for x in lookups]
     if wanted == list(features.keys()):
-        return features
+        return features.without_slack()
     return features.permute([features.index_of(f) for f in wanted])
 
 

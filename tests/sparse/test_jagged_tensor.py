@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
+from recapp.console import note_once
 from recapp.errors import DataError
 from recapp.sparse.jagged_tensor import JaggedTensor
 
@@ -31,21 +32,71 @@ def test_lengths_cut_the_values_into_three_users():
 
 @pytest.mark.parametrize(
     "offsets",
-    [[0, 2, 5, 6], [0, 2, 5], torch.tensor([0, 2, 5, 6], dtype=torch.int32), np.array([0, 2, 5])],
+    [[0, 2, 5, 6], torch.tensor([0, 2, 5, 6], dtype=torch.int32), np.array([0, 2, 5, 6])],
 )
-def test_offsets_in_full_or_starts_only_say_the_same_as_lengths(offsets):
+def test_offsets_say_the_same_as_lengths(offsets):
     jagged = JaggedTensor(USERS[0], offsets=offsets)
     assert jagged.lengths().tolist() == USERS[1]
     assert jagged.offsets().tolist() == [0, 2, 5, 6]
     assert bags(jagged) == bags(users())
 
 
-def test_start_offsets_mean_what_they_mean_to_an_embedding_bag():
-    weight = torch.randn(400, 3, dtype=torch.float64)
-    starts = torch.tensor([0, 2, 2, 5])
-    jagged = JaggedTensor(USERS[0], offsets=starts)
-    want = torch.nn.functional.embedding_bag(torch.tensor(USERS[0]), weight, starts, mode="sum")
-    assert torch.equal(torch.stack([weight[bag].sum(0) for bag in jagged.to_dense()]), want)
+@pytest.mark.parametrize(
+    "weights", [None, [1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]
+)
+def test_the_first_values_count_where_there_are_more(weights):
+    exact = JaggedTensor(USERS[0][:5], weights and weights[:5], [2, 3])
+    for counts in ({"lengths": [2, 3]}, {"offsets": [0, 2, 5]}):
+        jagged = JaggedTensor(USERS[0], weights, **counts)
+        assert jagged.values().tolist() == USERS[0], "the buffer is not cut"
+        assert jagged.offsets().tolist() == [0, 2, 5]
+        assert bags(jagged) == bags(exact)
+        assert jagged.to_padded_dense().tolist() == exact.to_padded_dense().tolist()
+        tree = pytree.tree_map(lambda t: t, jagged)
+        for held in (
+            jagged.without_slack(),
+            tree.without_slack(),
+            jagged.to("cpu").without_slack(),
+        ):
+            assert held.values().tolist() == USERS[0][:5]
+            assert held.weights_or_none() is None or len(held.weights()) == 5
+        if weights:
+            assert [bag.tolist() for bag in jagged.to_dense_weights()] == [
+                [1.0, 2.0],
+                [3.0, 4.0, 5.0],
+            ]
+
+
+def test_offsets_that_end_early_are_noted_once(capsys):
+    note_once.cache_clear()
+    for _ in range(2):
+        JaggedTensor(USERS[0], offsets=[0, 2, 5])
+    assert capsys.readouterr().err.count("offsets end before the values do") == 1
+
+
+def test_tensors_without_slack_are_the_object_itself():
+    jagged = users()
+    assert jagged.without_slack() is jagged
+
+
+def test_empty_has_no_bags_and_the_types_that_are_asked_for():
+    empty = JaggedTensor.empty(True, "cpu", torch.int64, torch.float64, torch.int16)
+    kinds = (empty.values().dtype, empty.weights().dtype, empty.lengths().dtype)
+    assert kinds == (torch.int64, torch.float64, torch.int16)
+    assert len(empty.lengths()) == 0 and bags(empty) == []
+    assert JaggedTensor.empty().weights_or_none() is None
+
+
+def test_what_is_there_is_returned_and_offsets_once_they_were_asked_for():
+    jagged = users()
+    assert jagged.lengths_or_none() is jagged.lengths() and jagged.offsets_or_none() is None
+    jagged.offsets()
+    assert jagged.offsets_or_none().tolist() == [0, 2, 5, 6]
+    assert jagged.to_dense_weights() is None and jagged.to_padded_dense_weights() is None
+
+
+def test_lengths_of_a_list_of_bags_are_int32():
+    assert JaggedTensor.from_dense([[1, 2], []]).lengths().dtype == torch.int32
 
 
 def test_lengths_and_offsets_together_are_taken_if_they_agree():
@@ -116,7 +167,10 @@ def test_float_lengths_that_are_whole_become_integers(lengths):
     ("kwargs", "message"),
     [
         ({}, "neither lengths nor offsets are given"),
-        ({"lengths": [2, 3, 2]}, "lengths sum to 7, but there are 6 values"),
+        (
+            {"lengths": [2, 3, 2]},
+            "lengths sum to 7, but there are 6 values: give at least as many values, of which the",
+        ),
         ({"lengths": [2, -1, 5]}, r"lengths\[1\] is -1: a bag has 0 values or more"),
         ({"lengths": [2, 2.5, 1.5]}, r"lengths\[1\] is 2.5: give whole numbers"),
         ({"lengths": [2.0, float("nan"), 4.0]}, r"lengths\[1\] is nan"),
@@ -137,15 +191,14 @@ def test_float_lengths_that_are_whole_become_integers(lengths):
         ),
         (
             {"offsets": [0, 2, 7]},
-            "3 offsets fall from 7 to 6, but there are 6 values: give offsets that rise from 0 to "
-            "6",
+            "3 offsets run from 0 to 7, but there are 6 values: give offsets that rise from 0 to 6 "
+            "or less",
         ),
         ({"offsets": [1, 2, 6]}, "3 offsets run from 1 to 6, but there are 6 values"),
         ({"offsets": [0, 4, 2, 6]}, "4 offsets fall from 4 to 2"),
-        ({"offsets": []}, "0 offsets run from 6 to 6, but there are 6 values"),
         (
             {"weights": [1.0, 2.0], "lengths": [2, 3, 1]},
-            "there are 2 weights and 6 values: give one weight per value",
+            "there are 2 weights and 6 values in bags: give one weight per value",
         ),
         (
             {"weights": torch.rand(6, device="meta"), "lengths": [2, 3, 1]},

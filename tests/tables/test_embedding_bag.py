@@ -180,3 +180,23 @@ def test_a_batch_without_samples_gives_no_rows_of_the_right_width():
         ["a", "b"], torch.zeros(0, dtype=torch.int64), None, torch.zeros(0, dtype=torch.int64)
     )
     assert collection(empty).values().shape == (0, 8)
+
+
+def test_on_the_meta_device_the_output_has_its_shape():
+    tables = [
+        EmbeddingBagConfig(
+            name="t1", embedding_dim=3, num_embeddings=10, feature_names=["f1", "f3"]
+        ),
+        EmbeddingBagConfig(name="t2", embedding_dim=4, num_embeddings=10, feature_names=["f2"]),
+    ]
+    collection = EmbeddingBagCollection(tables, is_weighted=True, device="meta")
+    pooled = collection(
+        KeyedJaggedTensor.from_offsets_sync(
+            ["f1", "f3", "f2"],
+            torch.empty(12, dtype=torch.int64, device="meta"),
+            torch.empty(7, dtype=torch.int64, device="meta"),
+            torch.empty(12, device="meta"),
+        )
+    )
+    assert pooled.values().shape == (2, 10) and pooled.values().is_meta
+    assert pooled.keys() == ["f1", "f3", "f2"]

@@ -1,0 +1,289 @@
+"""What a KeyedJaggedTensor is checked for beside its bags: keys, how many bags each has, and which
+bag each sample takes.
+
+Usually every key has a bag per sample. Where many samples have the same ids (one user, many items),
+a key may have fewer bags than there are samples, and `inverse_indices` say which of them each
+sample takes (TorchRec: variable batch per key, VBE):
+
+    user  [101 102] [7]        inverse indices  0 0 0 1     four samples, two users
+    item  [1] [2] [3] [4]                       0 1 2 3
+
+How many bags of a key came from which rank (`stride_per_key_per_rank`) is TorchRec's bookkeeping;
+their sum counts.
+
+Suffixes: F keys, S samples.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recapp.errors import DataError
+from recapp.sparse.bags import check_distinct, concatenate, on_host
+
+Strides = list[list[int]]
+"""The bags of each key from each rank."""
+
+InverseIndices = tuple[list[str], Tensor]
+"""Keys, and the bag that each sample takes, [keys, S]."""
+
+
+def check_keys(keys: Sequence[str]) -> list[str]:
+    """Return keys as a list.
+
+    Raises:
+        DataError: A text instead of a list, or a key that is there twice.
+    """
+    if isinstance(keys, str):
+        raise DataError(f"keys are the text {keys!r}: give a list of names, [{keys!r}]")
+    names = list(keys)
+    check_distinct(names)
+    return names
+
+
+def check_strides(keys: Sequence[str], strides: Sequence[Sequence[int]] | Tensor) -> Strides:
+    """Return the bags of each key from each rank.
+
+    Args:
+        keys: The keys.
+        strides: `stride_per_key_per_rank`: for each key a list of one number per rank.
+
+    Raises:
+        DataError: Another shape, or numbers below 0.
+    """
+    name = "stride_per_key_per_rank"
+    rows = strides.tolist() if isinstance(strides, Tensor) else list(strides)
+    if not all(isinstance(row, Sequence) and not isinstance(row, str) for row in rows):
+        raise DataError(f"{name} is {rows}: give a list for each key, of one number per rank")
+    table = [list(row) for row in rows]
+    if len(table) != len(keys) or len({len(row) for row in table}) > 1:
+        raise DataError(
+            f"{name} is {table}, but there are {len(keys)} keys: give a list for each key, of one "
+            "number per rank"
+        )
+    if any(type(n) is not int or n < 0 for row in table for n in row):
+        raise DataError(f"{name} is {table}: a key has a whole number of bags, 0 or more")
+    return table
+
+
+def check_inverse(
+    keys: Sequence[str], bags_F: Sequence[int], inverse: tuple[Sequence[str], Tensor]
+) -> InverseIndices:
+    """Return which bag of each key each sample takes. Contents are checked on CPU.
+
+    Args:
+        keys: The keys of the tensor.
+        bags_F: The bags of each.
+        inverse: `inverse_indices`.
+
+    Raises:
+        DataError: Another form, or an index that is no bag's.
+    """
+    name = "inverse_indices"
+    if not isinstance(inverse, tuple | list) or len(inverse) != 2:
+        raise DataError(f"{name}: give a tuple of keys and a tensor [keys, samples]")
+    names = check_keys(inverse[0])
+    index_FS = inverse[1]
+    if not isinstance(index_FS, Tensor) or index_FS.dim() != 2 or len(index_FS) != len(names):
+        shape = list(index_FS.shape) if isinstance(index_FS, Tensor) else type(index_FS).__name__
+        raise DataError(
+            f"{name} have {len(names)} keys and a tensor {shape}: give a tensor [keys, samples]"
+        )
+    if index_FS.is_floating_point() or index_FS.is_complex() or index_FS.dtype == torch.bool:
+        raise DataError(f"{name} are {index_FS.dtype}: give integers")
+    if on_host(index_FS) and index_FS.numel():
+        known = dict(zip(keys, bags_F, strict=True))
+        for key, index_S in zip(names, index_FS, strict=True):
+            low, high = (int(n) for n in index_S.aminmax())
+            if key in known and not 0 <= low <= high < known[key]:
+                raise DataError(
+                    f"{name} of key {key!r} run from {low} to {high}, but it has {known[key]} "
+                    "bags: give each sample the number of one"
+                )
+    return names, index_FS
+
+
+def check_stride(
+    keys: Sequence[str], bags: int, stride: int | None, strides: Strides | None, samples: int | None
+) -> int:
+    """Return the number of samples B.
+
+    Args:
+        keys: The keys.
+        bags: The number of bags of all.
+        stride: B, where it was given.
+        strides: The bags of each key from each rank, where it was given.
+        samples: The number of samples that take bags of their own, where that is said.
+
+    Raises:
+        DataError: Bags that do not fit the keys.
+    """
+    count = len(keys)
+    if strides is not None:
+        whole = sum(map(sum, strides))
+        if bags != whole:
+            raise DataError(
+                f"there are {bags} bags, but stride_per_key_per_rank sums to {whole}: give one "
+                "length per bag"
+            )
+        found = max(map(sum, strides), default=stride or 0) if samples is None else samples
+        if stride not in (None, found):
+            raise DataError(
+                f"stride is {stride}, but by inverse_indices or the longest key there are {found} "
+                "samples: leave stride out"
+            )
+        return found
+    if stride is not None and bags != count * stride:
+        raise DataError(
+            f"there are {bags} bags, but {count} keys of stride {stride} have {count * stride}: "
+            "give one length per key and sample"
+        )
+    if not count and bags:
+        raise DataError(f"there are {bags} bags but no keys: name the key of every {bags} bags")
+    if count and bags % count:
+        raise DataError(
+            f"{bags} bags are no multiple of {count} keys ({', '.join(keys)}): give each key one "
+            "length per sample"
+        )
+    return bags // count if count else stride or 0
+
+
+def check_derived(name: str, given: object, found: object) -> None:
+    """Check an argument that says again what others say already.
+
+    Raises:
+        DataError: It says something else.
+    """
+    if given is not None and given != found:
+        raise DataError(
+            f"{name} is {given}, but by the other arguments it is {found}: leave it out"
+        )
+
+
+def concatenate_weights(weights: Mapping[str, Tensor | None]) -> Tensor | None:
+    """Return the weights of several tensors one behind the other; None where there are none.
+
+    Args:
+        weights: By what to call each in a message.
+
+    Raises:
+        DataError: Only some have weights.
+    """
+    with_weights = [key for key, w in weights.items() if w is not None]
+    if not with_weights:
+        return None
+    without = [key for key, w in weights.items() if w is None]
+    if without:
+        raise DataError(
+            f"{with_weights[0]} has weights, {without[0]} has none: give all of them weights "
+            "(ones change nothing), or none"
+        )
+    return concatenate("weights", [w for w in weights.values() if w is not None])
+
+
+def concatenate_strides(found: Sequence[Strides | None]) -> Strides | None:
+    """Return the bags per key and rank of several tensors one behind the other.
+
+    Raises:
+        DataError: Only some have them, or for other numbers of ranks.
+    """
+    some = [strides for strides in found if strides is not None]
+    if not some:
+        return None
+    if len(some) < len(found):
+        raise DataError(
+            "some have a stride per key, others one for all: give all of them "
+            "stride_per_key_per_rank, or none"
+        )
+    rows = [of_ranks for strides in some for of_ranks in strides]
+    if len({len(of_ranks) for of_ranks in rows}) > 1:
+        raise DataError(
+            f"stride_per_key_per_rank have {sorted({len(of_ranks) for of_ranks in rows})} ranks: "
+            "give each key one number per rank"
+        )
+    return rows
+
+
+def concatenate_inverse(found: Sequence[InverseIndices | None]) -> InverseIndices | None:
+    """Return the inverse indices of several tensors one behind the other.
+
+    Raises:
+        DataError: Only some have them, or for other numbers of samples.
+    """
+    some = [inverse for inverse in found if inverse is not None]
+    if not some:
+        return None
+    if len(some) < len(found):
+        raise DataError("some have inverse indices, others none: give all of them some, or none")
+    samples = [index_FS.shape[1] for _, index_FS in some]
+    if len(set(samples)) > 1:
+        raise DataError(f"inverse indices are of {samples} samples: give all of them for the same")
+    keys = check_keys([key for names, _ in some for key in names])
+    return keys, torch.cat([index_FS for _, index_FS in some])
+
+
+def in_segments(tensor_N: Tensor, sizes: Sequence[int], order: Sequence[int]) -> Tensor:
+    """Return the segments of a tensor in another order; some may be left out or repeated.
+
+    Args:
+        tensor_N: The segments one behind the other.
+        sizes: Their sizes.
+        order: The segment that each of the result is.
+    """
+    parts = torch.split(tensor_N, list(sizes))
+    return torch.cat([parts[i] for i in order]) if order else tensor_N[:0]
+
+
+def sums_of(numbers: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """Return the sums of runs of numbers; `counts` says how many numbers each run has."""
+    edges = [0, *accumulate(numbers)]
+    at = [0, *accumulate(counts)]
+    return [edges[b] - edges[a] for a, b in pairwise(at)]
+
+
+def joined_parts(
+    keys: int,
+    tensors: Sequence[Tensor],
+    has_strides: bool,
+    ranks: int,
+    order: Sequence[int] | None,
+    stride_per_rank: Sequence[int] | None,
+    stagger: int,
+) -> dict[str, Any]:
+    """Return the arguments of a KeyedJaggedTensor whose parts came from several ranks; arguments as
+    of its `dist_init`.
+
+    Raises:
+        DataError: Another number of tensors, or no strides at all.
+    """
+    most = 4 if has_strides else 3
+    if len(tensors) not in (most - 1, most):
+        raise DataError(
+            f"tensors: there are {len(tensors)}, but lengths and values"
+            f"{', strides' if has_strides else ''} and perhaps weights make {most - 1} or {most}"
+        )
+    lengths, values = tensors[:2]
+    weights = tensors[-1] if len(tensors) == most else None
+    made: dict[str, Any] = {}
+    if has_strides:
+        sizes = tensors[2].tolist()
+        of_keys = torch.tensor(sizes, dtype=torch.int64).view(ranks, keys).T
+        if stagger > 1:
+            of_keys = of_keys[:, torch.arange(ranks).view(stagger, -1).T.reshape(-1)]
+        made["stride_per_key_per_rank"] = of_keys.tolist()
+    else:
+        if stride_per_rank is None:
+            raise DataError("stride_per_rank is None: give the number of samples of each rank")
+        first = stride_per_rank[0] if stride_per_rank else 0
+        size = first if len(set(stride_per_rank)) <= 1 else 1
+        sizes = [size] * (len(lengths) // size if size else 0)
+        made["stride"] = sum(stride_per_rank)
+    if order is not None:
+        counts = [int(part.sum()) for part in torch.split(lengths, sizes)]
+        values = in_segments(values, counts, order)
+        weights = None if weights is None else in_segments(weights, counts, order)
+        lengths = in_segments(lengths, sizes, order)
+    return made | {"values": values, "weights": weights, "lengths": lengths}

@@ -20,6 +20,10 @@ CAT_FEATURE_COUNT = 26
 DEFAULT_LABEL_NAME = "label"
 DEFAULT_INT_NAMES = [f"int_{number}" for number in range(INT_FEATURE_COUNT)]
 DEFAULT_CAT_NAMES = [f"cat_{number}" for number in range(CAT_FEATURE_COUNT)]
+DEFAULT_COLUMN_NAMES = [DEFAULT_LABEL_NAME, *DEFAULT_INT_NAMES, *DEFAULT_CAT_NAMES]
+DAYS = 24  # files of the terabyte data set
+TOTAL_TRAINING_SAMPLES = 4_195_197_692  # in all of them but the last
+FREQUENCY_THRESHOLD = 3  # rarer values share one id
 
 
 @dataclass

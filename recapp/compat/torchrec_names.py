@@ -71,6 +71,15 @@ _OF_EVERY_HOME = {
         "distributed.utils.get_unsharded_module_names",
         "distributed.utils.none_throws",
     ),
+    "recapp.compat.movielens": (
+        "datasets.movielens.DEFAULT_COLUMN_NAMES",
+        "datasets.movielens.DEFAULT_MOVIES_COLUMN_NAMES",
+        "datasets.movielens.DEFAULT_RATINGS_COLUMN_NAMES",
+        "datasets.movielens.MOVIES_FILENAME",
+        "datasets.movielens.RATINGS_FILENAME",
+        "datasets.movielens.movielens_20m",
+        "datasets.movielens.movielens_25m",
+    ),
     "recapp.compat.parameter_sharding": (
         "distributed.ParameterSharding",
         "distributed.sharding_plan.placement",
@@ -103,10 +112,14 @@ _OF_EVERY_HOME = {
     ),
     "recapp.compat.random_data": (
         "datasets.criteo.CAT_FEATURE_COUNT",
+        "datasets.criteo.DAYS",
         "datasets.criteo.DEFAULT_CAT_NAMES",
+        "datasets.criteo.DEFAULT_COLUMN_NAMES",
         "datasets.criteo.DEFAULT_INT_NAMES",
         "datasets.criteo.DEFAULT_LABEL_NAME",
+        "datasets.criteo.FREQUENCY_THRESHOLD",
         "datasets.criteo.INT_FEATURE_COUNT",
+        "datasets.criteo.TOTAL_TRAINING_SAMPLES",
         "datasets.random.RandomRecDataset",
         "datasets.utils.Batch",
     ),
@@ -121,6 +134,10 @@ _OF_EVERY_HOME = {
         "distributed.shard.shard_modules",
         "distributed.types.ModuleSharder",
         "distributed.types.ShardingEnv",
+    ),
+    "recapp.compat.state_dict_transform": (
+        "inference.state_dict_transform.state_dict_gather",
+        "inference.state_dict_transform.state_dict_to_device",
     ),
     "recapp.compat.streamable": (
         "Multistreamable",
@@ -246,6 +263,14 @@ _ABSENT_PARTS = {
         "distributed.planner.types.Perf",
         "distributed.planner.types.Stats",
         "distributed.planner.types.Storage",
+    ),
+    "recapp.ClickData reads Criteo's logs (docs/logs.md); DEFAULT_CAT_NAMES and the other names of "
+    "columns are here": (
+        "datasets.criteo.BinaryCriteoUtils",
+        "datasets.criteo.CriteoIterDataPipe",
+        "datasets.criteo.InMemoryBinaryCriteoIterDataPipe",
+        "datasets.criteo.criteo_kaggle",
+        "datasets.criteo.criteo_terabyte",
     ),
 }
 """What to do instead of names that stay out, which programs import."""

@@ -1,5 +1,6 @@
 """Whole tables of a sharded model on rank 0: for a notebook, or to load under any plan."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,16 +31,29 @@ def gathered_state_dict(model: nn.Module) -> dict[str, Any]:
     comm = tables[0].comm if tables else Comm()
     state = model.state_dict()
     held = {name: value for name, value in state.items() if isinstance(value, list)}
-    headers_W = comm.all_gather(
-        {name: [_header(strip) for strip in strips] for name, strips in held.items()}
-    )
-    whole = {
-        name: _gathered(strips, [headers[name] for headers in headers_W], comm)
-        for name, strips in held.items()
-    }
+    whole = gathered_tables(held, comm)
     if comm.rank:
         return {}
     return {name: whole[name] if name in whole else _copied(value) for name, value in state.items()}
+
+
+def gathered_tables(held: Mapping[str, list[Strip]], comm: Comm) -> dict[str, Tensor]:
+    """Assemble whole tables on rank 0 of the strips that ranks hold. Every rank calls it.
+
+    Args:
+        held: The strips of this rank, by the tables' names in the state dict.
+        comm: The ranks.
+
+    Returns:
+        On rank 0 each table on the CPU; elsewhere empty tensors.
+    """
+    headers_W = comm.all_gather(
+        {name: [_header(strip) for strip in strips] for name, strips in held.items()}
+    )
+    return {
+        name: _gathered(strips, [headers[name] for headers in headers_W], comm)
+        for name, strips in held.items()
+    }
 
 
 StripHeader = tuple[tuple[int, int], tuple[int, int], torch.dtype, tuple[tuple[int, int], ...]]

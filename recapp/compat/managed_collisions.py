@@ -390,6 +390,11 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module, ABC):
         """Return the tables, in order."""
         return self._embedding_module.tables()
 
+    @property
+    def collection(self) -> nn.Module:
+        """Return the collection with dynamic tables, sharded or not."""
+        return self._embedding_module
+
     def over(self: M, embedding_module: nn.Module) -> M:
         """Return the same over another collection: the sharded one."""
         made = copy.copy(self)

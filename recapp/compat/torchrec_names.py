@@ -23,6 +23,20 @@ _OF_EVERY_HOME = {
         "sparse.jagged_tensor.regroup_kts",
         "sparse.jagged_tensor_validator.validate_keyed_jagged_tensor",
     ),
+    "recapp.compat.feature_processor_sharder": (
+        "distributed.fp_embeddingbag.FeatureProcessedEmbeddingBagCollectionSharder",
+    ),
+    "recapp.compat.feature_processors": (
+        "modules.feature_processor_.FeatureProcessor",
+        "modules.feature_processor_.FeatureProcessorsCollection",
+        "modules.feature_processor_.PositionWeightedModule",
+        "modules.feature_processor_.PositionWeightedModuleCollection",
+        "modules.fp_embedding_modules.FeatureProcessedEmbeddingBagCollection",
+        "modules.fp_embedding_modules.FeatureProcessorDictWrapper",
+    ),
+    "recapp.compat.feature_processors:FeatureProcessedEmbeddingBagCollection": (
+        "distributed.fp_embeddingbag.ShardedFeatureProcessedEmbeddingBagCollection",
+    ),
     "recapp.compat.managed_collision_sharders": (
         "distributed.mc_embedding.ManagedCollisionEmbeddingCollectionSharder",
         "distributed.mc_embeddingbag.ManagedCollisionEmbeddingBagCollectionSharder",
@@ -138,6 +152,10 @@ _OF_EVERY_HOME = {
     "recapp.compat.state_dict_transform": (
         "inference.state_dict_transform.state_dict_gather",
         "inference.state_dict_transform.state_dict_to_device",
+    ),
+    "recapp.compat.small_modules": (
+        "modules.activation.SwishLayerNorm",
+        "modules.regroup.KTRegroupAsDict",
     ),
     "recapp.compat.streamable": (
         "Multistreamable",

@@ -29,6 +29,7 @@ Names and argument order are TorchRec's (`torchrec/sparse/jagged_tensor.py`). Su
 keys, B stride, FB bags.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
@@ -360,6 +361,19 @@ class KeyedJaggedTensor:
     def weights_or_none(self) -> Tensor | None:
         """Return one weight per value, [L, ...], or None."""
         return self._weights
+
+    def with_weights(self, weights: Tensor) -> "KeyedJaggedTensor":
+        """Return the same bags with other weights; values and bags are not copied.
+
+        Args:
+            weights: One per value, [L, ...]; they may require a gradient.
+
+        Raises:
+            DataError: They are not as many as the values, or on another device.
+        """
+        made = copy.copy(self)
+        _, made._weights = check_values(self._values, weights)
+        return made
 
     def stride(self) -> int:
         """Return the number of samples, B.

@@ -13,8 +13,8 @@ COMMANDS = "__main__, train, eval, predict, export, serve, worker, plan, bench, 
 LAYERS = f"""
 {COMMANDS}
 app
-benchmarks
 compat
+benchmarks
 serving
 trainer | inference
 engine | checkpoints

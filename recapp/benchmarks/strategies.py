@@ -11,11 +11,11 @@ from dataclasses import replace
 import torch
 
 from recapp.benchmarks.embedding_step import EmbeddingStep
+from recapp.benchmarks.forward import ForwardAlone, batch_times
 from recapp.benchmarks.ranks import open_transports
 from recapp.benchmarks.resident import peak_bytes, settled_bytes
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.setup import make_collection, make_plan
-from recapp.benchmarks.timing import Times, spread, time_steps
 from recapp.benchmarks.workloads import Workload
 from recapp.processes.process_memory import forget_peak_resident
 from recapp.tables.config import EmbeddingConfig
@@ -28,36 +28,6 @@ BOTH = "forward+backward"
 
 Key = tuple[str, int, str]
 """The name of a strategy, the batch size and the kind of ids."""
-
-
-class ForwardAlone:
-    """A contender that runs the forward of a step alone, as evaluation does.
-
-    Args:
-        step: The step whose collection and batches are used.
-    """
-
-    def __init__(self, step: EmbeddingStep) -> None:
-        self._step = step
-        self.number = 0
-
-    def run(self, steps: int) -> Times:
-        """Time so many forwards."""
-        return time_steps([("step", self.forward)], steps, self._step.comm.barrier)
-
-    @torch.no_grad()
-    def forward(self) -> None:
-        """Look up the next batch."""
-        batches = self._step.batches
-        self._step.collection(batches[self.number % len(batches)]).values()
-        self.number += 1
-
-    def bytes_exchanged(self) -> int:
-        """Run a forward and return the bytes that all ranks send in it. Every rank calls it."""
-        comm = self._step.collection.shared.comm
-        before = comm.bytes_sent
-        self.forward()
-        return int(sum(self._step.comm.all_gather(comm.bytes_sent - before)))
 
 
 def workload_of(tables: Sequence[EmbeddingConfig], batch_size: int, bag: int, ids: str) -> Workload:
@@ -121,21 +91,20 @@ def _measure(
     comm: Comm,
 ) -> None:
     contenders = {
-        name: step if kind == BOTH else ForwardAlone(step) for name, step in steps.items()
+        name: step
+        if kind == BOTH
+        else ForwardAlone(step.collection, step.batches, step.comm, step.collection.shared.comm)
+        for name, step in steps.items()
     }
     measured = session.measure(f"{kind}, batch {workload.batch_size}", contenders)
     for name, contender in contenders.items():
-        median, first, third = spread(measured[name]).values()
         session.add(
             {
                 "strategy": name,
                 "ids": "zipf" if workload.zipf else "uniform",
                 "batch_size": workload.batch_size,
                 "step": kind,
-                "batch_time_ms": median,
-                "batch_time_ms_q1": first,
-                "batch_time_ms_q3": third,
-                "throughput": workload.batch_size * comm.world / median * 1e3,
+                **batch_times(measured[name], workload.batch_size, comm.world),
                 **memory[name],
                 "bytes_exchanged": contender.bytes_exchanged(),
                 "transport": comm.transport,

@@ -5,6 +5,12 @@ them, and the module here that defines each (`module:name` where the name differ
 """
 
 _OF_EVERY_HOME = {
+    # not of TorchRec: what notebooks about it import from files beside them
+    "recapp.compat.benchmark_helpers": (
+        "utils.benchmark.TorchRecBenchmark",
+        "utils.debugging.TorchRecDebugger",
+    ),
+    "recapp.compat.visualizer": ("utils.visualization.TorchRecVisualizer",),
     "recapp.compat.awaitables": (
         "distributed.Awaitable",
         "distributed.NoWait",
@@ -71,6 +77,7 @@ _OF_EVERY_HOME = {
         "distributed.planner.storage_reservations.HeuristicalStorageReservation",
         "distributed.planner.types.ParameterConstraints",
         "distributed.planner.types.Topology",
+        "distributed.types.ParameterConstraints",  # where notebooks look for it
     ),
     "recapp.compat.module_helpers": (
         "distributed.get_unsharded_module_names",

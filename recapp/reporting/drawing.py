@@ -13,7 +13,7 @@ import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,8 +107,12 @@ class Picture:
     title: str
     alt: str
     caption: str
-    svg: str
-    png: bytes
+    svg: str = field(repr=False)
+    png: bytes = field(repr=False)
+
+    def _repr_png_(self) -> bytes:
+        """Return what a notebook shows."""
+        return self.png
 
     @property
     def least_width(self) -> int:

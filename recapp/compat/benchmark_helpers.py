@@ -1,0 +1,119 @@
+"""Helpers that notebooks about TorchRec import from a `utils` of their own: how long a forward
+takes, and how much memory is held. They stand on what `python -m recapp.bench strategies` measures
+with: rounds of steps, of which the slowest rank counts, and quartiles.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from recapp.benchmarks.forward import ForwardAlone, batch_times
+from recapp.benchmarks.resident import peak_bytes, settled_bytes, tensor_bytes
+from recapp.benchmarks.timing import interleave
+from recapp.engine.shard_model import sharded_tables
+from recapp.errors import ConfigError
+from recapp.transport.communicator import Comm
+
+NAME = "forward"
+
+
+@dataclass(frozen=True)
+class ForwardTimes:
+    """What `TorchRecBenchmark.benchmark_forward` has measured."""
+
+    batch_time_ms: float
+    """The median of a forward, of the slowest rank each time, in milliseconds."""
+    batch_time_ms_q1: float
+    """The first quartile."""
+    batch_time_ms_q3: float
+    """The third quartile."""
+    throughput: float
+    """The samples that all ranks together compute in a second, at the median."""
+    bytes_exchanged: int
+    """The bytes that all ranks send each other for the tables in a forward."""
+
+
+class TorchRecBenchmark:
+    """Times models.
+
+    Args:
+        rounds: How often a few forwards are run.
+        round_seconds: How long they should take; at least two are run, at most forty.
+
+    Raises:
+        ConfigError: One of them is not above 0.
+    """
+
+    def __init__(self, rounds: int = 7, round_seconds: float = 0.5) -> None:
+        for name, value in (("rounds", rounds), ("round_seconds", round_seconds)):
+            if not value > 0:
+                raise ConfigError(f"TorchRecBenchmark: {name}={value}: give a number above 0")
+        self.rounds = rounds
+        self.round_seconds = round_seconds
+
+    def benchmark_forward(self, model: nn.Module, batch: Any, batch_size: int) -> ForwardTimes:
+        """Time the forward of a model, without gradients. Every rank of the model calls it.
+
+        A rank begins each forward when all others are ready to, and the slowest one counts. The
+        model is called as it is: say `model.eval()` before where that makes a difference.
+
+        Args:
+            model: A sharded model, or any other.
+            batch: What the model is called with, on this rank.
+            batch_size: The samples of the batch.
+
+        Raises:
+            ConfigError: The batch has another number of samples.
+        """
+        stride = getattr(batch, "stride", None)
+        samples = stride() if callable(stride) and not isinstance(batch, torch.Tensor) else None
+        if samples is not None and samples != batch_size:
+            raise ConfigError(
+                f"benchmark_forward: batch_size={batch_size}, but the batch has {samples} samples: "
+                "it has a length for each of its keys and samples"
+            )
+        tables = sharded_tables(model)
+        messages = tables[0].comm if tables else Comm()
+        ranks = Comm(messages.group, messages.device)
+        contender = ForwardAlone(model, [batch], ranks, messages)
+        measured = interleave(
+            {NAME: contender}, ranks, rounds=self.rounds, seconds=self.round_seconds
+        )
+        return ForwardTimes(
+            **batch_times(measured[NAME], batch_size, ranks.world),
+            bytes_exchanged=contender.bytes_exchanged(),
+        )
+
+
+class TorchRecDebugger:
+    """Says what this rank holds.
+
+    Args:
+        device: The device whose memory counts; None: the GPU if this process has used one, else
+            the CPU.
+    """
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        self.device = None if device is None else torch.device(device)
+
+    def memory_status(self) -> dict[str, int]:
+        """Return bytes of this rank.
+
+        Returns:
+            `allocated`: what its tensors hold: tables, optimiser state, buffers, the dense part
+            and everything else that is still referred to (on the CPU nothing that a rank of
+            `run_ranks` has inherited); `reserved`: what it has taken for that, on a GPU torch's
+            memory, on the CPU the resident memory of the process, interpreter and libraries
+            included; `peak`: the most at once, on a GPU of `allocated`, on the CPU of `reserved`.
+        """
+        used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        device = self.device or torch.device("cuda" if used else "cpu")
+        if device.type == "cuda":
+            return {
+                "allocated": torch.cuda.memory_allocated(device),
+                "reserved": torch.cuda.memory_reserved(device),
+                "peak": torch.cuda.max_memory_allocated(device),
+            }
+        return {"allocated": tensor_bytes(), "reserved": settled_bytes(), "peak": peak_bytes()}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from recapp.errors import ConfigError, DataError, suggest
-from recapp.sparse.bags import on_host
+from recapp.sparse.bags import first_ones, on_host
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
@@ -71,10 +71,10 @@ class PositionWeightedModule(FeatureProcessor):
         Raises:
             DataError: A bag has more ids than there are weights.
         """
-        position_L = _positions(features.offsets(), len(features.values()))
+        position_L = _positions(features.offsets(), None)
         _check_longest(features.lengths(), len(self.position_weight), "the feature")
         return JaggedTensor.unchecked(
-            features.values(),
+            first_ones(len(position_L), features.values()),
             self.position_weight[position_L],
             features.lengths(),
             features.offsets(),
@@ -125,11 +125,10 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
         keys = features.keys()
         if not keys:
             return features
-        position_L = _positions(features.offsets(), len(features.values()))
+        per_key = features.length_per_key()
+        position_L = _positions(features.offsets(), sum(per_key))
         parts = []
-        for key, position_N in zip(
-            keys, torch.split(position_L, features.length_per_key()), strict=True
-        ):
+        for key, position_N in zip(keys, torch.split(position_L, per_key), strict=True):
             if key not in self.position_weights:
                 parts.append(torch.ones(len(position_N), device=position_N.device))
                 continue
@@ -262,10 +261,12 @@ def _weights(argument: str, length: int, device: torch.device | str | None) -> n
     return nn.Parameter(torch.empty(length, device=device))
 
 
-def _positions(offsets_N1: Tensor, values: int) -> Tensor:
-    """Return the position of each value in its bag."""
+def _positions(offsets_N1: Tensor, values: int | None) -> Tensor:
+    """Return the position of each value in its bag; how many there are is counted where it is not
+    known.
+    """
     first_L = torch.repeat_interleave(offsets_N1[:-1], offsets_N1.diff(), output_size=values)
-    return torch.arange(values, device=first_L.device) - first_L
+    return torch.arange(len(first_L), device=first_L.device) - first_L
 
 
 def _check_longest(lengths_B: Tensor, most: int, what: str) -> None:

@@ -369,10 +369,12 @@ class KeyedJaggedTensor:
             weights: One per value, [L, ...]; they may require a gradient.
 
         Raises:
-            DataError: They are not as many as the values, or on another device.
+            DataError: They are fewer than the values in bags, or on another device.
         """
         made = copy.copy(self)
         _, made._weights = check_values(self._values, weights)
+        if on_host(self._lengths):
+            check_total(sum(self.length_per_key()), self._values, made._weights)
         return made
 
     def stride(self) -> int:

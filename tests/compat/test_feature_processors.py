@@ -190,6 +190,12 @@ def test_features_without_position_weights_weigh_one_and_weights_that_were_there
     assert torch.equal(weighted.offsets(), bags().offsets()) and weighted.keys() == ["f1", "f2"]
 
 
+def test_values_behind_the_last_bag_have_no_weight():
+    slack = KeyedJaggedTensor(["f"], torch.arange(9), lengths=torch.tensor([2, 1]))
+    assert PositionWeightedModuleCollection({"f": 2})(slack).weights().tolist() == [1, 1, 1]
+    assert PositionWeightedModule(2)(slack["f"]).weights().tolist() == [1, 1, 1]
+
+
 def test_ones_are_the_start_and_come_back():
     module = PositionWeightedModuleCollection({"f1": 2}, device="meta")
     assert module.position_weights["f1"].is_meta

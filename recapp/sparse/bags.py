@@ -210,8 +210,10 @@ def first_ones(total: int, tensor_L: Tensor) -> Tensor:
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Return whether a tensor's contents can be read without waiting for a device."""
-    return tensor.device.type == "cpu"
+    """Return whether a tensor's contents can be read without waiting for a device. While a program
+    is being exported there are none to read.
+    """
+    return tensor.device.type == "cpu" and not torch.compiler.is_exporting()
 
 
 def offsets_of(lengths_N: Tensor) -> Tensor:

@@ -4,10 +4,14 @@ apart and put together.
     leaves    values, weights, lengths; and the inverse indices, where there are some
     context   keys, stride; and the bags per key and rank, where keys have different numbers, and
               the keys of the inverse indices
+
+Where all keys have as many bags and these no inverse indices, lengths say the stride, and None
+stands for it: so a program that was exported takes batches of other sizes.
 """
 
 from typing import Any
 
+from torch import Tensor
 from torch.fx._pytree import register_pytree_flatten_spec
 from torch.utils._pytree import GetAttrKey, KeyEntry, TreeSpec, register_pytree_node
 
@@ -26,6 +30,7 @@ def register_tree(kind: Any) -> None:
     def unflatten(leaves: Any, context: Context) -> Any:
         values, weights, lengths, *index = leaves
         keys, stride, strides, inverse = (*context, None, None)[:4]
+        stride = _stride(len(keys), lengths) if stride is None else stride
         return kind.unchecked(
             list(keys),
             values,
@@ -50,16 +55,22 @@ def register_tree(kind: Any) -> None:
 
 def _flatten(kjt: Any) -> tuple[list[Any], Context]:
     leaves = [kjt.values(), kjt.weights_or_none(), kjt.lengths()]
-    context = (tuple(kjt.keys()), kjt.stride())
+    keys = tuple(kjt.keys())
     inverse = kjt.inverse_indices_or_none()
     if inverse is None and not kjt.variable_stride_per_key():
-        return leaves, context
+        return leaves, (keys, None if keys else kjt.stride())
+    context = (keys, kjt.stride())
     strides = None
     if kjt.variable_stride_per_key():
         strides = tuple(map(tuple, kjt.stride_per_key_per_rank()))
     if inverse is None:
         return leaves, (*context, strides)
     return [*leaves, inverse[1]], (*context, strides, tuple(inverse[0]))
+
+
+def _stride(keys: int, lengths: Any) -> int:
+    """Return the bags of each key; leaves may be anything while a tree is being mapped."""
+    return lengths.shape[0] // keys if isinstance(lengths, Tensor) and lengths.dim() else 0
 
 
 def _flatten_with_keys(kjt: Any) -> tuple[list[tuple[KeyEntry, Any]], Context]:

@@ -51,9 +51,10 @@ def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def to_host(tensor: Tensor) -> Tensor:
     """Return a tensor where the host can read it, of the same shape.
 
-    This waits for the work that the current stream has by now, and for no other stream's.
+    This waits for the work that the current stream has by now, and for no other stream's. A program
+    that is being exported waits where it reads.
     """
-    if on_host(tensor):
+    if on_host(tensor) or torch.compiler.is_exporting():
         return tensor
     copy = tensor.to("cpu", non_blocking=True)  # into page-locked memory
     torch.cuda.current_stream(tensor.device).record_event().synchronize()
@@ -65,7 +66,7 @@ def true_indices(mask_N: Tensor) -> Tensor:
 
     On a GPU their number is read back, once.
     """
-    if on_host(mask_N):
+    if on_host(mask_N) or torch.compiler.is_exporting():
         return mask_N.nonzero().view(-1)
     number_N = mask_N.cumsum(0)
     count = sum(to_host(number_N[-1:]).tolist())

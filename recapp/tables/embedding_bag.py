@@ -136,7 +136,7 @@ class EmbeddingBagCollection(UnshardedCollection):
             )
             if lookup.pooling is PoolingType.MEAN:
                 pooled_BD = pooled_BD * lengths_B.clamp(min=1).to(self.dtype).reciprocal()[:, None]
-            parts.append(pooled_BD.view(len(lengths_B), lookup.columns))
+            parts.append(pooled_BD.view(lengths_B.shape[0], lookup.columns))
         return KeyedTensor(
             [x.output for x in self.lookups], [x.columns for x in self.lookups], torch.cat(parts, 1)
         )

@@ -40,6 +40,7 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device, to_host, true_indices
 from recapp.tables.config import LARGEST_ID, EmbeddingConfig, IdRule, PoolingType
 from recapp.tables.dynamic import DYNAMIC, positions_of
+from recapp.tables.exported_ids import exported_hot, exported_rows, per_id
 from recapp.tables.lookups import TableLookup
 
 
@@ -222,12 +223,14 @@ class IdRules:
         ids_L = ids.rows_L
         edge = [0, *accumulate(ids.per_F)]
         if any(self._first_F):
-            ids = replace(ids, rows_L=self._from_min_key(ids_L, ids.per_F))
+            ids = replace(ids, rows_L=self._from_min_key(ids_L, ids.lengths_FB.sum(1)))
+        if torch.compiler.is_exporting():
+            return self._exported(ids), nothing_pending
         if self._kernel is not None:
             return self._in_one_pass(self._kernel, ids, edge, ids_L), nothing_pending
         return self._rule_by_rule(ids, edge, ids_L)
 
-    def _from_min_key(self, ids_L: Tensor, per_F: list[int]) -> Tensor:
+    def _from_min_key(self, ids_L: Tensor, count_F: Tensor) -> Tensor:
         """Return ids counted from the `min_key` of their tables; those outside of a table get the
         next number outside of it, so that no difference leaves the integers.
         """
@@ -236,10 +239,8 @@ class IdRules:
             for first, size in zip(self._first_F, self._sizes, strict=True)
         ]
         low, high = zip(*ends, strict=True)
-        of_lookups = np.array([self._first_F, low, high, per_F], np.int64)
-        *bounds, count_F = to_device(of_lookups, ids_L.device)
         first_L, low_L, high_L = (
-            torch.repeat_interleave(bound_F, count_F, output_size=len(ids_L)) for bound_F in bounds
+            per_id(bound_F, count_F, ids_L) for bound_F in (self._first_F, low, high)
         )
         from_0_L = ids_L.maximum(low_L).minimum(high_L) - first_L
         return torch.where(ids_L == MISSING, MISSING, from_0_L)
@@ -282,7 +283,13 @@ class IdRules:
                 for (rule, _), outside_N in zip(self._runs, outside, strict=True)
             ]
         )
-        return _drop(rows.rows_L, rows.lengths_FB, rows.weights_L, keep_L), nothing_pending
+        return _drop(rows, keep_L), nothing_pending
+
+    def _exported(self, ids: Rows) -> Rows:
+        """Apply the rules in a program that is being exported."""
+        rows_L, keep_L = exported_rows(ids.rows_L, ids.lengths_FB.sum(1), self.lookups)
+        rows = replace(ids, rows_L=rows_L)
+        return rows if keep_L is None else _drop(rows, keep_L)
 
     def error(self, lookup: int, number: int, where: str) -> OutsideTable:
         """Make the error of an id that was found elsewhere; `where` says on which rank."""
@@ -306,7 +313,7 @@ class IdRules:
         drops_F = self._rule_F == RULE_NUMBERS[IdRule.DROP]
         per_F = torch.tensor(ids.per_F, device="cpu")
         drops_L = torch.repeat_interleave(drops_F, per_F, output_size=len(rows_L))
-        return _drop(rows_L, ids.lengths_FB, ids.weights_L, (rows_L != -1) | ~drops_L)
+        return _drop(replace(ids, rows_L=rows_L), (rows_L != -1) | ~drops_L)
 
     def _weights(self, features: KeyedJaggedTensor, lookups: Sequence[int]) -> Tensor | None:
         """Return the sample weights that count: ones where a lookup has none among others that
@@ -332,11 +339,8 @@ class IdRules:
             return weights_L
         if not any(used):
             return None
-        used_F, count_F = to_device(
-            np.array([used, features.length_per_key()], np.int64), weights_L.device
-        )
-        used_L = torch.repeat_interleave(used_F > 0, count_F, output_size=len(weights_L))
-        return torch.where(used_L, weights_L, 1.0)
+        count_F = features.lengths().view(len(used), -1).sum(1)
+        return torch.where(per_id(used, count_F, weights_L) > 0, weights_L, 1.0)
 
     def _check_outside(
         self, outside_F: Tensor, outside_L: Tensor, ids_L: Tensor, edge: list[int]
@@ -376,6 +380,9 @@ def _at_most_hot(ids: Rows, lookups: Sequence[TableLookup]) -> Rows:
     hot = {i: x.hotness for i, x in enumerate(lookups) if x.hotness is not None}
     if not hot or not ids.lengths_FB.numel():
         return ids
+    if torch.compiler.is_exporting():
+        keep_L = exported_hot(ids.lengths_FB, ids.rows_L, lookups)
+        return ids if keep_L is None else _drop(ids, keep_L)
     longest = to_host(ids.lengths_FB[list(hot)].amax(1)).tolist()
     cut = False
     for (i, hotness), length in zip(hot.items(), longest, strict=True):
@@ -396,7 +403,7 @@ def _at_most_hot(ids: Rows, lookups: Sequence[TableLookup]) -> Rows:
     bag_L = torch.repeat_interleave(lengths_N, output_size=len(ids.rows_L))
     nth_L = torch.arange(len(bag_L), device=bag_L.device) - begin_N[bag_L]
     keep_L = nth_L < most_F[bag_L // ids.lengths_FB.shape[1]]
-    return _drop(ids.rows_L, ids.lengths_FB, ids.weights_L, keep_L)
+    return _drop(ids, keep_L)
 
 
 def _with_none_for_others(ids: Rows, number: Sequence[int], lookups: int) -> Rows:
@@ -413,13 +420,14 @@ def nothing_pending() -> None:
     """Do nothing: the check of ids about which everything is known."""
 
 
-def _drop(rows_L: Tensor, lengths_FB: Tensor, weights_L: Tensor | None, keep_L: Tensor) -> Rows:
+def _drop(ids: Rows, keep_L: Tensor) -> Rows:
     """Return the ids that stay, in bags that got shorter."""
     kept_K = true_indices(keep_L)
-    lengths = offsets_of(keep_L)[offsets_of(lengths_FB.flatten())].diff().view_as(lengths_FB)
+    lengths = offsets_of(keep_L)[offsets_of(ids.lengths_FB.flatten())].diff()
+    lengths_FB = lengths.view_as(ids.lengths_FB)
     return Rows(
-        rows_L[kept_K],
-        lengths,
-        None if weights_L is None else weights_L[kept_K],
-        to_host(lengths.sum(1)).tolist(),
+        ids.rows_L[kept_K],
+        lengths_FB,
+        None if ids.weights_L is None else ids.weights_L[kept_K],
+        to_host(lengths_FB.sum(1)).tolist(),
     )

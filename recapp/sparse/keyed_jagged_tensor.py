@@ -136,7 +136,9 @@ class KeyedJaggedTensor:
             bags if self._strides is None else sum(map(sum, self._strides)),
         )
         samples = inverse_indices[1].shape[-1] if inverse_indices else None
-        self._stride = check_stride(self._keys, len(self._lengths), stride, self._strides, samples)
+        self._stride = check_stride(
+            self._keys, self._lengths.shape[0], stride, self._strides, samples
+        )
         self._inverse_indices = (
             None
             if inverse_indices is None

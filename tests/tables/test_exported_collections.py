@@ -145,9 +145,9 @@ def test_sequences_of_a_program_are_those_of_the_model(tmp_path):
             found = program(kjt)
             assert list(found) == list(expected)
             for name, tensors in expected.items():
-                assert all(
-                    torch.equal(a, b) for a, b in zip(found[name], tensors, strict=True)
-                ), name
+                assert all(torch.equal(a, b) for a, b in zip(found[name], tensors, strict=True)), (
+                    name
+                )
 
 
 def test_a_program_ends_where_an_id_is_outside(tmp_path):
@@ -181,3 +181,27 @@ def test_a_batch_without_dynamic_shapes_fixes_the_sizes_of_a_program():
     other = KeyedJaggedTensor(["a"], [5, 3], None, [0, 1, 1])
     dense = torch.rand(3, 2)
     assert torch.equal(program(dense, other), model(dense, other))
+
+
+class FromParts(nn.Module):
+    """Makes the KeyedJaggedTensor inside of the program."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, dense, ids, lengths):
+        return self.model(dense, KeyedJaggedTensor(["b", "a", "c"], ids, None, lengths))
+
+
+def test_a_program_may_make_its_jagged_tensor_of_values_and_lengths():
+    model = Scores(EmbeddingBagCollection(tables=[bags("t", ["b", "a", "c"])]))
+    first = batch(1, 5)
+    args = (torch.rand(5, 2), first.values(), first.lengths())
+    shapes = ({0: ANY}, {0: ANY}, {0: ANY})
+    program = torch.export.export(FromParts(model), args, dynamic_shapes=shapes).module()
+    other = batch(2, 7)
+    dense = torch.rand(7, 2)
+    assert torch.equal(program(dense, other.values(), other.lengths()), model(dense, other))
+    with pytest.raises(RuntimeError, match="Runtime assertion failed"):
+        program(dense, other.values()[:-1], other.lengths())

@@ -190,8 +190,14 @@ def check_total(total: int, values_L: Tensor, weights_L: Tensor | None) -> None:
     """Check that there is a value, and a weight, for each place in the bags. There may be more.
 
     Raises:
-        DataError: There are fewer; the message has both numbers.
+        DataError: There are fewer; the message has both numbers. A program that is being exported
+            checks it where it runs.
     """
+    if torch.compiler.is_exporting():
+        for tensor_L in (values_L,) if weights_L is None else (values_L, weights_L):
+            fits = total <= tensor_L.shape[0]
+            torch._check(fits, lambda: "lengths sum to more")  # type: ignore[no-untyped-call]
+        return
     if total > len(values_L):
         raise DataError(
             f"lengths sum to {total}, but there are {len(values_L)} values: give at least as many "
@@ -205,8 +211,10 @@ def check_total(total: int, values_L: Tensor, weights_L: Tensor | None) -> None:
 
 
 def first_ones(total: int, tensor_L: Tensor) -> Tensor:
-    """Return the first `total` entries: the tensor itself where there are no more."""
-    return tensor_L if len(tensor_L) == total else tensor_L.narrow(0, 0, total)
+    """Return the first `total` entries: the tensor itself where there are known to be no more."""
+    if not torch.compiler.is_exporting() and len(tensor_L) == total:
+        return tensor_L
+    return tensor_L.narrow(0, 0, total)
 
 
 def on_host(tensor: Tensor) -> bool:

@@ -474,9 +474,11 @@ class KeyedJaggedTensor:
         return self
 
     def without_slack(self) -> "KeyedJaggedTensor":
-        """Return the bags with just the values that they hold: views; itself where it is so."""
+        """Return the bags with just the values that they hold: views; itself where it is known to
+        be so.
+        """
         total = sum(self.length_per_key())
-        exact = len(self._values) == total
+        exact = not torch.compiler.is_exporting() and len(self._values) == total
         if exact and (self._weights is None or len(self._weights) == total):
             return self
         return self._run(0, len(self._keys), self.offset_per_key(), self._inverse_indices)

@@ -88,6 +88,9 @@ def check(collection, tmp_path, **options):
     weights = None if first.weights_or_none() is None else first.weights()[:0]
     batches = [batch(seed, stride, **options) for seed, stride in ((1, 5), (2, 9), (3, 2))]
     batches.append(KeyedJaggedTensor(first.keys(), empty, weights, torch.zeros(9).long()))
+    batches.append(
+        KeyedJaggedTensor(first.keys(), first.values(), first.weights_or_none(), [0] * 6)
+    )
     for kjt in batches:
         dense = torch.rand(kjt.stride(), 2)
         for program in made:

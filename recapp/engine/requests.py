@@ -29,6 +29,7 @@ from recapp.engine.state import EngineState
 from recapp.errors import ConfigError, RankError
 from recapp.kernels.links import Counts, Routes, offset_dtype
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.bags_of_samples import samples_of
 from recapp.tables.ids import IdRules, OutsideTable, PendingCheck, Rows, nothing_pending
 from recapp.transport.message_layout import MessageLayout, swap_counts
 from recapp.transport.waits import Sent
@@ -70,9 +71,9 @@ class Requests:
         side.follow()
         with side.beside():
             status, self.failure = self._route(features)
-            self.B = self.rows.lengths_FB.shape[1]
+            samples = 0 if self.failure or isinstance(features, Exception) else samples_of(features)
             self.weights_L = self.rows.weights_L
-            header = [status[0], self.B, state.header.wanted, _weighting(self.rows), *status[1:]]
+            header = [status[0], samples, state.header.wanted, _weighting(self.rows), *status[1:]]
             self._counts = state.waits.sent(swap_counts(state.comm, header, self.counts_WG3))
         self._sent_ids: Sent[None] | None = None
         self.ids: Tensor | None = None

@@ -56,4 +56,4 @@ class ShardedEmbeddingCollection(ShardedCollection):
             IdError: On all ranks, if one of them has an id outside a table whose rule is `error`.
         """
         vectors, rows = self.shared(features, self.member)
-        return sequences(self.lookups, vectors, rows, self._need_indices)
+        return sequences(self.lookups, vectors, rows, self._need_indices, features)

@@ -12,6 +12,7 @@ from recapp.optim.rules_by_table import Rules
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.tables.bags_of_samples import pooled_of_samples
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup, lookups_of
 from recapp.transport.communicator import Comm
@@ -56,18 +57,13 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
 
         Returns:
             [B, sum of columns], keyed by output (a feature, or `feature@table` where several
-            tables read one).
+            tables read one); by sample where inverse indices say which bags these take.
 
         Raises:
             IdError: On all ranks, if one of them has an id outside a table whose rule is `error`.
         """
         (values_BD,), _ = self.shared(features, self.member)
-        return KeyedTensor(
-            [x.output for x in self.lookups],
-            [x.columns for x in self.lookups],
-            values_BD,
-            room=self.room,
-        )
+        return pooled_of_samples(self.lookups, values_BD, features, self.room)
 
 
 def shard_bags(

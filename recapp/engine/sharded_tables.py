@@ -42,6 +42,7 @@ from recapp.optim.rules_by_table import Rules, distinct_rules, rules_of
 from recapp.sharding.layout import Block, make_layout
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.bags_of_samples import samples_of
 from recapp.tables.collections import compute_dtype
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.ids import Rows
@@ -431,7 +432,7 @@ class ShardedTables(nn.Module):
         """Answer from the rows of the only rank, which nobody else asks."""
         taken = self._taken(features, member)
         rows, output, parts = local.read(features, taken)
-        self.header.rows_W = [output.bags]
+        self.header.rows_W = [samples_of(features)]
         self.header.wanted_W = [self.header.wanted]
         held = self.state.outputs.of_members(parts, output)
         return _Result(features, held, rows, set(), self.updates)

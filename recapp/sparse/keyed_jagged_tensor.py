@@ -59,6 +59,7 @@ from recapp.sparse.keyed_parts import (
     check_keys,
     check_stride,
     check_strides,
+    check_taken_bags,
     concatenate_inverse,
     concatenate_strides,
     concatenate_weights,
@@ -135,15 +136,12 @@ class KeyedJaggedTensor:
             len(self._keys),
             bags if self._strides is None else sum(map(sum, self._strides)),
         )
-        samples = inverse_indices[1].shape[-1] if inverse_indices else None
+        inverse = None if inverse_indices is None else check_inverse(inverse_indices)
+        self._inverse_indices = inverse
         self._stride = check_stride(
-            self._keys, self._lengths.shape[0], stride, self._strides, samples
+            self._keys, self._lengths.shape[0], stride, self._strides, inverse
         )
-        self._inverse_indices = (
-            None
-            if inverse_indices is None
-            else check_inverse(self._keys, self.stride_per_key(), inverse_indices)
-        )
+        check_taken_bags(self._keys, self.stride_per_key(), inverse)
         self._length_per_key = None if length_per_key is None else list(length_per_key)
         if on_host(self._lengths):
             self._length_per_key = self._counted_per_key()

@@ -69,18 +69,11 @@ def check_strides(keys: Sequence[str], strides: Sequence[Sequence[int]] | Tensor
     return table
 
 
-def check_inverse(
-    keys: Sequence[str], bags_F: Sequence[int], inverse: tuple[Sequence[str], Tensor]
-) -> InverseIndices:
-    """Return which bag of each key each sample takes. Contents are checked on CPU.
-
-    Args:
-        keys: The keys of the tensor.
-        bags_F: The bags of each.
-        inverse: `inverse_indices`.
+def check_inverse(inverse: tuple[Sequence[str], Tensor]) -> InverseIndices:
+    """Return keys, and which bag of each every sample takes.
 
     Raises:
-        DataError: Another form, or an index that is no bag's.
+        DataError: Another form than `inverse_indices` have.
     """
     name = "inverse_indices"
     if not isinstance(inverse, tuple | list) or len(inverse) != 2:
@@ -94,20 +87,40 @@ def check_inverse(
         )
     if index_FS.is_floating_point() or index_FS.is_complex() or index_FS.dtype == torch.bool:
         raise DataError(f"{name} are {index_FS.dtype}: give integers")
-    if on_host(index_FS) and index_FS.numel():
-        known = dict(zip(keys, bags_F, strict=True))
-        for key, index_S in zip(names, index_FS, strict=True):
-            low, high = (int(n) for n in index_S.aminmax())
-            if key in known and not 0 <= low <= high < known[key]:
-                raise DataError(
-                    f"{name} of key {key!r} run from {low} to {high}, but it has {known[key]} "
-                    "bags: give each sample the number of one"
-                )
     return names, index_FS
 
 
+def check_taken_bags(
+    keys: Sequence[str], bags_F: Sequence[int], inverse: InverseIndices | None
+) -> None:
+    """Check on CPU that samples take bags that are there.
+
+    Args:
+        keys: The keys of the tensor.
+        bags_F: The bags of each.
+        inverse: Which bag of each key every sample takes.
+
+    Raises:
+        DataError: An index that is no bag's.
+    """
+    if inverse is None or not on_host(inverse[1]) or not inverse[1].numel():
+        return
+    known = dict(zip(keys, bags_F, strict=True))
+    for key, index_S in zip(*inverse, strict=True):
+        low, high = (int(n) for n in index_S.aminmax())
+        if key in known and not 0 <= low <= high < known[key]:
+            raise DataError(
+                f"inverse_indices of key {key!r} run from {low} to {high}, but it has {known[key]} "
+                "bags: give each sample the number of one"
+            )
+
+
 def check_stride(
-    keys: Sequence[str], bags: int, stride: int | None, strides: Strides | None, samples: int | None
+    keys: Sequence[str],
+    bags: int,
+    stride: int | None,
+    strides: Strides | None,
+    inverse: InverseIndices | None,
 ) -> int:
     """Return the number of samples B.
 
@@ -116,7 +129,7 @@ def check_stride(
         bags: The number of bags of all.
         stride: B, where it was given.
         strides: The bags of each key from each rank, where it was given.
-        samples: The number of samples that take bags of their own, where that is said.
+        inverse: Which bag of each key every sample takes, where that is said.
 
     Raises:
         DataError: Bags that do not fit the keys.
@@ -129,7 +142,8 @@ def check_stride(
                 f"there are {bags} bags, but stride_per_key_per_rank sums to {whole}: give one "
                 "length per bag"
             )
-        found = max(map(sum, strides), default=stride or 0) if samples is None else samples
+        longest = max(map(sum, strides), default=stride or 0)
+        found = longest if inverse is None else inverse[1].shape[1]
         if stride not in (None, found):
             raise DataError(
                 f"stride is {stride}, but by inverse_indices or the longest key there are {found} "

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.bags_of_samples import sequences_of_samples
 from recapp.tables.config import EmbeddingConfig, check_tables, common_dim, sequence_table
 from recapp.tables.dynamic import keys_of
 from recapp.tables.ids import Rows
@@ -103,11 +104,15 @@ class EmbeddingCollection(UnshardedCollection):
             )
             for x, row_N in zip(self.lookups, torch.split(rows.rows_L, rows.per_F), strict=True)
         ]
-        return sequences(self.lookups, vectors, rows, self._need_indices)
+        return sequences(self.lookups, vectors, rows, self._need_indices, features)
 
 
 def sequences(
-    lookups: Sequence[TableLookup], vectors_F: Sequence[Tensor], rows: Rows, need_indices: bool
+    lookups: Sequence[TableLookup],
+    vectors_F: Sequence[Tensor],
+    rows: Rows,
+    need_indices: bool,
+    features: KeyedJaggedTensor,
 ) -> dict[str, JaggedTensor]:
     """Return the output of a collection of sequences.
 
@@ -116,6 +121,7 @@ def sequences(
         vectors_F: The vectors of each, [L, D].
         rows: The rows of these lookups, and how many each bag has.
         need_indices: As of the collection.
+        features: The ids that were looked up.
     """
     made: dict[str, Any] = {}
     rows_F = torch.split(rows.rows_L, rows.per_F)
@@ -125,5 +131,7 @@ def sequences(
         indices_L = None
         if need_indices:
             indices_L = row_L.long() if x.table.dynamic is None else keys_of(row_L)
-        made[x.output] = JaggedTensor.unchecked(vectors_LD, indices_L, lengths_B)
+        made[x.output] = JaggedTensor.unchecked(
+            *sequences_of_samples(x.feature, vectors_LD, indices_L, lengths_B, features)
+        )
     return made

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.tables.bags_of_samples import pooled_of_samples
 from recapp.tables.config import EmbeddingConfig, PoolingType, check_tables
 from recapp.tables.lookups import TableLookup, check_lookups, lookups_of
 from recapp.tables.unsharded_collection import UnshardedCollection
@@ -99,12 +100,14 @@ class EmbeddingBagCollection(UnshardedCollection):
 
         Returns:
             [B, sum of dims], keyed by feature (`feature@table` where several tables read one), in
-            the collection's compute dtype.
+            the collection's compute dtype; by sample where inverse indices say which bags these
+            take.
 
         Raises:
             IdError: An id outside a table whose rule is `error`.
             ConfigError: The collection is weighted and the ids have no weights; or a table is
-                dynamic, whose rows are made where tables are sharded.
+                dynamic, whose rows are made where tables are sharded; or features have different
+                numbers of bags, and no inverse indices.
         """
         self._check_has_rows()
         rows = self.id_rules(features)
@@ -137,6 +140,4 @@ class EmbeddingBagCollection(UnshardedCollection):
             if lookup.pooling is PoolingType.MEAN:
                 pooled_BD = pooled_BD * lengths_B.clamp(min=1).to(self.dtype).reciprocal()[:, None]
             parts.append(pooled_BD.view(lengths_B.shape[0], lookup.columns))
-        return KeyedTensor(
-            [x.output for x in self.lookups], [x.columns for x in self.lookups], torch.cat(parts, 1)
-        )
+        return pooled_of_samples(self.lookups, torch.cat(parts, 1), features)

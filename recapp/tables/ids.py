@@ -38,6 +38,7 @@ from recapp.sparse.bags import offsets_of
 from recapp.sparse.batch import MISSING
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device, to_host, true_indices
+from recapp.tables.bags_of_samples import check_samples
 from recapp.tables.config import LARGEST_ID, EmbeddingConfig, IdRule, PoolingType
 from recapp.tables.dynamic import DYNAMIC, positions_of
 from recapp.tables.exported_ids import exported_hot, exported_rows, per_id
@@ -200,11 +201,13 @@ class IdRules:
         Raises:
             OutsideTable: At once where that costs no waiting, otherwise from the check.
             IdError: A bag of more ids than a concatenation has vectors.
-            ConfigError: Ids that are not integers, or without weights where they must have some.
+            ConfigError: Ids that are not integers, or without weights where they must have some;
+                or samples of which it is not known which bags they take.
         """
         number = [i for i in range(len(self.lookups)) if taken_F is None or taken_F[i]]
         taken = [self.lookups[i] for i in number]
-        features = _select(features, taken)
+        check_samples(features, taken)
+        features = _select(features, taken).padded()
         ids_L = features.values()
         if ids_L.is_floating_point() or ids_L.dtype == torch.bool:
             raise ConfigError(

@@ -39,7 +39,6 @@ from torch import Tensor
 from recapp.errors import DataError
 from recapp.sparse.bags import (
     Numbers,
-    UnknownKeyError,
     bags_text,
     check_bags,
     check_total,
@@ -50,10 +49,9 @@ from recapp.sparse.bags import (
     on_host,
     values_text,
 )
+from recapp.sparse.bags_of_keys import BagsOfKeys, InverseIndices, Strides
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_parts import (
-    InverseIndices,
-    Strides,
     check_derived,
     check_inverse,
     check_keys,
@@ -73,7 +71,7 @@ from recapp.sparse.transfer import copy_to_device, to_device, to_host
 SHOWN_KEYS = 30
 
 
-class KeyedJaggedTensor:
+class KeyedJaggedTensor(BagsOfKeys):
     """Bags of ids by feature, with a weight per id or without.
 
     Nothing is copied. Contents are checked on CPU; on an accelerator integer lengths are not
@@ -90,7 +88,7 @@ class KeyedJaggedTensor:
             is needed, unless there are no keys.
         stride: B; needed only where there are no keys to count by.
         stride_per_key_per_rank: The number of bags of each key from each rank, [F, ranks], where
-            keys have different numbers (`recapp/sparse/keyed_parts.py`). `inverse_indices` say
+            keys have different numbers (`recapp/sparse/bags_of_keys.py`). `inverse_indices` say
             then which bag of a key each sample takes.
         stride_per_key: What the other arguments say already, as are the five that follow. They are
             compared on CPU; on an accelerator `length_per_key` is taken and saves reading it.
@@ -319,10 +317,6 @@ class KeyedJaggedTensor:
             inverse_indices=inverse,
         )
 
-    def keys(self) -> list[str]:
-        """Return the feature names, in order."""
-        return self._keys
-
     def values(self) -> Tensor:
         """Return all values, keys-major, [L, ...], also those that no bag holds."""
         return self._values
@@ -377,47 +371,6 @@ class KeyedJaggedTensor:
             check_total(sum(self.length_per_key()), self._values, made._weights)
         return made
 
-    def stride(self) -> int:
-        """Return the number of samples, B.
-
-        Where keys have different numbers of bags, it is that of the inverse indices, or without
-        any the largest.
-        """
-        return self._stride
-
-    def stride_per_key(self) -> list[int]:
-        """Return the number of bags of each key."""
-        if self._strides is None:
-            return [self._stride] * len(self._keys)
-        return [sum(of_ranks) for of_ranks in self._strides]
-
-    def stride_per_key_per_rank(self) -> list[list[int]]:
-        """Return the number of bags of each key from each rank; an empty list where every key has
-        one per sample.
-        """
-        return self._strides or []
-
-    def variable_stride_per_key(self) -> bool:
-        """Return whether it was said how many bags each key has."""
-        return self._strides is not None
-
-    def inverse_indices(self) -> InverseIndices:
-        """Return keys, and which bag of each of them every sample takes, [keys, samples].
-
-        Raises:
-            DataError: There are none.
-        """
-        if self._inverse_indices is None:
-            raise DataError(
-                "this KeyedJaggedTensor has no inverse indices: make it with inverse_indices=..., "
-                "or ask inverse_indices_or_none()"
-            )
-        return self._inverse_indices
-
-    def inverse_indices_or_none(self) -> InverseIndices | None:
-        """Return which bag of a key every sample takes, or None."""
-        return self._inverse_indices
-
     def length_per_key(self) -> list[int]:
         """Return the number of values of each key, on the host.
 
@@ -444,18 +397,6 @@ class KeyedJaggedTensor:
     def offset_per_key_or_none(self) -> list[int] | None:
         """Return where each key's values start, or None where they were not counted yet."""
         return None if self._length_per_key is None else self.offset_per_key()
-
-    def lengths_offset_per_key(self) -> list[int]:
-        """Return where each key's bags start, and the number of all: F + 1 numbers."""
-        return [0, *accumulate(self.stride_per_key())]
-
-    def index_per_key(self) -> dict[str, int]:
-        """Return the index of each key in `keys()`."""
-        return {key: index for index, key in enumerate(self._keys)}
-
-    def _key_indices(self) -> dict[str, int]:
-        """Return the index of each key: TorchRec's stable API has this name too."""
-        return self.index_per_key()
 
     def sync(self) -> "KeyedJaggedTensor":
         """Count the values per key now, and return this tensor."""
@@ -499,17 +440,6 @@ class KeyedJaggedTensor:
     def device(self) -> torch.device:
         """Return the device that the values are on."""
         return self._values.device
-
-    def index_of(self, key: str) -> int:
-        """Return the index of a key in `keys()`.
-
-        Raises:
-            UnknownKeyError: There is no such key.
-        """
-        try:
-            return self._keys.index(key)
-        except ValueError:
-            raise UnknownKeyError(key, self._keys) from None
 
     def __getitem__(self, key: str) -> JaggedTensor:
         return self._run(self.index_of(key), 1, self.offset_per_key())._single()
@@ -656,10 +586,6 @@ class KeyedJaggedTensor:
         per_key: list[int] = to_host(counts).tolist()
         check_total(sum(per_key), self._values, self._weights)
         return per_key
-
-    def _bags_before(self, key: int) -> int:
-        """Return the number of bags of the keys before one."""
-        return key * self._stride if self._strides is None else sum(map(sum, self._strides[:key]))
 
     def _run(
         self, first: int, count: int, edge: list[int], inverse: InverseIndices | None = None

@@ -1,16 +1,6 @@
 """What a KeyedJaggedTensor is checked for beside its bags: keys, how many bags each has, and which
 bag each sample takes.
 
-Usually every key has a bag per sample. Where many samples have the same ids (one user, many items),
-a key may have fewer bags than there are samples, and `inverse_indices` say which of them each
-sample takes (TorchRec: variable batch per key, VBE):
-
-    user  [101 102] [7]        inverse indices  0 0 0 1     four samples, two users
-    item  [1] [2] [3] [4]                       0 1 2 3
-
-How many bags of a key came from which rank (`stride_per_key_per_rank`) is TorchRec's bookkeeping;
-their sum counts.
-
 Suffixes: F keys, S samples.
 """
 
@@ -23,12 +13,7 @@ from torch import Tensor
 
 from recapp.errors import DataError
 from recapp.sparse.bags import check_distinct, concatenate, on_host
-
-Strides = list[list[int]]
-"""The bags of each key from each rank."""
-
-InverseIndices = tuple[list[str], Tensor]
-"""Keys, and the bag that each sample takes, [keys, S]."""
+from recapp.sparse.bags_of_keys import InverseIndices, Strides
 
 
 def check_keys(keys: Sequence[str]) -> list[str]:

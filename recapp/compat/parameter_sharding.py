@@ -22,7 +22,7 @@ from enum import Enum
 from typing import Any
 
 from recapp.errors import PlanError, suggest
-from recapp.sharding.sharding_plan import Shard, TableSharding
+from recapp.sharding.sharding_plan import Mode, Shard, TableSharding
 from recapp.sharding.sharding_types import BUILT_IN
 
 DEVICES = ("cpu", "cuda")
@@ -39,7 +39,8 @@ def ParameterSharding(
 
     Args:
         sharding_type: The name of a sharding type, for people; what runs is what the shards say.
-        compute_kernel: "dense" for data_parallel, "fused" for every other type.
+        compute_kernel: "dense" for data_parallel, whose table becomes a parameter with a gradient;
+            "fused" for every other type.
         ranks: The ranks of the shards; None takes those of their placements.
         sharding_spec: The shards: an object that has them as `shards`, each with `shard_offsets`,
             `shard_sizes` and `placement`.
@@ -73,7 +74,8 @@ def ParameterSharding(
             f"ParameterSharding: ranks={list(ranks)}: the shards lie on ranks "
             f"{sorted({shard.rank for shard in made})}"
         )
-    return TableSharding(made, "replicated" if known[name] else "unique", name)
+    mode: Mode = "replicated" if known[name] else "unique"
+    return TableSharding(made, mode, name, as_parameter=word(compute_kernel) == "dense")
 
 
 def placement(compute_device: str, rank: int, local_size: int) -> str:

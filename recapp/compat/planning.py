@@ -99,6 +99,7 @@ def ParameterConstraints(
     Args:
         sharding_types: Names of sharding types; None allows all.
         compute_kernels: `dense` allows replication, `fused` every other type; None allows all.
+            `dense` alone makes the table a parameter with a gradient.
         min_partition: Least columns of a vertical strip.
         pooling_factors: Mean ids of a bag, of each feature.
         others: Fields of recapp's constraints (`modes`, `ranks`, `hosts`, `together`, `apart`).
@@ -112,6 +113,8 @@ def ParameterConstraints(
     _refuse_others("ParameterConstraints", unknown, f"recapp adds {', '.join(known)}")
     if compute_kernels is not None:
         sharding_types = _types_of_kernels(compute_kernels, sharding_types)
+        if set(compute_kernels) == {EmbeddingComputeKernel.DENSE.value}:
+            others["as_parameter"] = True
     return recapp_constraints.ParameterConstraints(
         sharding_types=sharding_types,
         min_partition=min_partition,

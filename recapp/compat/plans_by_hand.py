@@ -13,7 +13,7 @@ cuts the table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -80,9 +80,20 @@ Cut = Callable[[EmbeddingConfig, Machine], TableSharding]
 """Cuts one table for some ranks; TorchRec's ParameterShardingGenerator."""
 
 
-def data_parallel() -> Cut:
-    """Keep a copy of the table on every rank."""
-    return lambda table, machine: _tiled(table, "data_parallel", machine.hosts)
+def data_parallel(compute_kernel: str | None = None) -> Cut:
+    """Keep a copy of the table on every rank.
+
+    Args:
+        compute_kernel: "dense" makes the table a parameter with a gradient, as TorchRec always
+            does; None updates the copies in backward, as other tables.
+    """
+    check_kernel("data_parallel", compute_kernel, replicated=True)
+
+    def cut(table: EmbeddingConfig, machine: Machine) -> TableSharding:
+        made = _tiled(table, "data_parallel", machine.hosts)
+        return replace(made, as_parameter=compute_kernel is not None)
+
+    return cut
 
 
 def table_wise(rank: int, device: str | None = None, compute_kernel: str | None = None) -> Cut:

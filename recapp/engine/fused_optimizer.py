@@ -15,6 +15,7 @@ from recapp.errors import ConfigError
 from recapp.optim.keyed import KeyedOptimizer
 from recapp.optim.optimizer import run_closure
 from recapp.sharding.layout import Block
+from recapp.tables.config import EmbeddingConfig
 
 
 class FusedOptimizer(KeyedOptimizer):
@@ -37,7 +38,7 @@ class FusedOptimizer(KeyedOptimizer):
         params = {
             _name(path, collection, table.name): table
             for path, collection in self.collections.items()
-            for table in collection.tables()
+            for table in _updated_here(collection)
         }
         self.shared = list(dict.fromkeys(c.shared for c in self.collections.values()))
         groups = [group for shared in self.shared for group in shared.param_groups]
@@ -108,19 +109,24 @@ def _name(path: str, collection: Any, table: str) -> str:
     return f"{path}.{collection.weight_name(table)}".removeprefix(".")
 
 
+def _updated_here(collection: Any) -> list[EmbeddingConfig]:
+    """Return the tables of a collection that are updated in backward, no parameters."""
+    return [t for t in collection.tables() if t.name not in collection.parameters_of]
+
+
 def _state_blocks(collection: Any) -> dict[str, dict[str, list[Block]]]:
     """Return what this rank holds of the optimiser's state, by table and by tensor.
 
     Raises:
         ConfigError: A table is dynamic.
     """
-    for table in collection.tables():
+    for table in _updated_here(collection):
         if table.dynamic is not None:
             raise ConfigError(
                 f"table {table.name} is dynamic: the state of its rows is in checkpoints and not "
                 "in state dicts: save it with recapp.checkpoints.directory.write_checkpoint"
             )
-    held: dict[str, dict[str, list[Block]]] = {table.name: {} for table in collection.tables()}
+    held: dict[str, dict[str, list[Block]]] = {t.name: {} for t in _updated_here(collection)}
     for block in collection.blocks():
         if block.tensor != "weight":
             held[block.table].setdefault(block.tensor, []).append(block)

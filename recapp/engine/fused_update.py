@@ -17,7 +17,7 @@ from recapp.engine.row_statistics import RowPieces
 from recapp.engine.state import EngineState
 from recapp.errors import ConfigError
 from recapp.kernels.links import Links, Scratch, offset_dtype
-from recapp.optim.rules import Rate, RowRule
+from recapp.optim.rules import GRADIENT, Rate, RowRule
 from recapp.optim.rules_by_table import group_names
 from recapp.sharding.layout import Layout
 
@@ -57,7 +57,8 @@ class FusedUpdate:
             Empty where rows are only read.
 
     `updates` counts the updates so far; a checkpoint keeps it. `before_first_update` is called
-    before the first one: whoever has something to say puts a function there. `param_groups` carry
+    before the first one, `before_update` before each: whoever has something to say or to do puts a
+    function there. `param_groups` carry
     the live learning rate of each rule; the optimiser object holds the same dicts, so schedules
     reach the tables as they reach any parameter.
     """
@@ -67,6 +68,7 @@ class FusedUpdate:
         self.rules = list(rules)
         self.updates = 0
         self.before_first_update: Callable[[], None] = _nothing
+        self.before_update: Callable[[], None] = _nothing
         tables = [state.layout.tables_of_rule(number) for number in range(len(rules))]
         names = group_names(list(zip(rules, tables, strict=True)))
         self._param_groups: list[dict[str, Any]] = [
@@ -79,13 +81,17 @@ class FusedUpdate:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Return the param group of each rule.
+        """Return the param group of each rule; tables that are parameters have none here.
 
         Raises:
             ConfigError: The tables are read-only.
         """
         self._check_trained()
-        return self._param_groups
+        return [
+            group
+            for rule, group in zip(self.rules, self._param_groups, strict=True)
+            if rule != GRADIENT
+        ]
 
     @property
     def rule_G(self) -> list[RowRule | None]:
@@ -165,6 +171,7 @@ class FusedUpdate:
         self._check_trained()
         if not self.updates:
             self.before_first_update()
+        self.before_update()
         self.updates += 1
         rates = [
             rule.rate_of(float(group["lr"]), self.updates)

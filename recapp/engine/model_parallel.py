@@ -72,7 +72,9 @@ class DistributedModelParallel(nn.Module):
     that moment, while dense gradients add up. So do not accumulate gradients over several
     backwards; use a larger batch.
 
-    `parameters()` are the dense ones. `sparse_groups()` hands out the learning rate of the tables.
+    `parameters()` are the dense ones, and the tables that the plan makes parameters: those have the
+    gradient of the global batch, as if DDP reduced it. `sparse_groups()` hands out the learning
+    rates of the other tables.
 
     `state_dict()` has the names of the unsharded model; a table is the list of (rows, cols, tensor)
     that this rank holds. `load_state_dict()` takes that, or whole tables
@@ -174,9 +176,8 @@ class DistributedModelParallel(nn.Module):
         rate.
         """
         tables = sharded_tables(self)
-        if not self._rate_is_known and not self.comm.rank:
-            rule = tables[0].rule
-            assert rule is not None, "an update has a rule"
+        rule = tables[0].rule if not self._rate_is_known else None
+        if rule is not None and not self.comm.rank:
             note_once(
                 f"tables are updated in backward by {rule.name} at its default learning rate "
                 f"{rule.lr}; an optimizer over model.parameters() does not reach them: pass "

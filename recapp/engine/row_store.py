@@ -18,7 +18,7 @@ from recapp.kernels.backend import Backend
 from recapp.kernels.links import Links
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.row_memory import RowMemory
-from recapp.optim.rules import Rate, RowRule
+from recapp.optim.rules import GRADIENT, Rate, RowRule
 from recapp.sharding.layout import Block, Layout, Piece
 from recapp.tables.initial import fill_initial
 
@@ -320,6 +320,8 @@ class FloatStore(FloatRows):
             weight = Block(table.name, "weight", shape, p.rows, strip.cols, data, owner, order)
             yield weight
             for (name, kind), held in zip(self._kinds, self.state, strict=True):
+                if self.rule == GRADIENT:  # it belongs to a step and is not kept
+                    continue
                 data = held[p.base : p.base + len(p.rows)]
                 if kind == "element":
                     yield weight._replace(tensor=name, data=data)

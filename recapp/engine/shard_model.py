@@ -22,6 +22,7 @@ from recapp.engine.sharded_collection import ShardedCollection
 from recapp.engine.sharded_embedding import ShardedEmbeddingCollection
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.engine.sharded_tables import ShardedTables
+from recapp.engine.table_parameter import TableParameter
 from recapp.errors import ConfigError
 from recapp.optim.rules_by_table import Rules, rules_of
 from recapp.optim.table_rule import check_same_rule, rule_in_backward
@@ -205,14 +206,18 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
     """Wrap everything that is not sharded in DDP; return the module itself where nothing has to be
     reduced.
 
-    Shards are neither parameters nor buffers, so DDP leaves them alone. On CPUs gradients travel as
+    Shards are neither parameters nor buffers, and the gradients of tables that are parameters are
+    reduced already, so DDP leaves both alone. On CPUs gradients travel as
     the tables' messages do and are added in rank order (`recapp/transport/dense_gradients.py`), on
     GPUs by DDP's all-reduce.
 
     Raises:
         ConfigError: Dense parameters of several CPU ranks have an optimiser in backward.
     """
-    dense = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    tables = _table_parameter_names(module)
+    dense = {
+        name: p for name, p in module.named_parameters() if p.requires_grad and name not in tables
+    }
     if comm.world == 1 or not dense:
         return module
     in_backward = [name for name, p in dense.items() if hasattr(p, "_in_backward_optimizers")]
@@ -223,6 +228,9 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
             "it "
             "to the tables alone"
         )
+    if tables:
+        ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+        ignore(module, tables)
     # torch 2.13 renames broadcast_buffers; 2.11 knows no other name
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
@@ -230,6 +238,15 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
     if comm.device.type == "cpu":
         wrapped.register_comm_hook(None, AverageOverRanks(comm.twin()))
     return wrapped
+
+
+def _table_parameter_names(module: nn.Module) -> list[str]:
+    """Return the names of the parameters that are tables."""
+    return [
+        f"{path}.weight".lstrip(".")
+        for path, part in module.named_modules(remove_duplicate=False)
+        if isinstance(part, TableParameter)
+    ]
 
 
 def compile_dense(module: nn.Module) -> list[str]:

@@ -1,6 +1,6 @@
 """What every sharded collection is: the share of some lookups in the tables of a model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import torch
@@ -9,10 +9,11 @@ from torch import nn
 from recapp.engine.fused_optimizer import FusedOptimizer
 from recapp.engine.sharded_state import put_tables_in_state
 from recapp.engine.sharded_tables import ShardedTables
+from recapp.engine.table_parameter import TableParameter
 from recapp.sharding.layout import Block
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.module_by_name import key_of
+from recapp.tables.module_by_name import ModuleByName, key_of
 
 
 class ShardedCollection(nn.Module):
@@ -21,6 +22,8 @@ class ShardedCollection(nn.Module):
     Args:
         shared: The tables, and the exchange that all their collections share.
         member: Number of this collection among theirs.
+
+    `parameters_of` are those of its tables that are parameters, by name.
     """
 
     tables_of: ClassVar[str]
@@ -33,6 +36,11 @@ class ShardedCollection(nn.Module):
         self.lookups = shared.members[member].lookups
         self._tables = list({x.table.name: x.table for x in self.lookups}.values())
         self.tables_in_state = True
+        own = {t.name for t in self._tables}
+        held = {name: p for name, p in shared.parameters_of.items() if name in own}
+        if held:
+            setattr(self, self.tables_of, ModuleByName(held))
+        self.parameters_of: Mapping[str, TableParameter] = held
         put_tables_in_state(self)
 
     @property

@@ -14,11 +14,13 @@ order of rows. Tensors are views, as in any state dict: copy them to keep them.
 whole table loads on all ranks, and strips of another plan load where they cover what the rank
 holds. A state without a table is refused, as torch refuses one without a parameter.
 
+A table that is a parameter (`recapp/engine/table_parameter.py`) is a whole tensor, as in torch.
+
 Only weights are meant. The state of the tables' optimiser has the same form in the state dict of
 their fused optimiser (`recapp/engine/fused_optimizer.py`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -28,6 +30,7 @@ from torch import Tensor, nn
 
 from recapp.engine.dynamic_blocks import ALWAYS_LOADED, KEYS
 from recapp.engine.dynamic_state import load_dynamic
+from recapp.engine.table_parameter import TableParameter
 from recapp.sharding.layout import Block, copy_rows, overlap
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.row_order import RowOrder
@@ -45,6 +48,7 @@ class HoldsTables(Protocol):
     """A sharded collection, as its state dict sees it."""
 
     tables_in_state: bool
+    parameters_of: Mapping[str, TableParameter]
 
     def tables(self) -> list[EmbeddingConfig]:
         """Return the tables, in order."""
@@ -101,9 +105,14 @@ def _keys_name(weight: str) -> str:
 def _save(collection: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     """Put what this rank holds of each table into a state dict. Every rank calls it."""
     c: Any = collection
-    if c.tables_in_state:
+    if not c.tables_in_state:
+        for name in _of_parameters(c, prefix):
+            state.pop(name, None)
+    else:
         held = _weights(c)
         for name, table in _names(c, prefix).items():
+            if table.name in c.parameters_of:  # torch has put it there, whole
+                continue
             for stored in _stored_names(name, table):
                 tensor = "weight" if stored == name else KEYS
                 state[stored] = strips_of(
@@ -126,9 +135,14 @@ def _load(
     """
     c: Any = collection
     if not c.tables_in_state:
+        state.update(_of_parameters(c, prefix))
         return
     held = _weights(c)
     for name, table in _names(c, prefix).items():
+        if table.name in c.parameters_of:
+            if name in state:
+                errors.extend(_load_parameter(c, name, table, state, held[table.name]))
+            continue
         lacking = [n for n in _stored_names(name, table) if n not in state]
         missing.extend(lacking)
         if table.dynamic is not None:  # ranks agree first: every one of them takes part
@@ -143,6 +157,28 @@ def _load(
         fault = load_strips(state.pop(name), held[table.name], shape, table.data_type.dtype)
         if fault:
             errors.append(f"table {table.name} ({name}): {fault}")
+
+
+def _of_parameters(collection: HoldsTables, prefix: str) -> dict[str, Tensor]:
+    """Return the rows of the tables that are parameters, by their names."""
+    return {
+        prefix + collection.weight_name(table): parameter.weight.detach()
+        for table, parameter in collection.parameters_of.items()
+    }
+
+
+def _load_parameter(
+    collection: HoldsTables,
+    name: str,
+    table: EmbeddingConfig,
+    state: dict[str, Any],
+    held: Sequence[Block],
+) -> list[str]:
+    """Copy a table that is a parameter, whole or strips of it, and leave torch what it finds."""
+    shape = (table.num_embeddings, table.embedding_dim)
+    fault = load_strips(state[name], held, shape, table.data_type.dtype)
+    state[name] = collection.parameters_of[table.name].weight.detach()
+    return [f"table {table.name} ({name}): {fault}"] if fault else []
 
 
 def _stored_names(weight: str, table: EmbeddingConfig) -> list[str]:

@@ -33,11 +33,12 @@ from recapp.engine.row_statistics import RowStatistics
 from recapp.engine.row_store import FloatStore, RowStore, StoredGroup
 from recapp.engine.state import EngineState
 from recapp.engine.stored_rows import StoredRows
+from recapp.engine.table_parameter import table_parameters, with_parameters
 from recapp.errors import ConfigError, PlanError
 from recapp.kernels.backend import backend as choose_backend
 from recapp.kernels.backend import slow_kernels_note
 from recapp.kernels.warm_up import report_compilation, warm_up
-from recapp.optim.rules import RowRule
+from recapp.optim.rules import GRADIENT, RowRule
 from recapp.optim.rules_by_table import Rules, distinct_rules, rules_of
 from recapp.sharding.layout import Block, make_layout
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -108,7 +109,8 @@ class ShardedTables(nn.Module):
         PlanError: The plan does not tile the tables or was made for another number of ranks.
         ConfigError: The backend is unknown or not there, or rules and tables do not fit.
 
-    `state` is what the engine works with; measuring attaches by `state.observer`. `update` changes
+    `parameters_of` are the tables that are parameters, by name. `state` is what the engine works
+    with; measuring attaches by `state.observer`. `update` changes
     the rows, `stored` saves and loads them. `header`, `waits`, `comm` and `id_rules` are the
     state's.
     """
@@ -135,7 +137,7 @@ class ShardedTables(nn.Module):
         self.members = tuple(members or (Member(lookups_of(tables)),))
         edges = [0, *accumulate(len(m.lookups) for m in self.members)]
         self._lookups = [range(*edge) for edge in pairwise(edges)]
-        self.rules = rules_of(rule, [t.name for t in tables])
+        self.rules = with_parameters(rules_of(rule, [t.name for t in tables]), tables, plan)
         rules = distinct_rules(self.rules.values())
         numbers = {table: rules.index(of_table) for table, of_table in self.rules.items()}
         lookups = [x for m in self.members for x in m.lookups]
@@ -168,6 +170,9 @@ class ShardedTables(nn.Module):
         self.state = state
         self.update = FusedUpdate(state, rules)
         self.stored = StoredRows(state, self.update)
+        self.parameters_of = table_parameters(layout, stores, comm.rank)
+        if self.parameters_of:
+            self.update.before_update = self._begin_update
         self.header = state.header
         self.waits = state.waits
         self.id_rules = state.id_rules
@@ -176,6 +181,11 @@ class ShardedTables(nn.Module):
         self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
         self._results: list[_Result] = []
         self._warm_up(trains, slow_kernels_note(backend, device))
+
+    def _begin_update(self) -> None:
+        """Give tables that are parameters their gradients."""
+        for parameter in self.parameters_of.values():
+            parameter.begin_update()
 
     def _warm_up(self, trains: bool, missing: str) -> None:
         """Compile kernels before the first step, each on one rank of a machine; the others read
@@ -205,12 +215,13 @@ class ShardedTables(nn.Module):
 
     @property
     def rule(self) -> RowRule | None:
-        """Return the optimiser of the rows; None where they are only read.
+        """Return the optimiser of the rows; None where they are only read or all are parameters.
 
         Raises:
             ConfigError: Tables have several; `rules` has them by table.
         """
-        return self._only("rule", self.update.rules) if self.rules else None
+        fused = [rule for rule in self.update.rules if rule != GRADIENT]
+        return self._only("rule", fused) if fused else None
 
     @property
     def param_group(self) -> dict[str, Any]:
@@ -222,7 +233,7 @@ class ShardedTables(nn.Module):
         return self._only("param_group", self.param_groups)
 
     def _only(self, name: str, found: list[Only]) -> Only:
-        if len(found) > 1:
+        if len(found) != 1:
             raise ConfigError(f"{name}: the tables follow {len(found)} rules: use {name}s instead")
         return found[0]
 

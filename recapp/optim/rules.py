@@ -314,6 +314,14 @@ def _lars(
     return w - m, m
 
 
+def _add_up(w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, total: Any) -> tuple[Any, ...]:
+    return w, total + g
+
+
+GRADIENT = RowRule("gradient", _add_up, 0.0, state=(("gradient", "element"),))
+"""What tables that are parameters follow: rows stay, and gradients add up for another optimiser."""
+
+
 def sgd(lr: float = 0.1, weight_decay: float = 0.0) -> RowRule:
     """Return the rule w -= lr g. It equals `torch.optim.SGD` on sparse gradients."""
     _check(weight_decay=weight_decay)

@@ -35,6 +35,7 @@ class ParameterConstraints:
             statistics.
         statistics: Of its ids, instead of measured ones.
         data_type: The type that its rows are priced as: "fp32", "bf16", ...
+        as_parameter: Whether it is a parameter where it is replicated (`TableSharding`).
     """
 
     sharding_types: Sequence[str] | None = None
@@ -48,6 +49,7 @@ class ParameterConstraints:
     statistics: TableStatistics | None = None
     data_type: str | None = None
     row_orders: Sequence[str] | None = None
+    as_parameter: bool | None = None
 
     def over(self, other: "ParameterConstraints") -> "ParameterConstraints":
         """Return these constraints, with those of `other` for all that they leave free."""

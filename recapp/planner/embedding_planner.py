@@ -127,9 +127,8 @@ def plan_tables(
         raise _does_not_fit(space, capacity, problem, name)
     cost = _cost(bundles, best, problem)
     bound = cost.step_seconds if exact else min(bound, cost.step_seconds)  # a rounding error apart
-    return Outcome(
-        _plan(bundles, best, problem, name), cost, bound, exact, tuple(bundles), best, problem
-    )
+    plan = _with_parameters(_plan(bundles, best, problem, name), c)
+    return Outcome(plan, cost, bound, exact, tuple(bundles), best, problem)
 
 
 class EmbeddingShardingPlanner:
@@ -417,6 +416,17 @@ def _plan(
     return ShardingPlan(
         {t.name: made[t.name] for t in problem.tables}, problem.topology.world_size, name
     )
+
+
+def _with_parameters(plan: ShardingPlan, c: Mapping[str, ParameterConstraints]) -> ShardingPlan:
+    """Return a plan with the replicas that are to be parameters."""
+    tables = {
+        name: replace(s, as_parameter=True)
+        if c[name].as_parameter and s.mode == "replicated"
+        else s
+        for name, s in plan.tables.items()
+    }
+    return replace(plan, tables=tables)
 
 
 def _does_not_fit(

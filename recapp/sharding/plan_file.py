@@ -70,7 +70,17 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 def plan_to_yaml(plan: ShardingPlan) -> str:
-    """Return a plan as the text of a plan file."""
+    """Return a plan as the text of a plan file.
+
+    Raises:
+        PlanError: A table is a parameter.
+    """
+    for name, sharding in plan.tables.items():
+        if sharding.as_parameter:
+            raise PlanError(
+                f"table {name} is a parameter (as_parameter), which DistributedModelParallel alone "
+                "makes it: a plan file does not say so"
+            )
     made_for = plan.made_for or PlannedFor(())
     configs = {t.name: t for t in made_for.tables}
     lines = [f"name: {_word(plan.name)}", f"ranks: {plan.world_size}"]

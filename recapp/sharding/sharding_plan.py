@@ -75,12 +75,15 @@ class TableSharding:
         sharding_type: A label for people (table_wise, ..., custom); nothing branches on it.
         row_order: "natural": the rectangles' rows are the table's. "mixed": they are positions
             over which rows are dealt (`recapp/tables/row_order.py`).
+        as_parameter: Whether the table, which is whole on every rank, is a parameter that has a
+            gradient, for an optimiser of the user's; else it is updated in backward.
     """
 
     shards: tuple[Shard, ...]
     mode: Mode = "unique"
     sharding_type: str = "custom"
     row_order: RowOrderName = "natural"
+    as_parameter: bool = False
 
     @property
     def sharding_spec(self) -> "TableSharding":
@@ -365,6 +368,7 @@ class ShardingPlan:
                     ],
                 }
                 | ({"row_order": s.row_order} if s.row_order != "natural" else {})
+                | ({"as_parameter": True} if s.as_parameter else {})
                 for name, s in self.tables.items()
             },
         } | {key: value for key, value in optional.items() if value}
@@ -381,7 +385,11 @@ class ShardingPlan:
 
         tables = {
             name: TableSharding(
-                shards(s), s["mode"], s["sharding_type"], s.get("row_order", "natural")
+                shards(s),
+                s["mode"],
+                s["sharding_type"],
+                s.get("row_order", "natural"),
+                s.get("as_parameter", False),
             )
             for name, s in values["tables"].items()
         }

@@ -46,7 +46,7 @@ from recapp.engine.shard_model import (
     wrap_dense,
 )
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, PlanError
 from recapp.optim.rules import rowwise_adagrad
 from recapp.optim.rules_by_table import Rules
 from recapp.optim.table_rule import table_rule
@@ -314,6 +314,12 @@ class EmbeddingShardingStrategy(DDPStrategy):
                 modes=self.modes,
                 count=partial(with_counted_modes, module),
             )
+        for name, sharding in self.plan.tables.items():
+            if sharding.as_parameter:
+                raise PlanError(
+                    f"table {name} is to be a parameter (as_parameter), which "
+                    "DistributedModelParallel alone makes it: leave as_parameter out"
+                )
         shard_model(
             module,
             self.plan,

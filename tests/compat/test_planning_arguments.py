@@ -91,6 +91,9 @@ def test_constraints_hold_in_the_plan_and_modules_have_their_paths(capsys):
     a, b = plan.plan["bags"].values()
     assert (a.sharding_type, a.compute_kernel, a.ranks) == ("row_wise", "fused", [0, 1])
     assert (b.sharding_type, b.compute_kernel) == ("data_parallel", "dense")
+    assert b.as_parameter and not a.as_parameter
+    allowed = ParameterConstraints(["data_parallel"], ["dense", "fused"])
+    assert not allowed.as_parameter, "replicated, and updated in backward"
     first = a.sharding_spec.shards[0]
     assert (first.shard_offsets, first.shard_sizes) == ([0, 0], [500, 16])
     assert first.placement == "rank:0"

@@ -130,11 +130,17 @@ def golden_training(comm, dense_table):
         plan=plan,
         sharders=[sharder],
     )
-    dense = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(model.named_parameters())),
-        lambda params: torch.optim.Adagrad(params, lr=0.1),
-    )
-    optimizer = CombinedOptimizer([model.fused_optimizer, dense])
+    sparse_arch = model.module.model.sparse_arch
+    own = dict(in_backward_optimizer_filter(sparse_arch.named_parameters()))
+    assert list(own) == ["embedding_bag_collection.embedding_bags.t_cat_1.weight"] * dense_table
+    layers = {n: p for n, p in model.named_parameters() if "sparse" not in n}
+    optimizers = [
+        ("dense", KeyedOptimizerWrapper(layers, lambda p: torch.optim.Adagrad(p, lr=0.1))),
+        ("fused", model.fused_optimizer),
+    ]
+    if dense_table:
+        optimizers.append(("own", KeyedOptimizerWrapper(own, lambda p: RowWiseAdagrad(p, lr=0.1))))
+    optimizer = CombinedOptimizer(optimizers)
     pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
     batches = torchrec.datasets.random.RandomRecDataset(
         keys=keys,

@@ -1,8 +1,11 @@
 """Plans in TorchRec's words: the shards are where they were said to be, and mistakes are said."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from recapp.compat.parameter_sharding import ParameterSharding
 from recapp.compat.plans_by_hand import (
     ShardingPlan,
     apply_to_all,
@@ -15,6 +18,7 @@ from recapp.compat.plans_by_hand import (
     table_wise,
 )
 from recapp.errors import PlanError
+from recapp.sharding.sharding_plan import Shard
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
@@ -53,6 +57,19 @@ def shards(cut, world=4, local=2):
 def test_shards_lie_where_the_words_say(cut, name, expected):
     found, lying = shards(cut)
     assert found == name and sorted(lying) == sorted(expected)
+
+
+def test_a_copy_on_every_rank_is_a_parameter_where_that_is_asked_for():
+    def made(cut):
+        plan = construct_module_sharding_plan(BAGS, {"t": cut}, local_size=2, world_size=2)
+        return plan["t"].as_parameter
+
+    assert made(data_parallel(compute_kernel="dense")) and not made(data_parallel())
+    copies = [Shard(rank, range(8), range(6)) for rank in range(2)]
+    spec = SimpleNamespace(shards=copies)
+    assert ParameterSharding("data_parallel", "dense", [0, 1], spec).as_parameter
+    with pytest.raises(PlanError, match="data_parallel: compute_kernel=fused: must be dense"):
+        data_parallel(compute_kernel="fused")
 
 
 @pytest.mark.parametrize(

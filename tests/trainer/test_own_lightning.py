@@ -81,6 +81,15 @@ def test_a_function_gets_what_the_ranks_found(tmp_path):
             PlanError,
             "its plan is for 2 ranks, and the run has 1",
         ),
+        (
+            EmbeddingShardingPlanner(
+                constraints={
+                    "items": ParameterConstraints(["data_parallel"], as_parameter=True),
+                }
+            ),
+            PlanError,
+            "table items is to be a parameter (as_parameter), which DistributedModelParallel alone",
+        ),
     ],
 )
 def test_what_gives_no_plan_is_refused_in_one_line(source, kind, says, tmp_path):

@@ -5,6 +5,7 @@ bits on several.
 import pytest
 import torch
 from engine.test_random_mixtures import Mixture, batch_of
+from torch import nn
 
 from recapp.compat.quantised_models import quantize_embeddings, shard_quant_model
 from recapp.errors import ConfigError
@@ -59,7 +60,15 @@ def test_tables_may_have_widths_of_their_own_and_a_collection_alone_is_a_model(r
     ("arguments", "said"),
     [
         ({"dtype": torch.int32}, r"dtype=torch\.int32: must be one of torch\.qint8"),
-        ({"output_dtype": torch.float16}, "output_dtype=torch.float16: vectors are torch.float32"),
+        ({"output_dtype": torch.int8}, r"output_dtype=torch\.int8: vectors are torch\.float32, "),
+        (
+            {"additional_qconfig_spec_keys": [nn.Linear]},
+            "Linear is no collection: EmbeddingBagColl",
+        ),
+        (
+            {"additional_mapping": {EmbeddingBagCollection: nn.Linear}},
+            "of EmbeddingBagCollection to Linear: it becomes quant.EmbeddingBagCollection",
+        ),
         (
             {"per_table_weight_dtype": {"x": torch.qint8}},
             "per_table_weight_dtype: x: the model has the tables",
@@ -74,13 +83,22 @@ def test_what_cannot_be_is_said(arguments, said):
     made = quantize_embeddings(Mixture(11), torch.qint8)
     with pytest.raises(ConfigError, match="world_size=3, but there are 1 ranks"):
         shard_quant_model(made, world_size=3)
+    with pytest.raises(ConfigError, match="sharders would have no effect here"):
+        shard_quant_model(made, sharders=[])
+    with pytest.raises(ConfigError, match="ddr_cap=9: GPU ranks keep no rows in the host's memory"):
+        shard_quant_model(made, compute_device="cuda", ddr_cap=9)
 
 
 def on_ranks(comm, memory):
     model = quantize_embeddings(Mixture(12), torch.qint8)
     made, plan = shard_quant_model(model, comm.world, device_memory_size=memory, env=comm.group)
+    again, _ = shard_quant_model(model, comm.world, ddr_cap=memory, env=comm.group)
     batch = batch_of(6, comm.rank)
+    halves = quantize_embeddings(Mixture(12), torch.qint8, output_dtype=torch.float16)
+    narrow, _ = shard_quant_model(halves, comm.world, env=comm.group)
+    assert {part.output_dtype() for part in narrow.parts} == {torch.float16}
     with torch.no_grad():
+        assert torch.equal(again(batch), made(batch))
         return made(batch), model(batch), plan.world_size
 
 

@@ -82,7 +82,7 @@ class KeyedJaggedTensor(BagsOfKeys):
         values: [L, ...] of any dtype, keys-major; a Python list makes int64 or float32. There may
             be more than the bags hold, as in buffers of a fixed size; the first ones count.
         weights: One per value, or None.
-        lengths: [F * B], values per bag; floats if they are whole numbers.
+        lengths: [F * B], or [F, B], values per bag; floats if they are whole numbers.
         offsets: [F * B + 1], cumulated lengths from 0 on, or [F * B], starts only, as
             `nn.EmbeddingBag` takes them; of one key these need `stride`. One of lengths and offsets
             is needed, unless there are no keys.
@@ -122,6 +122,8 @@ class KeyedJaggedTensor(BagsOfKeys):
     ) -> None:
         self._keys = check_keys(keys)
         self._values, self._weights = check_values(values, weights)
+        if isinstance(lengths, Tensor) and lengths.dim() == 2 and len(lengths) == len(self._keys):
+            lengths = lengths.flatten()
         if not self._keys and lengths is None and offsets is None:
             lengths = torch.zeros(0, dtype=torch.int64, device=self._values.device)
         of_ranks = stride_per_key_per_rank
@@ -143,14 +145,16 @@ class KeyedJaggedTensor(BagsOfKeys):
         self._length_per_key = None if length_per_key is None else list(length_per_key)
         if on_host(self._lengths):
             self._length_per_key = self._counted_per_key()
-            check_derived("length_per_key", length_per_key, self._length_per_key)
-            check_derived("offset_per_key", offset_per_key, self.offset_per_key())
-        check_derived("stride_per_key", stride_per_key, self.stride_per_key())
+            check_derived(
+                length_per_key=(length_per_key, self.length_per_key),
+                offset_per_key=(offset_per_key, self.offset_per_key),
+            )
         check_derived(
-            "lengths_offset_per_key", lengths_offset_per_key, self.lengths_offset_per_key()
+            stride_per_key=(stride_per_key, self.stride_per_key),
+            lengths_offset_per_key=(lengths_offset_per_key, self.lengths_offset_per_key),
+            index_per_key=(index_per_key, self.index_per_key),
+            jt_dict=(None if jt_dict is None else [*jt_dict], self.keys),
         )
-        check_derived("index_per_key", index_per_key, self.index_per_key())
-        check_derived("the keys of jt_dict", None if jt_dict is None else [*jt_dict], self._keys)
         self._jt_dict = None if jt_dict is None else dict(jt_dict)
 
     @classmethod

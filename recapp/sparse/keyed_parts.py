@@ -4,7 +4,7 @@ bag each sample takes.
 Suffixes: F keys, S samples.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -150,16 +150,20 @@ def check_stride(
     return bags // count if count else stride or 0
 
 
-def check_derived(name: str, given: object, found: object) -> None:
-    """Check an argument that says again what others say already.
+def check_derived(**said: tuple[Any, Callable[[], Any]]) -> None:
+    """Check arguments that say again what others say already.
+
+    Args:
+        said: By name what was given, or None, and how it is found otherwise.
 
     Raises:
-        DataError: It says something else.
+        DataError: One says something else.
     """
-    if given is not None and given != found:
-        raise DataError(
-            f"{name} is {given}, but by the other arguments it is {found}: leave it out"
-        )
+    for name, (given, find) in said.items():
+        if given is not None and given != (found := find()):
+            raise DataError(
+                f"{name} is {given}, but by the other arguments it is {found}: leave it out"
+            )
 
 
 def concatenate_weights(weights: Mapping[str, Tensor | None]) -> Tensor | None:

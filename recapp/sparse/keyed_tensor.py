@@ -76,8 +76,10 @@ class KeyedTensor:
         self._keys = list(keys)
         self._length_per_key = list(length_per_key)
         self._key_dim = key_dim
-        check_derived("offset_per_key", offset_per_key, self.offset_per_key())
-        check_derived("index_per_key", index_per_key, self._key_indices())
+        check_derived(
+            offset_per_key=(offset_per_key, self.offset_per_key),
+            index_per_key=(index_per_key, self._key_indices),
+        )
         self._with_room = values if room else None
         self._values = (
             values.narrow(key_dim, room, values.shape[key_dim] - room) if room else values

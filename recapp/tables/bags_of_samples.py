@@ -8,12 +8,15 @@ Every bag is asked for, answered and sent once however many samples take it, and
 of their gradients. The engine sees as many bags of each feature as the longest has: empty ones
 stand behind the others', of which nothing is sent (`KeyedJaggedTensor.padded`).
 
+Vectors are taken by `F.embedding`, whose gradients are summed in one order on GPUs as well.
+
 Suffixes: B bags, S samples, D columns, L ids.
 """
 
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from recapp.errors import ConfigError, suggest
@@ -85,10 +88,10 @@ def pooled_of_samples(
     columns = [x.columns for x in lookups]
     inverse = features.inverse_indices_or_none()
     if inverse is not None and lookups:
-        index_FS = dict(zip(inverse[0], inverse[1], strict=True))
+        index_FS = dict(zip(inverse[0], inverse[1].long(), strict=True))
         parts = torch.split(values_BD[:, room:], columns, 1)
         taken = [
-            part_BD.index_select(0, index_FS[x.feature])
+            F.embedding(index_FS[x.feature], part_BD)
             for x, part_BD in zip(lookups, parts, strict=True)
         ]
         return KeyedTensor(outputs, columns, torch.cat(taken, 1))
@@ -121,11 +124,11 @@ def sequences_of_samples(
     inverse = features.inverse_indices_or_none()
     if inverse is None:
         return vectors_LD, indices_L, lengths_B
-    index_S = inverse[1][inverse[0].index(feature)]
+    index_S = inverse[1][inverse[0].index(feature)].long()
     lengths_S = lengths_B[index_S]
     total = sum(to_host(lengths_S.sum(0, keepdim=True)).tolist())
     sample_L = torch.repeat_interleave(lengths_S, output_size=total)
     nth_L = torch.arange(total, device=sample_L.device) - offsets_of(lengths_S)[sample_L]
     at_L = offsets_of(lengths_B)[index_S[sample_L]] + nth_L
     taken = None if indices_L is None else indices_L.index_select(0, at_L)
-    return vectors_LD.index_select(0, at_L), taken, lengths_S
+    return F.embedding(at_L, vectors_LD), taken, lengths_S

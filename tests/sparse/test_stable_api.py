@@ -108,7 +108,7 @@ def test_what_the_other_arguments_say_may_be_said_again():
         ({"lengths_offset_per_key": [0, 2]}, r"lengths_offset_per_key is \[0, 2\]"),
         ({"offset_per_key": [0, 3, 5]}, r"offset_per_key is \[0, 3, 5\]"),
         ({"index_per_key": {"a": 1, "b": 0}}, "index_per_key is .*leave it out"),
-        ({"jt_dict": {}}, r"the keys of jt_dict is \[\], but .* it is \['a', 'b'\]"),
+        ({"jt_dict": {}}, r"jt_dict is \[\], but .* it is \['a', 'b'\]"),
     ],
 )
 def test_what_is_said_again_in_another_way_is_refused(arguments, message):
@@ -201,3 +201,12 @@ def test_parts_that_cannot_be_joined_are_refused():
         KeyedJaggedTensor.dist_init(KEYS, tensors[:1], False, 1, None, [2])
     with pytest.raises(DataError, match="stride_per_rank is None: give the number of samples"):
         KeyedJaggedTensor.dist_init(KEYS, tensors, False, 1, None, None)
+
+
+def test_lengths_by_key_and_sample_are_flat_afterwards():
+    kjt = KeyedJaggedTensor(KEYS, torch.arange(6), None, torch.tensor(LENGTHS).view(2, 2))
+    assert same(kjt, two_keys()) and kjt.lengths().shape == (4,)
+    empty = KeyedJaggedTensor(KEYS, torch.tensor([]), lengths=torch.empty(2, 0, dtype=torch.int32))
+    assert empty.stride() == 0 and len(empty.to_dict()["b"].lengths()) == 0
+    with pytest.raises(DataError, match=r"lengths have the shape \[1, 4\]: give one flat list"):
+        KeyedJaggedTensor(KEYS, torch.arange(6), None, torch.tensor([LENGTHS]))

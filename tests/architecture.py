@@ -59,6 +59,7 @@ THIRD_PARTIES = {
         "processes",
         "compat",
         "engine.sharder",
+        "engine.table_strips",
         "trainer.strategy",
         "trainer.found_problem",
         "planner.embedding_planner",

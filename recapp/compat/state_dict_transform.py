@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recapp.engine.gathered_state import gathered_tables
 from recapp.engine.sharder import own_device
+from recapp.engine.table_strips import TableStrips, strips_in
 from recapp.errors import ConfigError
 from recapp.transport.choose_transport import make_comm
 
@@ -29,12 +30,12 @@ def state_dict_to_device(
         ConfigError: An entry is neither a tensor nor the strips of a table.
     """
     return {
-        name: [
-            (rows, cols, _copied(tensor, device), *mixed)
+        name: _moved(value, device)
+        if isinstance(value, Tensor | TableStrips)
+        else [
+            (rows, cols, _moved(tensor, device), *mixed)
             for rows, cols, tensor, *mixed in _strips(name, value)
         ]
-        if not isinstance(value, Tensor)
-        else _copied(value, device)
         for name, value in state_dict.items()
     }
 
@@ -70,15 +71,18 @@ def state_dict_gather(src: Mapping[str, Any], dst: Mapping[str, Tensor]) -> None
         target.detach().copy_(value)
 
 
-def _copied(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.detach().to(device, copy=True)
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, TableStrips):
+        return value.each(lambda tensor: _moved(tensor, device))
+    return value.detach().to(device, copy=True)
 
 
 def _strips(name: str, value: Any) -> list[Any]:
     """Return the strips of a table of a state dict."""
-    if not isinstance(value, list):
+    strips = strips_in(value)
+    if strips is None:
         raise ConfigError(
             f"state dict: {name} is a {type(value).__name__}: must be a tensor, or the strips of a "
             "table as a sharded model has them"
         )
-    return value
+    return strips

@@ -17,11 +17,12 @@ from torch import Tensor
 from recapp.engine.dynamic_blocks import KEYS, ROWS, WAITING
 from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.sharded_tables import ShardedTables
+from recapp.engine.table_strips import strips_in
 from recapp.sparse.transfer import true_indices
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.dynamic import RUNS, positions_of, runs_of
 
-Strip = tuple[tuple[int, int], tuple[int, int], Tensor]
+_Strip = tuple[tuple[int, int], tuple[int, int], Tensor]
 
 
 class _GivenKeys(NamedTuple):
@@ -42,7 +43,7 @@ class _GivenKeys(NamedTuple):
     are_distinct: bool
 
     @staticmethod
-    def of(strips: Sequence[Strip]) -> "_GivenKeys":
+    def of(strips: Sequence[_Strip]) -> "_GivenKeys":
         """Read strips of [N, 1]."""
         total = max((rows[1] for rows, _, _ in strips), default=0)
         key_N = torch.zeros(total, dtype=torch.int64, device="cpu")
@@ -74,7 +75,7 @@ def load_dynamic(
     """
     fault = "keys or rows are missing" if lacking else _fault(table, keys, weights)
     given = _GivenKeys.of([] if fault else _strips(keys))
-    strips: list[Strip] = [] if fault else _strips(weights)
+    strips: list[_Strip] = [] if fault else _strips(weights)
     pieces = _pieces(shared, table.name)
     if not given.are_distinct:
         fault = "a key is stored twice"
@@ -99,7 +100,7 @@ def _pieces(shared: ShardedTables, table: str) -> list[tuple[range, range]]:
 
 
 def _has_rows(
-    given: _GivenKeys, strips: Sequence[Strip], pieces: Sequence[tuple[range, range]], dim: int
+    given: _GivenKeys, strips: Sequence[_Strip], pieces: Sequence[tuple[range, range]], dim: int
 ) -> bool:
     """Return whether there are values of all weights that this rank takes."""
     filled_ND = torch.zeros(given.total, dim, dtype=torch.bool, device="cpu")
@@ -133,7 +134,7 @@ def _fault_of_ranks(
     )
 
 
-def _fill(shared: ShardedTables, table: str, given: _GivenKeys, strips: Sequence[Strip]) -> None:
+def _fill(shared: ShardedTables, table: str, given: _GivenKeys, strips: Sequence[_Strip]) -> None:
     """Make the rows of the given keys the rows of a table."""
     number_N = torch.full((given.total,), -1, device="cpu")
     number_N[given.row_N] = torch.arange(len(given.row_N), device="cpu")
@@ -158,11 +159,9 @@ def _inside(number_N: Tensor, numbers: range) -> Tensor:
     return (number_N >= numbers.start) & (number_N < numbers.stop)
 
 
-def _strips(value: Any) -> list[Strip]:
-    """Return the strips of either form."""
-    if isinstance(value, Tensor):
-        return [((0, value.shape[0]), (0, value.shape[1]), value)]
-    return [(rows, cols, values) for rows, cols, values, *_ in value]
+def _strips(value: Any) -> list[_Strip]:
+    """Return the strips of any form, which know no order of rows."""
+    return [(rows, cols, values) for rows, cols, values, *_ in strips_in(value) or ()]
 
 
 def _fault(table: EmbeddingConfig, keys: Any, weights: Any) -> str:
@@ -174,7 +173,7 @@ def _fault(table: EmbeddingConfig, keys: Any, weights: Any) -> str:
     ):
         if isinstance(value, Tensor) and (value.dim() != 2 or value.shape[1] != width):
             return f"{name} is a tensor of shape {tuple(value.shape)}, must be [rows, {width}]"
-        if not isinstance(value, Tensor | list | tuple):
+        if strips_in(value) is None:
             return f"{name} is a {type(value).__name__}: must be a tensor or (rows, cols, tensor)s"
         try:
             for (r0, r1), (c0, c1), tensor in _strips(value):

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from recapp.engine.sharded_state import load_strips, strips_of
+from recapp.engine.sharded_state import load_strips
+from recapp.engine.table_strips import TableStrips
 from recapp.errors import ConfigError
 from recapp.optim.keyed import KeyedOptimizer
 from recapp.optim.optimizer import run_closure
@@ -56,13 +57,24 @@ class FusedOptimizer(KeyedOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank holds of the optimiser's state. Every rank calls it.
 
-        Each tensor is a list of (rows, cols, tensor), as tables are in the state dict of the model;
+        Each tensor is the strips of it, as tables are in the state dict of the model;
         `updates` is how many updates the table has had.
         """
         state: dict[str, dict[str, Any]] = {}
         for path, collection in self.collections.items():
+            configs = {table.name: table for table in collection.tables()}
             for table, tensors in _state_blocks(collection).items():
-                held: dict[str, Any] = {part: strips_of(of) for part, of in tensors.items()}
+                shared = collection.shared
+                held: dict[str, Any] = {
+                    part: TableStrips.of(
+                        blocks,
+                        configs[table],
+                        blocks[0].shape[1],
+                        shared.state.layout,
+                        shared.comm.rank,
+                    )
+                    for part, blocks in tensors.items()
+                }
                 held[_UPDATES] = torch.tensor(collection.shared.updates)
                 state[_name(path, collection, table)] = held
         return {"state": state} | self._stored_groups()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from recapp.engine.shard_model import sharded_tables
-from recapp.engine.sharded_state import Strip
+from recapp.engine.table_strips import Strip, TableStrips
 from recapp.sharding.layout import Block, copy_rows
 from recapp.tables.row_order import RowOrder
 from recapp.transport.communicator import Comm
@@ -30,7 +30,7 @@ def gathered_state_dict(model: nn.Module) -> dict[str, Any]:
     tables = sharded_tables(model)
     comm = tables[0].comm if tables else Comm()
     state = model.state_dict()
-    held = {name: value for name, value in state.items() if isinstance(value, list)}
+    held = {name: value.strips for name, value in state.items() if isinstance(value, TableStrips)}
     whole = gathered_tables(held, comm)
     if comm.rank:
         return {}

@@ -76,8 +76,9 @@ class DistributedModelParallel(nn.Module):
     gradient of the global batch, as if DDP reduced it. `sparse_groups()` hands out the learning
     rates of the other tables.
 
-    `state_dict()` has the names of the unsharded model; a table is the list of (rows, cols, tensor)
-    that this rank holds. `load_state_dict()` takes that, or whole tables
+    `state_dict()` has the names of the unsharded model; a table is the strips (rows, cols, tensor)
+    that this rank holds, with the `local_shards()` and `metadata()` of torch's ShardedTensor.
+    `load_state_dict()` takes that, also as a file has it, or whole tables
     (`recapp/engine/sharded_state.py`). Every rank calls both. The state of the tables'
     optimiser is not in them.
     """

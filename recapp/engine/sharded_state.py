@@ -1,18 +1,20 @@
 """Tables in a model's `state_dict`: under their unsharded names, as what this rank holds.
 
     unsharded    bags.embedding_bags.users.weight: tensor [1000, 16]
-    rank 0       bags.embedding_bags.users.weight: [((0, 500), (0, 16), tensor [500, 16])]
-    rank 1       bags.embedding_bags.users.weight: [((500, 1000), (0, 16), tensor [500, 16])]
+    rank 0       bags.embedding_bags.users.weight: ((0, 500), (0, 16), tensor [500, 16])
+    rank 1       bags.embedding_bags.users.weight: ((500, 1000), (0, 16), tensor [500, 16])
 
 A strip is (rows, cols, tensor) with begin and end of its rows and columns; a rank may hold several
 strips of a table, or none. Where the plan mixes rows, a strip has a fourth entry, (multiplier,
 shift) of `recapp/tables/row_order.py`, and its rows are positions; whole tables are always in the
 order of rows. Tensors are views, as in any state dict: copy them to keep them.
-`torch.save` writes such a dict, and `torch.load(..., weights_only=True)` reads it.
+`torch.save` writes such a dict, and `torch.load(..., weights_only=True)` reads it
+(`recapp/engine/table_strips.py`).
 
-`load_state_dict` takes strips or whole tables. Every rank keeps what lies in its own strips, so a
-whole table loads on all ranks, and strips of another plan load where they cover what the rank
-holds. A state without a table is refused, as torch refuses one without a parameter.
+`load_state_dict` takes strips, also as a file has them, or whole tables. Every rank keeps what lies
+in its own strips, so a whole table loads on all ranks, and strips of another plan load where they
+cover what the rank holds. A state without a table is refused, as torch refuses one without a
+parameter.
 
 A table that is a parameter (`recapp/engine/table_parameter.py`) is a whole tensor, as in torch.
 
@@ -20,7 +22,7 @@ Only weights are meant. The state of the tables' optimiser has the same form in 
 their fused optimiser (`recapp/engine/fused_optimizer.py`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -31,17 +33,10 @@ from torch import Tensor, nn
 from recapp.engine.dynamic_blocks import ALWAYS_LOADED, KEYS
 from recapp.engine.dynamic_state import load_dynamic
 from recapp.engine.table_parameter import TableParameter
+from recapp.engine.table_strips import Strip, TableStrips, shape_in, strips_in
 from recapp.sharding.layout import Block, copy_rows, overlap
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.row_order import RowOrder
-
-Strip = (
-    tuple[tuple[int, int], tuple[int, int], Tensor]
-    | tuple[tuple[int, int], tuple[int, int], Tensor, tuple[int, int]]
-)
-"""First row and the one behind the last, the same of columns, and the values; multiplier and shift
-where rows are mixed.
-"""
 
 
 class HoldsTables(Protocol):
@@ -115,8 +110,12 @@ def _save(collection: nn.Module, state: dict[str, Any], prefix: str, metadata: A
                 continue
             for stored in _stored_names(name, table):
                 tensor = "weight" if stored == name else KEYS
-                state[stored] = strips_of(
-                    (b for b in held[table.name] if b.tensor == tensor), table.dynamic is not None
+                state[stored] = TableStrips.of(
+                    [b for b in held[table.name] if b.tensor == tensor],
+                    table,
+                    table.embedding_dim if stored == name else 1,
+                    c.shared.state.layout,
+                    c.shared.comm.rank,
                 )
 
 
@@ -185,26 +184,6 @@ def _stored_names(weight: str, table: EmbeddingConfig) -> list[str]:
     return [weight] if table.dynamic is None else [weight, _keys_name(weight)]
 
 
-def strips_of(blocks: Iterable[Block], keeps_empty: bool = False) -> list[Strip]:
-    """Return what this rank holds of one tensor of a table: as views, except rows of dynamic
-    tables, which are copied.
-
-    Args:
-        blocks: What is held of it.
-        keeps_empty: Whether strips of no rows stay: they say how wide an empty table is.
-    """
-    return [
-        (
-            (b.rows.start, b.rows.stop),
-            (b.cols.start, b.cols.stop),
-            b.data[:],
-            *(((b.order.multiplier, b.order.shift),) if b.order else ()),
-        )
-        for b in blocks
-        if b.rows or keeps_empty
-    ]
-
-
 def block_of(strip: Strip, shape: tuple[int, int]) -> Block:
     """Return a strip of a tensor of this shape as a rectangle, without the names of its tensor.
 
@@ -240,25 +219,20 @@ def load_strips(
     return fault
 
 
-def _strips(value: Any) -> list[Strip]:
-    """Return the strips of either form."""
-    if isinstance(value, Tensor):
-        return [((0, value.shape[0]), (0, value.shape[1]), value)]
-    return list(value)
-
-
 def _stored(value: Any, shape: tuple[int, int]) -> list[Block]:
-    return [block_of(strip, shape) for strip in _strips(value)]
+    return [block_of(strip, shape) for strip in strips_in(value) or ()]
 
 
 def _fault(value: Any, held: Sequence[Block], shape: tuple[int, int], dtype: torch.dtype) -> str:
     """Return why a value cannot be loaded into what is held of a table; empty where it can."""
-    if isinstance(value, Tensor) and tuple(value.shape) != shape:
-        return f"a tensor of shape {tuple(value.shape)} is stored, the table is {shape}"
-    if not isinstance(value, Tensor | list | tuple):
+    stored_shape = shape_in(value) or shape
+    if stored_shape != shape:
+        return f"a tensor of shape {stored_shape} is stored, the table is {shape}"
+    strips = strips_in(value)
+    if strips is None:
         kind = type(value).__name__
         return f"a {kind} is stored, neither a whole tensor nor a list of (rows, cols, tensor)"
-    for number, strip in enumerate(_strips(value)):
+    for number, strip in enumerate(strips):
         if not _is_strip(strip, shape):
             return f"entry {number} is no (rows, cols, tensor) of a table of shape {shape}"
         tensor = strip[2]

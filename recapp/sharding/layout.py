@@ -134,6 +134,16 @@ class Layout:
         numbers = {s.table for s in self.strips if self.groups[s.group].rule == rule}
         return [t.name for i, t in enumerate(self.tables) if i in numbers]
 
+    def shards_of(self, table: str) -> list[Shard]:
+        """Return the rectangles of a table as ranks store them: those of the plan, or parts of
+        them.
+        """
+        return [
+            Shard(p.rank, p.rows, strip.cols)
+            for p in self.pieces
+            if self.tables[(strip := self.strips[p.strip]).table].name == table
+        ]
+
     def pieces_of(self, rank: int, group: int) -> list[Piece]:
         """Return the pieces of a group in the store of a rank, in store order."""
         return [p for p in self.pieces if p.rank == rank and self.strips[p.strip].group == group]

@@ -14,6 +14,7 @@ from recapp.engine.model_parallel import DistributedModelParallel
 from recapp.engine.shard_model import shard_model, sharded_collections
 from recapp.engine.sharded_state import without_tables
 from recapp.engine.sharder import EmbeddingBagCollectionSharder
+from recapp.engine.table_strips import TableStrips
 from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
@@ -99,7 +100,7 @@ def strips(comm, kind):
     return told
 
 
-def test_a_table_is_the_list_of_strips_that_a_rank_holds(ranks):
+def test_a_table_is_the_strips_that_a_rank_holds(ranks):
     told = ranks.run(strips, 4, "row_wise")
     assert [of_rank["t0"] for of_rank in told] == [
         [((33 * r, min(33 * r + 33, 131)), (0, 16))] for r in range(4)
@@ -164,7 +165,11 @@ def strips_of_another_plan(comm):
     other = parallel(comm, "column_wise", seed=8)
     with pytest.raises(RuntimeError) as refused:
         other.load_state_dict(model.state_dict())
-    held = [name for name, value in other.state_dict().items() if isinstance(value, list) and value]
+    held = [
+        name
+        for name, value in other.state_dict().items()
+        if isinstance(value, TableStrips) and value.strips
+    ]
     assert len(str(refused.value).splitlines()) == 1 + len(
         held
     )  # a line for each table that lies here
@@ -179,7 +184,7 @@ def strips_of_another_plan(comm):
         through_a_file(model.state_dict())
     )  # of all ranks together they cover everything
     merged = {
-        name: [strip for s in states for strip in s[name]] if name in held else value
+        name: [strip for s in states for strip in s[name]["strips"]] if name in held else value
         for name, value in states[0].items()
     }
     other.load_state_dict(merged)
@@ -193,7 +198,9 @@ def test_strips_of_another_plan_are_refused_unless_they_cover_what_the_rank_hold
 def lacking(comm):
     model = parallel(comm, "mixed")
     dense = {
-        name: value for name, value in model.state_dict().items() if not isinstance(value, list)
+        name: value
+        for name, value in model.state_dict().items()
+        if not isinstance(value, TableStrips)
     }
     with pytest.raises(
         RuntimeError,
@@ -230,6 +237,11 @@ T0 = "collection.embedding_bags.t0.weight"
             torch.zeros(131, 16, device="meta"),
             "a tensor on the meta device is stored, which has no values",
         ),
+        (
+            {"shape": (140, 16), "strips": [((0, 131), (0, 16), torch.zeros(131, 16))]},
+            "a tensor of shape (140, 16) is stored, the table is (131, 16)",
+        ),
+        ({}, "a dict is stored, neither a whole tensor nor a list of (rows, cols, tensor)"),
         ("x", "a str is stored, neither a whole tensor nor a list of (rows, cols, tensor)"),
         (
             [],

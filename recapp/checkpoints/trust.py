@@ -54,7 +54,11 @@ class Home(NamedTuple):
 
 RULES = tuple(f"recapp.optim.rules.{name}" for name in RULE_NAMES)
 SCHEDULES = ("recapp.optim.schedule.warmup_poly",)
-MODELS = ("recapp.models.published_dlrm.DLRM",)
+MODELS = (
+    "recapp.models.published_dlrm.DLRM",
+    "recapp.compat.hugectr_graph.LayerGraph",
+)
+LINES = ("recapp.trainer.iteration_lines.IterationLines",)
 LOGGERS = (
     "recapp.trainer.curves.CSVCurves",
     "lightning.pytorch.loggers.CSVLogger",
@@ -99,12 +103,17 @@ SLOTS: Mapping[str, Slot] = {
     "optimizer.sparse.tables.*": _slot(RULES),
     "optimizer.dense": _slot((), OPTIMIZERS),
     "optimizer.schedule": _slot(SCHEDULES, SCHEDULERS),
-    "callbacks.*": _slot((), CALLBACKS),
+    "callbacks.*": _slot(LINES, CALLBACKS),
     "logger.*": _slot(LOGGERS, bases=[LOGGER]),
     "model": _slot(MODELS, bases=[MODULES.base]),
 }
 ELSEWHERE = _slot(
-    (*RULES, *SCHEDULES, *MODELS, *LOGGERS), OPTIMIZERS, SCHEDULERS, CALLBACKS, MODULES, METRICS
+    (*RULES, *SCHEDULES, *MODELS, *LINES, *LOGGERS),
+    OPTIMIZERS,
+    SCHEDULERS,
+    CALLBACKS,
+    MODULES,
+    METRICS,
 )
 
 

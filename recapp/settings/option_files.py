@@ -42,7 +42,8 @@ def directories(folders: Folders = ()) -> tuple[Path, ...]:
 
 def is_group(name: str, folders: Folders = ()) -> bool:
     """Return whether a name is that of a group: a directory in one of those `directories`."""
-    return bool(name) and any((directory / name).is_dir() for directory in directories(folders))
+    relative = bool(name) and not Path(name).is_absolute()  # else it is no name below them
+    return relative and any((directory / name).is_dir() for directory in directories(folders))
 
 
 def option_file(group: str, option: str, folders: Folders = ()) -> Path | None:

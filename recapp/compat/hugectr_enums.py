@@ -1,0 +1,119 @@
+"""The enumerations of HugeCTR that programs name: a member that does not exist is one line with
+close matches.
+"""
+
+from enum import Enum, EnumMeta
+from typing import Any
+
+from recapp.errors import ConfigError, meant, suggest
+
+
+class _Suggesting(EnumMeta):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in cls._member_map_:
+            return cls._member_map_[name]
+        same = [known for known in cls._member_map_ if known.lower() == name.lower()]
+        close = meant(same) if same else suggest(name, cls._member_map_)
+        raise ConfigError(f"{cls.__name__}.{name}: unknown; {close}")
+
+
+class NamedEnum(Enum, metaclass=_Suggesting):
+    """An enumeration whose unknown members are errors for people."""
+
+
+class Layer_t(NamedEnum):
+    """HugeCTR's types of layers; `recapp/compat/hugectr_layers.py` has those that are there."""
+
+    Add = "Add"
+    BatchNorm = "BatchNorm"
+    BinaryCrossEntropyLoss = "BinaryCrossEntropyLoss"
+    Cast = "Cast"
+    Concat = "Concat"
+    CrossEntropyLoss = "CrossEntropyLoss"
+    Dropout = "Dropout"
+    ELU = "ELU"
+    ElementwiseMultiply = "ElementwiseMultiply"
+    FmOrder2 = "FmOrder2"
+    FusedInnerProduct = "FusedInnerProduct"
+    FusedReshapeConcat = "FusedReshapeConcat"
+    FusedReshapeConcatGeneral = "FusedReshapeConcatGeneral"
+    GRU = "GRU"
+    Gather = "Gather"
+    InnerProduct = "InnerProduct"
+    Interaction = "Interaction"
+    LayerNorm = "LayerNorm"
+    MLP = "MLP"
+    MatrixMultiply = "MatrixMultiply"
+    MultiCross = "MultiCross"
+    MultiCrossEntropyLoss = "MultiCrossEntropyLoss"
+    MultiHeadAttention = "MultiHeadAttention"
+    PReLU_Dice = "PReLU_Dice"
+    ReLU = "ReLU"
+    ReduceMean = "ReduceMean"
+    ReduceSum = "ReduceSum"
+    Reshape = "Reshape"
+    Scale = "Scale"
+    SequenceMask = "SequenceMask"
+    Sigmoid = "Sigmoid"
+    Slice = "Slice"
+    Softmax = "Softmax"
+    Sub = "Sub"
+    WeightMultiply = "WeightMultiply"
+
+
+class Initializer_t(NamedEnum):
+    """How HugeCTR draws the start values of a layer."""
+
+    Default = "Default"
+    Uniform = "Uniform"
+    XavierNorm = "XavierNorm"
+    XavierUniform = "XavierUniform"
+    Zero = "Zero"
+
+
+class MetricsType(NamedEnum):
+    """HugeCTR's metrics of an evaluation."""
+
+    AUC = "AUC"
+    AverageLoss = "AverageLoss"
+    HitRate = "HitRate"
+    NDCG = "NDCG"
+    SMAPE = "SMAPE"
+
+
+class DataReaderType_t(NamedEnum):
+    """HugeCTR's formats of data; Parquet is read here."""
+
+    Norm = "Norm"
+    Raw = "Raw"
+    Parquet = "Parquet"
+    RawAsync = "RawAsync"
+
+
+class Check_t(NamedEnum):
+    """What HugeCTR checks of the Norm format; Parquet has no sums to check."""
+
+    Non = "Non"
+    Sum = "Sum"
+
+
+class LrPolicy_t(NamedEnum):
+    """HugeCTR's learning-rate policies, of which there is one."""
+
+    fixed = "fixed"
+
+
+class AllReduceAlgo(NamedEnum):
+    """How HugeCTR reduces gradients; here torch decides."""
+
+    NCCL = "NCCL"
+    OneShot = "OneShot"
+
+
+class DeviceLayout(NamedEnum):
+    """How HugeCTR numbers GPUs of several hosts; here the launcher decides."""
+
+    LocalFirst = "LocalFirst"
+    NodeFirst = "NodeFirst"

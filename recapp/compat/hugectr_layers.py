@@ -1,0 +1,550 @@
+"""HugeCTR's dense layers: what each makes of the shapes of its inputs, and the torch module that
+computes it.
+
+    Layer(type, bottoms, tops, parameters), shapes of the bottoms
+        -> shapes of the tops, a function that makes the module
+
+Shapes leave out the batch, which is the first dimension everywhere and printed as None. Formulas
+are those of HugeCTR's layer book; start values by `Default` are those of the published DLRM, as
+HugeCTR's are.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recapp.errors import ConfigError
+from recapp.models.layers import DotInteraction, published_linear
+
+Shape = tuple[int, ...]
+LOSS = "BinaryCrossEntropyLoss"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Return the shape of a tensor as HugeCTR's summary prints it: (None, 26, 128)."""
+    return f"({', '.join(['None', *map(str, shape)])})"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of a program, as plain values.
+
+    Args:
+        type: The name of its `Layer_t`.
+        bottoms: The names of the tensors that it reads.
+        tops: The names of the tensors that it makes.
+        parameters: What the program says of it.
+    """
+
+    type: str
+    bottoms: tuple[str, ...]
+    tops: tuple[str, ...]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Return what errors call the layer."""
+        return f"layer {self.type} ({', '.join(self.tops)})"
+
+    def __getitem__(self, name: str) -> Any:
+        return self.parameters.get(name, KINDS[self.type].parameters[name])
+
+    def whole(self, name: str) -> int:
+        """Return a parameter that must be a whole number of at least 1.
+
+        Raises:
+            ConfigError: It is none.
+        """
+        value = self[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{self.label}: {name}={value}: must be a whole number of at least 1")
+        return value
+
+    def refusal(self, shapes: Sequence[Shape], wanted: str) -> ConfigError:
+        """Return the error that the inputs have the wrong shapes.
+
+        Args:
+            shapes: Those of the inputs.
+            wanted: What the layer takes.
+        """
+        pairs = zip(self.bottoms, shapes, strict=True)
+        read = " and ".join(f"{name} {shape_text(shape)}" for name, shape in pairs)
+        return ConfigError(f"{self.label}: reads {read}: {wanted}")
+
+
+Made = tuple[list[Shape], Callable[[], nn.Module]]
+"""The shapes of what a layer makes, and what makes its module."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of layers.
+
+    Args:
+        make: Checks the shapes of a layer's inputs, and returns what it makes of them.
+        least: How many tensors it reads at least.
+        most: How many it reads at most; None for any number.
+        parameters: What can be said of it, with what holds where nothing is said.
+        outputs: How many tensors it makes; None where its parameters say so.
+    """
+
+    make: Callable[[Layer, list[Shape]], Made]
+    least: int = 1
+    most: int | None = 1
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    outputs: int | None = 1
+
+
+def layer_made(layer: Layer, shapes: list[Shape]) -> Made:
+    """Return what a layer makes of inputs of some shapes.
+
+    Args:
+        layer: The layer.
+        shapes: The shapes of its inputs, in order.
+
+    Raises:
+        ConfigError: It takes another number of inputs or others shapes, or a parameter is wrong.
+    """
+    kind = KINDS[layer.type]
+    count = len(shapes)
+    if count < kind.least or (kind.most is not None and count > kind.most):
+        many = "or more" if kind.most is None else f"to {kind.most}"
+        wanted = str(kind.least) if kind.least == kind.most else f"{kind.least} {many}"
+        raise ConfigError(
+            f"{layer.label}: {count} bottom_names ({', '.join(layer.bottoms)}): takes {wanted}"
+        )
+    if kind.outputs is not None and len(layer.tops) != kind.outputs:
+        raise ConfigError(
+            f"{layer.label}: {len(layer.tops)} top_names: {layer.type} makes {kind.outputs}"
+        )
+    return kind.make(layer, shapes)
+
+
+# ---- start values
+
+
+def _initialise(values: Tensor, how: str, fan_in: int, fan_out: int) -> None:
+    """Draw start values as HugeCTR's `Initializer_t` does; `Default` leaves them."""
+    if values.is_meta:
+        return
+    both = fan_in + fan_out
+    if how == "Uniform":
+        nn.init.uniform_(values, -1 / both, 1 / both)
+    elif how == "XavierNorm":
+        nn.init.normal_(values, 0.0, math.sqrt(2 / both))
+    elif how == "XavierUniform":
+        limit = math.sqrt(6 / both)
+        nn.init.uniform_(values, -limit, limit)
+    elif how == "Zero":
+        nn.init.zeros_(values)
+
+
+INITIALISERS = {"weight_init_type": "Default", "bias_init_type": "Default"}
+
+
+def _linear(layer: Layer, inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+    made = published_linear(inputs, outputs, bias)
+    _initialise(made.weight, layer["weight_init_type"], inputs, outputs)
+    if bias:
+        _initialise(made.bias, layer["bias_init_type"], 0, outputs)
+    return made
+
+
+# ---- modules that torch has not
+
+
+class Concat(nn.Module):
+    """Concatenates tensors along a dimension.
+
+    Args:
+        axis: The dimension.
+    """
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.axis = axis
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        """Return the tensors behind each other."""
+        return torch.cat(parts, self.axis)
+
+
+class Interaction(nn.Module):
+    """The dots of all pairs of a vector [B, D] and F vectors [B, F, D], behind the vector and
+    before a column of zeros, as HugeCTR has one: [B, D + F (F + 1) / 2 + 1].
+
+    Args:
+        vectors: The number of vectors, F.
+    """
+
+    def __init__(self, vectors: int) -> None:
+        super().__init__()
+        self.dots = DotInteraction(vectors + 1)
+
+    def forward(self, bottom_BD: Tensor, vectors_BFD: Tensor) -> Tensor:
+        """Return the vector, the dots and a zero for each sample."""
+        dots_BP = self.dots(torch.cat([bottom_BD[:, None], vectors_BFD], 1))
+        return torch.cat([bottom_BD, dots_BP, bottom_BD.new_zeros(len(bottom_BD), 1)], 1)
+
+
+class Sum(nn.Module):
+    """Adds tensors of one shape."""
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        """Return the sum, added in order."""
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+
+class Product(nn.Module):
+    """Multiplies tensors of one shape, element by element."""
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        """Return the product, multiplied in order."""
+        total = parts[0]
+        for part in parts[1:]:
+            total = total * part
+        return total
+
+
+class Difference(nn.Module):
+    """Subtracts the second of two tensors from the first."""
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return first - second."""
+        return first - second
+
+
+class Reshape(nn.Module):
+    """Gives every sample another shape.
+
+    Args:
+        shape: The shape, without the batch.
+        slots: The vectors that are kept before; None keeps all.
+    """
+
+    def __init__(self, shape: Shape, slots: Sequence[int] | None = None) -> None:
+        super().__init__()
+        self.shape = shape
+        self.slots = None if slots is None else list(slots)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return the values of each sample in the other shape."""
+        kept = values if self.slots is None else values[:, self.slots]
+        return kept.reshape(-1, *self.shape)
+
+
+class Slice(nn.Module):
+    """Takes ranges of the last dimension.
+
+    Args:
+        ranges: [first, one past the last] of each output.
+    """
+
+    def __init__(self, ranges: Sequence[Sequence[int]]) -> None:
+        super().__init__()
+        self.ranges = [tuple(r) for r in ranges]
+
+    def forward(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Return one tensor for each range."""
+        return tuple(values[..., first:last] for first, last in self.ranges)
+
+
+class Reduction(nn.Module):
+    """Sums or averages a dimension, which stays with size 1.
+
+    Args:
+        axis: The dimension.
+        mean: Whether it averages.
+    """
+
+    def __init__(self, axis: int, mean: bool) -> None:
+        super().__init__()
+        self.axis = axis
+        self.mean = mean
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return the sums or means."""
+        reduce = torch.mean if self.mean else torch.sum
+        return reduce(values, self.axis, keepdim=True)
+
+
+class FmOrder2(nn.Module):
+    """The second-order term of a factorisation machine for each of D columns: [B, F D] -> [B, D].
+
+    It is half of the square of the sum of F vectors less the sum of their squares.
+
+    Args:
+        columns: The columns of a vector, D.
+    """
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.columns = columns
+
+    def forward(self, values_BK: Tensor) -> Tensor:
+        """Return the term of every sample and column."""
+        vectors_BFD = values_BK.reshape(len(values_BK), -1, self.columns)
+        return 0.5 * (vectors_BFD.sum(1).square() - vectors_BFD.square().sum(1))
+
+
+class WeightMultiply(nn.Module):
+    """Multiplies each of F numbers with a vector of its own: [B, F] -> [B, F D].
+
+    Args:
+        numbers: How many numbers, F.
+        columns: The columns of a vector, D.
+        how: How its start values are drawn.
+    """
+
+    def __init__(self, numbers: int, columns: int, how: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(numbers, columns))
+        _initialise(self.weight, "XavierUniform" if how == "Default" else how, numbers, columns)
+
+    def forward(self, numbers_BF: Tensor) -> Tensor:
+        """Return the vectors side by side."""
+        return (numbers_BF[:, :, None] * self.weight).flatten(1)
+
+
+class MultiCross(nn.Module):
+    """Cross layers. With a projection those of DCN v2, x' = x0 (U (V x) + b) + x, without those of
+    DCN v1, x' = x0 (w . x) + b + x.
+
+    Args:
+        layer: Its record.
+        columns: The columns of the input.
+    """
+
+    def __init__(self, layer: Layer, columns: int) -> None:
+        super().__init__()
+        count = layer.whole("num_layers")
+        width = layer["projection_dim"]
+        down = (columns, width or 1)
+        self.down = nn.ModuleList(_linear(layer, *down, bias=False) for _ in range(count))
+        self.up = nn.ModuleList(
+            _linear(layer, width, columns, bias=False) for _ in range(count if width else 0)
+        )
+        self.bias = nn.ParameterList(nn.Parameter(torch.zeros(columns)) for _ in range(count))
+        for bias in self.bias:
+            _initialise(bias, layer["bias_init_type"], 0, columns)
+
+    def forward(self, first_BK: Tensor) -> Tensor:
+        """Return what the last cross layer makes."""
+        x_BK = first_BK
+        for k, (down, bias) in enumerate(zip(self.down, self.bias, strict=True)):
+            small = down(x_BK)
+            if len(self.up):
+                x_BK = first_BK * (self.up[k](small) + bias) + x_BK
+            else:
+                x_BK = first_BK * small + bias + x_BK
+        return x_BK
+
+
+# ---- what layers make of shapes
+
+
+def _same(module: Callable[[Layer], nn.Module]) -> Callable[[Layer, list[Shape]], Made]:
+    return lambda layer, shapes: ([shapes[0]], lambda: module(layer))
+
+
+def _elementwise(module: Callable[[], nn.Module]) -> Callable[[Layer, list[Shape]], Made]:
+    def make(layer: Layer, shapes: list[Shape]) -> Made:
+        for k, shape in enumerate(shapes):
+            if shape != shapes[0]:
+                pair = Layer(layer.type, (layer.bottoms[0], layer.bottoms[k]), layer.tops)
+                raise pair.refusal([shapes[0], shape], "takes tensors of one shape")
+        return [shapes[0]], module
+
+    return make
+
+
+def _concat(layer: Layer, shapes: list[Shape]) -> Made:
+    axis = layer["axis"]
+    first = shapes[0]
+    if not isinstance(axis, int) or not 1 <= axis <= len(first):
+        raise ConfigError(
+            f"{layer.label}: axis={axis}: {layer.bottoms[0]} is {shape_text(first)}, so 1 to "
+            f"{len(first)} is allowed"
+        )
+    rest = first[: axis - 1] + first[axis:]
+    for k, shape in enumerate(shapes):
+        if len(shape) != len(first) or shape[: axis - 1] + shape[axis:] != rest:
+            pair = Layer(layer.type, (layer.bottoms[0], layer.bottoms[k]), layer.tops)
+            raise pair.refusal(
+                [first, shape], f"along axis={axis} they must differ in that dimension alone"
+            )
+    joined = sum(shape[axis - 1] for shape in shapes)
+    return [(*first[: axis - 1], joined, *first[axis:])], lambda: Concat(axis)
+
+
+def _inner_product(layer: Layer, shapes: list[Shape]) -> Made:
+    shape = shapes[0]
+    if len(shape) not in (1, 2) or not shape[-1]:
+        raise layer.refusal(shapes, "takes two or three dimensions, the last of at least 1")
+    outputs = layer.whole("num_output")
+    return [(*shape[:-1], outputs)], lambda: _linear(layer, shape[-1], outputs)
+
+
+def _interaction(layer: Layer, shapes: list[Shape]) -> Made:
+    bottom, vectors = shapes
+    if len(bottom) != 1 or len(vectors) != 2 or bottom[0] != vectors[1]:
+        raise layer.refusal(
+            shapes, "takes a vector (None, D) and vectors (None, F, D) of the same D"
+        )
+    count = vectors[0]
+    columns = bottom[0] + count * (count + 1) // 2 + 1
+    return [(columns,)], lambda: Interaction(count)
+
+
+def _loss(layer: Layer, shapes: list[Shape]) -> Made:
+    if shapes != [(1,), (1,)]:
+        raise layer.refusal(shapes, "takes one logit and one label of each sample, (None, 1)")
+    return [()], nn.Identity
+
+
+def _reshape(layer: Layer, shapes: list[Shape]) -> Made:
+    shape = shapes[0]
+    slots = layer["selected_slots"] if layer["selected"] else None
+    if slots is not None and (
+        len(shape) != 2 or not slots or not all(0 <= slot < shape[0] for slot in slots)
+    ):
+        raise layer.refusal(shapes, f"selected_slots={list(slots)}: must be vectors of it")
+    total = math.prod(shape) if slots is None else len(slots) * shape[1]
+    wanted = layer["shape"]
+    if wanted:
+        made = tuple(wanted[1:])
+    elif layer["time_step"]:
+        made = (layer["time_step"], layer["leading_dim"] or 0)
+    else:
+        made = (layer["leading_dim"] or total,)
+    if not made or math.prod(made) != total or (wanted and wanted[0] != -1):
+        raise layer.refusal(
+            shapes,
+            f"{total} numbers of a sample make no {shape_text(made)}; samples stay samples here",
+        )
+    return [made], lambda: Reshape(made, slots)
+
+
+def _slice(layer: Layer, shapes: list[Shape]) -> Made:
+    shape = shapes[0]
+    ranges = layer["ranges"]
+    if len(ranges) != len(layer.tops):
+        raise ConfigError(
+            f"{layer.label}: {len(ranges)} ranges and {len(layer.tops)} top_names: must be as many"
+        )
+    for first, last in ranges:
+        if not 0 <= first < last <= shape[-1]:
+            raise layer.refusal(shapes, f"range ({first}, {last}) leaves its last dimension")
+    return [(*shape[:-1], last - first) for first, last in ranges], lambda: Slice(ranges)
+
+
+def _reduction(mean: bool) -> Callable[[Layer, list[Shape]], Made]:
+    def make(layer: Layer, shapes: list[Shape]) -> Made:
+        shape = shapes[0]
+        axis = layer["axis"]
+        if not isinstance(axis, int) or not 1 <= axis <= len(shape):
+            raise layer.refusal(shapes, f"axis={axis}: 1 to {len(shape)} is allowed")
+        return [(*shape[: axis - 1], 1, *shape[axis:])], lambda: Reduction(axis, mean)
+
+    return make
+
+
+def _fm_order2(layer: Layer, shapes: list[Shape]) -> Made:
+    columns = layer.whole("out_dim")
+    if len(shapes[0]) != 1 or shapes[0][0] % columns:
+        raise layer.refusal(shapes, f"takes (None, F x out_dim), and out_dim={columns}")
+    return [(columns,)], lambda: FmOrder2(columns)
+
+
+def _weight_multiply(layer: Layer, shapes: list[Shape]) -> Made:
+    dims = layer["weight_dims"]
+    if len(dims) != 2 or shapes[0] != (dims[0],):
+        raise layer.refusal(
+            shapes, f"takes (None, F), and weight_dims={list(dims)}: must be [F, D]"
+        )
+    numbers, columns = dims
+    how = layer["weight_init_type"]
+    return [(numbers * columns,)], lambda: WeightMultiply(numbers, columns, how)
+
+
+def _multi_cross(layer: Layer, shapes: list[Shape]) -> Made:
+    if len(shapes[0]) != 1:
+        raise layer.refusal(shapes, "takes (None, K)")
+    layer.whole("num_layers")
+    width = layer["projection_dim"]
+    if not isinstance(width, int) or width < 0:
+        raise ConfigError(f"{layer.label}: projection_dim={width}: must be a whole number from 0")
+    return [shapes[0]], lambda: MultiCross(layer, shapes[0][0])
+
+
+def _batch_norm(layer: Layer, shapes: list[Shape]) -> Made:
+    if len(shapes[0]) != 1:
+        raise layer.refusal(shapes, "takes (None, K)")
+    columns = shapes[0][0]
+
+    def module() -> nn.Module:
+        made = nn.BatchNorm1d(columns, eps=layer["eps"], momentum=layer["factor"])
+        _initialise(made.weight, layer["gamma_init_type"], 0, columns)
+        _initialise(made.bias, layer["beta_init_type"], 0, columns)
+        return made
+
+    return [shapes[0]], module
+
+
+def _dropout(layer: Layer) -> nn.Module:
+    rate = layer["dropout_rate"]
+    if not isinstance(rate, int | float) or not 0 <= rate < 1:
+        raise ConfigError(f"{layer.label}: dropout_rate={rate}: must be at least 0 and below 1")
+    return nn.Dropout(rate)
+
+
+KINDS: Mapping[str, Kind] = {
+    "Add": Kind(_elementwise(Sum), least=2, most=None),
+    "BatchNorm": Kind(
+        _batch_norm,
+        parameters={
+            "factor": 1.0,
+            "eps": 1e-5,
+            "gamma_init_type": "Default",
+            "beta_init_type": "Default",
+        },
+    ),
+    LOSS: Kind(_loss, least=2, most=2),
+    "Concat": Kind(_concat, most=None, parameters={"axis": 1}),
+    "Dropout": Kind(_same(_dropout), parameters={"dropout_rate": 0.5}),
+    "ELU": Kind(_same(lambda layer: nn.ELU(layer["elu_alpha"])), parameters={"elu_alpha": 1.0}),
+    "ElementwiseMultiply": Kind(_elementwise(Product), least=2, most=None),
+    "FmOrder2": Kind(_fm_order2, parameters={"out_dim": 0}),
+    "InnerProduct": Kind(_inner_product, parameters={"num_output": 1, **INITIALISERS}),
+    "Interaction": Kind(_interaction, least=2, most=2),
+    "MultiCross": Kind(
+        _multi_cross, parameters={"num_layers": 0, "projection_dim": 0, **INITIALISERS}
+    ),
+    "ReLU": Kind(_same(lambda _: nn.ReLU())),
+    "ReduceMean": Kind(_reduction(True), parameters={"axis": 1}),
+    "ReduceSum": Kind(_reduction(False), parameters={"axis": 1}),
+    "Reshape": Kind(
+        _reshape,
+        parameters={
+            "leading_dim": 0,
+            "time_step": 0,
+            "shape": (),
+            "selected": False,
+            "selected_slots": (),
+        },
+    ),
+    "Sigmoid": Kind(_same(lambda _: nn.Sigmoid())),
+    "Slice": Kind(_slice, parameters={"ranges": ()}, outputs=None),
+    "Sub": Kind(_elementwise(Difference), least=2, most=2),
+    "WeightMultiply": Kind(
+        _weight_multiply, parameters={"weight_dims": (), "weight_init_type": "Default"}
+    ),
+}
+"""The types of layers that are there."""

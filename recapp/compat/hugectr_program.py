@@ -1,0 +1,319 @@
+"""A HugeCTR program as settings of `recapp.train`, and the run of them.
+
+    RUN/program/experiment/program.yaml    data, length, metrics
+    RUN/program/model/program.yaml         layers, and likewise tables, optimizer, callbacks
+    RUN/program/plan.yaml                  where tables lie, if the program says so
+        -> python -m recapp.train --config-dir RUN/program experiment=program
+
+Ranks read these settings and nothing of the program, so a program needs no
+`if __name__ == "__main__"`; typed by hand the line above trains the same model again.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from recapp.compat.hugectr_collection import EmbeddingCollection
+from recapp.compat.hugectr_graph import to_plain
+from recapp.compat.hugectr_layers import Layer
+from recapp.compat.hugectr_optimizers import OptParams
+from recapp.compat.hugectr_reader import Columns, DataReaderParams, Input, columns_of, first_key
+from recapp.compat.hugectr_solver import CreateSolver
+from recapp.console import note
+from recapp.errors import ConfigError
+from recapp.processes.data_workers import die_with_parent
+from recapp.processes.rank_environment import external_rank, shared_run_directory
+from recapp.processes.stopping import SIGNALS
+from recapp.reporting.lock import new_directory
+from recapp.sharding.plan_file import write_plan
+from recapp.sharding.sharding_plan import PlannedFor
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.dynamic import DYNAMIC
+from recapp.tables.lookups import TableLookup
+
+NAME = "program"  # of every option that is written
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How long a program trains, and what it leaves; arguments as of `Model.fit`."""
+
+    num_epochs: int
+    max_iter: int
+    display: int
+    eval_interval: int
+    snapshot: int
+    snapshot_prefix: str
+
+    def check(self, *, repeats: bool) -> None:
+        """Check the numbers.
+
+        Args:
+            repeats: Whether the data are repeated until `max_iter`.
+
+        Raises:
+            ConfigError: One is wrong.
+        """
+        for name in ("num_epochs", "max_iter", "display", "eval_interval", "snapshot"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ConfigError(f"Model.fit: {name}={value}: must be a whole number from 0")
+        if repeats and not self.max_iter:
+            raise ConfigError("Model.fit: max_iter=0: must be at least 1 with repeat_dataset=True")
+        if repeats and self.num_epochs:
+            raise ConfigError(
+                f"Model.fit: num_epochs={self.num_epochs}: with repeat_dataset=True max_iter says "
+                "how long: set one of them"
+            )
+        if not repeats and not self.num_epochs:
+            raise ConfigError(
+                "Model.fit: num_epochs=0: must be at least 1 with repeat_dataset=False"
+            )
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a program has said."""
+
+    solver: CreateSolver
+    reader: DataReaderParams
+    opt_params: OptParams
+    read: Input
+    tables: EmbeddingCollection
+    layers: Sequence[Layer]
+
+
+def train(program: Program, wanted: Fit) -> None:
+    """Train, and return when it is done.
+
+    Args:
+        program: What the program has said.
+        wanted: How long it trains.
+
+    Raises:
+        ConfigError: The program does not fit its data.
+        DataError: The data are not there.
+        SystemExit: The run has failed or was stopped.
+    """
+    columns = columns_of(program.reader, program.read)
+    options = settings_of(program, wanted, columns)
+    directory = _run_directory(wanted.snapshot_prefix)
+    folder = directory / NAME
+    for group, values in options.items():
+        _write(folder / group / f"{NAME}.yaml", values)
+    command = [sys.executable, "-m", "recapp.train", "--config-dir", str(folder)]
+    command += [f"experiment={NAME}", f"hydra.run.dir='{directory}'"]
+    if program.tables.plan is not None:
+        configs, _ = _as_the_files_have_them(program, columns)
+        write_plan(
+            replace(program.tables.plan, made_for=PlannedFor(tuple(configs))), folder / "plan.yaml"
+        )
+        command += ["+plan=file", f"plan.path='{folder / 'plan.yaml'}'"]
+    note(f"the program is {folder}, and runs as: {' '.join(command[1:])}")
+    code = _run(command, program.solver.visible_gpus())
+    if code:
+        raise SystemExit(code)
+
+
+def settings_of(program: Program, wanted: Fit, columns: Columns) -> dict[str, dict[str, Any]]:
+    """Return the options of a program by group, as plain values.
+
+    Args:
+        program: What the program has said.
+        wanted: How long it trains.
+        columns: The columns of its data.
+
+    Raises:
+        ConfigError: A table does not have the keys of the data.
+    """
+    solver = program.solver
+    configs, lookups = _as_the_files_have_them(program, columns)
+    repeats = solver.repeat_dataset
+    groups = ("model", "tables", "optimizer", "callbacks")
+    experiment = {
+        "defaults": [
+            {"override /dataset": "custom"},
+            *({f"override /{group}": NAME} for group in groups),
+        ],
+        "seed": solver.seed,
+        "dataset": {
+            "path": str(Path(program.reader.source).absolute()),
+            "val_path": str(Path(program.reader.eval_source).absolute()),
+            "label": columns.label,
+            "dense": columns.dense,
+            "sparse": columns.keys,
+            "dense_transform": "none",
+            "id_rule": "error",
+            "batch_size": solver.batchsize,
+            "val_batch_size": solver.batchsize_eval,
+            "lanes": solver.lanes,
+            "shuffle_rows": 0,
+        },
+        "metrics": {"names": solver.metric_names()},
+        "trainer": {
+            "devices": solver.ranks,
+            "max_steps": wanted.max_iter if repeats else None,
+            "max_epochs": None if repeats else wanted.num_epochs,
+            "val_check_interval": wanted.eval_interval or None,
+            "limit_val_batches": solver.max_eval_batches if wanted.eval_interval else 0,
+            "log_every_n_steps": wanted.display or 20,
+        },
+    }
+    model = {
+        "_target_": "recapp.compat.hugectr_graph.LayerGraph",
+        "dense": program.read.dense_name,
+        "label": program.read.label_name,
+        "layers": [to_plain(layer) for layer in program.layers],
+    }
+    return {
+        "experiment": experiment,
+        "model": model,
+        "tables": {
+            "source": "list",
+            "tables": [_table(table) for table in configs],
+            "lookups": [_lookup(lookup) for lookup in lookups],
+        },
+        "optimizer": solver.optimizer(program.opt_params, program.tables.opt_params),
+        "callbacks": _callbacks(solver, wanted),
+    }
+
+
+def _as_the_files_have_them(
+    program: Program, columns: Columns
+) -> tuple[list[EmbeddingBagConfig], list[TableLookup]]:
+    """Return tables and lookups that read the columns of the files, by the keys in them."""
+    names = program.read.sparse_names
+    column_of = dict(zip(names, columns.keys, strict=True))
+    made = {}
+    for table in program.tables.tables:
+        slots = [names.index(feature) for feature in table.feature_names]
+        made[table.name] = replace(
+            table,
+            feature_names=[column_of[feature] for feature in table.feature_names],
+            min_key=first_key(table, slots, names, program.reader.slot_size_array),
+        )
+    lookups = [
+        replace(x, table=made[x.table.name], feature=column_of[x.feature])
+        for x in program.tables.lookups
+    ]
+    return list(made.values()), lookups
+
+
+def _table(table: EmbeddingBagConfig) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "name": table.name,
+        "num_embeddings": table.num_embeddings,
+        "embedding_dim": table.embedding_dim,
+        "feature_names": list(table.feature_names),
+        "data_type": table.data_type.value,
+        "id_rule": table.id_rule.value,
+        "init_range": table.init_range,
+    }
+    if table.dynamic is not None:
+        said = asdict(table.dynamic)
+        said |= {name: value.value for name, value in said.items() if isinstance(value, Enum)}
+        return made | {"num_embeddings": DYNAMIC, "dynamic": said}
+    return made | ({"min_key": table.min_key} if table.min_key else {})
+
+
+def _lookup(lookup: TableLookup) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "table": lookup.table.name,
+        "feature": lookup.feature,
+        "output": lookup.output,
+        "combiner": lookup.pooling.value,
+    }
+    if lookup.hotness is not None:
+        made |= {"hotness": lookup.hotness, "truncates": lookup.truncates}
+    return made
+
+
+def _callbacks(solver: CreateSolver, wanted: Fit) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "lines": {
+            "_target_": "recapp.trainer.iteration_lines.IterationLines",
+            "every": wanted.display,
+        },
+        **solver.stops(),
+    }
+    last = wanted.max_iter if solver.repeat_dataset else None
+    if wanted.snapshot and (last is None or wanted.snapshot <= last):
+        prefix = Path(wanted.snapshot_prefix).name
+        made["snapshot"] = {
+            "_target_": "lightning.pytorch.callbacks.ModelCheckpoint",
+            "every_n_train_steps": wanted.snapshot,
+            "save_top_k": -1,
+            "filename": f"{prefix or 'snapshot'}_{{step}}",
+            "auto_insert_metric_name": False,
+        }
+    return made
+
+
+def _run_directory(prefix: str) -> Path:
+    """Return the directory of the run, where everything of it is written."""
+    if len(Path(prefix).parts) > 1:
+        directory = Path(prefix).parent
+        directory.mkdir(parents=True, exist_ok=True)
+    elif external_rank() is not None:
+        directory = Path(shared_run_directory())
+    else:
+        now = datetime.now()
+        directory = Path(new_directory(f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}"))
+    return directory.absolute()
+
+
+def _write(file: Path, values: Mapping[str, Any]) -> None:
+    """Write an option; ranks that were started from outside write the same one at once."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    top = "# @package _global_\n" if file.parent.name == "experiment" else ""
+    own = file.with_suffix(f".{os.getpid()}")
+    own.write_text(top + yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True))
+    os.replace(own, file)
+
+
+def _run(command: Sequence[str], gpus: str | None) -> int:
+    """Run a command to its end and return its exit code; signals are passed on to it."""
+    environment = dict(os.environ)
+    own = str(Path(__file__).resolve().parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), own]))
+    if gpus is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpus
+    sys.stdout.flush()
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        start_new_session=True,  # a terminal's Ctrl-C would reach it twice
+        preexec_fn=partial(die_with_parent, signal.SIGTERM),
+    )
+    with _passing_signals_on(process):
+        code = process.wait()
+    return 128 - code if code < 0 else code
+
+
+@contextmanager
+def _passing_signals_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Send the signals that come inside of the `with` to a process, which sees to what follows."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # where signals cannot be handled
+        return
+    kept = {number: signal.getsignal(number) for number in SIGNALS}
+    taken = [number for number, handler in kept.items() if handler != signal.SIG_IGN]  # nohup
+    for number in taken:
+        signal.signal(number, lambda number, _: process.send_signal(number))
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, kept[number])

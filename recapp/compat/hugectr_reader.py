@@ -1,0 +1,296 @@
+"""What HugeCTR's programs say of their data, and what NVTabular has left beside them, as the group
+`dataset` of the settings.
+
+    train/_file_list.txt                    how many files, and their paths
+    train/_metadata.json                    labels, conts and cats: the columns, in order
+    DataReaderSparseParam("data3", ...)     the fourth column of cats
+
+`slot_size_array` adds to the keys of slot i the sizes of the slots before it, so that no two slots
+share a key. A table may count its keys either way: by `min_key` = that sum, or by `min_key` = 0 as
+the notebook's tables do, which hold the keys as they lie in the files. What fits the table's range
+of keys is taken: with the sum where both do.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from recapp.compat.hugectr_enums import Check_t, DataReaderType_t
+from recapp.console import note_once
+from recapp.dataset.files import file_names
+from recapp.errors import ConfigError, DataError, suggest
+from recapp.tables.config import EmbeddingBagConfig
+
+METADATA = "_metadata.json"
+SWITCHES = ("cache_eval_data", "num_workers", "float_label_dense")
+REFUSED = {
+    "keyset": "key sets are for the parameter server, which is not there",
+    "num_samples": "Parquet files say how many rows they have",
+    "eval_num_samples": "Parquet files say how many rows they have",
+    "read_file_sequentially": "row groups are dealt to the lanes of a batch, in one order on any "
+    "number of GPUs",
+    "data_source_params": "data are read from local and mounted directories",
+    "async_param": "it is of the RawAsync reader; recapp reads Parquet",
+}
+READER = (
+    "data_reader_type",
+    "source",
+    "eval_source",
+    "check_type",
+    "slot_size_array",
+    *SWITCHES,
+    *REFUSED,
+)
+
+
+class DataReaderParams:
+    """The data of a program.
+
+    Args:
+        data_reader_type: Their format, Parquet.
+        source: The list of files of training, `_file_list.txt`.
+        eval_source: That of evaluation.
+        check_type: `Non`, as Parquet has no sums to check.
+        slot_size_array: The size of each slot; empty adds nothing to keys.
+        others: What only chooses how HugeCTR reads, and what must stay as it is.
+
+    Raises:
+        ConfigError: An argument that does not exist, or a value that is not there.
+    """
+
+    def __init__(
+        self,
+        data_reader_type: DataReaderType_t,
+        source: str | Sequence[str],
+        *,
+        eval_source: str,
+        check_type: Check_t,
+        slot_size_array: Sequence[int] = (),
+        **others: Any,
+    ) -> None:
+        if data_reader_type is not DataReaderType_t.Parquet:
+            name = getattr(data_reader_type, "name", data_reader_type)
+            raise ConfigError(
+                f"DataReaderParams: data_reader_type={name}: recapp reads Parquet: convert the "
+                "data, as HugeCTR's NVTabular scripts do"
+            )
+        if check_type is not Check_t.Non:
+            raise ConfigError(
+                f"DataReaderParams: check_type={getattr(check_type, 'name', check_type)}: Parquet "
+                "has no sums of rows: set Check_t.Non"
+            )
+        for name, value in others.items():
+            if name not in READER:
+                raise ConfigError(
+                    f"DataReaderParams: unknown argument {name}; {suggest(name, READER)}"
+                )
+            if name in REFUSED and value:
+                raise ConfigError(f"DataReaderParams: {name}={value}: {REFUSED[name]}")
+            if name in SWITCHES and value:
+                note_once(f"DataReaderParams: {name} chooses how HugeCTR reads, and nothing here")
+        sources = [source] if isinstance(source, str) else list(source)
+        if len(sources) != 1:
+            raise ConfigError(
+                f"DataReaderParams: source={sources}: must be one list of files; several are for "
+                "the parameter server, which is not there"
+            )
+        self.source = sources[0]
+        self.eval_source = eval_source
+        self.slot_size_array = [int(size) for size in slot_size_array]
+
+
+@dataclass(frozen=True)
+class DataReaderSparseParam:
+    """A column of keys.
+
+    Args:
+        top_name: The name that lookups read it by.
+        nnz_per_slot: Keys of a sample at most; Parquet says how many there are.
+        is_fixed_length: Whether every sample has as many, which decides how HugeCTR copies.
+        slot_num: The number of its slots: 1, as of every embedding collection.
+
+    Raises:
+        ConfigError: It has several slots.
+    """
+
+    top_name: str
+    nnz_per_slot: int | Sequence[int]
+    is_fixed_length: bool
+    slot_num: int
+
+    def __post_init__(self) -> None:
+        if self.slot_num != 1:
+            raise ConfigError(
+                f"DataReaderSparseParam: {self.top_name}: slot_num={self.slot_num}: must be 1, as "
+                "an embedding collection reads one column by one name: declare as many of them"
+            )
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a program reads: label, dense numbers and columns of keys, by name.
+
+    Args:
+        label_dim: The number of labels, 1.
+        label_name: Its name.
+        dense_dim: The number of dense numbers.
+        dense_name: Their name.
+        data_reader_sparse_param_array: The columns of keys, in the order of the files.
+
+    Raises:
+        ConfigError: Several labels, or two names that are one.
+    """
+
+    label_dim: int
+    label_name: str
+    dense_dim: int
+    dense_name: str
+    data_reader_sparse_param_array: Sequence[DataReaderSparseParam]
+
+    def __post_init__(self) -> None:
+        if self.label_dim != 1:
+            raise ConfigError(
+                f"Input: label_dim={self.label_dim}: must be 1: recapp trains on one label of "
+                "each sample, 0 or 1"
+            )
+        names = [self.label_name, self.dense_name, *self.sparse_names]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"Input: {twice[0]} is named more than once")
+        if not self.sparse_names:
+            raise ConfigError("Input: data_reader_sparse_param_array: must name a column of keys")
+
+    @property
+    def sparse_names(self) -> list[str]:
+        """Return the names of the columns of keys."""
+        return [param.top_name for param in self.data_reader_sparse_param_array]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The names of the columns in the files.
+
+    Args:
+        label: Of the label.
+        dense: Of dense numbers.
+        keys: Of keys.
+    """
+
+    label: str
+    dense: list[str]
+    keys: list[str]
+
+
+def columns_of(reader: DataReaderParams, read: Input) -> Columns:
+    """Return the columns of a program's data, as `_metadata.json` beside the files names them.
+
+    Args:
+        reader: The data.
+        read: What the program reads of them.
+
+    Raises:
+        DataError: A file is missing, or it says something else than the program.
+    """
+    made = [
+        _columns(path, argument)
+        for path, argument in ((reader.source, "source"), (reader.eval_source, "eval_source"))
+    ]
+    columns = made[0]
+    if made[1] != columns:
+        raise DataError(
+            f"DataReaderParams: source={reader.source} and eval_source={reader.eval_source}: their "
+            f"{METADATA} name different columns"
+        )
+    for said, count, found in (
+        ("label_dim", 1, [columns.label]),
+        ("dense_dim", read.dense_dim, columns.dense),
+        ("data_reader_sparse_param_array", len(read.sparse_names), columns.keys),
+    ):
+        if count != len(found):
+            raise DataError(
+                f"Input: {said} has {count}, and {METADATA} beside {reader.source} names "
+                f"{len(found)}: {', '.join(found) or 'none'}"
+            )
+    sizes = reader.slot_size_array
+    if sizes and len(sizes) != len(columns.keys):
+        raise ConfigError(
+            f"DataReaderParams: slot_size_array has {len(sizes)} numbers: must be one for each of "
+            f"the {len(columns.keys)} cats in {METADATA}"
+        )
+    return columns
+
+
+def _columns(path: str, argument: str) -> Columns:
+    setting = f"DataReaderParams: {argument}"
+    if not Path(path).is_file():
+        raise DataError(f"{setting}={path}: no such file: must be a _file_list.txt")
+    first = Path(file_names(path, setting=setting)[0])
+    file = first.parent / METADATA
+    if not file.is_file():
+        raise DataError(
+            f"{setting}={path}: there is no {METADATA} beside {first}: NVTabular writes one, which "
+            "names labels, conts and cats"
+        )
+    try:
+        said = json.loads(file.read_text())
+        parts = {
+            part: [str(entry["col_name"]) for entry in said.get(part, [])]
+            for part in ("labels", "conts", "cats")
+        }
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(
+            f"{file}: cannot be read ({type(error).__name__}: {error}): must have labels, conts "
+            "and cats, lists of entries with col_name"
+        ) from error
+    if len(parts["labels"]) != 1:
+        raise DataError(f"{file}: has {len(parts['labels'])} labels: must have one")
+    return Columns(parts["labels"][0], parts["conts"], parts["cats"])
+
+
+def first_key(
+    table: EmbeddingBagConfig, slots: Sequence[int], names: Sequence[str], sizes: Sequence[int]
+) -> int:
+    """Return the key of row 0 of a table as the files have it, which is its `min_key` less what
+    `slot_size_array` adds to the keys of the slots that it is read by.
+
+    Args:
+        table: The table.
+        slots: The numbers of those slots.
+        names: The names of all slots.
+        sizes: `slot_size_array`; empty adds nothing.
+
+    Raises:
+        ConfigError: The keys of a slot fit the table neither with the sum nor without it, or
+            several slots of one table would need several of them.
+    """
+    if not sizes:
+        return table.min_key
+    grows = table.dynamic is not None  # and has any key
+    last = table.min_key + table.num_embeddings
+    befores = list(accumulate(sizes, initial=0))
+    added = {}
+    for slot in slots:
+        before = befores[slot]
+        fitting = [
+            number
+            for number in (before, 0)
+            if grows or (table.min_key <= number and number + sizes[slot] <= last)
+        ]
+        if not fitting:
+            raise ConfigError(
+                f"DataReaderParams: slot_size_array: keys of {names[slot]} are 0..{sizes[slot] - 1}"
+                f", or {before}..{before + sizes[slot] - 1} with the slots before it; table "
+                f"{table.name} has the keys {table.min_key}..{last - 1}"
+            )
+        added[names[slot]] = fitting[0]
+    if len(set(added.values())) > 1:
+        said = " and ".join(f"{name} {number}" for name, number in added.items())
+        raise ConfigError(
+            f"DataReaderParams: slot_size_array: adds different numbers to the keys that read "
+            f"table {table.name} ({said}): give each a table, or write keys into the files that "
+            "differ and leave slot_size_array out"
+        )
+    return table.min_key if grows else table.min_key - next(iter(added.values()))

@@ -8,6 +8,10 @@ from typing import Any
 from recapp.errors import ConfigError, meant, suggest
 
 
+class UnknownNameError(ConfigError, AttributeError):
+    """A name of HugeCTR's that does not exist, or is not there: `hasattr` says False."""
+
+
 class _Suggesting(EnumMeta):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("_"):
@@ -16,7 +20,7 @@ class _Suggesting(EnumMeta):
             return cls._member_map_[name]
         same = [known for known in cls._member_map_ if known.lower() == name.lower()]
         close = meant(same) if same else suggest(name, cls._member_map_)
-        raise ConfigError(f"{cls.__name__}.{name}: unknown; {close}")
+        raise UnknownNameError(f"{cls.__name__}.{name}: unknown; {close}")
 
 
 class NamedEnum(Enum, metaclass=_Suggesting):

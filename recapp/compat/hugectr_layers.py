@@ -14,11 +14,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from recapp.compat.hugectr_layer_modules import (
+    Concat,
+    Difference,
+    FmOrder2,
+    Interaction,
+    MultiCross,
+    Product,
+    Reduction,
+    Reshape,
+    Slice,
+    Sum,
+    WeightMultiply,
+    initialise,
+    linear,
+)
 from recapp.errors import ConfigError
-from recapp.models.layers import DotInteraction, published_linear
 
 Shape = tuple[int, ...]
 LOSS = "BinaryCrossEntropyLoss"
@@ -124,227 +137,11 @@ def layer_made(layer: Layer, shapes: list[Shape]) -> Made:
     return kind.make(layer, shapes)
 
 
-# ---- start values
-
-
-def _initialise(values: Tensor, how: str, fan_in: int, fan_out: int) -> None:
-    """Draw start values as HugeCTR's `Initializer_t` does; `Default` leaves them."""
-    if values.is_meta:
-        return
-    both = fan_in + fan_out
-    if how == "Uniform":
-        nn.init.uniform_(values, -1 / both, 1 / both)
-    elif how == "XavierNorm":
-        nn.init.normal_(values, 0.0, math.sqrt(2 / both))
-    elif how == "XavierUniform":
-        limit = math.sqrt(6 / both)
-        nn.init.uniform_(values, -limit, limit)
-    elif how == "Zero":
-        nn.init.zeros_(values)
-
-
 INITIALISERS = {"weight_init_type": "Default", "bias_init_type": "Default"}
 
 
-def _linear(layer: Layer, inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
-    made = published_linear(inputs, outputs, bias)
-    _initialise(made.weight, layer["weight_init_type"], inputs, outputs)
-    if bias:
-        _initialise(made.bias, layer["bias_init_type"], 0, outputs)
-    return made
-
-
-# ---- modules that torch has not
-
-
-class Concat(nn.Module):
-    """Concatenates tensors along a dimension.
-
-    Args:
-        axis: The dimension.
-    """
-
-    def __init__(self, axis: int) -> None:
-        super().__init__()
-        self.axis = axis
-
-    def forward(self, *parts: Tensor) -> Tensor:
-        """Return the tensors behind each other."""
-        return torch.cat(parts, self.axis)
-
-
-class Interaction(nn.Module):
-    """The dots of all pairs of a vector [B, D] and F vectors [B, F, D], behind the vector and
-    before a column of zeros, as HugeCTR has one: [B, D + F (F + 1) / 2 + 1].
-
-    Args:
-        vectors: The number of vectors, F.
-    """
-
-    def __init__(self, vectors: int) -> None:
-        super().__init__()
-        self.dots = DotInteraction(vectors + 1)
-
-    def forward(self, bottom_BD: Tensor, vectors_BFD: Tensor) -> Tensor:
-        """Return the vector, the dots and a zero for each sample."""
-        dots_BP = self.dots(torch.cat([bottom_BD[:, None], vectors_BFD], 1))
-        return torch.cat([bottom_BD, dots_BP, bottom_BD.new_zeros(len(bottom_BD), 1)], 1)
-
-
-class Sum(nn.Module):
-    """Adds tensors of one shape."""
-
-    def forward(self, *parts: Tensor) -> Tensor:
-        """Return the sum, added in order."""
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
-
-
-class Product(nn.Module):
-    """Multiplies tensors of one shape, element by element."""
-
-    def forward(self, *parts: Tensor) -> Tensor:
-        """Return the product, multiplied in order."""
-        total = parts[0]
-        for part in parts[1:]:
-            total = total * part
-        return total
-
-
-class Difference(nn.Module):
-    """Subtracts the second of two tensors from the first."""
-
-    def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return first - second."""
-        return first - second
-
-
-class Reshape(nn.Module):
-    """Gives every sample another shape.
-
-    Args:
-        shape: The shape, without the batch.
-        slots: The vectors that are kept before; None keeps all.
-    """
-
-    def __init__(self, shape: Shape, slots: Sequence[int] | None = None) -> None:
-        super().__init__()
-        self.shape = shape
-        self.slots = None if slots is None else list(slots)
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Return the values of each sample in the other shape."""
-        kept = values if self.slots is None else values[:, self.slots]
-        return kept.reshape(-1, *self.shape)
-
-
-class Slice(nn.Module):
-    """Takes ranges of the last dimension.
-
-    Args:
-        ranges: [first, one past the last] of each output.
-    """
-
-    def __init__(self, ranges: Sequence[Sequence[int]]) -> None:
-        super().__init__()
-        self.ranges = [tuple(r) for r in ranges]
-
-    def forward(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Return one tensor for each range."""
-        return tuple(values[..., first:last] for first, last in self.ranges)
-
-
-class Reduction(nn.Module):
-    """Sums or averages a dimension, which stays with size 1.
-
-    Args:
-        axis: The dimension.
-        mean: Whether it averages.
-    """
-
-    def __init__(self, axis: int, mean: bool) -> None:
-        super().__init__()
-        self.axis = axis
-        self.mean = mean
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Return the sums or means."""
-        reduce = torch.mean if self.mean else torch.sum
-        return reduce(values, self.axis, keepdim=True)
-
-
-class FmOrder2(nn.Module):
-    """The second-order term of a factorisation machine for each of D columns: [B, F D] -> [B, D].
-
-    It is half of the square of the sum of F vectors less the sum of their squares.
-
-    Args:
-        columns: The columns of a vector, D.
-    """
-
-    def __init__(self, columns: int) -> None:
-        super().__init__()
-        self.columns = columns
-
-    def forward(self, values_BK: Tensor) -> Tensor:
-        """Return the term of every sample and column."""
-        vectors_BFD = values_BK.reshape(len(values_BK), -1, self.columns)
-        return 0.5 * (vectors_BFD.sum(1).square() - vectors_BFD.square().sum(1))
-
-
-class WeightMultiply(nn.Module):
-    """Multiplies each of F numbers with a vector of its own: [B, F] -> [B, F D].
-
-    Args:
-        numbers: How many numbers, F.
-        columns: The columns of a vector, D.
-        how: How its start values are drawn.
-    """
-
-    def __init__(self, numbers: int, columns: int, how: str) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(numbers, columns))
-        _initialise(self.weight, "XavierUniform" if how == "Default" else how, numbers, columns)
-
-    def forward(self, numbers_BF: Tensor) -> Tensor:
-        """Return the vectors side by side."""
-        return (numbers_BF[:, :, None] * self.weight).flatten(1)
-
-
-class MultiCross(nn.Module):
-    """Cross layers. With a projection those of DCN v2, x' = x0 (U (V x) + b) + x, without those of
-    DCN v1, x' = x0 (w . x) + b + x.
-
-    Args:
-        layer: Its record.
-        columns: The columns of the input.
-    """
-
-    def __init__(self, layer: Layer, columns: int) -> None:
-        super().__init__()
-        count = layer.whole("num_layers")
-        width = layer["projection_dim"]
-        down = (columns, width or 1)
-        self.down = nn.ModuleList(_linear(layer, *down, bias=False) for _ in range(count))
-        self.up = nn.ModuleList(
-            _linear(layer, width, columns, bias=False) for _ in range(count if width else 0)
-        )
-        self.bias = nn.ParameterList(nn.Parameter(torch.zeros(columns)) for _ in range(count))
-        for bias in self.bias:
-            _initialise(bias, layer["bias_init_type"], 0, columns)
-
-    def forward(self, first_BK: Tensor) -> Tensor:
-        """Return what the last cross layer makes."""
-        x_BK = first_BK
-        for k, (down, bias) in enumerate(zip(self.down, self.bias, strict=True)):
-            small = down(x_BK)
-            if len(self.up):
-                x_BK = first_BK * (self.up[k](small) + bias) + x_BK
-            else:
-                x_BK = first_BK * small + bias + x_BK
-        return x_BK
+def _starts(layer: Layer) -> tuple[str, str]:
+    return layer["weight_init_type"], layer["bias_init_type"]
 
 
 # ---- what layers make of shapes
@@ -389,7 +186,7 @@ def _inner_product(layer: Layer, shapes: list[Shape]) -> Made:
     if len(shape) not in (1, 2) or not shape[-1]:
         raise layer.refusal(shapes, "takes two or three dimensions, the last of at least 1")
     outputs = layer.whole("num_output")
-    return [(*shape[:-1], outputs)], lambda: _linear(layer, shape[-1], outputs)
+    return [(*shape[:-1], outputs)], lambda: linear(shape[-1], outputs, *_starts(layer))
 
 
 def _interaction(layer: Layer, shapes: list[Shape]) -> Made:
@@ -477,11 +274,11 @@ def _weight_multiply(layer: Layer, shapes: list[Shape]) -> Made:
 def _multi_cross(layer: Layer, shapes: list[Shape]) -> Made:
     if len(shapes[0]) != 1:
         raise layer.refusal(shapes, "takes (None, K)")
-    layer.whole("num_layers")
+    count = layer.whole("num_layers")
     width = layer["projection_dim"]
     if not isinstance(width, int) or width < 0:
         raise ConfigError(f"{layer.label}: projection_dim={width}: must be a whole number from 0")
-    return [shapes[0]], lambda: MultiCross(layer, shapes[0][0])
+    return [shapes[0]], lambda: MultiCross(shapes[0][0], count, width, *_starts(layer))
 
 
 def _batch_norm(layer: Layer, shapes: list[Shape]) -> Made:
@@ -491,8 +288,8 @@ def _batch_norm(layer: Layer, shapes: list[Shape]) -> Made:
 
     def module() -> nn.Module:
         made = nn.BatchNorm1d(columns, eps=layer["eps"], momentum=layer["factor"])
-        _initialise(made.weight, layer["gamma_init_type"], 0, columns)
-        _initialise(made.bias, layer["beta_init_type"], 0, columns)
+        initialise(made.weight, layer["gamma_init_type"], 0, columns)
+        initialise(made.bias, layer["beta_init_type"], 0, columns)
         return made
 
     return [shapes[0]], module

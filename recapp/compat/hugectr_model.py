@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recapp.compat.hugectr_collection import EmbeddingCollection, EmbeddingCollectionConfig
+from recapp.compat.hugectr_enums import UnknownNameError
 from recapp.compat.hugectr_graph import DenseLayer, connected, parameter_counts
 from recapp.compat.hugectr_layers import Shape, shape_text
 from recapp.compat.hugectr_optimizers import OptParams
@@ -99,9 +100,10 @@ class Model:
         if name.startswith("_"):
             raise AttributeError(name)
         if name in NOT_THERE:
-            raise ConfigError(f"Model.{name}: HugeCTR has it, recapp has not: {NOT_THERE[name]}")
+            text = f"Model.{name}: HugeCTR has it, recapp has not: {NOT_THERE[name]}"
+            raise UnknownNameError(text)
         known = ("add", "compile", "fit", "summary")
-        raise AttributeError(f"Model.{name}: unknown; {suggest(name, known)}")
+        raise UnknownNameError(f"Model.{name}: unknown; {suggest(name, known)}")
 
     def add(self, part: Input | EmbeddingCollection | EmbeddingCollectionConfig | Any) -> None:
         """Add the input, the embedding collection, or a layer.

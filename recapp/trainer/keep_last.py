@@ -105,14 +105,20 @@ class KeepLast(Checkpoint):
     def best_or_last(self, trainer: Trainer) -> str:
         """Return the path of the best checkpoint; where nothing chooses a best, of the last."""
         callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
-        best = [c.best_model_path for c in callbacks if c.best_model_path]
+        best = [c.best_model_path for c in callbacks if c.best_model_path and c.monitor]
         return best[0] if best else str(self.path)
 
 
 def _just_saved(trainer: Trainer) -> Path | None:
-    """Return what a `ModelCheckpoint` has written in this step, if training can resume from it."""
+    """Return what a `ModelCheckpoint` has written in this step, if training can resume from it.
+
+    One that monitors nothing writes before this step's validation, so it has an earlier one's
+    metrics.
+    """
     for callback in trainer.checkpoint_callbacks:
         if not isinstance(callback, ModelCheckpoint) or callback.save_weights_only:
+            continue
+        if callback.monitor is None:
             continue
         path = callback._last_checkpoint_saved
         step = callback._last_global_step_saved

@@ -306,15 +306,6 @@ def test_a_killed_program_leaves_no_ranks_behind(here):
 # ---- HugeCTR's own program
 
 
-@pytest.fixture
-def printed():
-    """The texts of HugeCTR's program and plan generators, or a skip with its reason."""
-    folder = Path(os.environ.get("RECAPP_PROGRAMS", "/none"))
-    if not (folder / "dlrm_train.txt").is_file():
-        pytest.skip("no programs: set RECAPP_PROGRAMS to a folder that holds dlrm_train.txt")
-    return (folder / "dlrm_train.txt").read_text(), (folder / "generate_plans.txt").read_text()
-
-
 CUT = (
     ("import hugectr", "import recapp.hugectr as hugectr"),
     ("65536", "64"),
@@ -324,8 +315,9 @@ CUT = (
 
 
 @pytest.mark.full
-def test_hugectrs_own_program_trains_alike_under_both_of_its_plans(tmp_path, printed):
-    text, generators = printed
+def test_hugectrs_own_program_trains_alike_under_both_of_its_plans(tmp_path, foreign_programs):
+    text = (foreign_programs / "dlrm_train.txt").read_text()
+    generators = (foreign_programs / "generate_plans.txt").read_text()
     for said, ours in CUT:
         assert said in text
         text = text.replace(said, ours)

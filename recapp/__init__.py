@@ -22,13 +22,17 @@ if TYPE_CHECKING:
     from recapp.app.load_model import load_model
     from recapp.checkpoints.directory import load_table
     from recapp.checkpoints.static_table import static_table
-    from recapp.compat.managed_collisions import (
+    from recapp.compat.eviction_policies import (
         DistanceLFU_EvictionPolicy,
         LFU_EvictionPolicy,
         LRU_EvictionPolicy,
-        ManagedCollisionCollection,
+    )
+    from recapp.compat.managed_collision_collections import (
         ManagedCollisionEmbeddingBagCollection,
         ManagedCollisionEmbeddingCollection,
+    )
+    from recapp.compat.managed_collisions import (
+        ManagedCollisionCollection,
         MCHManagedCollisionModule,
     )
     from recapp.dataset.data_settings import DataSettings
@@ -92,7 +96,7 @@ _HOMES = {
     "DLRM": "recapp.models.published_dlrm",
     "DataSettings": "recapp.dataset.data_settings",
     "DataType": "recapp.tables.config",
-    "DistanceLFU_EvictionPolicy": "recapp.compat.managed_collisions",
+    "DistanceLFU_EvictionPolicy": "recapp.compat.eviction_policies",
     "DistributedModelParallel": "recapp.engine.model_parallel",
     "DynamicRows": "recapp.tables.dynamic",
     "EmbOptimType": "recapp.optim.fused_params",
@@ -110,13 +114,13 @@ _HOMES = {
     "JaggedTensor": "recapp.sparse.jagged_tensor",
     "KeyedJaggedTensor": "recapp.sparse.keyed_jagged_tensor",
     "KeyedTensor": "recapp.sparse.keyed_tensor",
-    "LFU_EvictionPolicy": "recapp.compat.managed_collisions",
-    "LRU_EvictionPolicy": "recapp.compat.managed_collisions",
+    "LFU_EvictionPolicy": "recapp.compat.eviction_policies",
+    "LRU_EvictionPolicy": "recapp.compat.eviction_policies",
     "LogLoss": "recapp.metrics",
     "MCHManagedCollisionModule": "recapp.compat.managed_collisions",
     "ManagedCollisionCollection": "recapp.compat.managed_collisions",
-    "ManagedCollisionEmbeddingBagCollection": "recapp.compat.managed_collisions",
-    "ManagedCollisionEmbeddingCollection": "recapp.compat.managed_collisions",
+    "ManagedCollisionEmbeddingBagCollection": "recapp.compat.managed_collision_collections",
+    "ManagedCollisionEmbeddingCollection": "recapp.compat.managed_collision_collections",
     "NormalizedEntropy": "recapp.metrics",
     "ParameterConstraints": "recapp.planner.constraints",
     "PoolingType": "recapp.tables.config",

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from recapp.compat.managed_collisions import (
-    ManagedCollisionCollection,
+from recapp.compat.managed_collision_collections import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
 )
+from recapp.compat.managed_collisions import ManagedCollisionCollection
 from recapp.compat.wrapped_sharders import WrappedSharder
 from recapp.engine.sharder import CollectionSharder
 from recapp.errors import ConfigError

@@ -1,131 +1,42 @@
-"""TorchRec's managed collisions (ZCH) on dynamic tables: any ids within a fixed number of rows.
+"""TorchRec's managed collisions (ZCH): any ids become numbers of a fixed number of rows.
 
-    tables          EmbeddingBagConfig(name="t", num_embeddings=N, ...), with numbered rows
-    managed         ManagedCollisionCollection({"t": MCHManagedCollisionModule(N, ...)}, tables)
-    made of both    a dynamic table, max_rows=N, eviction lru or lfu (`recapp/tables/dynamic.py`)
+    ids 17 -3 17 4e9   --profile-->  counts and last uses of an interval, by id
+                       --policy-->   the ids with the highest scores have numbers 0..zch_size-2
+                       --remap-->    0 1 0 7999          zch_size-1 for all ids without a number
 
-TorchRec replaces ids by row numbers before it looks them up, and ids without a number share one
-row. Here a row is found by its id itself, so there is nothing to replace: a key without a row
-answers its start value. Such a module is no collection but holds one, which is sharded as any other
-in a model, under every plan.
+That is what tables do that are not sharded, and sharded ones whose program wants the numbers, or
+has to: ids are replaced before they are looked up (`managed_collision_collections.py`). The rows of
+other sharded tables are found by the ids themselves, so there the modules here are settings: how
+many rows, and which of them leave.
 
-Arguments that ask for what happens anyway (a device, an interval, buckets) are taken; those that
+Arguments that ask for what happens anyway (an `input_hash_size`, buckets) are taken; those that
 would have to change what happens, and do not, are refused.
 """
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recapp.console import note_once
+from recapp.compat.eviction_policies import (
+    COUNTS,
+    LAST_USED,
+    MCHEvictionPolicy,
+    note_of_nearest,
+)
 from recapp.errors import ConfigError, suggest
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import EmbeddingConfig
-from recapp.tables.dynamic import RUNS, DynamicRows, Eviction
-from recapp.tables.embedding import EmbeddingCollection
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.config import EmbeddingConfig, IdRule
+from recapp.tables.dynamic import RUNS, DynamicRows
 from recapp.tables.module_by_name import ModuleByName
-from recapp.tables.unsharded_collection import UnshardedCollection
+from recapp.transport.communicator import Comm
 
 LARGEST_INPUT = 2**63 - 1
-M = TypeVar("M", bound="BaseManagedCollisionEmbeddingCollection")
-
-
-class MCHEvictionPolicy:
-    """Which rows leave a full table.
-
-    Args:
-        threshold_filtering_func: None: which keys get rows is a setting of a dynamic table.
-
-    Raises:
-        ConfigError: A function is given.
-    """
-
-    eviction: Eviction
-
-    def __init__(self, threshold_filtering_func: Callable[[Tensor], Any] | None = None) -> None:
-        if threshold_filtering_func is not None:
-            raise ConfigError(
-                "threshold_filtering_func: functions of counts are not called here; to give rows "
-                "to keys seen in n steps alone, make the table EmbeddingBagConfig(num_embeddings="
-                '"dynamic", dynamic={"max_rows": zch_size, "seen": n}) and leave the managed '
-                "collisions out"
-            )
-
-
-class LFU_EvictionPolicy(MCHEvictionPolicy):
-    """Those leave that were used in the fewest steps; TorchRec counts every occurrence. Arguments
-    as of `MCHEvictionPolicy`.
-    """
-
-    eviction = Eviction.LFU
-
-
-class LRU_EvictionPolicy(MCHEvictionPolicy):
-    """Those leave that were not used for the longest time.
-
-    Args:
-        decay_exponent: Above 0, where it does not change the order.
-        threshold_filtering_func: As of `MCHEvictionPolicy`.
-
-    Raises:
-        ConfigError: Another exponent, or a function is given.
-    """
-
-    eviction = Eviction.LRU
-
-    def __init__(
-        self,
-        decay_exponent: float = 1.0,
-        threshold_filtering_func: Callable[[Tensor], Any] | None = None,
-    ) -> None:
-        super().__init__(threshold_filtering_func)
-        if not isinstance(decay_exponent, int | float) or not decay_exponent > 0:
-            raise ConfigError(
-                f"decay_exponent={decay_exponent}: must be above 0 for LRU_EvictionPolicy, which "
-                "else would not evict the rows unused for the longest time"
-            )
-
-
-class DistanceLFU_EvictionPolicy(MCHEvictionPolicy):
-    """Takes the nearest policy that there is, and says so once.
-
-    TorchRec divides a row's count by a power of the steps since its last use. Of rows kept so with
-    the default exponent, lru keeps 60 to 85 % and lfu 40 to 75 % (`docs/from_torchrec.md`); with
-    the exponent 0 it is lfu.
-
-    Args:
-        decay_exponent: At least 0.
-        threshold_filtering_func: As of `MCHEvictionPolicy`.
-
-    Raises:
-        ConfigError: Another exponent, or a function is given.
-    """
-
-    def __init__(
-        self,
-        decay_exponent: float = 1.0,
-        threshold_filtering_func: Callable[[Tensor], Any] | None = None,
-    ) -> None:
-        super().__init__(threshold_filtering_func)
-        if not isinstance(decay_exponent, int | float) or not decay_exponent >= 0:
-            raise ConfigError(
-                f"decay_exponent={decay_exponent}: must be at least 0 for "
-                "DistanceLFU_EvictionPolicy"
-            )
-        self.eviction = Eviction.LRU if decay_exponent else Eviction.LFU
-        if decay_exponent:
-            note_once(
-                "DistanceLFU_EvictionPolicy: rows leave by when they were used last, as with "
-                "LRU_EvictionPolicy, the nearest policy here; LFU_EvictionPolicy counts uses"
-            )
+NO_ID = 2**63 - 1  # stands where a row has no id; it never has a number itself
 
 
 class ManagedCollisionModule(nn.Module):
@@ -133,23 +44,27 @@ class ManagedCollisionModule(nn.Module):
 
 
 class MCHManagedCollisionModule(ManagedCollisionModule):
-    """How many rows a table of any ids has, and which of them leave.
+    """Numbers the ids of a table, in training those that occur, by a policy.
 
-    A key gets its row in the first step that trains it, and a run of positions that is full gives
-    up a sixteenth of its rows (`recapp/engine/admission.py`).
+    Its buffers have TorchRec's names, so that a state dict of TorchRec loads; a module that has
+    numbered nothing yet has none in its state dict. What has occurred since the last interval is
+    not kept.
 
     Args:
-        zch_size: Rows, as many as the table's `num_embeddings`.
-        device: Not needed: rows lie where their table is sharded to.
-        eviction_policy: Which rows leave.
-        eviction_interval: Not needed: rows are made and leave when a step needs them.
-        input_hash_size: Not needed: any int64 is a key.
-        input_hash_func: None: keys are mixed by a function that lets none collide.
+        zch_size: Rows, as many as the table's `num_embeddings`; the last one is that of all ids
+            without a number.
+        device: Where the numbers of a table that is not sharded lie; None is the CPU. On the meta
+            device there are none, and the table is only for sharding.
+        eviction_policy: Which ids keep their numbers.
+        eviction_interval: Steps in training mode between two decisions. The rows of sharded tables
+            are made and leave in every step.
+        input_hash_size: Not needed: any int64 is an id.
+        input_hash_func: None: ids are told apart as they are.
         mch_size: None, as TorchRec ignores it.
         mch_hash_func: None, as TorchRec ignores it.
         name: A name.
-        output_global_offset: 0: rows have no numbers.
-        output_segments: None: rows have no numbers.
+        output_global_offset: 0: numbers begin there.
+        output_segments: None: a plan cuts the table.
         buckets: Not needed: a checkpoint loads under any plan.
 
     Raises:
@@ -173,13 +88,11 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         buckets: int = 1,
     ) -> None:
         super().__init__()
-        if type(zch_size) is not int or zch_size < RUNS:
-            raise ConfigError(
-                f"zch_size={zch_size}: must be a whole number of at least {RUNS}, because each of "
-                f"{RUNS} parts of the keys has its share of the rows: give the table and its "
-                f"module {RUNS} rows or more"
-            )
-        for setting, number in (("eviction_interval", eviction_interval), ("buckets", buckets)):
+        for setting, number in (
+            ("zch_size", zch_size),
+            ("eviction_interval", eviction_interval),
+            ("buckets", buckets),
+        ):
             if type(number) is not int or number < 1:
                 raise ConfigError(f"{setting}={number}: must be a whole number of at least 1")
         if not isinstance(eviction_policy, MCHEvictionPolicy):
@@ -188,44 +101,227 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
                 " LFU_EvictionPolicy() or DistanceLFU_EvictionPolicy() of recapp.modules.mc_modules"
             )
         refused = {
-            "input_hash_func": (input_hash_func, "keys of any size are mixed without collisions"),
+            "input_hash_func": (input_hash_func, "ids of any size are told apart as they are"),
             "mch_size": (mch_size, "there is no second range of rows, and TorchRec ignores it"),
             "mch_hash_func": (mch_hash_func, "there is no second range, and TorchRec ignores it"),
-            "output_global_offset": (output_global_offset or None, "rows have no numbers"),
-            "output_segments": (output_segments, "rows have no numbers"),
+            "output_global_offset": (output_global_offset or None, "numbers begin at 0"),
+            "output_segments": (output_segments, "a plan cuts the table"),
         }
         for setting, (given, why) in refused.items():
             if given is not None:
                 raise ConfigError(f"{setting} would have no effect here: {why}; leave it out")
-        self.dynamic = DynamicRows(max_rows=zch_size, eviction=eviction_policy.eviction)
+        self.policy = eviction_policy
         self.name = name
         self._zch_size = zch_size
+        self._interval = eviction_interval
         self._input_hash_size = input_hash_size
         self._buckets = buckets
+        self._seen: list[Tensor] = []  # ids of each step since the last decision
+        self._evicted: Tensor | None = None
+        where = torch.device("cpu" if device is None else device)
+        if where.type != "meta":
+            self.begin(where)
+
+    def begin(self, device: torch.device) -> None:
+        """Have rows without ids, with their numbers on a device."""
+        none_Z = torch.zeros(self._zch_size, dtype=torch.int64, device=device)
+        self.register_buffer("_mch_sorted_raw_ids", none_Z + NO_ID)
+        self.register_buffer("_mch_remapped_ids_mapping", torch.arange(self._zch_size).to(none_Z))
+        for kept in self.policy.keeps:
+            self.register_buffer(f"_mch_{kept}", none_Z.clone())
+        self.register_buffer("_current_iter_tensor", none_Z[:1].clone())
+        ends = torch.full((1025,), -1, dtype=torch.int64, device=device)
+        ends[:2] = torch.tensor([0, self._zch_size])
+        self.register_buffer("_output_segments_tensor", ends)
+
+    @property
+    def needs_numbers(self) -> bool:
+        """Return whether its table is looked up by numbers where it is sharded, too: dynamic tables
+        have no functions of counts and no fewer rows than parts.
+        """
+        return self._zch_size < RUNS or self.policy.threshold_filtering_func is not None
+
+    @property
+    def numbers_ids(self) -> bool:
+        """Return whether it has memory for ids and has numbered some."""
+        return bool(self._buffers) and int(self._buffer("_current_iter_tensor")) > 0
+
+    def _buffer(self, name: str) -> Tensor:
+        held = self._buffers.get(name)
+        if held is None:
+            raise ConfigError(
+                f"{type(self).__name__}: it is on the meta device, or its table is sharded, so it "
+                'numbers no ids: build it with device="cpu", or look ids up by the collection'
+            )
+        return held
+
+    def dynamic(self) -> DynamicRows:
+        """Return the settings of the dynamic table that stands for it where it is sharded."""
+        return DynamicRows(max_rows=max(RUNS, self._zch_size), eviction=self.policy.eviction)
+
+    def settings_alone(self, table: str) -> "MCHManagedCollisionModule":
+        """Return the same settings without numbers: what is left beside a dynamic table.
+
+        Raises:
+            ConfigError: Ids have numbers.
+        """
+        if self.numbers_ids:
+            raise ConfigError(
+                f"table {table}: its ids were given rows before it was sharded, and these are not "
+                "taken over: shard the model before it is called in training mode, or make the "
+                "collection with return_remapped_features=True, which shards numbered rows"
+            )
+        note_of_nearest(self.policy)
+        made = copy.copy(self)
+        made._buffers = {}
+        return made
 
     def output_size(self) -> int:
         """Return the number of rows."""
         return self._zch_size
 
     def input_size(self) -> int:
-        """Return the `input_hash_size`; larger ids are keys, too."""
+        """Return the `input_hash_size`; larger ids are ids, too."""
         return self._input_hash_size
 
     def buckets(self) -> int:
         """Return the `buckets`."""
         return self._buckets
 
+    def open_slots(self) -> Tensor:
+        """Return how many numbers no id has, [1]."""
+        return (self._buffer("_mch_sorted_raw_ids")[:-1] == NO_ID).sum().view(1)
+
+    def evict(self) -> Tensor | None:
+        """Return the numbers that went to other ids since this was asked last; None for none."""
+        gone = self._evicted
+        self._evicted = None
+        return gone
+
     def forward(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Refuse to replace ids.
+        """Count ids, in training mode, and replace them by numbers (`profile`, `remap`)."""
+        return self.remap(self.profile(features))
+
+    @torch.no_grad()
+    def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """Count a step's ids, in training mode; every `eviction_interval` steps decide which ids
+        have numbers.
+
+        Args:
+            features: Ids; all count alike.
+
+        Returns:
+            The same.
 
         Raises:
-            ConfigError: Always.
+            ConfigError: The module is on the meta device, or its table is sharded.
         """
-        raise ConfigError(_no_numbers(type(self).__name__))
+        step = self._buffer("_current_iter_tensor")
+        if not self.training:
+            return features
+        step += 1
+        self._seen.append(torch.cat([f.values().flatten().long() for f in features.values()]))
+        if len(self._seen) >= self._interval:
+            self._decide(int(step))
+            self._seen = []
+        return features
+
+    def _decide(self, now: int) -> None:
+        """Give numbers to the ids with the highest scores among those that occurred in an interval
+        and those that have numbers.
+        """
+        first = now - len(self._seen) + 1
+        at_L = torch.cat([torch.full_like(ids, first + i) for i, ids in enumerate(self._seen)])
+        ids_U, inverse_L, counts_U = torch.unique(
+            torch.cat(self._seen), return_inverse=True, return_counts=True
+        )
+        used_U = torch.zeros_like(ids_U).scatter_reduce_(0, inverse_L, at_L, "amax")
+        some_U = ids_U != NO_ID
+        if self.policy.threshold_filtering_func is not None:
+            passed, _ = self.policy.threshold_filtering_func(counts_U)
+            may_U = torch.zeros_like(some_U)
+            may_U[passed] = True
+            some_U &= may_U
+        # the most frequent first: of equal scores those win that come first
+        order_N = counts_U[some_U].argsort(descending=True, stable=True)
+        chosen_N = some_U.nonzero()[:, 0][order_N]
+        self._replace(ids_U[chosen_N], counts_U[chosen_N], used_U[chosen_N], now)
+
+    def _replace(self, ids_N: Tensor, counts_N: Tensor, used_N: Tensor, now: int) -> None:
+        held = self._buffer("_mch_sorted_raw_ids")
+        at_N, known_N = self._find(ids_N)
+        kept = {name: self._buffer(f"_mch_{name}") for name in self.policy.keeps}
+        more = {COUNTS: counts_N, LAST_USED: used_N}
+        if COUNTS in kept:
+            kept[COUNTS][at_N[known_N]] += counts_N[known_N]
+        if LAST_USED in kept:
+            kept[LAST_USED][at_N[known_N]] = used_N[known_N]
+        new = {name: more[name][~known_N] for name in more}
+        room = self._zch_size - 1
+        none = torch.zeros(room, dtype=torch.int64, device=held.device)
+        scores = torch.cat(
+            [
+                self.policy.scores(
+                    kept[COUNTS][:room] if COUNTS in kept else none,
+                    kept[LAST_USED][:room] if LAST_USED in kept else none,
+                    now,
+                ),
+                self.policy.scores(new[COUNTS], new[LAST_USED], now),
+            ]
+        )
+        order = scores.argsort(descending=True, stable=True)
+        come = order[:room][order[:room] >= room] - room
+        gone = order[room:][order[room:] < room]
+        held[gone] = ids_N[~known_N][come]
+        for name, data in kept.items():
+            data[gone] = new[name][come]
+            data[room:] = NO_ID if name == COUNTS else now
+        numbers = self._buffer("_mch_remapped_ids_mapping")
+        freed = numbers[gone]
+        before = freed[:0] if self._evicted is None else self._evicted
+        self._evicted = torch.unique(torch.cat([before, freed]))
+        sorted_Z = held.argsort(stable=True)
+        for data in (held, numbers, *kept.values()):
+            data.copy_(data[sorted_Z])
+
+    def _find(self, ids_L: Tensor) -> tuple[Tensor, Tensor]:
+        """Return where ids stand among those with numbers, and whether they do."""
+        held = self._buffer("_mch_sorted_raw_ids")
+        at_L = torch.searchsorted(held[:-1], ids_L)
+        return at_L, (held[at_L] == ids_L) & (ids_L != NO_ID)
+
+    @torch.no_grad()
+    def remap(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """Replace ids by their numbers, those without one by the last number.
+
+        Raises:
+            ConfigError: The module is on the meta device, or its table is sharded.
+        """
+        numbers = self._buffer("_mch_remapped_ids_mapping")
+        made = {}
+        for name, feature in features.items():
+            at_L, known_L = self._find(feature.values().long())
+            number_L = torch.where(known_L, numbers[at_L], self._zch_size - 1)
+            made[name] = JaggedTensor.unchecked(
+                number_L, feature.weights_or_none(), feature.lengths(), feature.offsets_or_none()
+            )
+        return made
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if self.numbers_ids:
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        """Load numbers; where there are none, there are none now either."""
+        if any(prefix + name in state_dict for name in self._buffers):
+            super()._load_from_state_dict(state_dict, prefix, *others)
+        elif self._buffers:
+            self.begin(self._buffer("_current_iter_tensor").device)
+        self._seen = []
 
     def extra_repr(self) -> str:
         """Return the number of rows and which of them leave."""
-        return f"{self._zch_size:,} rows, {self.dynamic.eviction}"
+        return f"{self._zch_size:,} rows, {type(self.policy).__name__}"
 
 
 class ManagedCollisionCollection(nn.Module):
@@ -237,7 +333,8 @@ class ManagedCollisionCollection(nn.Module):
         need_preprocess: Not needed: nothing is preprocessed.
 
     Raises:
-        ConfigError: Tables and modules are not the same, or have other sizes.
+        ConfigError: Tables and modules are not the same, or have other sizes; a table has an id
+            rule or a smallest key.
     """
 
     def __init__(
@@ -263,30 +360,114 @@ class ManagedCollisionCollection(nn.Module):
             _check_fits(t, managed_collision_modules.get(t.name))
         self._managed_collision_modules = ModuleByName(dict(managed_collision_modules))
         self._embedding_configs = list(embedding_configs)
+        self.comm: Comm | None = None
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """Return the tables as they were given, in order."""
         return list(self._embedding_configs)
 
-    def dynamic_tables(self) -> dict[str, EmbeddingConfig]:
-        """Return the dynamic tables that stand for them, by name.
-
-        Raises:
-            ConfigError: A table has an id rule or a smallest key.
-        """
-        found = {}
-        for t in self._embedding_configs:
-            module: Any = self._managed_collision_modules[t.name]
-            found[t.name] = replace(t, dynamic=module.dynamic)
+    def _module(self, table: str) -> MCHManagedCollisionModule:
+        found = self._managed_collision_modules[table]
+        assert isinstance(found, MCHManagedCollisionModule)
         return found
 
-    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Refuse to replace ids.
+    def dynamic_tables(self) -> dict[str, EmbeddingConfig]:
+        """Return the dynamic tables that stand for them where they are sharded, by name."""
+        found = {}
+        for t in self._embedding_configs:
+            dynamic = self._module(t.name).dynamic()
+            assert dynamic.max_rows is not None
+            found[t.name] = replace(t, num_embeddings=dynamic.max_rows, dynamic=dynamic)
+        return found
+
+    @property
+    def needs_numbers(self) -> bool:
+        """Return whether a table is looked up by numbers where it is sharded, too: a module wants
+        it, or start values that dynamic tables do not have.
+        """
+        return any(
+            self._module(t.name).needs_numbers or t.init_fn is not None or bool(t.start_middle)
+            for t in self._embedding_configs
+        )
+
+    def settings_alone(self) -> "ManagedCollisionCollection":
+        """Return the same settings without numbers: what is left beside dynamic tables.
 
         Raises:
-            ConfigError: Always.
+            ConfigError: Ids have numbers.
         """
-        raise ConfigError(_no_numbers(type(self).__name__))
+        modules = {
+            t.name: self._module(t.name).settings_alone(t.name) for t in self._embedding_configs
+        }
+        return ManagedCollisionCollection(modules, self._embedding_configs)
+
+    def on_ranks(self, comm: Comm) -> "ManagedCollisionCollection":
+        """Return a copy that numbers the ids of all ranks alike: it counts those of all, and begins
+        with what rank 0 has. Every rank calls it.
+
+        Args:
+            comm: The ranks, and the device of the numbers.
+        """
+        made = copy.deepcopy(self)
+        for t in self._embedding_configs:
+            module = made._module(t.name)
+            if not any(True for _ in module.buffers()):
+                module.begin(comm.device)
+        made.to(comm.device)
+        made.load_state_dict(comm.broadcast(made.state_dict()))
+        made.comm = comm
+        return made
+
+    def open_slots(self) -> dict[str, Tensor]:
+        """Return how many numbers no id has, by table."""
+        return {t.name: self._module(t.name).open_slots() for t in self._embedding_configs}
+
+    def evict(self) -> dict[str, Tensor | None]:
+        """Return the numbers that went to other ids since this was asked last, by table."""
+        return {t.name: self._module(t.name).evict() for t in self._embedding_configs}
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Replace the ids of the tables' features by numbers, and count them in training mode.
+
+        Args:
+            features: Ids of at least these features.
+
+        Returns:
+            Their bags, in the order of the tables.
+
+        Raises:
+            ConfigError: Two tables read one feature, or a module numbers no ids.
+        """
+        table_of: dict[str, str] = {}
+        for t in self._embedding_configs:
+            for key in t.feature_names:
+                if key in table_of:
+                    raise ConfigError(
+                        f"feature {key} is read by the tables {table_of[key]} and {t.name}, which "
+                        "number its ids differently: give each table a feature of its own"
+                    )
+                table_of[key] = t.name
+        taken = features.permute([features.index_of(key) for key in table_of])
+        per_key = dict(zip(table_of, taken.length_per_key(), strict=True))
+        counts = [sum(per_key[key] for key in t.feature_names) for t in self._embedding_configs]
+        ids_T = [ids.long() for ids in torch.split(taken.values(), counts)]
+        numbers = []
+        for t, ids, of_all in zip(self._embedding_configs, ids_T, self._of_all(ids_T), strict=True):
+            module = self._module(t.name)
+            module.profile({t.name: _one_bag(of_all)})
+            numbers.append(module.remap({t.name: _one_bag(ids)})[t.name].values())
+        return taken.with_values(torch.cat(numbers))
+
+    def _of_all(self, ids_T: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the ids of all ranks, by table, where they will be counted."""
+        if self.comm is None or self.comm.world == 1 or not self.training:
+            return ids_T
+        said = self.comm.all_gather([ids.cpu() for ids in ids_T])
+        return [torch.cat(of_ranks).to(self.comm.device) for of_ranks in zip(*said, strict=True)]
+
+
+def _one_bag(ids: Tensor) -> JaggedTensor:
+    return JaggedTensor.unchecked(ids, None, torch.full((1,), len(ids), device=ids.device))
 
 
 def _check_fits(table: EmbeddingConfig, module: MCHManagedCollisionModule | None) -> None:
@@ -306,187 +487,13 @@ def _check_fits(table: EmbeddingConfig, module: MCHManagedCollisionModule | None
             f"table {table.name} is dynamic and says itself which rows leave: give num_embeddings "
             f"the number {module.output_size()}, or look it up without managed collisions"
         )
+    if table.id_rule is not IdRule.ERROR or table.min_key:
+        given = f"min_key={table.min_key}" if table.min_key else f"id_rule={table.id_rule}"
+        raise ConfigError(
+            f"table {table.name}: {given}: managed collisions take any id as it is: leave it out"
+        )
     if module.output_size() != table.num_embeddings:
         raise ConfigError(
             f"table {table.name}: its module has zch_size={module.output_size()}, the table "
             f"num_embeddings={table.num_embeddings}: give both the same number"
         )
-
-
-def _no_numbers(what: str) -> str:
-    return (
-        f"{what}: ids are not replaced, because rows are found by the ids themselves and have no "
-        "numbers: look ids up by a ManagedCollisionEmbeddingBagCollection or "
-        "ManagedCollisionEmbeddingCollection"
-    )
-
-
-class BaseManagedCollisionEmbeddingCollection(nn.Module, ABC):
-    """A collection whose tables take any ids and have a fixed number of rows.
-
-    Args:
-        embedding_module: The collection; it stays as it is, and one with the same settings and
-            dynamic tables takes its place.
-        managed_collision_collection: Of exactly its tables.
-        return_remapped_features: False: rows have no numbers by which ids could be replaced.
-        allow_in_place_embed_weight_update: Not needed: rows leave without a trace in any graph.
-
-    Raises:
-        ConfigError: The collection is of another kind, the tables are others, or remapped features
-            are asked for.
-
-    Start values are those of the keys, the same under every plan; rows that the collection had are
-    not taken over.
-    """
-
-    kind: ClassVar[type[UnshardedCollection]]
-    """What is wrapped."""
-
-    def __init__(
-        self,
-        embedding_module: Any,
-        managed_collision_collection: ManagedCollisionCollection,
-        return_remapped_features: bool = False,
-        allow_in_place_embed_weight_update: bool = False,
-    ) -> None:
-        super().__init__()
-        who = type(self).__name__
-        if not isinstance(embedding_module, self.kind):
-            raise ConfigError(
-                f"{who}: wraps an {self.kind.__name__}, not a {type(embedding_module).__name__}"
-            )
-        if not isinstance(managed_collision_collection, ManagedCollisionCollection):
-            raise ConfigError(
-                f"{who}: managed_collision_collection is a "
-                f"{type(managed_collision_collection).__name__}: give a ManagedCollisionCollection"
-            )
-        if return_remapped_features:
-            raise ConfigError(
-                "return_remapped_features=True: rows are found by the ids themselves and have no "
-                "numbers 0..zch_size-1; leave it out, and log the ids, or feed them to other "
-                "tables, as they came"
-            )
-        given = embedding_module.tables()
-        if given != managed_collision_collection.embedding_configs():
-            raise ConfigError(
-                f"{who}: the collection has the tables {', '.join(t.name for t in given)}, which "
-                "are not the embedding_configs of the ManagedCollisionCollection: give both the "
-                "same list"
-            )
-        self._managed_collision_collection = managed_collision_collection
-        self._embedding_module = self._dynamic(
-            embedding_module, managed_collision_collection.dynamic_tables()
-        )
-        for t in given:
-            _take_over_optimizer(
-                embedding_module.weight(t.name), self._embedding_module.weight(t.name)
-            )
-
-    @abstractmethod
-    def _dynamic(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> UnshardedCollection:
-        """Return a collection with the settings of another and other tables."""
-
-    def tables(self) -> list[EmbeddingConfig]:
-        """Return the tables, in order."""
-        return self._embedding_module.tables()
-
-    @property
-    def collection(self) -> nn.Module:
-        """Return the collection with dynamic tables, sharded or not."""
-        return self._embedding_module
-
-    def over(self: M, embedding_module: nn.Module) -> M:
-        """Return the same over another collection: the sharded one."""
-        made = copy.copy(self)
-        made._modules = dict(self._modules)
-        made._modules["_embedding_module"] = embedding_module
-        return made
-
-    def forward(
-        self, features: KeyedJaggedTensor
-    ) -> tuple[KeyedTensor | dict[str, JaggedTensor], KeyedJaggedTensor | None]:
-        """Look ids up.
-
-        Args:
-            features: Ids of at least the tables' features.
-
-        Returns:
-            What the collection returns, and None.
-
-        Raises:
-            ConfigError: The tables are not sharded, so they have no rows yet.
-        """
-        return self._embedding_module(features), None
-
-
-class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollection):
-    """An `EmbeddingBagCollection` whose tables take any ids and have a fixed number of rows.
-
-    Args:
-        embedding_bag_collection: The collection whose tables take any ids.
-        others: As of `BaseManagedCollisionEmbeddingCollection`, by position:
-            managed_collision_collection, return_remapped_features,
-            allow_in_place_embed_weight_update.
-        named: Or by name.
-    """
-
-    kind = EmbeddingBagCollection
-
-    def __init__(
-        self, embedding_bag_collection: EmbeddingBagCollection, *others: Any, **named: Any
-    ) -> None:
-        super().__init__(embedding_bag_collection, *others, **named)
-
-    @property
-    def _embedding_bag_collection(self) -> nn.Module:
-        return self._embedding_module
-
-    def _dynamic(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> UnshardedCollection:
-        made = EmbeddingBagCollection(
-            list(tables.values()),
-            given.is_weighted(),
-            _device_of(given),
-            given.seed,
-            lookups=[replace(x, table=tables[x.table.name]) for x in given.lookups],
-        )
-        made.leave_room(given.room)
-        return made
-
-
-class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollection):
-    """An `EmbeddingCollection` whose tables take any ids and have a fixed number of rows.
-
-    Args:
-        embedding_collection: The collection whose tables take any ids.
-        others: As of `BaseManagedCollisionEmbeddingCollection`, by position:
-            managed_collision_collection, return_remapped_features,
-            allow_in_place_embed_weight_update.
-        named: Or by name.
-    """
-
-    kind = EmbeddingCollection
-
-    def __init__(
-        self, embedding_collection: EmbeddingCollection, *others: Any, **named: Any
-    ) -> None:
-        super().__init__(embedding_collection, *others, **named)
-
-    @property
-    def _embedding_collection(self) -> nn.Module:
-        return self._embedding_module
-
-    def _dynamic(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> UnshardedCollection:
-        return EmbeddingCollection(
-            list(tables.values()), _device_of(given), given.need_indices(), given.seed
-        )
-
-
-def _device_of(collection: UnshardedCollection) -> torch.device:
-    return collection.weight(collection.tables()[0].name).device
-
-
-def _take_over_optimizer(given: Tensor, weight: Tensor) -> None:
-    """Let a table have the optimiser that was applied in backward before it was wrapped."""
-    applied = getattr(given, "_in_backward_optimizers", None)
-    if applied is not None:
-        weight._in_backward_optimizers = applied  # type: ignore[attr-defined]

@@ -48,22 +48,30 @@ _OF_EVERY_HOME = {
         "distributed.mc_embeddingbag.ManagedCollisionEmbeddingBagCollectionSharder",
         "distributed.mc_modules.ManagedCollisionCollectionSharder",
     ),
-    "recapp.compat.managed_collisions": (
-        "modules.mc_embedding_modules.BaseManagedCollisionEmbeddingCollection",
-        "modules.mc_embedding_modules.ManagedCollisionEmbeddingBagCollection",
-        "modules.mc_embedding_modules.ManagedCollisionEmbeddingCollection",
+    "recapp.compat.eviction_policies": (
         "modules.mc_modules.DistanceLFU_EvictionPolicy",
         "modules.mc_modules.LFU_EvictionPolicy",
         "modules.mc_modules.LRU_EvictionPolicy",
         "modules.mc_modules.MCHEvictionPolicy",
+        "modules.mc_modules.average_threshold_filter",
+        "modules.mc_modules.dynamic_threshold_filter",
+        "modules.mc_modules.probabilistic_threshold_filter",
+    ),
+    "recapp.compat.managed_collision_collections": (
+        "modules.mc_embedding_modules.BaseManagedCollisionEmbeddingCollection",
+        "modules.mc_embedding_modules.ManagedCollisionEmbeddingBagCollection",
+        "modules.mc_embedding_modules.ManagedCollisionEmbeddingCollection",
+    ),
+    "recapp.compat.managed_collisions": (
+        "modules.mc_embedding_modules.ManagedCollisionCollection",
         "modules.mc_modules.MCHManagedCollisionModule",
         "modules.mc_modules.ManagedCollisionCollection",
         "modules.mc_modules.ManagedCollisionModule",
     ),
-    "recapp.compat.managed_collisions:ManagedCollisionEmbeddingBagCollection": (
+    "recapp.compat.managed_collision_collections:ManagedCollisionEmbeddingBagCollection": (
         "distributed.mc_embeddingbag.ShardedManagedCollisionEmbeddingBagCollection",
     ),
-    "recapp.compat.managed_collisions:ManagedCollisionEmbeddingCollection": (
+    "recapp.compat.managed_collision_collections:ManagedCollisionEmbeddingCollection": (
         "distributed.mc_embedding.ShardedManagedCollisionEmbeddingCollection",
     ),
     "recapp.compat.planning": (

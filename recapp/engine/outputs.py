@@ -32,10 +32,12 @@ class Member:
     Args:
         lookups: Its lookups, in the order of its output.
         is_weighted: Whether ids must have sample weights; None where batches decide.
+        own_ids: Whether it is called with ids of its own, which other collections do not look up.
     """
 
     lookups: tuple[TableLookup, ...]
     is_weighted: bool | None = None
+    own_ids: bool = False
 
     @cached_property
     def columns(self) -> int:

@@ -156,7 +156,7 @@ def sharded_twins(
         payload,
         trains,
         make_store,
-        members=[Member(c.lookups, c.is_weighted()) for c in collections],
+        members=[Member(c.lookups, c.is_weighted(), c.own_ids) for c in collections],
         dtype=collections[0].dtype,
     )
     twins = [_twin(c, shared, number) for number, c in enumerate(collections)]

@@ -301,16 +301,20 @@ class ShardedTables(nn.Module):
 
     def _taken(self, features: KeyedJaggedTensor | Exception, member: int | None) -> list[bool]:
         """Return whether each collection looks up a batch: where it has the features of all its
-        lookups, and has not been called with these ids yet.
+        lookups, and has not been called with these ids yet; one with ids of its own where it is
+        called with them, and then alone.
         """
         if isinstance(features, Exception) or len(self.members) == 1:
             return [True] * len(self.members)
+        if member is not None and self.members[member].own_ids:
+            return [i == member for i in range(len(self.members))]
         keys = set(features.keys())
         served = (
             () if member is None else {i for r in self._results for i in (*r.parts, *r.called_by)}
         )
         taken = [
-            i == member or (i not in served and keys >= {x.feature for x in m.lookups})
+            i == member
+            or (i not in served and not m.own_ids and keys >= {x.feature for x in m.lookups})
             for i, m in enumerate(self.members)
         ]
         return taken if any(taken) else [True] * len(taken)

@@ -360,6 +360,22 @@ class KeyedJaggedTensor(BagsOfKeys):
         """Return one weight per value, [L, ...], or None."""
         return self._weights
 
+    def with_values(self, values: Tensor) -> "KeyedJaggedTensor":
+        """Return the same bags with other values, such as other ids for these; weights and bags are
+        not copied.
+
+        Args:
+            values: As many, [L, ...].
+
+        Raises:
+            DataError: They are fewer than the values in bags.
+        """
+        made = copy.copy(self)
+        made._values, _ = check_values(values, self._weights)
+        if on_host(self._lengths):
+            check_total(sum(self.length_per_key()), made._values, self._weights)
+        return made
+
     def with_weights(self, weights: Tensor) -> "KeyedJaggedTensor":
         """Return the same bags with other weights; values and bags are not copied.
 

@@ -36,6 +36,10 @@ class UnshardedCollection(nn.Module):
 
     tables_of: ClassVar[str]
     """The attribute with the tables, as it stands in the state dict."""
+    own_ids = False
+    """Whether it is called with ids that no other collection of a model looks up, though features
+    of theirs may have the same names.
+    """
 
     def __init__(
         self,

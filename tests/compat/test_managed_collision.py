@@ -266,9 +266,11 @@ def test_distance_lfu_is_the_nearest_policy_and_says_so(capsys):
             LFU_EvictionPolicy(),
         )
     ]
-    assert [m.dynamic.eviction for m in modules] == ["lru", "lfu", "lru", "lfu"]
+    assert [m.dynamic().eviction for m in modules] == ["lru", "lfu", "lru", "lfu"]
+    assert not capsys.readouterr().err
+    DistributedModelParallel(SparseArch(tables(), "meta", DistanceLFU_EvictionPolicy()))
     said = capsys.readouterr().err
-    assert said.count("DistanceLFU_EvictionPolicy: rows leave by when they were used last") == 1
+    assert said.count("DistanceLFU_EvictionPolicy: rows leave sharded tables by when") == 1
     first = modules[0]
     assert (first.output_size(), first.input_size(), first.buckets()) == (64, 2**63 - 1, 1)
 
@@ -308,7 +310,7 @@ def wrapped(
 
 
 REFUSED = {
-    "zch_size=16: must be a whole number of at least 64": lambda: make_module(zch_size=16),
+    "zch_size=0: must be a whole number of at least 1": lambda: make_module(zch_size=0),
     "eviction_interval=0: must be": lambda: make_module(eviction_interval=0),
     "buckets=0: must be": lambda: make_module(buckets=0),
     "eviction_policy is a str: give LRU_EvictionPolicy": lambda: make_module(eviction_policy="lru"),
@@ -317,7 +319,7 @@ REFUSED = {
     "mch_hash_func would have no effect": lambda: make_module(mch_hash_func=torch.remainder),
     "output_global_offset would have no effect": lambda: make_module(output_global_offset=8),
     "output_segments would have no effect": lambda: make_module(output_segments=[0, 128]),
-    "threshold_filtering_func: functions of counts": lambda: LFU_EvictionPolicy(torch.mean),
+    "threshold_filtering_func is a int: give a function": lambda: LFU_EvictionPolicy(3),
     "decay_exponent=0: must be above 0": lambda: LRU_EvictionPolicy(0),
     "decay_exponent=-1: must be at least 0": lambda: DistanceLFU_EvictionPolicy(-1),
     "table_2, which is no table of embedding_configs: did you mean": lambda: wrapped(
@@ -333,8 +335,8 @@ REFUSED = {
         modules={f"table_{k}": make_module(zch_size=256) for k in range(2)}
     ),
     "table table_0 is dynamic and says itself": lambda: wrapped(tables(rows="dynamic")),
-    "tables.table_0.id_rule=hash: a dynamic table": lambda: wrapped(tables(id_rule="hash")),
-    "return_remapped_features=True: rows are found": lambda: wrapped(return_remapped_features=True),
+    "table table_0: id_rule=hash: managed collisions take": lambda: wrapped(tables(id_rule="hash")),
+    "table table_0: min_key=3: managed collisions take": lambda: wrapped(tables(min_key=3)),
     "are not the embedding_configs of the ManagedCollisionCollection": lambda: wrapped(
         bags=EmbeddingBagCollection(tables=tables()[:1], device="meta")
     ),
@@ -357,11 +359,12 @@ REFUSED = {
     ),
     "decay_exponent=a: must be above 0": lambda: LRU_EvictionPolicy("a"),
     "decay_exponent=None: must be at least 0": lambda: DistanceLFU_EvictionPolicy(None),
-    "ManagedCollisionCollection: ids are not replaced": lambda: managed(tables())(
+    "MCHManagedCollisionModule: it is on the meta device, or its table": lambda: managed(tables())(
         batch_of(0, 0)[0]
     ),
-    "MCHManagedCollisionModule: ids are not replaced": lambda: make_module()({}),
-    "table table_0 is dynamic: its rows are made where": lambda: wrapped()(batch_of(0, 0)[0]),
+    "table table_0 is on the meta device: its rows are made where": lambda: wrapped()(
+        batch_of(0, 0)[0]
+    ),
 }
 
 

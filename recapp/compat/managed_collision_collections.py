@@ -1,0 +1,301 @@
+"""TorchRec's collections with managed collisions: any ids within a fixed number of rows.
+
+    tables          EmbeddingBagConfig(name="t", num_embeddings=N, ...), with numbered rows
+    managed         ManagedCollisionCollection({"t": MCHManagedCollisionModule(N, ...)}, tables)
+
+    unsharded       ids -> numbers of rows -> an ordinary collection (`managed_collisions.py`)
+    sharded         a dynamic table, max_rows=N, eviction lru or lfu (`recapp/tables/dynamic.py`)
+    numbers wanted  ids of all ranks -> numbers, on every rank -> an ordinary collection, sharded
+
+In a dynamic table a row is found by its id itself, so nothing is replaced, and a key without a row
+answers its start value; numbers are as in TorchRec, and ids without one share the last row. Every
+rank then holds the numbers of all rows and counts the ids of all, which are gathered in each step
+of training, so that a program numbers ids alike on any number of ranks, and as unsharded. Such a
+module is no collection but holds one, which is sharded as any other in a model, under every plan.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from recapp.compat.managed_collisions import ManagedCollisionCollection
+from recapp.engine.sharded_collection import ShardedCollection
+from recapp.errors import ConfigError
+from recapp.sharding.layout import Block
+from recapp.sparse.jagged_tensor import JaggedTensor
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.tables.config import EmbeddingConfig
+from recapp.tables.embedding import EmbeddingCollection
+from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.initial import fill_initial, start_values
+from recapp.tables.unsharded_collection import UnshardedCollection
+
+M = TypeVar("M", bound="BaseManagedCollisionEmbeddingCollection")
+
+
+class BaseManagedCollisionEmbeddingCollection(nn.Module, ABC):
+    """A collection whose tables take any ids and have a fixed number of rows.
+
+    Args:
+        embedding_module: The collection, whose rows are those of the numbers, and whose settings
+            are those of the dynamic tables where it is sharded.
+        managed_collision_collection: Of exactly its tables.
+        return_remapped_features: Whether the ids are returned by their numbers. Sharded tables then
+            are looked up by them too, as they are where a module needs it
+            (`MCHManagedCollisionModule.needs_numbers`).
+        allow_in_place_embed_weight_update: Not needed: a row whose number went to another id
+            begins anew before it is looked up, without a trace in any graph.
+
+    Raises:
+        ConfigError: The collection is of another kind, or the tables are others.
+
+    Start values of sharded tables are those of the keys, the same under every plan; rows that the
+    collection had are not taken over.
+    """
+
+    kind: ClassVar[type[UnshardedCollection]]
+    """What is wrapped."""
+
+    def __init__(
+        self,
+        embedding_module: Any,
+        managed_collision_collection: ManagedCollisionCollection,
+        return_remapped_features: bool = False,
+        allow_in_place_embed_weight_update: bool = False,
+    ) -> None:
+        super().__init__()
+        who = type(self).__name__
+        if not isinstance(embedding_module, self.kind):
+            raise ConfigError(
+                f"{who}: wraps an {self.kind.__name__}, not a {type(embedding_module).__name__}"
+            )
+        if not isinstance(managed_collision_collection, ManagedCollisionCollection):
+            raise ConfigError(
+                f"{who}: managed_collision_collection is a "
+                f"{type(managed_collision_collection).__name__}: give a ManagedCollisionCollection"
+            )
+        given = embedding_module.tables()
+        if given != managed_collision_collection.embedding_configs():
+            raise ConfigError(
+                f"{who}: the collection has the tables {', '.join(t.name for t in given)}, which "
+                "are not the embedding_configs of the ManagedCollisionCollection: give both the "
+                "same list"
+            )
+        self._embedding_module: Any  # the class is one of two, and of their sharded twins
+        self._managed_collision_collection = managed_collision_collection
+        self._returns_numbers = return_remapped_features
+        self._by_numbers = return_remapped_features or managed_collision_collection.needs_numbers
+        self._numbered: UnshardedCollection | None = None
+        if self._by_numbers:
+            embedding_module.own_ids = True
+            self._embedding_module = embedding_module
+            return
+        self._embedding_module = self._over_rows_of(
+            embedding_module, managed_collision_collection.dynamic_tables()
+        )
+        # looks numbers up in those rows, while they are not sharded: no module of its own
+        object.__setattr__(self, "_numbered", embedding_module)
+
+    def _over_rows_of(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> Any:
+        """Return a collection of dynamic tables with the settings of another, and its rows for as
+        long as it is not sharded.
+        """
+        made = self._dynamic(given, tables)
+        for t in given.tables():
+            weight = given.weight(t.name)
+            if not weight.is_meta:
+                getattr(made, made.tables_of)[t.name].weight = weight
+            _take_over_optimizer(weight, made.weight(t.name))
+        return made
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Have the collection replaced by its sharded twin: number the ids of all ranks, or let go
+        of numbers.
+
+        Raises:
+            ConfigError: Ids have numbers that are not taken over.
+        """
+        if isinstance(value, ShardedCollection):
+            managed = self._managed_collision_collection
+            super().__setattr__(
+                "_managed_collision_collection",
+                managed.on_ranks(value.shared.comm)
+                if self._by_numbers
+                else managed.settings_alone(),
+            )
+            object.__setattr__(self, "_numbered", None)
+        super().__setattr__(name, value)
+
+    @abstractmethod
+    def _dynamic(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> UnshardedCollection:
+        """Return a collection with the settings of another and other tables."""
+
+    def tables(self) -> list[EmbeddingConfig]:
+        """Return the tables, in order."""
+        found: list[EmbeddingConfig] = self._embedding_module.tables()
+        return found
+
+    @property
+    def collection(self) -> nn.Module:
+        """Return the collection inside, sharded or not."""
+        module: nn.Module = self._embedding_module
+        return module
+
+    def over(self: M, embedding_module: nn.Module) -> M:
+        """Return the same over another collection: the sharded one."""
+        made = copy.copy(self)
+        made._modules = dict(self._modules)
+        made._embedding_module = embedding_module
+        return made
+
+    def forward(
+        self, features: KeyedJaggedTensor
+    ) -> tuple[KeyedTensor | dict[str, JaggedTensor], KeyedJaggedTensor | None]:
+        """Look ids up.
+
+        Args:
+            features: Ids of at least the tables' features.
+
+        Returns:
+            What the collection returns; and the ids by their numbers, or None.
+
+        Raises:
+            ConfigError: Neither the tables are sharded nor have they rows: they are on the meta
+                device.
+        """
+        sharded = isinstance(self._embedding_module, ShardedCollection)
+        if sharded and not self._by_numbers:
+            return self._embedding_module(features), None
+        if not sharded:
+            self._check_has_rows()
+        numbers = self._managed_collision_collection(features)
+        evicted = self._managed_collision_collection.evict()
+        for t in self._managed_collision_collection.embedding_configs():
+            gone = evicted[t.name]
+            if gone is not None and len(gone):
+                self._begin_anew(t, gone)
+        if self._numbered is None:
+            found = self._embedding_module(numbers)
+        else:
+            rows: dict[str, Tensor] = dict(self._embedding_module.named_parameters())
+            found = functional_call(self._numbered, rows, (numbers,))
+        return found, numbers if self._returns_numbers else None
+
+    def _check_has_rows(self) -> None:
+        for t in self.tables():
+            if self._embedding_module.weight(t.name).is_meta:
+                raise ConfigError(
+                    f"table {t.name} is on the meta device: its rows are made where tables are "
+                    "sharded, which one process can do as well: wrap the model in "
+                    'DistributedModelParallel, or build its collection with device="cpu"'
+                )
+
+    @torch.no_grad()
+    def _begin_anew(self, table: EmbeddingConfig, numbers: Tensor) -> None:
+        """Write start values of rows of a table whose numbers have gone to other ids."""
+        module = self._embedding_module
+        if isinstance(module, ShardedCollection):
+            module.shared.update.finish_step()
+            for block in module.blocks():
+                if block.table == table.name and block.tensor == "weight":
+                    _begin_rows(block, table, module.shared.seed_of(table.name), numbers)
+            return
+        weight = module.weight(table.name)
+        shape = (len(weight), table.embedding_dim)
+        rows, columns = map(range, shape)
+        whole = Block(table.name, "weight", shape, rows, columns, weight, True)
+        _begin_rows(whole, table, module.seed, numbers)
+
+
+class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollection):
+    """An `EmbeddingBagCollection` whose tables take any ids and have a fixed number of rows.
+
+    Args:
+        embedding_bag_collection: The collection whose tables take any ids.
+        others: As of `BaseManagedCollisionEmbeddingCollection`, by position:
+            managed_collision_collection, return_remapped_features,
+            allow_in_place_embed_weight_update.
+        named: Or by name.
+    """
+
+    kind = EmbeddingBagCollection
+
+    def __init__(
+        self, embedding_bag_collection: EmbeddingBagCollection, *others: Any, **named: Any
+    ) -> None:
+        super().__init__(embedding_bag_collection, *others, **named)
+
+    @property
+    def _embedding_bag_collection(self) -> nn.Module:
+        return self.collection
+
+    def _dynamic(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> UnshardedCollection:
+        made = EmbeddingBagCollection(
+            list(tables.values()),
+            given.is_weighted(),
+            _device_of(given),
+            given.seed,
+            lookups=[replace(x, table=tables[x.table.name]) for x in given.lookups],
+        )
+        made.leave_room(given.room)
+        return made
+
+
+class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollection):
+    """An `EmbeddingCollection` whose tables take any ids and have a fixed number of rows.
+
+    Args:
+        embedding_collection: The collection whose tables take any ids.
+        others: As of `BaseManagedCollisionEmbeddingCollection`, by position:
+            managed_collision_collection, return_remapped_features,
+            allow_in_place_embed_weight_update.
+        named: Or by name.
+    """
+
+    kind = EmbeddingCollection
+
+    def __init__(
+        self, embedding_collection: EmbeddingCollection, *others: Any, **named: Any
+    ) -> None:
+        super().__init__(embedding_collection, *others, **named)
+
+    @property
+    def _embedding_collection(self) -> nn.Module:
+        return self.collection
+
+    def _dynamic(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> UnshardedCollection:
+        return EmbeddingCollection(
+            list(tables.values()), _device_of(given), given.need_indices(), given.seed
+        )
+
+
+def _device_of(collection: UnshardedCollection) -> torch.device:
+    return collection.weight(collection.tables()[0].name).device
+
+
+def _take_over_optimizer(given: Tensor, weight: Tensor) -> None:
+    """Let a table have the optimiser that was applied in backward before it was wrapped."""
+    applied = getattr(given, "_in_backward_optimizers", None)
+    if applied is not None:
+        weight._in_backward_optimizers = applied  # type: ignore[attr-defined]
+
+
+def _begin_rows(block: Block, table: EmbeddingConfig, seed: int, numbers: Tensor) -> None:
+    """Write start values of some rows of a table, those that a block holds."""
+    row_N = torch.arange(block.rows.start, block.rows.stop)
+    row_N = row_N if block.order is None else block.order.rows_at(row_N)
+    at_M = torch.isin(row_N, numbers.cpu()).nonzero()[:, 0]
+    if table.init_fn is None:
+        values = start_values(row_N[at_M], table, seed, block.cols, block.data.dtype)
+    else:  # makes a whole table
+        whole = torch.empty(block.data.shape, dtype=block.data.dtype)
+        fill_initial(whole, table, seed, block.rows, block.cols, block.order)
+        values = whole[at_M]
+    block.data[at_M.to(block.data.device)] = values.to(block.data)

@@ -124,6 +124,7 @@ class FusedUpdate:
         if not self._in_flight and not self._waiting:
             self._update([gradients] * len(row_gradients_G), row_gradients_G)
             return
+        self.before_update()
         self._waiting.append(
             [self._set_aside(g, gradients, x) for g, x in enumerate(row_gradients_G)]
         )
@@ -244,9 +245,12 @@ class FusedUpdate:
 
     def _set_aside(self, group: int, gradients: Tensor, x: RowGradients) -> tuple[Tensor, Tensor]:
         """Return the rows of one lookup and their summed gradients side by side, in memory of their
-        own.
+        own. Gradients of tables that are parameters do not wait: they are added up anyhow.
         """
         state = self.state
+        if self.rule_G[group] == GRADIENT:
+            state.stores[group].update(gradients, x.links, x.row_U, None, 0.0)
+            return x.row_U[:0], torch.empty(0, dtype=state.dtype, device=gradients.device)
         width = state.stores[group].width
         summed = torch.empty(x.links.bags * width, dtype=state.dtype, device=gradients.device)
         state.backend.pool(gradients, 1, width, x.links, summed, state.dtype)

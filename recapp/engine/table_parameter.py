@@ -40,7 +40,17 @@ class TableParameter(nn.Module):
         return self
 
     def begin_update(self) -> None:
-        """Make the store's memory the gradient, with what the gradient held."""
+        """Make the store's memory the gradient, with what the gradient held.
+
+        Raises:
+            ConfigError: An optimiser in backward waits for autograd to bring the gradient.
+        """
+        if hasattr(self.weight, "_in_backward_optimizers"):
+            raise ConfigError(
+                "a table that is a parameter has an optimizer by apply_optimizer_in_backward, "
+                "which does not see its gradient: give it one that is stepped, or leave the "
+                "table's compute kernel dense (as_parameter) out"
+            )
         if not self.weight.requires_grad:
             return
         held = self.weight.grad

@@ -6,6 +6,7 @@ import pytest
 import torch
 from engine.engine_cases import Head, batch_of, make_plan, make_tables, whole_tensors
 from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.model_parallel import DistributedModelParallel
@@ -209,6 +210,39 @@ def test_what_is_frozen_has_no_gradient_and_stays():
     model(batch_of(tables, 6, 1)).sum().backward()
     torch.testing.assert_close(p.grad, once + 1)
     assert model.half().module.collection.embedding_bags["t0"].weight.dtype == torch.float32
+
+
+def with_a_lookup_that_waits(comm):
+    tables = make_tables(data_type="fp64")
+    plan = with_parameters(tables, comm.world, [t.name for t in tables])
+    model = parallel(comm, tables, plan)
+    oracle = Head(EmbeddingBagCollection(tables=tables, seed=3))
+    batches = [batch_of(tables, 6, r) for r in range(comm.world)]
+    held = model(batch_of(tables, 4, 9)) if comm.rank == 0 else model(batch_of(tables, 4, 8))
+    for _ in range(2):
+        model(batches[comm.rank]).sum().backward()
+    gradient = model.module.collection.embedding_bags["t0"].weight.grad.clone()
+    (sum(oracle(b).sum() for b in batches) / comm.world).backward()
+    torch.testing.assert_close(gradient, 2 * oracle.collection.weight("t0").grad)
+    with torch.no_grad():
+        model(batches[comm.rank])  # ends the step
+    later = model.module.collection.embedding_bags["t0"].weight.grad
+    assert torch.equal(later, gradient) and held.requires_grad
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_gradient_is_there_after_backward_whatever_else_was_looked_up(ranks, world):
+    ranks.run(with_a_lookup_that_waits, world)
+
+
+def test_an_optimiser_in_backward_does_not_reach_them():
+    tables = make_tables()
+    head = Head(EmbeddingBagCollection(tables=tables, device=META))
+    model = DistributedModelParallel(head, plan=with_parameters(tables, 1))
+    own = model.module.collection.embedding_bags.parameters()
+    apply_optimizer_in_backward(torch.optim.SGD, own, {"lr": 0.1})
+    with pytest.raises(ConfigError, match="a table that is a parameter has an optimizer by apply_"):
+        model(batch_of(tables, 6, 1)).sum().backward()
 
 
 def test_without_asking_no_table_is_a_parameter():

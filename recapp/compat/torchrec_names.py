@@ -291,6 +291,13 @@ NAMES = {path: home for home, paths in _OF_EVERY_HOME.items() for path in paths}
 """Where each name of TorchRec is at home, by its path."""
 
 _ABSENT_PARTS = {
+    "rows that leave when they were not used for a time are those of a dynamic table: "
+    'EmbeddingConfig(num_embeddings="dynamic", dynamic={"max_rows": zch_size, "eviction": "ttl", '
+    '"ttl_steps": n}); MCHManagedCollisionModule numbers ids': (
+        "modules.hash_mc_evictions.HashZchEvictionConfig",
+        "modules.hash_mc_evictions.HashZchEvictionPolicyName",
+        "modules.hash_mc_modules.HashZchManagedCollisionModule",
+    ),
     "recapp's planner is one search, without parts to exchange: leave the argument out, and say "
     "what a plan must respect in constraints": (
         "distributed.planner.enumerators.EmbeddingEnumerator",

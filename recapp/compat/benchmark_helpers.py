@@ -3,6 +3,7 @@ takes, and how much memory is held. They stand on what `python -m recapp.bench s
 with: rounds of steps, of which the slowest rank counts, and quartiles.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,24 +68,57 @@ class TorchRecBenchmark:
         Raises:
             ConfigError: The batch has another number of samples.
         """
-        stride = getattr(batch, "stride", None)
-        samples = stride() if callable(stride) and not isinstance(batch, torch.Tensor) else None
-        if samples is not None and samples != batch_size:
-            raise ConfigError(
-                f"benchmark_forward: batch_size={batch_size}, but the batch has {samples} samples: "
-                "it has a length for each of its keys and samples"
+        return self.compare_forwards({NAME: model}, batch, batch_size)[NAME]
+
+    def compare_forwards(
+        self, models: Mapping[str, nn.Module], batch: Any, batch_size: int
+    ) -> dict[str, ForwardTimes]:
+        """Time the forwards of several models in turn, round by round, so that a machine that is
+        slower for a while is so for all of them. Every rank calls it, with the same names.
+
+        Args:
+            models: Sharded models of the same ranks, or any others, by name.
+            batch: As of `benchmark_forward`, and so is `batch_size`.
+            batch_size: The samples of the batch.
+
+        Raises:
+            ConfigError: There is no model, or the batch has another number of samples.
+        """
+        if not models:
+            raise ConfigError("compare_forwards: models={}: give at least one, by its name")
+        _check_samples(batch, batch_size)
+        messages = {name: _messages_of(model) for name, model in models.items()}
+        first = next(iter(messages.values()))
+        ranks = Comm(first.group, first.device)
+        contenders = {
+            name: ForwardAlone(model, [batch], ranks, messages[name])
+            for name, model in models.items()
+        }
+        measured = interleave(contenders, ranks, rounds=self.rounds, seconds=self.round_seconds)
+        return {
+            name: ForwardTimes(
+                **batch_times(measured[name], batch_size, ranks.world),
+                bytes_exchanged=contender.bytes_exchanged(),
             )
-        tables = sharded_tables(model)
-        messages = tables[0].comm if tables else Comm()
-        ranks = Comm(messages.group, messages.device)
-        contender = ForwardAlone(model, [batch], ranks, messages)
-        measured = interleave(
-            {NAME: contender}, ranks, rounds=self.rounds, seconds=self.round_seconds
+            for name, contender in contenders.items()
+        }
+
+
+def _check_samples(batch: Any, batch_size: int) -> None:
+    """Check that a batch of bags has as many samples as is said."""
+    stride = getattr(batch, "stride", None)
+    samples = stride() if callable(stride) and not isinstance(batch, torch.Tensor) else batch_size
+    if samples != batch_size:
+        raise ConfigError(
+            f"benchmark_forward: batch_size={batch_size}, but the batch has {samples} samples: "
+            "it has a length for each of its keys and samples"
         )
-        return ForwardTimes(
-            **batch_times(measured[NAME], batch_size, ranks.world),
-            bytes_exchanged=contender.bytes_exchanged(),
-        )
+
+
+def _messages_of(model: nn.Module) -> Comm:
+    """Return the ranks through the transport of a model's tables."""
+    tables = sharded_tables(model)
+    return tables[0].comm if tables else Comm()
 
 
 class TorchRecDebugger:

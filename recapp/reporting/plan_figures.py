@@ -26,6 +26,7 @@ LINEAR_UP_TO = 8  # sides are drawn to scale while the longest is at most so man
 REPLICATED = "#e6e6e6"
 HATCH = "#8c8c8c"
 WIDTH = 12.0  # inches, of a picture as wide as the page
+FEW_RANKS = 4  # with so many a picture of few tables is no wider than they are
 MANY_SHARDS = 4000  # more are drawn as pixels inside the SVG: as shapes they would be megabytes
 
 
@@ -92,7 +93,9 @@ def tables_picture(explained: Explained) -> Picture:
     height = head + sum(heights)
     colors = drawing.rank_colors(explained["world_size"])
     step = (WIDTH - cells.left - 0.1) / cells.columns
-    with sheet(WIDTH, height, rows=0) as s:
+    few = len(colors) <= FEW_RANKS  # the legend leaves room
+    width = max(drawing.COLUMN, cells.left + step * len(shelves[0]) + 0.1) if few else WIDTH
+    with sheet(width, height, rows=0) as s:
         axes = s.axes[0]
         shards = _Shards(colors)
         _ranks_legend(axes, colors, explained["hosts"], height - 0.3)

@@ -72,6 +72,25 @@ def test_any_model_is_timed():
     assert found.batch_time_ms > 0 and found.bytes_exchanged == 0
 
 
+def compared(comm):
+    models = {
+        name: DistributedModelParallel(collection(), comm.group, plan=row_wise_plan(comm.world))
+        for name in ("one", "other")
+    }
+    return TorchRecBenchmark(2, 1e-4).compare_forwards(models, batch_of(4), batch_size=4)
+
+
+def test_models_are_timed_in_turn_and_alike_on_all_ranks(ranks):
+    first, second = ranks.run(compared, 2)
+    assert first == second and list(first) == ["one", "other"]
+    assert first["one"].bytes_exchanged == first["other"].bytes_exchanged > 0
+
+
+def test_no_models_are_refused_in_one_line():
+    with pytest.raises(ConfigError, match=r"^compare_forwards: models=\{\}: give at least one"):
+        TorchRecBenchmark().compare_forwards({}, batch_of(4), batch_size=4)
+
+
 def test_a_batch_of_another_size_is_refused_in_one_line():
     model = DistributedModelParallel(collection())
     with pytest.raises(

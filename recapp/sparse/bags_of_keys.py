@@ -32,8 +32,9 @@ class BagsOfKeys:
 
     _keys: list[str]
     _stride: int
-    _strides: Strides | None
-    _inverse_indices: InverseIndices | None
+    # Files of exported programs may hold tensors that were made before these were known.
+    _strides: Strides | None = None
+    _inverse_indices: InverseIndices | None = None
 
     def keys(self) -> list[str]:
         """Return the feature names, in order."""

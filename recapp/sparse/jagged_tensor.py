@@ -64,6 +64,8 @@ class JaggedTensor:
         DataError: Counts that do not fit together.
     """
 
+    _may_have_slack = True  # also of one that was stored before slack was allowed
+
     def __init__(
         self,
         values: Numbers,
@@ -73,7 +75,6 @@ class JaggedTensor:
     ) -> None:
         self._values, self._weights = check_values(values, weights)
         self._lengths, self._offsets = check_bags(self._values, lengths, offsets)
-        self._may_have_slack = True
         if on_host(self._lengths):
             check_total(int(self._lengths.sum()), self._values, self._weights)
 

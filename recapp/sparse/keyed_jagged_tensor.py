@@ -103,6 +103,8 @@ class KeyedJaggedTensor(BagsOfKeys):
         DataError: Counts that do not fit together, with the numbers; a key that is there twice.
     """
 
+    _jt_dict: dict[str, JaggedTensor] | None = None
+
     def __init__(
         self,
         keys: Sequence[str],

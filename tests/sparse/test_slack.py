@@ -2,6 +2,8 @@
 KeyedJaggedTensor goes.
 """
 
+import pickle
+
 import pytest
 import torch
 from sparse.bags_by_hand import same
@@ -87,3 +89,20 @@ def test_collections_read_the_first_ones(weighted):
 def test_counts_that_were_handed_over_are_compared():
     with pytest.raises(DataError, match=r"length_per_key is \[3, 4\], but .* it is \[3, 3\]"):
         buffered(False, lengths=torch.tensor(LENGTHS), length_per_key=[3, 4])
+
+
+def test_tensors_that_were_stored_before_are_read():
+    kjt = exact(True)
+    jagged = kjt["a"]
+    for name in ("_strides", "_inverse_indices", "_jt_dict"):
+        del kjt.__dict__[name]
+    del jagged.__dict__["_may_have_slack"]
+    kjt, jagged = pickle.loads(pickle.dumps((kjt, jagged)))
+    assert same(kjt.permute([0, 1]), exact(True)) and kjt.to_dict()["b"].values().tolist() == [
+        3,
+        4,
+        5,
+    ]
+    assert (
+        jagged.without_slack().values().tolist() == [0, 1, 2] and not kjt.variable_stride_per_key()
+    )

@@ -18,6 +18,7 @@ from recapp.metrics import click_metrics
 from recapp.settings.check_settings import checked, known_part, names_of
 from recapp.settings.groups import ListedTable, Metric, Trainer
 from recapp.settings.help_text import comments_of
+from recapp.settings.option_files import is_group
 from recapp.settings.primaries import COMMANDS
 from recapp.settings.values import Within, read
 from recapp.sharding.sharding_types import SHARDING_TYPES, ShardingType
@@ -113,6 +114,12 @@ def test_every_option_is_allowed(group):
     for path in (CONF / group).glob("*.yaml"):
         config = composed("train", f"{'+' if group == 'plan' else ''}{group}={path.stem}")
         assert checked(config, "train") == config
+
+
+def test_an_absolute_folder_of_the_command_line_is_no_group(tmp_path):
+    (tmp_path / "model").mkdir()
+    folders = (tmp_path,)
+    assert is_group("model", folders) and not is_group(str(tmp_path / "model"), folders)
 
 
 def test_words_stand_for_what_the_code_knows():

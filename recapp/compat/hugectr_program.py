@@ -121,7 +121,8 @@ def train(program: Program, wanted: Fit) -> None:
             replace(program.tables.plan, made_for=PlannedFor(tuple(configs))), folder / "plan.yaml"
         )
         command += ["+plan=file", f"plan.path='{folder / 'plan.yaml'}'"]
-    note(f"the program is {folder}, and runs as: {' '.join(command[1:])}")
+    if not external_rank():
+        note(f"the program is {folder}, and runs as: {' '.join(command[1:])}")
     code = _run(command, program.solver.visible_gpus())
     if code:
         raise SystemExit(code)

@@ -12,7 +12,7 @@ of keys is taken: with the sum where both do.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 from recapp.compat.hugectr_enums import Check_t, DataReaderType_t
 from recapp.console import note_once
 from recapp.dataset.files import file_names
+from recapp.dataset.parquet import UNREADABLE, read_footer, stamp_of
 from recapp.errors import ConfigError, DataError, suggest
 from recapp.tables.config import EmbeddingBagConfig
 
@@ -237,7 +238,7 @@ def _columns(path: str, argument: str) -> Columns:
     try:
         said = json.loads(file.read_text())
         parts = {
-            part: [str(entry["col_name"]) for entry in said.get(part, [])]
+            part: {str(entry["col_name"]): entry.get("index") for entry in said.get(part, [])}
             for part in ("labels", "conts", "cats")
         }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -247,7 +248,28 @@ def _columns(path: str, argument: str) -> Columns:
         ) from error
     if len(parts["labels"]) != 1:
         raise DataError(f"{file}: has {len(parts['labels'])} labels: must have one")
-    return Columns(parts["labels"][0], parts["conts"], parts["cats"])
+    for part, places in parts.items():
+        _check_places(part, places, file, first)
+    return Columns(next(iter(parts["labels"])), list(parts["conts"]), list(parts["cats"]))
+
+
+def _check_places(part: str, places: Mapping[str, int | None], file: Path, first: Path) -> None:
+    """Check that columns are where `_metadata.json` says; HugeCTR reads them by their places.
+
+    Raises:
+        DataError: Another column is there.
+    """
+    try:
+        names = read_footer(str(first), stamp_of(str(first))).schema.to_arrow_schema().names
+    except UNREADABLE:
+        return  # the command says so
+    for name, place in places.items():
+        if place is None or name not in names or place == names.index(name):
+            continue
+        raise DataError(
+            f"{file}: {part}: {name} has index {place}, and is column {names.index(name)} of "
+            f"{first}: HugeCTR reads by index, so one of them is wrong"
+        )
 
 
 def first_key(

@@ -19,7 +19,7 @@ from recapp.compat.hugectr_optimizers import Optimizer_t, OptParams, row_rule
 from recapp.console import note_once
 from recapp.errors import ConfigError, suggest
 from recapp.processes.launch import gpu_count
-from recapp.processes.rank_environment import external_rank, started_externally
+from recapp.processes.rank_environment import external_rank, rank_info
 
 LANES = 16
 """Lanes of a batch (`dataset.lanes`), where its size allows as many."""
@@ -170,10 +170,16 @@ class CreateSolver:
         """Return `CUDA_VISIBLE_DEVICES` of the ranks; None where it stays as it is.
 
         Raises:
-            ConfigError: A GPU is listed that is not there, or several hosts where one process was
-                started by hand.
+            ConfigError: A GPU is listed that is not there, several hosts where one process was
+                started by hand, or other ranks than torchrun or srun have started.
         """
-        if started_externally() or external_rank() is not None:
+        started = rank_info() if external_rank() is not None else None
+        if started is not None:
+            if started.world != self.ranks:
+                raise ConfigError(
+                    f"CreateSolver: vvgpu lists {self.ranks} GPUs, and {started.world} ranks were "
+                    "started: list as many"
+                )
             return None
         if len(self.vvgpu) > 1:
             raise ConfigError(

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from hugectr_data import write_nvtabular
+from jobs import environment_of_rank
 
 from recapp import hugectr
 from recapp.compat.hugectr_model import NOT_THERE, Model
@@ -166,6 +167,24 @@ def test_a_plan_for_other_gpus_is_refused_when_the_model_is_compiled(tmp_path):
     assert "vvgpu lists 2 GPUs" in line and "is for 4" in line
 
 
+def test_as_many_gpus_as_torchrun_has_started_and_one_host_without_it(monkeypatch):
+    line = refusal(model(of=solver(vvgpu=[[0], [0]])).compile)
+    assert "vvgpu lists 2 hosts: start the program with torchrun" in line
+    for name, value in environment_of_rank(0, 4, 1).items():
+        monkeypatch.setenv(name, value)
+    line = refusal(model().compile)
+    assert line == "CreateSolver: vvgpu lists 2 GPUs, and 4 ranks were started: list as many"
+
+
+def test_gpus_are_those_of_the_machine(monkeypatch):
+    monkeypatch.setattr("recapp.compat.hugectr_solver.gpu_count", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert solver(vvgpu=[[3, 1]]).visible_gpus() == "3,1"
+    assert "there is no GPU 4: there are 4" in refusal(solver(vvgpu=[[4, 0]]).visible_gpus)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    assert solver(vvgpu=[[1]]).visible_gpus() == "7"
+
+
 def test_methods_that_are_not_there_say_what_does_their_work():
     for name in NOT_THERE:
         assert f"Model.{name}: HugeCTR has it" in refusal(lambda name=name: getattr(model(), name))
@@ -300,6 +319,10 @@ def test_missing_lists_and_metadata_are_named(data):
         (lambda said: said["conts"].pop(), ("dense_dim has 4", "3: I1, I2, I3")),
         (lambda said: said.update(cats=[{"name": "C1"}]), ("cannot be read", "col_name")),
         (lambda said: said.update(cats=3), ("cannot be read", "col_name")),
+        (
+            lambda said: said["cats"][0].update(index=6),
+            ("cats: C1 has index 6, and is column 5 of", "part_0"),
+        ),
     ],
 )
 def test_metadata_that_say_something_else_are_refused(data, change, parts):

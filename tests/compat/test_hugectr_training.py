@@ -182,6 +182,19 @@ def test_snapshots_are_checkpoints_that_are_measured_without_the_program(here, i
     measured = jobs.evaluate(here / "eval", f"ckpt_path={snapshot}")
     assert validation(measured) == pytest.approx(validation(metrics_of(run)))
     assert "Iter:" not in (run / "rank0.out").read_text()
+    assert metrics_of(run)["checkpoint"].endswith("last.ckpt")
+    assert metrics_of(run)["checkpoint_step"] == 20
+
+
+@pytest.mark.full
+def test_a_snapshot_is_gone_on_from_without_the_program(here, in_pool, jobs):
+    for prefix, last in (("whole", 20), ("half", 10)):
+        program().fit(
+            max_iter=last, display=5, eval_interval=10, snapshot=10, snapshot_prefix=f"{prefix}/x"
+        )
+    snapshot = here / "half/checkpoints/x_10.ckpt"
+    went_on = jobs.train(here / "more", f"ckpt_path={snapshot}", "trainer.max_steps=20")
+    assert validation(went_on) == validation(metrics_of(here / "whole"))
 
 
 def test_tables_may_grow_and_have_optimisers_of_their_own(here, in_pool):

@@ -334,6 +334,17 @@ _ABSENT_PARTS = {
         "datasets.criteo.criteo_kaggle",
         "datasets.criteo.criteo_terabyte",
     ),
+    "python -m recapp.export packs a model for serving, and for C++, without torch.package and "
+    "TorchScript (docs/export.md)": (
+        "inference.model_packager.PredictFactoryPackager",
+        "inference.model_packager.load_config_text",
+        "inference.model_packager.load_pickle_config",
+    ),
+    "shard_quant_model(model) of recapp.inference.modules shards a quantised model; what is only "
+    "read needs no sharder": (
+        "distributed.quant_embedding.QuantEmbeddingCollectionSharder",
+        "distributed.quant_embeddingbag.QuantEmbeddingBagCollectionSharder",
+    ),
 }
 """What to do instead of names that stay out, which programs import."""
 

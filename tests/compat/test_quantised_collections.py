@@ -198,3 +198,21 @@ def test_a_factory_makes_a_module_that_answers():
     assert QualNameMetadata(need_preproc=True).need_preproc
     with pytest.raises(TypeError, match="abstract"):
         PredictFactory()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "from recapp.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder",
+            "shard_quant_model",
+        ),
+        (
+            "from recapp.inference.model_packager import load_pickle_config",
+            "python -m recapp.export packs a model",
+        ),
+    ],
+)
+def test_what_stays_out_says_at_its_import_what_to_do_instead(line, said):
+    with pytest.raises(ImportError, match=said):
+        exec(line)

@@ -249,6 +249,10 @@ _OF_EVERY_HOME = {
         "optim.RowWiseAdagrad",
         "optim.rowwise_adagrad.RowWiseAdagrad",
     ),
+    "recapp.optim.clipping": (
+        "optim.GradientClipping",
+        "optim.GradientClippingOptimizer",
+    ),
     "recapp.optim.warmup": (
         "optim.WarmupOptimizer",
         "optim.WarmupPolicy",

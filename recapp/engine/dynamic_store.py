@@ -144,6 +144,11 @@ class DynamicStore(FloatRows):
             self._guests.append(slot_U[~admitted_U])
         return slot_M
 
+    def trained(self, row_U: Tensor) -> Tensor | None:
+        """Return which slots are of rows, and not of guests."""
+        guests = self._all_guests()
+        return ~torch.isin(row_U, guests) if len(guests) else None
+
     def settle(self, step: int) -> None:
         """End a step, after its update: guests leave, and rows whose time is over or that are too
         many. Where no step has ended, because the number is set, rows stay: a checkpoint that is

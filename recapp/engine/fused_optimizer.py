@@ -1,6 +1,7 @@
 """The optimiser of sharded tables as an optimiser object: what TorchRec calls `fused_optimizer`.
 
-Tables are updated in backward, so `step` and `zero_grad` have nothing to do. The object is for what
+Tables are updated in backward, so `step` and `zero_grad` have nothing to do, unless the update was
+deferred for an optimiser that clips gradients (`recapp/optim/clipping.py`). The object is for what
 else a program does with an optimiser: read and set the learning rate, print it, save and load its
 state beside the dense one's (`recapp/optim/keyed.py`, `CombinedOptimizer`).
 """
@@ -15,6 +16,7 @@ from recapp.engine.table_strips import TableStrips
 from recapp.errors import ConfigError
 from recapp.optim.keyed import KeyedOptimizer
 from recapp.optim.optimizer import run_closure
+from recapp.optim.table_gradients import TableGradients
 from recapp.sharding.layout import Block
 from recapp.tables.config import EmbeddingConfig
 
@@ -48,11 +50,23 @@ class FusedOptimizer(KeyedOptimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Run the closure once; backward has updated the tables."""
-        return run_closure(closure)
+        """Run the closure once; backward has updated the tables, unless their update was deferred:
+        then update them now. Every rank calls it.
+        """
+        loss = run_closure(closure)
+        for gradients in self.table_gradients:
+            gradients.end_step()
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Do nothing: tables have no gradients."""
+        """Drop the gradients of a deferred update; else tables have none."""
+        for gradients in self.table_gradients:
+            gradients.drop()
+
+    @property
+    def table_gradients(self) -> list[TableGradients]:
+        """Return the gradients that wait where updates are deferred."""
+        return [shared.gradients for shared in self.shared]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank holds of the optimiser's state. Every rank calls it.

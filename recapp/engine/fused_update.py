@@ -4,6 +4,9 @@ no gradient tensor of a table ever exists.
 A step may look up several batches. Their gradients come back one lookup at a time, and each row is
 to be updated once per step, with the sum: so what one lookup brings is set aside, summed per row,
 until the last lookup of the step has come back.
+
+Where an optimiser clips gradients, the update is deferred: all lookups' gradients are set aside
+until its `step`, when their norm is known (`recapp/engine/held_gradients.py`).
 """
 
 import weakref
@@ -60,13 +63,15 @@ class FusedUpdate:
     before the first one, `before_update` before each: whoever has something to say or to do puts a
     function there. `param_groups` carry
     the live learning rate of each rule; the optimiser object holds the same dicts, so schedules
-    reach the tables as they reach any parameter.
+    reach the tables as they reach any parameter. `deferred` says whether rows are updated in
+    `end_step` alone, and gradients of several backwards add up until then.
     """
 
     def __init__(self, state: EngineState, rules: Sequence[RowRule]) -> None:
         self.state = state
         self.rules = list(rules)
         self.updates = 0
+        self.deferred = False
         self.before_first_update: Callable[[], None] = _nothing
         self.before_update: Callable[[], None] = _nothing
         tables = [state.layout.tables_of_rule(number) for number in range(len(rules))]
@@ -121,7 +126,7 @@ class FusedUpdate:
             ConfigError: The tables are read-only.
         """
         self._in_flight.discard(lookup)
-        if not self._in_flight and not self._waiting:
+        if not (self._in_flight or self._waiting or self.deferred):
             self._update([gradients] * len(row_gradients_G), row_gradients_G)
             return
         self.before_update()
@@ -131,22 +136,44 @@ class FusedUpdate:
         if not self._in_flight:
             self.finish_step()
 
-    @torch.no_grad()
     def finish_step(self) -> None:
         """Update with gradients that still wait for another lookup of their step, which had no part
-        in the loss.
+        in the loss; nothing where updates are deferred.
 
         The output of such a lookup may be held for ever, and on some ranks only: so the next
         lookup or reading of the rows ends a step for certain.
         """
-        if self._waiting:
-            waiting = self._waiting
+        if self._waiting and not self.deferred:
+            self.end_step()
+
+    @torch.no_grad()
+    def end_step(self) -> None:
+        """Update with the gradients that wait, if there are any. Every rank calls it."""
+        if waiting := self._waiting:
             self._waiting = []
             merged = [
                 self._merged(g, [lookup[g] for lookup in waiting])
                 for g in range(len(self.state.stores))
             ]
             self._update([gradients for gradients, _ in merged], [x for _, x in merged])
+
+    def drop(self) -> None:
+        """Forget the gradients that wait."""
+        self._waiting.clear()
+
+    @torch.no_grad()
+    def held(self) -> list[tuple[Tensor, Tensor]]:
+        """Return for each group the distinct rows whose gradients wait and these gradients side by
+        side, flat, which may be changed in place; nothing where none wait.
+        """
+        if len(self._waiting) > 1:
+            self._waiting = [
+                [
+                    self._set_aside(g, *self._merged(g, [lookup[g] for lookup in self._waiting]))
+                    for g in range(len(self.state.stores))
+                ]
+            ]
+        return self._waiting[0] if self._waiting else []
 
     def buffers(self) -> Iterator[Tensor]:
         """Yield the memory that stays between updates."""
@@ -237,10 +264,8 @@ class FusedUpdate:
                 else gradients.new_empty(n * store.width)
             )
             state.backend.pool(gradients, 1, store.width, x.links, flat, state.dtype)
-            number = torch.arange(n + 1, dtype=torch.int32, device=gradients.device)
             summed_G[g] = flat
-            links = Links(number[:n] * store.width, number, None, None, n)
-            read_G[g] = x._replace(links=links)
+            read_G[g] = x._replace(links=_one_by_one(n, store.width, gradients.device))
         return summed_G, read_G
 
     def _set_aside(self, group: int, gradients: Tensor, x: RowGradients) -> tuple[Tensor, Tensor]:
@@ -263,6 +288,9 @@ class FusedUpdate:
         added in the order in which the lookups came back.
         """
         store = self.state.stores[group]
+        if len(parts) == 1:
+            row_U, summed = parts[0]
+            return summed, RowGradients(row_U, _one_by_one(len(row_U), store.width, row_U.device))
         row_N = torch.cat([row_U for row_U, _ in parts])
         gradients = torch.cat([summed for _, summed in parts])
         at_N = (store.width * torch.arange(len(row_N), device=row_N.device)).to(
@@ -273,3 +301,9 @@ class FusedUpdate:
             store.rows, asked, self._scratch_G[group], store.finds_rows
         )
         return gradients, RowGradients(*grouped)
+
+
+def _one_by_one(rows: int, width: int, device: torch.device) -> Links:
+    """Return the sparse matrix of gradients that stand side by side, one for each row."""
+    number = torch.arange(rows + 1, dtype=offset_dtype(rows * width), device=device)
+    return Links(number[:rows] * width, number, None, None, rows)

@@ -120,6 +120,10 @@ class RowStore(nn.Module, ABC):
         """Return located rows by the numbers in which the layout's pieces begin."""
         return row_U
 
+    def trained(self, row_U: Tensor) -> Tensor | None:
+        """Return which located rows of a training batch learn of it; None: all do."""
+        return None
+
     def settle(self, step: int) -> None:
         """End a step, after its update, whose number this is."""
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from recapp.console import note
 from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.fused_update import FusedUpdate, rules_of_groups
+from recapp.engine.held_gradients import HeldGradients
 from recapp.engine.local_lookup import LocalLookup
 from recapp.engine.lookup import Lookup
 from recapp.engine.outputs import Member
@@ -110,8 +111,9 @@ class ShardedTables(nn.Module):
         ConfigError: The backend is unknown or not there, or rules and tables do not fit.
 
     `parameters_of` are the tables that are parameters, by name. `state` is what the engine works
-    with; measuring attaches by `state.observer`. `update` changes
-    the rows, `stored` saves and loads them. `header`, `waits`, `comm` and `id_rules` are the
+    with; measuring attaches by `state.observer`. `update` changes the rows, `gradients` are those
+    that an optimiser has wait for its step, `stored` saves and loads rows. `header`, `waits`,
+    `comm` and `id_rules` are the
     state's.
     """
 
@@ -169,6 +171,7 @@ class ShardedTables(nn.Module):
         )
         self.state = state
         self.update = FusedUpdate(state, rules)
+        self.gradients = HeldGradients(state, self.update)
         self.stored = StoredRows(state, self.update)
         self.parameters_of = table_parameters(layout, stores, comm.rank)
         if self.parameters_of:

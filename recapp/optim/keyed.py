@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from recapp.errors import ConfigError
 from recapp.optim.keyed_state import copied, load_values, plain_state
 from recapp.optim.optimizer import run_closure
+from recapp.optim.table_gradients import TableGradients
 
 
 class KeyedOptimizer(Optimizer):
@@ -93,6 +94,13 @@ class KeyedOptimizer(Optimizer):
             f"{type(self).__name__} has no step of its own: use KeyedOptimizerWrapper, or a "
             "subclass that defines step"
         )
+
+    @property
+    def table_gradients(self) -> list[TableGradients]:
+        """Return the gradients of table rows that this optimiser's step can wait for; there are
+        some where it has `fused_optimizer`s of sharded models.
+        """
+        return []
 
     def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
         """Let the optimiser make the state that it makes in its first step, by a step with
@@ -320,6 +328,11 @@ class CombinedOptimizer(KeyedOptimizer):
         """Return the state of all by parameter, collected now."""
         return {p: values for _, one in self._optimizers for p, values in one.state.items()}
 
+    @property
+    def table_gradients(self) -> list[TableGradients]:
+        """Return the gradients of table rows of all."""
+        return [gradients for _, one in self._optimizers for gradients in one.table_gradients]
+
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
@@ -428,6 +441,11 @@ class OptimizerWrapper(KeyedOptimizer):
     def state(self) -> Mapping[Any, Any]:  # type: ignore[override]
         """Return the state of the wrapped optimiser."""
         return self.optimizer.state
+
+    @property
+    def table_gradients(self) -> list[TableGradients]:
+        """Return the gradients of table rows of the wrapped optimiser."""
+        return self.optimizer.table_gradients
 
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from recapp.optim.table_gradients import TableGradients
+
 
 def run_closure(closure: Callable[[], float] | None) -> float | None:
     """Run what an optimiser's `step` was given, with gradients; it returns the loss."""
@@ -27,10 +29,14 @@ class HybridOptimizer(Optimizer):
     Args:
         dense: The optimiser of the dense parameters.
         sparse_groups: The `param_groups` of all sharded collections; their names are made unique.
+
+    `table_gradients` are those of tables whose update `step` ends, where gradients are clipped over
+    the tables too.
     """
 
     def __init__(self, dense: Optimizer, sparse_groups: Sequence[dict[str, Any]]) -> None:
         self.dense = dense
+        self.table_gradients: list[TableGradients] = []
         self.sparse_groups = list(sparse_groups)
         for number, group in enumerate(dense.param_groups):
             group.setdefault("name", "dense" if len(dense.param_groups) == 1 else f"dense/{number}")
@@ -54,11 +60,15 @@ class HybridOptimizer(Optimizer):
         """
         loss = run_closure(closure)
         self.dense.step()
+        for gradients in self.table_gradients:
+            gradients.end_step()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the dense gradients; tables have none."""
+        """Drop the dense gradients, and those of tables whose update waits for a step."""
         self.dense.zero_grad(set_to_none)
+        for gradients in self.table_gradients:
+            gradients.drop()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the dense optimiser's state and the tables' hyper-parameters.

@@ -1,0 +1,103 @@
+"""Gradients of touched rows that wait for an optimiser's step, because it clips them.
+
+    backward                owners sum each touched row's gradient, and keep it
+    optimizer.step()        the norm of all gradients: one number from each rank to each other
+                            rows' gradients are scaled; the update
+
+A row counts once: its owner's strips add up, and of replicas those of rank 0 count. A guest of a
+dynamic table gets no row and does not count. Kept are a number for each element of the touched rows
+in the compute type, and 8 bytes a row.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from recapp.engine.fused_update import FusedUpdate
+from recapp.engine.state import EngineState
+from recapp.optim.table_gradients import joined
+from recapp.transport.communicator import Comm
+
+
+class HeldGradients:
+    """The gradients that wait of the tables of one exchange (`recapp/optim/table_gradients.py`).
+
+    Args:
+        state: Of the tables.
+        update: Of the tables.
+    """
+
+    def __init__(self, state: EngineState, update: FusedUpdate) -> None:
+        self.state = state
+        self.update = update
+
+    def defer(self) -> None:
+        """Have updates wait for `end_step` from now on."""
+        self.update.deferred = True
+
+    def power_sum(self, order: float, dense: float) -> float:
+        """Return the sum of all elements' absolute values to a power, in fp64, or their maximum.
+
+        Args:
+            order: The power, or infinity for the maximum.
+            dense: What the other gradients add to it; rank 0's counts.
+        """
+        comm = self.state.comm
+        parts = [0.0 if comm.rank else dense, *(_power(x, order) for x in self._counted())]
+        return joined(_from_ranks(comm, joined(parts, order)), order)
+
+    def scale(self, factor: float) -> None:
+        """Multiply the gradients."""
+        for _, gradients in self.update.held():
+            gradients.mul_(factor)
+
+    def clamp(self, most: float) -> None:
+        """Bring the elements of the gradients between -most and most."""
+        for _, gradients in self.update.held():
+            gradients.clamp_(-most, most)
+
+    def end_step(self) -> None:
+        """Update the rows with what waits; nothing where backward ends in the update."""
+        if self.update.deferred:
+            self.state.observer.begins()
+            self.update.end_step()
+            self.state.observer.ends("update")
+
+    def drop(self) -> None:
+        """Forget what waits; nothing where backward ends in the update."""
+        if self.update.deferred:
+            self.update.drop()
+
+    def _counted(self) -> Iterator[Tensor]:
+        """Yield the gradients that this rank counts."""
+        state = self.state
+        groups = state.layout.groups
+        for group, store, (row_U, gradients) in zip(
+            groups, state.stores, self.update.held(), strict=False
+        ):
+            if group.mode == "replicated" and state.comm.rank:
+                continue
+            trained_U = store.trained(row_U)
+            if trained_U is None:
+                yield gradients
+            else:
+                yield gradients.view(-1, store.width)[trained_U]
+
+
+def _power(values: Tensor, order: float) -> float:
+    """Return the sum of absolute values to a power, or their maximum."""
+    if not values.numel():
+        return 0.0
+    norm = float(torch.linalg.vector_norm(values, order, dtype=torch.float64))
+    return norm if math.isinf(order) else norm**order
+
+
+def _from_ranks(comm: Comm, value: float) -> list[float]:
+    """Return a number of every rank, by rank."""
+    buffer = torch.full((comm.world,), value, dtype=torch.float64, device=comm.device)
+    own = [(comm.rank, comm.rank + 1)] * comm.world
+    comm.swap(buffer, own, [(rank, rank + 1) for rank in range(comm.world)])()
+    found: list[float] = buffer.tolist()
+    return found

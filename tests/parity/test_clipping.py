@@ -6,6 +6,7 @@ import pytest
 import torch
 from engine.engine_cases import Head, batch_of, make_plan, make_tables, same_bits, whole_tensors
 from parity.cases import RowwiseAdagrad
+from tiers import one_of
 
 from recapp.engine.model_parallel import DistributedModelParallel
 from recapp.engine.shard_model import sharded_collections
@@ -134,7 +135,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("rule", "kind", "clipping", "twice", "mode"), CASES)
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", one_of(3, [2, 1, 4]))
 def test_clipped_training_is_that_of_the_whole_batch_unsharded(
     ranks, world, rule, kind, clipping, twice, mode
 ):
@@ -162,8 +163,8 @@ def untouched(comm, rule, kind, twice):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("kind", "twice"), [("column_wise", True), ("mixed", False)])
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize(("kind", "twice"), one_of(2, [("column_wise", True), ("mixed", False)]))
+@pytest.mark.parametrize("world", one_of(3, [2, 1, 4]))
 def test_where_nothing_is_clipped_bits_are_those_without(ranks, world, rule, kind, twice):
     assert not any(ranks.run(untouched, world, rule, kind, twice))
 
@@ -205,7 +206,7 @@ def counted_norm(comm, kind):
 
 
 @pytest.mark.parametrize("kind", ["data_parallel", "column_wise", "row_wise", "random"])
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", one_of(2, [4, 2]))
 def test_the_norm_is_one_number_on_all_ranks_and_counts_each_row_once(ranks, world, kind):
     (norm, *_) = expected(world, "sgd", NORM)[1]
     found = ranks.run(counted_norm, world, kind)

@@ -30,6 +30,7 @@ ENGINE = {
     "transport": "gloo",
     "payload": "bf16",
     "look_ahead": 2,
+    "clip_tables": False,
     "compile": False,
     "keep_freed_memory": False,
 }

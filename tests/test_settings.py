@@ -230,6 +230,11 @@ def line(tmp_path, monkeypatch, capfd):
             ),
             ("trainer.precision=16-mixed", "use bf16-mixed"),
             (
+                "engine.clip_tables=true",
+                "engine.clip_tables=true: trainer.gradient_clip_val=null clips nothing",
+            ),
+            ("trainer.gradient_clip_algorithm=norms", "norms: did you mean norm?"),
+            (
                 "trainer.val_check_interval=1.5",
                 "must be a whole number of at least 1, or a number above 0 and at most 1, or null",
             ),

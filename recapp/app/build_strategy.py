@@ -47,6 +47,7 @@ def build_strategy(
         payload=build.PAYLOADS[engine["payload"]],
         modes=modes,
         look_ahead=engine["look_ahead"],
+        clip_tables=engine["clip_tables"],
         compiled=engine["compile"],
         stored={"config": dict(settings)},
         make_store=make_store,

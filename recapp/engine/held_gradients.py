@@ -17,6 +17,8 @@ from torch import Tensor
 
 from recapp.engine.fused_update import FusedUpdate
 from recapp.engine.state import EngineState
+from recapp.errors import ConfigError
+from recapp.optim.rules import GRADIENT
 from recapp.optim.table_gradients import joined
 from recapp.transport.communicator import Comm
 
@@ -34,7 +36,18 @@ class HeldGradients:
         self.update = update
 
     def defer(self) -> None:
-        """Have updates wait for `end_step` from now on."""
+        """Have updates wait for `end_step` from now on.
+
+        Raises:
+            ConfigError: Some tables are parameters: their gradients are there when backward ends.
+        """
+        if GRADIENT in self.update.rules:
+            tables = self.state.layout.tables_of_rule(self.update.rules.index(GRADIENT))
+            raise ConfigError(
+                f"tables {', '.join(tables)} are parameters (compute kernel dense): they and tables "
+                "that a rule updates cannot be clipped together: leave the kernel of these tables "
+                "open, or clip the dense part alone"
+            )
         self.update.deferred = True
 
     def power_sum(self, order: float, dense: float) -> float:

@@ -45,6 +45,13 @@ def check_together(config: Mapping[str, Any], set_by_user: Collection[str]) -> N
             f"are every trainer.val_check_interval={trainer['val_check_interval']} steps, counted "
             "across epochs; set one of the two"
         )
+    engine = config.get("engine") or {}
+    if engine.get("clip_tables") and trainer.get("gradient_clip_val", 1) in (None, 0):
+        raise ConfigError(
+            f"engine.clip_tables=true: trainer.gradient_clip_val="
+            f"{shown(trainer['gradient_clip_val'])} clips nothing: set it to the largest norm, or "
+            "leave engine.clip_tables=false"
+        )
     if isinstance(plan, Mapping):
         _check_plan(plan)
     tables = config.get("tables")

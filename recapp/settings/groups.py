@@ -314,6 +314,7 @@ class Trainer:
     limit_train_batches: Positive | Share | None = None
     limit_val_batches: Natural | Annotated[float, Within(0, 1)] | None = None
     gradient_clip_val: Annotated[float, Within(0)] | None = None
+    gradient_clip_algorithm: Literal["norm", "value"] = "norm"
     log_every_n_steps: Positive = 20
     enable_progress_bar: bool = True
 
@@ -328,6 +329,7 @@ class Engine:
     transport: Literal["auto", "gloo", "shared_memory"] = "auto"
     payload: Literal["full", "bf16", "fp16"] = "full"
     look_ahead: Natural = 1
+    clip_tables: bool = False
     compile: bool = False
     keep_freed_memory: bool = True
 

@@ -59,6 +59,7 @@ from recapp.processes.rank_environment import rank_info
 from recapp.processes.stopping import saving
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.batch import Batch
+from recapp.trainer.clip_tables import clip_tables_too
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.environment import RankEnvironment, meeting_error
 from recapp.trainer.forked_ranks import (
@@ -128,6 +129,9 @@ class EmbeddingShardingStrategy(DDPStrategy):
             decided by counting the first training batches.
         look_ahead: The training batches whose input exchange runs before their turn
             (`recapp/trainer/lookahead.py`); 0 for none.
+        clip_tables: Whether Lightning's `gradient_clip_val` clips gradients of table rows, too, by
+            one norm of all: then tables are updated in the step of the module's `HybridOptimizer`,
+            and not in backward.
         compiled: Whether the dense part is compiled by `torch.compile` in training.
         timeout: How long a rank waits for a silent one, with every transport; None for torch's half
             an hour.
@@ -154,6 +158,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         payload: torch.dtype | None = None,
         modes: Mapping[str, Mode] | None = None,
         look_ahead: int = 1,
+        clip_tables: bool = False,
         compiled: bool = False,
         timeout: timedelta | None = None,
         stored: Mapping[str, Any] | None = None,
@@ -185,6 +190,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.payload = payload
         self.modes = dict(modes or {})
         self.look_ahead = look_ahead
+        self.clip_tables = clip_tables
         self.compiled = compiled
         self.hardware = hardware
         self.plan: ShardingPlan | None = None
@@ -283,6 +289,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
             self.model = self._setup_model(self.lightning_module)
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
+        if self.clip_tables and trainer.state.fn == TrainerFn.FITTING:
+            clip_tables_too(trainer, self.optimizers, self.sharded_tables())
         self._remove_stop_broadcast(trainer)
 
     def _check_settings(self, trainer: Trainer) -> None:

@@ -1,5 +1,5 @@
-"""Updates that wait for an optimiser's step: the same bits as updates in backward, for rows that are
-numbered and rows that come and go.
+"""Updates that wait for an optimiser's step: the bits of updates in backward, for numbered rows
+and for rows that come and go.
 """
 
 import pytest

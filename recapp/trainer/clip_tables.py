@@ -1,0 +1,62 @@
+"""Lightning's gradient clipping over the dense part and tables together."""
+
+from collections.abc import Sequence
+
+from lightning.fabric.utilities.types import Optimizable
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import GradClipAlgorithmType
+from torch.optim import Optimizer
+
+from recapp.engine.sharded_tables import ShardedTables
+from recapp.errors import ConfigError
+from recapp.optim.clipping import clip_norm, clip_value
+from recapp.optim.optimizer import HybridOptimizer
+
+
+def clip_tables_too(
+    trainer: Trainer, optimizers: Sequence[Optimizer | Optimizable], tables: Sequence[ShardedTables]
+) -> None:
+    """Have the trainer clip gradients of table rows too, and the optimiser end their update.
+
+    Args:
+        trainer: It clips through its precision plugin, whatever the module.
+        optimizers: Those of the module, to be one `HybridOptimizer`.
+        tables: The sharded tables.
+
+    Raises:
+        ConfigError: Nothing is to be clipped, or by another optimiser.
+    """
+    if not trainer.gradient_clip_val:
+        raise ConfigError(
+            f"clip_tables=True: Trainer(gradient_clip_val={trainer.gradient_clip_val}) clips "
+            "nothing: set it, or leave clip_tables out"
+        )
+    hybrids = [one for one in optimizers if isinstance(one, HybridOptimizer)]
+    if len(hybrids) != 1 or len(optimizers) != 1:
+        names = ", ".join(type(one).__name__ for one in optimizers) or "none"
+        raise ConfigError(
+            f"clip_tables=True: the module's optimizers are {names}, and tables are updated "
+            "in the step of one HybridOptimizer: return HybridOptimizer(dense, "
+            "strategy.sparse_groups()) from configure_optimizers"
+        )
+    held = [shared.gradients for shared in tables]
+    for gradients in held:
+        gradients.defer()
+    hybrids[0].table_gradients = list(held)
+    trainer.precision_plugin.clip_gradients = _clip  # type: ignore[method-assign]
+
+
+def _clip(
+    optimizer: Optimizer,
+    clip_val: int | float = 0.0,
+    gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
+) -> None:
+    """Clip all gradients of an optimiser (`Precision.clip_gradients`)."""
+    assert isinstance(optimizer, HybridOptimizer)
+    if clip_val <= 0:
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if gradient_clip_algorithm == GradClipAlgorithmType.VALUE:
+        clip_value(parameters, optimizer.table_gradients, clip_val)
+    else:
+        clip_norm(parameters, optimizer.table_gradients, clip_val)

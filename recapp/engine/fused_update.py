@@ -62,8 +62,9 @@ class FusedUpdate:
     `updates` counts the updates so far; a checkpoint keeps it. `before_first_update` is called
     before the first one, `before_update` before each: whoever has something to say or to do puts a
     function there. `param_groups` carry the live learning rate of each rule; the optimiser object
-    holds the same dicts, so schedules reach the tables as they reach any parameter. `deferred` says whether rows are updated in
-    `end_step` alone, and gradients of several backwards add up until then.
+    holds the same dicts, so schedules reach the tables as they reach any parameter. `deferred` says
+    whether rows are updated in `end_step` alone, and gradients of several backwards add up until
+    then.
     """
 
     def __init__(self, state: EngineState, rules: Sequence[RowRule]) -> None:

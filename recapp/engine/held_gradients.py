@@ -44,9 +44,9 @@ class HeldGradients:
         if GRADIENT in self.update.rules:
             tables = self.state.layout.tables_of_rule(self.update.rules.index(GRADIENT))
             raise ConfigError(
-                f"tables {', '.join(tables)} are parameters (compute kernel dense): they and tables "
-                "that a rule updates cannot be clipped together: leave the kernel of these tables "
-                "open, or clip the dense part alone"
+                f"tables {', '.join(tables)} are parameters (compute kernel dense): they and "
+                "tables that a rule updates cannot be clipped together: leave the kernel of these "
+                "tables open, or clip the dense part alone"
             )
         self.update.deferred = True
 

@@ -111,10 +111,8 @@ class ShardedTables(nn.Module):
         ConfigError: The backend is unknown or not there, or rules and tables do not fit.
 
     `parameters_of` are the tables that are parameters, by name. `state` is what the engine works
-    with; measuring attaches by `state.observer`. `update` changes the rows, `gradients` are those
-    that an optimiser has wait for its step, `stored` saves and loads rows. `header`, `waits`,
-    `comm` and `id_rules` are the
-    state's.
+    with; measuring attaches by `state.observer`. `update` changes the rows, `stored` saves and
+    loads them. `header`, `waits`, `comm` and `id_rules` are the state's.
     """
 
     def __init__(
@@ -171,7 +169,6 @@ class ShardedTables(nn.Module):
         )
         self.state = state
         self.update = FusedUpdate(state, rules)
-        self.gradients = HeldGradients(state, self.update)
         self.stored = StoredRows(state, self.update)
         self.parameters_of = table_parameters(layout, stores, comm.rank)
         if self.parameters_of:
@@ -248,6 +245,11 @@ class ShardedTables(nn.Module):
             ConfigError: The tables are only read.
         """
         return self.update.param_groups
+
+    @property
+    def gradients(self) -> HeldGradients:
+        """Return the gradients of rows as an optimiser sees them whose step is to end updates."""
+        return HeldGradients(self.state, self.update)
 
     @property
     def updates(self) -> int:

@@ -2,6 +2,8 @@
 clipping of all gradients of the whole batch.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from engine.engine_cases import Head, batch_of, make_plan, make_tables, same_bits, whole_tensors
@@ -278,3 +280,21 @@ def test_a_norm_that_is_no_number_leaves_none():
     p.grad = torch.tensor([1.0, float("nan")])
     assert torch.tensor(clip_norm([p], [], 1.0)).isnan()
     assert p.grad.isnan().all()
+
+
+def with_parameters(comm):
+    tables = make_tables()
+    plan = make_plan("data_parallel", tables, comm.world)
+    plan.tables["t1"] = replace(plan.tables["t1"], as_parameter=True)
+    model = DistributedModelParallel(
+        built("meta", "fp32"),
+        comm.group,
+        plan=plan,
+        sharders=[EmbeddingBagCollectionSharder(sgd())],
+    )
+    with pytest.raises(ConfigError, match=r"tables t1 are parameters \(compute kernel dense\)"):
+        optimizer_of(model, enable_global_grad_clip=True, **NORM)
+
+
+def test_tables_that_are_parameters_beside_others_are_refused(ranks):
+    ranks.run(with_parameters, 1)

@@ -13,6 +13,7 @@ from recapp.engine.sharder import (
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
 )
+from recapp.tables.config import DataType
 
 T = TypeVar("T")
 GB = 1024**3
@@ -99,3 +100,15 @@ def bytes_to_gb(num_bytes: int) -> float:
 def gb_to_bytes(gb: float) -> int:
     """Return GiB, which TorchRec calls GB, as whole bytes."""
     return int(gb * GB)
+
+
+def data_type_to_dtype(data_type: DataType | str) -> torch.dtype:
+    """Return torch's dtype of a data type; of quantised rows, one that only names them.
+
+    Args:
+        data_type: As of a table: `DataType.BF16`, or "bf16".
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    return DataType(data_type).dtype

@@ -99,6 +99,7 @@ _OF_EVERY_HOME = {
         "distributed.utils.get_device_type",
         "distributed.utils.get_unsharded_module_names",
         "distributed.utils.none_throws",
+        "modules.embedding_configs.data_type_to_dtype",
     ),
     "recapp.compat.movielens": (
         "datasets.movielens.DEFAULT_COLUMN_NAMES",

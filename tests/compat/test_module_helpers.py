@@ -17,6 +17,7 @@ from recapp.distributed.utils import (
     get_unsharded_module_names,
     none_throws,
 )
+from recapp.modules.embedding_configs import data_type_to_dtype
 from recapp.types import DataType
 from torch import nn
 
@@ -88,3 +89,8 @@ def test_default_sharders_are_found_by_the_class_they_shard():
     assert [type(s) for s in found.values()] == [type(s) for s in get_default_sharders()]
     assert list(found) == [torchrec.EmbeddingBagCollection, torchrec.EmbeddingCollection]
     assert DataType is torchrec.distributed.types.DataType
+
+
+def test_a_data_type_has_a_dtype():
+    assert data_type_to_dtype(DataType.BF16) is torch.bfloat16
+    assert data_type_to_dtype("fp64") is torch.float64

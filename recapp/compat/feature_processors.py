@@ -130,7 +130,7 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
         parts = []
         for key, position_N in zip(keys, torch.split(position_L, per_key), strict=True):
             if key not in self.position_weights:
-                parts.append(torch.ones(len(position_N), device=position_N.device))
+                parts.append(torch.ones(position_N.shape[0], device=position_N.device))
                 continue
             weight = self.position_weights[key]
             _check_longest(features[key].lengths(), len(weight), f"feature {key}")
@@ -266,7 +266,7 @@ def _positions(offsets_N1: Tensor, values: int | None) -> Tensor:
     known.
     """
     first_L = torch.repeat_interleave(offsets_N1[:-1], offsets_N1.diff(), output_size=values)
-    return torch.arange(len(first_L), device=first_L.device) - first_L
+    return torch.arange(first_L.shape[0], device=first_L.device) - first_L
 
 
 def _check_longest(lengths_B: Tensor, most: int, what: str) -> None:

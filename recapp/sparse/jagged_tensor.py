@@ -303,14 +303,16 @@ class JaggedTensor:
             if len(lengths_B)
             else 0
         )
-        if not len(data_L) or not size:
+        if torch.compiler.is_exporting():  # of an unknown number of values there is one at least
+            data_L = torch.cat([data_L, data_L.new_zeros(1, *data_L.shape[1:])])
+        elif not len(data_L) or not size:
             return data_L.new_full((len(lengths_B), size, *data_L.shape[1:]), padding_value)
         # A gather, unlike a boolean mask, never reads the device; it stays inside the values where
         # a row is padded.
         column_N = torch.arange(size, device=data_L.device)
-        index_BN = (self.offsets()[:-1, None] + column_N).clamp(max=len(data_L) - 1)
+        index_BN = (self.offsets()[:-1, None] + column_N).clamp(max=data_L.shape[0] - 1)
         padded_BN = (column_N >= lengths_B[:, None]).reshape(
-            len(lengths_B), size, *[1] * (data_L.dim() - 1)
+            lengths_B.shape[0], size, *[1] * (data_L.dim() - 1)
         )
         return data_L[index_BN].masked_fill(padded_BN, padding_value)
 

@@ -6,6 +6,10 @@ import torch
 from torch import nn
 from torch.export import Dim
 
+from recapp.compat.feature_processors import (
+    FeatureProcessedEmbeddingBagCollection,
+    PositionWeightedModuleCollection,
+)
 from recapp.errors import IdError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
@@ -184,6 +188,56 @@ def test_a_batch_without_dynamic_shapes_fixes_the_sizes_of_a_program():
     other = KeyedJaggedTensor(["a"], [5, 3], None, [0, 1, 1])
     dense = torch.rand(3, 2)
     assert torch.equal(program(dense, other), model(dense, other))
+
+
+class Padded(nn.Module):
+    """The vectors of a feature as a matrix, as models of sequences want them."""
+
+    def __init__(self, collection):
+        super().__init__()
+        self.collection = collection
+
+    def forward(self, kjt):
+        return self.collection(kjt)["a"].to_padded_dense(2, padding_value=-1.0)
+
+
+def test_sequences_are_padded_in_a_program(tmp_path):
+    table = EmbeddingConfig(
+        name="t", num_embeddings=ROWS, embedding_dim=4, feature_names=["a"], id_rule="hash"
+    )
+    model = Padded(EmbeddingCollection(tables=[table]))
+    first = batch(1, 5)
+    exported = torch.export.export(model, (first,), dynamic_shapes=(dynamic(first),)).module()
+    empty = KeyedJaggedTensor(["b", "a", "c"], [], None, [0] * 9)
+    for kjt in (first, batch(2, 9), empty):
+        assert torch.equal(exported(kjt), model(kjt))
+
+
+def test_position_weights_count_in_a_program():
+    positions = PositionWeightedModuleCollection({"a": 4, "c": 3})
+    with torch.no_grad():
+        positions.position_weights["a"].copy_(torch.rand(4))
+    collection = EmbeddingBagCollection(tables=[bags("t", ["a", "c"])], is_weighted=True)
+    model = FeatureProcessedEmbeddingBagCollection(collection, positions)
+    first = batch(1, 5, ("a", "c"))
+    exported = torch.export.export(model, (first,), dynamic_shapes=(dynamic(first),)).module()
+    for kjt in (first, batch(2, 9, ("a", "c"))):
+        assert torch.equal(exported(kjt).values(), model(kjt).values())
+    with pytest.raises(IndexError):
+        exported(KeyedJaggedTensor(["a", "c"], [1] * 6, None, [5, 1, 0, 0]))
+
+
+# torch's own, where it goes on behind what it cannot compile
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_a_compiled_model_answers_and_refuses_as_the_model_does():
+    model = Scores(EmbeddingBagCollection(tables=[bags("t", ["a"]), bags("u", ["b"], "drop")]))
+    compiled = torch.compile(model, backend="eager")
+    for seed, stride in ((1, 5), (2, 6)):
+        kjt = batch(seed, stride, ("a", "b"))
+        dense = torch.rand(stride, 2)
+        assert torch.equal(compiled(dense, kjt), model(dense, kjt))
+    with pytest.raises(IdError, match="feature a has the id 99"):
+        compiled(torch.rand(1, 2), KeyedJaggedTensor(["a", "b"], [99], None, [1, 0]))
 
 
 class FromParts(nn.Module):

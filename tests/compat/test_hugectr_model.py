@@ -18,6 +18,12 @@ L = hugectr.Layer_t
 SIZES = [30, 7, 12]
 
 
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    """However many GPUs this machine has, programs list two."""
+    monkeypatch.setattr("recapp.compat.hugectr_solver.gpu_count", lambda: 0)
+
+
 def solver(**more):
     said = {
         "batchsize": 32,

@@ -57,6 +57,12 @@ DISTRIBUTED = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    """However many GPUs this machine has, programs list two."""
+    monkeypatch.setattr("recapp.compat.hugectr_solver.gpu_count", lambda: 0)
+
+
 def program(plan=None, opt=None, sizes=SIZES, gpus=(0, 1), tables=(), **solved):
     """A small DLRM that trains on `data`, compiled; `tables` has more of each of them."""
     solver = hugectr.CreateSolver(

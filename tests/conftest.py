@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 from jobs import Jobs
 from ranks import Ranks, auto_means
 from stored import Stored
+
+from recapp.transport.communicator import leave_process_group
 
 pytest_plugins = ["affected"]  # the option `--affected`
 
@@ -47,6 +50,15 @@ def logging_as_it_was():
     yield
     root.handlers[:] = handlers
     root.level = level
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_is_left():
+    """A trainer that ran in this process leaves its group, beside which no ranks are forked."""
+    had_one = dist.is_initialized()
+    yield
+    if dist.is_initialized() and not had_one:
+        leave_process_group()
 
 
 @pytest.fixture(scope="session")

@@ -89,7 +89,7 @@ class FusedOptimizer(KeyedOptimizer):
                     )
                     for part, blocks in tensors.items()
                 }
-                held[_UPDATES] = torch.tensor(collection.shared.updates)
+                held[_UPDATES] = torch.tensor(collection.shared.updates, device="cpu")
                 state[_name(path, collection, table)] = held
         return {"state": state} | self._stored_groups()
 

@@ -103,7 +103,7 @@ class WarmupOptimizer(OptimizerWrapper):
         self.lr = lr
         self.lr_param = lr_param
         self.param_name = param_name
-        self._key = nn.Parameter(torch.empty(0), requires_grad=False)
+        self._key = nn.Parameter(torch.empty(0, device="cpu"), requires_grad=False)
         self._count: dict[str, Any] = {}
         self._set_lr()
 
@@ -127,7 +127,7 @@ class WarmupOptimizer(OptimizerWrapper):
         number += 1
         if number > self.stages[stage].max_iters and stage + 1 < len(self.stages):
             stage += 1
-        self._count = {"warmup": torch.tensor([number, stage])}
+        self._count = {"warmup": torch.tensor([number, stage], device="cpu")}
         self._set_lr()
         return loss
 

@@ -218,6 +218,8 @@ class ListedTable:
     data_type: Storage = ABSENT
     id_rule: IdRule = ABSENT
     init_range: Annotated[float, Within(0)] | None = ABSENT
+    weight_init_max: float | None = ABSENT
+    weight_init_min: float | None = ABSENT
     min_key: int = ABSENT
     max_key: int | None = ABSENT
     id_space: Natural = ABSENT

@@ -273,9 +273,9 @@ def joined_parts(
     made: dict[str, Any] = {}
     if has_strides:
         sizes = tensors[2].tolist()
-        of_keys = torch.tensor(sizes, dtype=torch.int64).view(ranks, keys).T
+        of_keys = torch.tensor(sizes, dtype=torch.int64, device="cpu").view(ranks, keys).T
         if stagger > 1:
-            of_keys = of_keys[:, torch.arange(ranks).view(stagger, -1).T.reshape(-1)]
+            of_keys = of_keys[:, torch.arange(ranks, device="cpu").view(stagger, -1).T.reshape(-1)]
         made["stride_per_key_per_rank"] = of_keys.tolist()
     else:
         if stride_per_rank is None:

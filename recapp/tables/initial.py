@@ -76,7 +76,7 @@ def _made_by_function(table: EmbeddingConfig, seed: int) -> Tensor:
     """
     assert table.init_fn is not None
     shape = (table.num_embeddings, table.embedding_dim)
-    whole = torch.empty(shape, dtype=table.data_type.dtype)
+    whole = torch.empty(shape, dtype=table.data_type.dtype, device="cpu")
     plain = replace(table, init_fn=None)
     fill_initial(whole, plain, seed, range(shape[0]), range(shape[1]))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

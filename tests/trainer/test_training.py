@@ -9,6 +9,7 @@ from trainer.runs import compose, fit, make_logs
 from recapp.app import build_trainer, build_training
 from recapp.app.build_strategy import build_strategy
 from recapp.checkpoints.directory import read_meta
+from recapp.engine.table_strips import TableStrips
 from recapp.errors import RecappError
 from recapp.processes.rank_environment import RankInfo
 from recapp.trainer.callbacks import LogRate, StepClock
@@ -116,7 +117,7 @@ def test_a_checkpoint_keeps_tables_as_rectangles_only_and_goes_on_from_them(logs
     _, _, module = fit(compose(logs, "trainer.max_steps=4"), tmp_path)
     stored = read_meta(tmp_path / "checkpoints/last.ckpt")["state_dict"]
     whole = module.state_dict()
-    tables = [name for name, value in whole.items() if isinstance(value, list)]
+    tables = [name for name, value in whole.items() if isinstance(value, TableStrips)]
     assert len(tables) == 26 and set(stored) == set(whole) - set(tables)
     _, _, again = fit(
         compose(logs, "trainer.max_steps=4"),

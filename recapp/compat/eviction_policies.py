@@ -29,10 +29,10 @@ class MCHEvictionPolicy(ABC):
 
     Args:
         threshold_filtering_func: Which ids of an interval count (`Threshold`), by their counts in
-            it; None counts all. Tables that are sharded have none: `seen` of a dynamic table.
+            it; None counts all. A table with one is looked up by numbers where it is sharded, too.
 
     Raises:
-        ConfigError: It is no function.
+        ConfigError: `threshold_filtering_func` is no function.
     """
 
     keeps: ClassVar[tuple[str, ...]]
@@ -63,7 +63,7 @@ class MCHEvictionPolicy(ABC):
 
 
 class LFU_EvictionPolicy(MCHEvictionPolicy):
-    """Those leave that occurred least often; of sharded tables, those that were used in the fewest
+    """Those leave that occurred least often; of dynamic tables, those that were used in the fewest
     steps. Arguments as of `MCHEvictionPolicy`.
     """
 
@@ -87,7 +87,7 @@ class LRU_EvictionPolicy(MCHEvictionPolicy):
         threshold_filtering_func: As of `MCHEvictionPolicy`.
 
     Raises:
-        ConfigError: Another exponent, or no function is given.
+        ConfigError: `decay_exponent` is out of range, or `threshold_filtering_func` is no function.
     """
 
     keeps = (LAST_USED,)
@@ -115,7 +115,7 @@ class LRU_EvictionPolicy(MCHEvictionPolicy):
 class DistanceLFU_EvictionPolicy(MCHEvictionPolicy):
     """Those leave whose count, divided by a power of the steps since their last use, is lowest.
 
-    Sharded tables take the nearest policy that they have, and a note says so once: of rows kept
+    Dynamic tables take the nearest policy that they have, and a note says so once: of rows kept
     with the default exponent, lru keeps 60 to 85 % and lfu 40 to 75 % (`docs/from_torchrec.md`);
     with the exponent 0 it is lfu.
 
@@ -124,7 +124,7 @@ class DistanceLFU_EvictionPolicy(MCHEvictionPolicy):
         threshold_filtering_func: As of `MCHEvictionPolicy`.
 
     Raises:
-        ConfigError: Another exponent, or no function is given.
+        ConfigError: `decay_exponent` is out of range, or `threshold_filtering_func` is no function.
     """
 
     keeps = (COUNTS, LAST_USED)

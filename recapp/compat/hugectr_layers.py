@@ -120,7 +120,7 @@ def layer_made(layer: Layer, shapes: list[Shape]) -> Made:
         shapes: The shapes of its inputs, in order.
 
     Raises:
-        ConfigError: It takes another number of inputs or others shapes, or a parameter is wrong.
+        ConfigError: It takes another number of inputs or other shapes, or a parameter is wrong.
     """
     kind = KINDS[layer.type]
     count = len(shapes)

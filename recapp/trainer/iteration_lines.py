@@ -21,10 +21,11 @@ from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 NAMES = {"val_auc": "AUC", "val_log_loss": "AverageLoss"}
+"""HugeCTR's name of each metric, by recapp's."""
 
 
 class IterationLines(ProgressBar):
-    """Prints a line every so many iterations, and what each evaluation measured, on standard
+    """Prints a line every so many iterations and what each evaluation measured, on standard
     output.
 
     Args:
@@ -44,7 +45,7 @@ class IterationLines(ProgressBar):
         """Print lines, as at the start."""
 
     def disable(self) -> None:
-        """Lightning silences bars of other ranks; lines are rank 0's own here."""
+        """Do nothing: Lightning silences bars of other ranks, whose lines are not printed."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the time."""

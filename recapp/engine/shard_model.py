@@ -208,8 +208,8 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
 
     Shards are neither parameters nor buffers, and the gradients of tables that are parameters are
     reduced already, so DDP leaves both alone. On CPUs gradients travel as the tables' messages do
-    and are added in rank order (`recapp/transport/dense_gradients.py`), on
-    GPUs by DDP's all-reduce.
+    and are added in rank order (`recapp/transport/dense_gradients.py`), on GPUs by DDP's
+    all-reduce.
 
     Raises:
         ConfigError: Dense parameters of several CPU ranks have an optimiser in backward.

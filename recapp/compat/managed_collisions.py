@@ -68,8 +68,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         buckets: Not needed: a checkpoint loads under any plan.
 
     Raises:
-        ConfigError: A number is out of range, the policy is none, or an argument that would have to
-            have an effect.
+        ConfigError: A number is out of range, `eviction_policy` is no policy, or an argument is
+            given that would have to have an effect.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""What a KeyedJaggedTensor is checked for beside its bags: keys, how many bags each has, and which
-bag each sample takes.
+"""What belongs to the keys of a KeyedJaggedTensor beside its bags: how many bags each key has, and
+which bag each sample takes. It is checked here, and that of several tensors is put together.
 
 Suffixes: F keys, S samples.
 """

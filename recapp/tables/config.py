@@ -136,8 +136,8 @@ class EmbeddingConfig:
             table serve several features. Empty: the one that is called like the table.
         weight_init_max: The end of the range of start values, which are uniform in it; None means
             `init_range`.
-        weight_init_min: Its beginning; None means -`init_range`.
-        num_embeddings_post_pruning: None; the reason is in the message.
+        weight_init_min: The beginning of that range; None means -`init_range`.
+        num_embeddings_post_pruning: None, as tables are not pruned.
         init_fn: Writes the start values instead, into a tensor [R, D] on the CPU. Every rank that
             holds a part calls it with the whole table, which therefore has to fit into memory
             beside the part, and keeps its part. What it draws from torch's generator depends on the

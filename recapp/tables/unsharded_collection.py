@@ -100,7 +100,7 @@ class UnshardedCollection(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the tables."""
+        """Return the device of the tables."""
         return self.weight(self._tables[0].name).device
 
     def store_as(self, data_types: Mapping[str, DataType]) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recapp.compat.plans_by_hand import Cut, construct_module_sharding_plan
+from recapp.compat.plans_by_hand import Cut, apply_to_all, construct_module_sharding_plan
 from recapp.engine.model_parallel import DistributedModelParallel
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.engine.sharder import (
@@ -94,17 +94,13 @@ def shard(
     group = process_group_of(env)
     world = 1 if group is None else dist.get_world_size(group)
     local = 1 if group is None else get_local_size(world)
-    given = plan if isinstance(plan, Mapping) else _for_all(module, plan)
+    given = plan if isinstance(plan, Mapping) else apply_to_all(module, plan)
     cuts = {name: one for name, one in given.items() if not isinstance(one, TableSharding)}
     ready = {name: one for name, one in given.items() if isinstance(one, TableSharding)}
     if cuts:
         whole = {name: cuts.get(name) or _as_it_is(ready[name]) for name in given}
         ready = construct_module_sharding_plan(module, whole, sharder, local, world)
     return (sharder or EmbeddingBagCollectionSharder()).shard(module, ready, env, device)
-
-
-def _for_all(module: EmbeddingBagCollection | EmbeddingCollection, cut: Cut) -> dict[str, Cut]:
-    return {table.name: cut for table in module.tables()}
 
 
 def _as_it_is(sharding: TableSharding) -> Cut:

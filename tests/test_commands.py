@@ -541,6 +541,12 @@ def folder(tmp_path):
     return tmp_path / "own"
 
 
+def test_a_folder_of_ones_own_may_have_an_equals_sign_in_its_name(folder):
+    folder.rename(folder.parent / "its=own")
+    code, [(config, _)] = run("--config-dir", "../its=own", "model=own")
+    assert code == 0 and config["model"]["depth"] == 9
+
+
 @pytest.mark.parametrize(
     "said", [["--config-dir", "../own"], ["--config-dir=../own"], ["-cd", "../own"]]
 )

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from recapp.app import compose
 from recapp.errors import ConfigError, suggest
 from recapp.processes.rank_environment import external_rank, shared_run_directory
-from recapp.settings.option_files import is_group, named_folders
+from recapp.settings.option_files import FLAGS, is_group, named_folders
 
 HELP = ("--help", "-h")
 
@@ -112,8 +112,10 @@ def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]
     def complain(message: str) -> NoReturn:
         raise ConfigError(f"{message}; --help lists what there is")
 
-    overrides = [argument for argument in arguments if is_override(argument)]
-    flags = [argument for argument in arguments if not is_override(argument)]
+    folders = {k + 1 for k, argument in enumerate(arguments) if argument in FLAGS}  # `a=b`, too
+    said = [k not in folders and is_override(argument) for k, argument in enumerate(arguments)]
+    overrides = [argument for argument, is_one in zip(arguments, said, strict=True) if is_one]
+    flags = [argument for argument, is_one in zip(arguments, said, strict=True) if not is_one]
     parser = get_args_parser()
     vars(parser)["error"] = complain
     if parser.parse_args([*flags, *overrides]).multirun and external_rank() is not None:

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recapp.compat.hugectr_arguments import text, whole
 from recapp.compat.hugectr_optimizers import OptParams, rules_of_opt_params
 from recapp.console import note_once
 from recapp.errors import ConfigError, PlanError, suggest
@@ -105,6 +106,10 @@ class EmbeddingTableConfig:
         if isinstance(id_space, str):
             name = id_space if name is None else name
             id_space = None
+        name = None if name is None else text("EmbeddingTableConfig", "name", name)
+        for said, given in (("id_space", id_space), ("table_id", table_id)):
+            if given is not None:
+                whole("EmbeddingTableConfig", said, given)
         if min_key is None or isinstance(min_key, OptParams):
             opt_params = opt_params or min_key
             min_key = 0

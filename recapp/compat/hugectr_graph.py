@@ -10,6 +10,7 @@ export and a run that resumes: the program itself is not run again.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -102,6 +103,8 @@ def _plain(value: Any) -> Any:
     """Return a parameter as YAML has it."""
     if isinstance(value, NamedEnum):
         return value.name
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
     return value

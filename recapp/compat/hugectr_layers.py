@@ -16,6 +16,8 @@ from typing import Any
 
 from torch import nn
 
+from recapp.compat.hugectr_arguments import number, switch, whole
+from recapp.compat.hugectr_enums import Initializer_t
 from recapp.compat.hugectr_layer_modules import (
     Concat,
     Difference,
@@ -72,10 +74,7 @@ class Layer:
         Raises:
             ConfigError: It is none.
         """
-        value = self[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{self.label}: {name}={value}: must be a whole number of at least 1")
-        return value
+        return whole(self.label, name, self[name], 1)
 
     def refusal(self, shapes: Sequence[Shape], wanted: str) -> ConfigError:
         """Return the error that the inputs have the wrong shapes.
@@ -123,6 +122,8 @@ def layer_made(layer: Layer, shapes: list[Shape]) -> Made:
         ConfigError: It takes another number of inputs or other shapes, or a parameter is wrong.
     """
     kind = KINDS[layer.type]
+    for name in layer.parameters:
+        _check_parameter(layer, name)
     count = len(shapes)
     if count < kind.least or (kind.most is not None and count > kind.most):
         many = "or more" if kind.most is None else f"to {kind.most}"
@@ -137,6 +138,60 @@ def layer_made(layer: Layer, shapes: list[Shape]) -> Made:
     return kind.make(layer, shapes)
 
 
+def _check_parameter(layer: Layer, name: str) -> None:
+    """Check that a parameter is what all layers that have it take; bounds are each layer's own.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    value = layer[name]
+    if name == "axis":
+        return  # what is allowed depends on the inputs
+    if name in WHOLE:
+        whole(layer.label, name, value)
+    elif name == "selected":
+        switch(layer.label, name, value)
+    elif name in NUMBERS:
+        number(layer.label, name, value, NUMBERS[name])
+    elif name.endswith("_init_type"):
+        if not isinstance(value, str) or value not in Initializer_t.__members__:
+            raise ConfigError(
+                f"{layer.label}: {name}={value}: must be an Initializer_t: "
+                f"{', '.join(Initializer_t.__members__)}"
+            )
+    elif not _right_list(name, value):
+        raise ConfigError(f"{layer.label}: {name}={value}: must be {LISTS[name]}")
+
+
+def _right_list(name: str, value: Any) -> bool:
+    """Return whether a list has what `LISTS` says."""
+    if not isinstance(value, list | tuple):
+        return False
+    if name == "ranges":
+        return all(_wholes(pair) and len(pair) == 2 for pair in value)
+    if name == "weight_dims":
+        return _wholes(value) and len(value) == 2 and min(value) > 0
+    return _wholes(value)
+
+
+def _wholes(values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(type(value) is int for value in values)
+
+
+WHOLE = ("num_output", "out_dim", "num_layers", "projection_dim", "leading_dim", "time_step")
+NUMBERS: Mapping[str, float] = {
+    "factor": 0.0,
+    "eps": 0.0,
+    "elu_alpha": -math.inf,
+    "dropout_rate": -math.inf,
+}
+"""Parameters that are numbers, and the least that is allowed."""
+LISTS = {
+    "ranges": "a list of pairs of whole numbers, [(0, 4), (4, 8)]",
+    "selected_slots": "a list of whole numbers",
+    "shape": "a list of whole numbers, of which the first is -1",
+    "weight_dims": "two whole numbers of at least 1, [F, D]",
+}
 INITIALISERS = {"weight_init_type": "Default", "bias_init_type": "Default"}
 
 
@@ -165,7 +220,7 @@ def _elementwise(module: Callable[[], nn.Module]) -> Callable[[Layer, list[Shape
 def _concat(layer: Layer, shapes: list[Shape]) -> Made:
     axis = layer["axis"]
     first = shapes[0]
-    if not isinstance(axis, int) or not 1 <= axis <= len(first):
+    if type(axis) is not int or not 1 <= axis <= len(first):
         raise ConfigError(
             f"{layer.label}: axis={axis}: {layer.bottoms[0]} is {shape_text(first)}, so 1 to "
             f"{len(first)} is allowed"
@@ -246,7 +301,7 @@ def _reduction(mean: bool) -> Callable[[Layer, list[Shape]], Made]:
     def make(layer: Layer, shapes: list[Shape]) -> Made:
         shape = shapes[0]
         axis = layer["axis"]
-        if not isinstance(axis, int) or not 1 <= axis <= len(shape):
+        if type(axis) is not int or not 1 <= axis <= len(shape):
             raise layer.refusal(shapes, f"axis={axis}: 1 to {len(shape)} is allowed")
         return [(*shape[: axis - 1], 1, *shape[axis:])], lambda: Reduction(axis, mean)
 

@@ -1,16 +1,18 @@
 """What HugeCTR's tables say of their optimiser, as recapp's row rules."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
+from recapp.compat.hugectr_arguments import member, number
+from recapp.compat.hugectr_enums import NamedEnum
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import make_rule
 from recapp.optim.rules import RowRule
 
 
-class Optimizer_t(Enum):
+class Optimizer_t(NamedEnum):
     """HugeCTR's optimisers that have a row rule here."""
 
     SGD = "sgd"
@@ -20,12 +22,25 @@ class Optimizer_t(Enum):
     Ftrl = "ftrl"
 
 
-class Update_t(Enum):
+class Update_t(NamedEnum):
     """Which rows HugeCTR updates; here it is those that a batch has touched, `Local`."""
 
     Local = "local"
     Global = "global"
     LazyGlobal = "lazy_global"
+
+
+NUMBERS: Mapping[str, float] = {
+    "beta1": 1.0,
+    "beta2": 1.0,
+    "epsilon": math.inf,
+    "initial_accu_value": math.inf,
+    "momentum_factor": math.inf,
+    "beta": math.inf,
+    "lambda1": math.inf,
+    "lambda2": math.inf,
+}
+"""The numbers of an optimiser, and what each must be smaller than."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +77,11 @@ class OptParams:
     lambda2: float = 0.0
 
     def __post_init__(self) -> None:
+        member("CreateOptimizer", "optimizer_type", self.optimizer_type, Optimizer_t)
+        member("CreateOptimizer", "update_type", self.update_type, Update_t)
+        for name, below in NUMBERS.items():
+            value = number("CreateOptimizer", name, getattr(self, name), below=below)
+            object.__setattr__(self, name, value)
         if self.optimizer_type is Optimizer_t.Adam and self.update_type is Update_t.Global:
             raise ConfigError(
                 "CreateOptimizer: update_type=Global moves rows that no batch has touched: set "

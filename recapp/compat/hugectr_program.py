@@ -25,6 +25,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from recapp.compat.hugectr_arguments import text, whole
 from recapp.compat.hugectr_collection import EmbeddingCollection
 from recapp.compat.hugectr_graph import to_plain
 from recapp.compat.hugectr_layers import Layer
@@ -44,6 +45,7 @@ from recapp.tables.dynamic import DYNAMIC
 from recapp.tables.lookups import TableLookup
 
 NAME = "program"  # of every option that is written
+ODD = "'\"{}$\\"  # what Hydra and the names of checkpoints read as more than letters
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,8 @@ class Fit:
             ConfigError: One is wrong.
         """
         for name in ("num_epochs", "max_iter", "display", "eval_interval", "snapshot"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ConfigError(f"Model.fit: {name}={value}: must be a whole number from 0")
+            object.__setattr__(self, name, whole("Model.fit", name, getattr(self, name)))
+        _check_prefix(self.snapshot_prefix)
         if repeats and not self.max_iter:
             raise ConfigError("Model.fit: max_iter=0: must be at least 1 with repeat_dataset=True")
         if repeats and self.num_epochs:
@@ -81,6 +82,22 @@ class Fit:
             raise ConfigError(
                 "Model.fit: num_epochs=0: must be at least 1 with repeat_dataset=False"
             )
+
+
+def _check_prefix(prefix: str) -> None:
+    """Check what names of snapshots begin with: they are names of files and of Hydra's settings.
+
+    Raises:
+        ConfigError: It is no text, or has a letter that they cannot have.
+    """
+    if prefix != "":
+        text("Model.fit", "snapshot_prefix", prefix)
+    odd = sorted({letter for letter in str(prefix) if letter in ODD or not letter.isprintable()})
+    if odd:
+        raise ConfigError(
+            f"Model.fit: snapshot_prefix={prefix}: has {' '.join(map(repr, odd))}: must be a path "
+            "without quotes, braces, $ and \\"
+        )
 
 
 @dataclass(frozen=True)
@@ -114,13 +131,13 @@ def train(program: Program, wanted: Fit) -> None:
     for group, values in options.items():
         _write(folder / group / f"{NAME}.yaml", values)
     command = [sys.executable, "-m", "recapp.train", "--config-dir", str(folder)]
-    command += [f"experiment={NAME}", f"hydra.run.dir='{directory}'"]
+    command += [f"experiment={NAME}", f"hydra.run.dir={_quoted(directory)}"]
     if program.tables.plan is not None:
         configs, _ = _as_the_files_have_them(program, columns)
         write_plan(
             replace(program.tables.plan, made_for=PlannedFor(tuple(configs))), folder / "plan.yaml"
         )
-        command += ["+plan=file", f"plan.path='{folder / 'plan.yaml'}'"]
+        command += ["+plan=file", f"plan.path={_quoted(folder / 'plan.yaml')}"]
     if not external_rank():
         note(f"the program is {folder}, and runs as: {' '.join(command[1:])}")
     code = _run(command, program.solver.visible_gpus())
@@ -266,13 +283,24 @@ def _run_directory(prefix: str) -> Path:
     """Return the directory of the run, where everything of it is written."""
     if len(Path(prefix).parts) > 1:
         directory = Path(prefix).parent
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"Model.fit: snapshot_prefix={prefix}: {directory} cannot be made "
+                f"({error.strerror}): name a directory that can be written"
+            ) from error
     elif external_rank() is not None:
         directory = Path(shared_run_directory())
     else:
         now = datetime.now()
         directory = Path(new_directory(f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}"))
     return directory.absolute()
+
+
+def _quoted(path: Path) -> str:
+    """Return a path as Hydra reads one with blanks, `=` and quotes."""
+    return "'" + str(path).replace("'", "\\'") + "'"
 
 
 def _write(file: Path, values: Mapping[str, Any]) -> None:

@@ -12,12 +12,13 @@ of keys is taken: with the sum where both do.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from recapp.compat.hugectr_arguments import switch, text, whole
 from recapp.compat.hugectr_enums import Check_t, DataReaderType_t
 from recapp.console import note_once
 from recapp.dataset.files import file_names
@@ -92,15 +93,21 @@ class DataReaderParams:
                 raise ConfigError(f"DataReaderParams: {name}={value}: {REFUSED[name]}")
             if name in SWITCHES and value:
                 note_once(f"DataReaderParams: {name} chooses how HugeCTR reads, and nothing here")
-        sources = [source] if isinstance(source, str) else list(source)
+        sources = list(source) if isinstance(source, list | tuple) else [source]
         if len(sources) != 1:
             raise ConfigError(
                 f"DataReaderParams: source={sources}: must be one list of files; several are for "
                 "the parameter server, which is not there"
             )
-        self.source = sources[0]
-        self.eval_source = eval_source
-        self.slot_size_array = [int(size) for size in slot_size_array]
+        self.source = text("DataReaderParams", "source", sources[0])
+        self.eval_source = text("DataReaderParams", "eval_source", eval_source)
+        if not isinstance(slot_size_array, Iterable):
+            raise ConfigError(
+                f"DataReaderParams: slot_size_array={slot_size_array}: must be a list of sizes"
+            )
+        self.slot_size_array = [
+            whole("DataReaderParams", "slot_size_array", size, 1) for size in slot_size_array
+        ]
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,11 @@ class DataReaderSparseParam:
     slot_num: int
 
     def __post_init__(self) -> None:
+        text("DataReaderSparseParam", "top_name", self.top_name)
+        several = isinstance(self.nnz_per_slot, list | tuple) and list(self.nnz_per_slot)
+        for count in several or [self.nnz_per_slot]:
+            whole("DataReaderSparseParam", "nnz_per_slot", count, 1)
+        switch("DataReaderSparseParam", "is_fixed_length", self.is_fixed_length)
         if self.slot_num != 1:
             raise ConfigError(
                 f"DataReaderSparseParam: {self.top_name}: slot_num={self.slot_num}: must be 1, as "
@@ -156,6 +168,17 @@ class Input:
             raise ConfigError(
                 f"Input: label_dim={self.label_dim}: must be 1: recapp trains on one label of "
                 "each sample, 0 or 1"
+            )
+        text("Input", "label_name", self.label_name)
+        text("Input", "dense_name", self.dense_name)
+        object.__setattr__(self, "dense_dim", whole("Input", "dense_dim", self.dense_dim))
+        array = self.data_reader_sparse_param_array
+        if not isinstance(array, list | tuple) or not all(
+            isinstance(param, DataReaderSparseParam) for param in array
+        ):
+            raise ConfigError(
+                f"Input: data_reader_sparse_param_array={array}: must be a list of "
+                "DataReaderSparseParam"
             )
         names = [self.label_name, self.dense_name, *self.sparse_names]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -237,15 +260,23 @@ def _columns(path: str, argument: str) -> Columns:
         )
     try:
         said = json.loads(file.read_text())
-        parts = {
-            part: {str(entry["col_name"]): entry.get("index") for entry in said.get(part, [])}
+        entries = [
+            (part, entry["col_name"], entry.get("index"))
             for part in ("labels", "conts", "cats")
-        }
+            for entry in said.get(part, [])
+        ]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
             f"{file}: cannot be read ({type(error).__name__}: {error}): must have labels, conts "
             "and cats, lists of entries with col_name"
         ) from error
+    parts: dict[str, dict[str, int | None]] = {"labels": {}, "conts": {}, "cats": {}}
+    for part, name, place in entries:
+        if not isinstance(name, str) or not name:
+            raise DataError(f"{file}: {part}: col_name={name!r}: must be the name of a column")
+        if any(name in places for places in parts.values()):
+            raise DataError(f"{file}: {part}: {name} is named more than once")
+        parts[part][name] = place
     if len(parts["labels"]) != 1:
         raise DataError(f"{file}: has {len(parts['labels'])} labels: must have one")
     for part, places in parts.items():

@@ -11,9 +11,11 @@ HugeCTR computes is noted.
 import math
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any
 
+from recapp.compat.hugectr_arguments import number, switch, whole
 from recapp.compat.hugectr_enums import AllReduceAlgo, DeviceLayout, LrPolicy_t, MetricsType
 from recapp.compat.hugectr_optimizers import Optimizer_t, OptParams, row_rule
 from recapp.console import note_once
@@ -111,38 +113,31 @@ class CreateSolver:
         _check_others(others)
         if lr_policy is not LrPolicy_t.fixed:
             raise ConfigError(f"CreateSolver: lr_policy={lr_policy}: must be LrPolicy_t.fixed")
-        if not i64_input_key:
+        if not switch("CreateSolver", "i64_input_key", i64_input_key):
             raise ConfigError(
                 "CreateSolver: i64_input_key=False: keys of Parquet have 64 bits: set it to True"
             )
-        if not use_embedding_collection:
+        if not switch("CreateSolver", "use_embedding_collection", use_embedding_collection):
             raise ConfigError(
                 "CreateSolver: use_embedding_collection=False: SparseEmbedding is not there: set "
                 "it to True and add an embedding collection"
             )
-        for name, value in (
-            ("batchsize", batchsize),
-            ("batchsize_eval", batchsize_eval),
-            ("max_eval_batches", max_eval_batches),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(
-                    f"CreateSolver: {name}={value}: must be a whole number of at least 1"
-                )
-        self.seed = seed
-        self.lr = lr
+        count = partial(whole, "CreateSolver")
+        finite = partial(number, "CreateSolver")
+        self.seed = count("seed", seed)
+        self.lr = finite("lr", lr)
         self.schedule = {
-            "warmup_steps": warmup_steps,
-            "decay_start": decay_start,
-            "decay_steps": decay_steps,
-            "decay_power": decay_power,
-            "end_lr": end_lr,
+            "warmup_steps": count("warmup_steps", warmup_steps),
+            "decay_start": count("decay_start", decay_start),
+            "decay_steps": count("decay_steps", decay_steps, 1),
+            "decay_power": finite("decay_power", decay_power),
+            "end_lr": finite("end_lr", end_lr),
         }
-        self.max_eval_batches = max_eval_batches
-        self.batchsize_eval = batchsize_eval
-        self.batchsize = batchsize
+        self.max_eval_batches = count("max_eval_batches", max_eval_batches, 1)
+        self.batchsize_eval = count("batchsize_eval", batchsize_eval, 1)
+        self.batchsize = count("batchsize", batchsize, 1)
         self.vvgpu = _checked_gpus(vvgpu)
-        self.repeat_dataset = repeat_dataset
+        self.repeat_dataset = switch("CreateSolver", "repeat_dataset", repeat_dataset)
         self.metrics_spec = _checked_metrics(metrics_spec)
         self.lanes = self._lanes()
 
@@ -278,7 +273,8 @@ def _check_others(others: Mapping[str, Any]) -> None:
 
 
 def _checked_gpus(vvgpu: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    made = tuple(tuple(gpus) if isinstance(gpus, list | tuple) else () for gpus in vvgpu)
+    hosts = vvgpu if isinstance(vvgpu, list | tuple) else ()
+    made = tuple(tuple(gpus) if isinstance(gpus, list | tuple) else () for gpus in hosts)
     right = made and all(
         gpus and len(set(gpus)) == len(gpus) and all(isinstance(g, int) and g >= 0 for g in gpus)
         for gpus in made
@@ -291,14 +287,19 @@ def _checked_gpus(vvgpu: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]
 
 
 def _checked_metrics(spec: Mapping[MetricsType, float] | None) -> dict[MetricsType, float]:
+    if not isinstance(spec, Mapping | None):
+        raise ConfigError(
+            f"CreateSolver: metrics_spec={spec}: must be a dict of goals, {{MetricsType.AUC: 0.8}}"
+        )
     made = {MetricsType.AUC: 1.0} if spec is None else dict(spec)
-    for metric in made:
+    for metric, goal in made.items():
         if metric not in METRICS:
             name = getattr(metric, "name", metric)
             known = [known.name for known in METRICS]
             raise ConfigError(
                 f"CreateSolver: metrics_spec: {name} is not there; {suggest(str(name), known)}"
             )
+        made[metric] = number("CreateSolver", f"metrics_spec: {metric.name}", goal)
     if not made:
         raise ConfigError("CreateSolver: metrics_spec={}: name AUC, AverageLoss or both")
     return made

@@ -280,6 +280,8 @@ def _listed(listing: Path, setting: str) -> list[str]:
             f"{setting}={listing}: the first line must be the number of paths that follow; "
             f"{max(len(lines) - 1, 0)} follow"
         )
+    if len(lines) == 1:
+        raise DataError(f"{setting}={listing}: names no files: 0 paths follow the first line")
     named: dict[str, str] = {}
     names = []
     for line in lines[1:]:

@@ -129,7 +129,7 @@ class ForkedRank:
     def take_answer(self) -> None:
         """Read what the rank has sent; where it has died instead, note how."""
         try:
-            self.failed, sent = pickle.loads(self.pipe.recv_bytes())
+            self.failed, sent = _unpickled(self.pipe.recv_bytes())
         except (EOFError, ConnectionResetError):
             self.process.join()
             self.failed = True
@@ -243,6 +243,19 @@ def _raise_what(rank: ForkedRank) -> NoReturn:
     raise error from cause
 
 
+def _unpickled(answer: bytes) -> tuple[bool, Any]:
+    """Return what a rank has sent; what cannot be read is a failure of that rank."""
+    try:
+        failed, sent = pickle.loads(answer)
+    except Exception as error:  # the class of a result may raise whatever it likes
+        text = (
+            f"returned what cannot be read here ({type(error).__name__}: {error}); return numbers, "
+            "text, tensors, or lists and dicts of these"
+        )
+        return True, RaisedInRank(None, text, "", False)
+    return failed, sent
+
+
 def _how(code: int | None) -> str:
     """Return in words how a rank has ended without an answer."""
     if code is None or code >= 0:
@@ -250,6 +263,11 @@ def _how(code: int | None) -> str:
     said = f"was ended by {signal.Signals(-code).name}"
     if code == -signal.SIGKILL:
         return f"{said}; the system does that to a process when memory runs out"
+    if code == -signal.SIGTERM:
+        return (
+            f"{said}; GNU's OpenMP does that to a fork where it was used before the fork (in "
+            "numba, NUMBA_THREADING_LAYER=workqueue does without it)"
+        )
     return said
 
 
@@ -267,7 +285,8 @@ def _be_rank(
     torch.set_num_threads(1)
     answer = _answer_of(name, function)
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(Exception):  # the function may have closed or replaced it
+            stream.flush()
     with suppress(OSError, EOFError):  # the caller has gone
         pipe.send_bytes(answer)
         pipe.recv_bytes()

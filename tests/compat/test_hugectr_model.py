@@ -4,6 +4,7 @@ settings that a program becomes.
 
 import json
 
+import numpy as np
 import pytest
 from hugectr_data import write_nvtabular
 from jobs import environment_of_rank
@@ -325,6 +326,9 @@ def test_missing_lists_and_metadata_are_named(data):
         (lambda said: said["conts"].pop(), ("dense_dim has 4", "3: I1, I2, I3")),
         (lambda said: said.update(cats=[{"name": "C1"}]), ("cannot be read", "col_name")),
         (lambda said: said.update(cats=3), ("cannot be read", "col_name")),
+        (lambda said: said["cats"].append(said["cats"][0]), ("cats: C1 is named more than once",)),
+        (lambda said: said["labels"][0].update(col_name="C1"), ("cats: C1 is named more than",)),
+        (lambda said: said["labels"][0].update(col_name=None), ("labels: col_name=None",)),
         (
             lambda said: said["cats"][0].update(index=6),
             ("cats: C1 has index 6, and is column 5 of", "part_0"),
@@ -468,3 +472,77 @@ def test_metrics_that_have_a_goal_stop_training():
         ("val_log_loss", "min", 0.12),
     ]
     assert solver(metrics_spec={kind.AUC: 1.0, kind.AverageLoss: 0.0}).stops() == {}
+
+
+# ---- arguments of other types
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "values"),
+    [
+        (solver, "seed", (None, "text", -1, 1.5, True)),
+        (solver, "lr", (None, "text", -1, float("nan"), float("inf"), True, [])),
+        (solver, "warmup_steps", (None, "3", -1, 0.5)),
+        (solver, "decay_steps", (0, None)),
+        (solver, "end_lr", ("0", float("nan"))),
+        (solver, "batchsize", (None, "32", 1.5, True, 2**70)),
+        (solver, "vvgpu", (None, 1, "0", [])),
+        (solver, "metrics_spec", (1, "AUC", [hugectr.MetricsType.AUC])),
+        (solver, "repeat_dataset", (None, "yes", 2)),
+        (solver, "i64_input_key", (None, "yes")),
+        (reader, "source", (None, 1, [None], "")),
+        (reader, "eval_source", (None, 1, ["a"], "")),
+        (reader, "slot_size_array", (None, 1, "abc", ["a"], [-1], [1.5])),
+        (columns, "label_name", (None, 1, ["label"], "")),
+        (columns, "dense_name", (None, "")),
+        (columns, "dense_dim", (None, -1, 1.5, "4", True)),
+        (columns, "data_reader_sparse_param_array", (None, 1, ["data0"], "data0")),
+        (hugectr.CreateOptimizer, "optimizer_type", (None, "Adam", 3, [])),
+        (hugectr.CreateOptimizer, "update_type", (None, "Local")),
+        (hugectr.CreateOptimizer, "beta1", (None, 1, -0.1, float("nan"), "0.9")),
+        (hugectr.CreateOptimizer, "epsilon", (-1, float("inf"))),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_its_name(make, name, values):
+    for value in values:
+        assert f"{name}" in refusal(lambda value=value: make(**{name: value})), value
+
+
+def test_columns_of_keys_and_tables_have_names_and_numbers():
+    for said in ((None, 1, False, 1), ("", 1, False, 1), ("a", 0, False, 1), ("a", [], False, 1)):
+        refusal(lambda said=said: hugectr.DataReaderSparseParam(*said))
+    assert "is_fixed_length=maybe" in refusal(
+        lambda: hugectr.DataReaderSparseParam("a", 1, "maybe", 1)
+    )
+    sizes = {"max_vocabulary_size": 3, "ev_size": 4}
+    for said in ({"id_space": -1}, {"table_id": "x"}, {"name": 3}, {"name": ""}):
+        line = refusal(lambda said=said: hugectr.EmbeddingTableConfig(**sizes | said))
+        assert next(iter(said)) in line
+
+
+def test_numbers_of_numpy_are_written_as_pythons_own():
+    made = solver(batchsize=np.int64(32), lr=np.float32(0.5), seed=np.int64(3))
+    assert [type(x) for x in (made.batchsize, made.lr, made.seed)] == [int, float, int]
+    layer = hugectr.DenseLayer(L.InnerProduct, ["x"], ["y"], num_output=np.int64(3)).layer
+    assert type(layer.parameters["num_output"]) is int
+
+
+def test_unknown_optimisers_are_one_line_with_what_there_is():
+    assert "Optimizer_t.Adamm: unknown; did you mean Adam" in refusal(
+        lambda: hugectr.Optimizer_t.Adamm
+    )
+
+
+@pytest.mark.parametrize("prefix", [None, 1, "a{b}", "it's", "a\nb"])
+def test_fit_refuses_names_of_snapshots_that_cannot_be(prefix):
+    made = model()
+    made.compile()
+    assert "snapshot_prefix=" in refusal(lambda: made.fit(snapshot_prefix=prefix))
+
+
+def test_a_directory_that_cannot_be_made_is_named(data):
+    (data / "file").write_text("")
+    made = model()
+    made.compile()
+    line = refusal(lambda: made.fit(snapshot_prefix="file/sub/dlrm"))
+    assert "snapshot_prefix=file/sub/dlrm: file/sub cannot be made (Not a directory)" in line

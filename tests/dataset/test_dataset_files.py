@@ -424,6 +424,12 @@ def test_a_count_of_a_file_list_that_is_no_number_is_refused(tmp_path, count):
     )
 
 
+def test_a_file_list_that_names_no_files_is_refused(tmp_path):
+    assert refused(file_list(tmp_path, "0")).endswith(
+        "names no files: 0 paths follow the first line"
+    )
+
+
 def test_a_file_list_may_begin_with_the_mark_of_an_editor(tmp_path):
     write_numbered(tmp_path, [[1]])
     assert len(file_names(str(file_list(tmp_path, "\ufeff1", "part-0.parquet")))) == 1

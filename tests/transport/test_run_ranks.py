@@ -24,6 +24,13 @@ class Found:
         self.rank = rank
 
 
+class Unreadable:
+    """A result that is sent, and of which nothing can be made again."""
+
+    def __reduce__(self):
+        return os.path.join, (1,)
+
+
 class Refused(Exception):
     def __init__(self, table, reason):
         super().__init__(f"{table}: {reason}")
@@ -159,8 +166,10 @@ def test_the_rank_is_named_that_failed_and_not_one_that_waited_for_it():
     ("function", "says"),
     [
         (lambda: os._exit(3), "ended with exit code 3 before its function returned"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), "was ended by SIGTERM; GNU's OpenMP does"),
         (lambda: sys.exit(4), "raised SystemExit: 4"),
         (lambda: (each for each in []), "returned a generator, which cannot be sent back"),
+        (lambda: Unreadable(), "returned what cannot be read here (TypeError: "),
         (lambda: (_ for _ in ()).throw(Refused("t", "full")), "raised Refused: t: full"),
     ],
 )
@@ -168,6 +177,17 @@ def test_a_rank_without_a_result_is_one_line(function, says):
     with pytest.raises(LaunchError) as caught:
         run_ranks(function, ranks=1)
     assert str(caught.value).startswith(f"rank 0 of 1 {says}") and "\n" not in str(caught.value)
+
+
+def test_a_rank_may_close_or_replace_what_it_prints_on():
+    def work():
+        if dist.get_rank():
+            sys.stdout = None
+        else:
+            sys.stdout.close()
+        return 7
+
+    assert run_ranks(work) == [7, 7]
 
 
 def test_ranks_that_take_longer_than_the_timeout_are_ended():

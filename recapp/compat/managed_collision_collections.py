@@ -31,7 +31,7 @@ from recapp.sharding.layout import Block
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import EmbeddingConfig
+from recapp.tables.config import EmbeddingConfig, sequence_table
 from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.initial import fill_initial, start_values
@@ -82,7 +82,10 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module, ABC):
                 f"{type(managed_collision_collection).__name__}: give a ManagedCollisionCollection"
             )
         given = embedding_module.tables()
-        if given != managed_collision_collection.embedding_configs():
+        named = managed_collision_collection.embedding_configs()
+        if self.kind is EmbeddingCollection:  # takes tables of bags as well, and leaves pooling out
+            named = [sequence_table(t) for t in named]
+        if given != named:
             raise ConfigError(
                 f"{who}: the collection has the tables {', '.join(t.name for t in given)}, which "
                 "are not the embedding_configs of the ManagedCollisionCollection: give both the "

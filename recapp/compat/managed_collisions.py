@@ -456,7 +456,16 @@ class ManagedCollisionCollection(nn.Module):
             module = self._module(t.name)
             module.profile({t.name: _one_bag(of_all)})
             numbers.append(module.remap({t.name: _one_bag(ids)})[t.name].values())
-        return taken.with_values(torch.cat(numbers))
+        return KeyedJaggedTensor.unchecked(
+            taken.keys(),
+            torch.cat(numbers),
+            taken.weights_or_none(),
+            taken.lengths(),
+            taken.stride(),
+            taken.length_per_key(),
+            strides=taken.stride_per_key_per_rank() if taken.variable_stride_per_key() else None,
+            inverse_indices=features.inverse_indices_or_none(),
+        )
 
     def _of_all(self, ids_T: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the ids of all ranks, by table, where they will be counted."""

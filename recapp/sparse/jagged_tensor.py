@@ -296,6 +296,8 @@ class JaggedTensor:
 
     def _padded(self, data_L: Tensor, desired_length: int | None, padding_value: float) -> Tensor:
         lengths_B = self._lengths
+        if desired_length is not None and desired_length < 0:
+            raise DataError(f"desired_length is {desired_length}: rows have 0 entries or more")
         size = (
             desired_length
             if desired_length is not None

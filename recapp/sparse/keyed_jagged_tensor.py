@@ -277,8 +277,15 @@ class KeyedJaggedTensor(BagsOfKeys):
         Where the numbers of bags differ, `stride_per_key` says so.
 
         Raises:
-            DataError: Only some have weights, or integers and floats are mixed.
+            DataError: Only some have weights, integers and floats are mixed, or an entry is no
+                JaggedTensor.
         """
+        for key, jt in jt_dict.items():
+            if not isinstance(jt, JaggedTensor):
+                raise DataError(
+                    f"jt_dict[{key!r}] is a {type(jt).__name__}: give JaggedTensors, which "
+                    "JaggedTensor.from_dense makes of tensors"
+                )
         parts = {key: jt.without_slack() for key, jt in jt_dict.items()}
         bags = [len(jt.lengths()) for jt in parts.values()]
         return KeyedJaggedTensor.unchecked(
@@ -672,7 +679,15 @@ class KeyedJaggedTensor(BagsOfKeys):
 
         Args:
             key_splits: How many keys each run has.
+
+        Raises:
+            DataError: They do not sum to the keys.
         """
+        if sum(key_splits) != len(self._keys) or min(key_splits, default=0) < 0:
+            raise DataError(
+                f"key_splits {list(key_splits)} sum to {sum(key_splits)}, but there are "
+                f"{len(self._keys)} keys: give each key to one run"
+            )
         values = sums_of(self.length_per_key(), key_splits)
         return [
             sums_of(self.stride_per_key(), key_splits),
@@ -711,7 +726,7 @@ class KeyedJaggedTensor(BagsOfKeys):
             stagger: Ranks whose strides stand next to each other afterwards.
 
         Raises:
-            DataError: Another number of tensors, or no strides at all.
+            DataError: Another number of tensors, no strides at all, or an order of others.
         """
         return KeyedJaggedTensor(
             keys,

@@ -260,7 +260,7 @@ def joined_parts(
     of its `dist_init`.
 
     Raises:
-        DataError: Another number of tensors, or no strides at all.
+        DataError: Another number of tensors, no strides at all, or an order of other parts.
     """
     most = 4 if has_strides else 3
     if len(tensors) not in (most - 1, most):
@@ -284,6 +284,11 @@ def joined_parts(
         size = first if len(set(stride_per_rank)) <= 1 else 1
         sizes = [size] * (len(lengths) // size if size else 0)
         made["stride"] = sum(stride_per_rank)
+    if order is not None and sorted(order) != list(range(len(sizes))):
+        raise DataError(
+            f"recat is {list(order)}, but there are {len(sizes)} parts: give each of "
+            f"0..{len(sizes) - 1} once, or None"
+        )
     if order is not None:
         counts = [int(part.sum()) for part in torch.split(lengths, sizes)]
         values = in_segments(values, counts, order)

@@ -42,9 +42,14 @@ def check_samples(features: KeyedJaggedTensor, lookups: Sequence[TableLookup]) -
         lookups: What is looked up.
 
     Raises:
-        ConfigError: Features differ in their bags and there are no inverse indices, or these leave
-            a feature out.
+        ConfigError: It is no KeyedJaggedTensor; features differ in their bags and there are no
+            inverse indices, or these leave a feature out.
     """
+    if not isinstance(features, KeyedJaggedTensor):
+        raise ConfigError(
+            f"features are a {type(features).__name__}: a collection looks up a KeyedJaggedTensor, "
+            "which KeyedJaggedTensor.from_jt_dict makes of a dict of JaggedTensors"
+        )
     inverse = features.inverse_indices_or_none()
     if inverse is not None:
         for x in lookups:

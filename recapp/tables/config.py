@@ -459,8 +459,16 @@ def check_tables(tables: Sequence[EmbeddingConfig]) -> None:
     """Check that there is at least one table and that table names are unique.
 
     Raises:
-        ConfigError: They are not; it names the table.
+        ConfigError: They are not; it names the table. Or tables are no list of configs.
     """
+    if isinstance(tables, EmbeddingConfig):
+        raise ConfigError(f"tables is the one table {tables.name}: give a list of it, [table]")
+    for t in tables:
+        if not isinstance(t, EmbeddingConfig):
+            raise ConfigError(
+                f"tables has a {type(t).__name__}: give a list of EmbeddingBagConfig or "
+                "EmbeddingConfig"
+            )
     if not tables:
         raise ConfigError(
             "tables is empty: an embedding collection needs at least one table (TorchRec makes one "

@@ -94,10 +94,11 @@ class EmbeddingCollection(UnshardedCollection):
 
         Raises:
             IdError: An id outside a table whose rule is `error`.
-            ConfigError: A table is dynamic, whose rows are made where tables are sharded.
+            ConfigError: A table is dynamic, whose rows are made where tables are sharded; or the
+                ids are on the meta device, and tables are not.
         """
-        self._check_has_rows()
         rows = self.id_rules(features)
+        self._check_has_rows(rows.rows_L)
         vectors = [
             nn.functional.embedding(row_N, self.weight(x.table.name), sparse=self.sparse).to(
                 self.dtype

@@ -107,10 +107,11 @@ class EmbeddingBagCollection(UnshardedCollection):
             IdError: An id outside a table whose rule is `error`.
             ConfigError: The collection is weighted and the ids have no weights; or a table is
                 dynamic, whose rows are made where tables are sharded; or features have different
-                numbers of bags, and no inverse indices.
+                numbers of bags, and no inverse indices; or the ids are on the meta device, and
+                tables are not.
         """
-        self._check_has_rows()
         rows = self.id_rules(features)
+        self._check_has_rows(rows.rows_L)
         weights = (
             [None] * len(rows.per_F)
             if rows.weights_L is None

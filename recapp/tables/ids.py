@@ -201,12 +201,15 @@ class IdRules:
         Raises:
             OutsideTable: At once where that costs no waiting, otherwise from the check.
             IdError: A bag of more ids than a concatenation has vectors.
-            ConfigError: Ids that are not integers, or without weights where they must have some;
-                or samples of which it is not known which bags they take.
+            ConfigError: Ids that are not integers or not flat, or without weights where they must
+                have some; or samples of which it is not known which bags they take.
         """
         number = [i for i in range(len(self.lookups)) if taken_F is None or taken_F[i]]
         taken = [self.lookups[i] for i in number]
         check_samples(features, taken)
+        if features.values().dim() != 1:
+            shape = list(features.values().shape)
+            raise ConfigError(f"ids have the shape {shape}: a lookup needs flat ones, [values]")
         features = _select(features, taken).padded()
         ids_L = features.values()
         if ids_L.is_floating_point() or ids_L.dtype == torch.bool:

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from recapp.errors import ConfigError
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.row_order import RowOrder
 
@@ -73,6 +74,9 @@ def _made_by_function(table: EmbeddingConfig, seed: int) -> Tensor:
 
     It finds uniform values there, and torch's generator in a state that depends on seed and table
     alone; the generator goes on as if it had not been called.
+
+    Raises:
+        ConfigError: It made another tensor, of which nothing would come into the table.
     """
     assert table.init_fn is not None
     shape = (table.num_embeddings, table.embedding_dim)
@@ -81,7 +85,13 @@ def _made_by_function(table: EmbeddingConfig, seed: int) -> Tensor:
     fill_initial(whole, plain, seed, range(shape[0]), range(shape[1]))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(start_hash(table, seed))
-        table.init_fn(whole)
+        found = table.init_fn(whole)
+    memory = whole.untyped_storage().data_ptr()
+    if isinstance(found, Tensor) and found.untyped_storage().data_ptr() != memory:
+        raise ConfigError(
+            f"tables.{table.name}.init_fn returned another tensor than it got: have it write into "
+            "that one, as torch.nn.init.normal_ does"
+        )
     return whole
 
 

@@ -135,8 +135,10 @@ class UnshardedCollection(nn.Module):
         """Check that torch has sparse gradients of the tables, where those are asked for.
 
         Raises:
-            ConfigError: It has none of a table.
+            ConfigError: It has none of a table, or it is not said whether they are.
         """
+        if not isinstance(self.sparse, bool):
+            raise ConfigError(f"sparse={self.sparse}: must be True or False")
         for t in self._tables:
             if self.sparse and t.data_type.dtype != self.dtype:
                 raise ConfigError(
@@ -144,11 +146,11 @@ class UnshardedCollection(nn.Module):
                     f"rows in the type that is computed in, {self.dtype}: leave sparse out"
                 )
 
-    def _check_has_rows(self) -> None:
-        """Check that the tables have their rows here.
+    def _check_has_rows(self, ids_L: Tensor) -> None:
+        """Check that the tables have the rows of ids here.
 
         Raises:
-            ConfigError: One is dynamic; it is named.
+            ConfigError: A table is dynamic; it is named. Or the ids have no values.
         """
         for t in self._tables:
             if t.dynamic is not None:
@@ -157,6 +159,12 @@ class UnshardedCollection(nn.Module):
                     "one process can do as well: wrap the model in DistributedModelParallel, or "
                     "train it with the EmbeddingShardingStrategy"
                 )
+        if ids_L.device.type == "meta" and self.device.type != "meta":
+            raise ConfigError(
+                f"ids are on the meta device, where they have no values, and tables on "
+                f"{self.device}: give ids of that device, or for shapes alone make the collection "
+                'with device="meta"'
+            )
 
 
 def _take_rows(collection: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:

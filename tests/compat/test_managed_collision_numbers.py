@@ -399,3 +399,58 @@ def test_built_on_the_meta_device_numbers_are_made_with_the_shards():
     mine, theirs = (m._managed_collision_collection.state_dict() for m in (model.module, other))
     assert list(mine) == list(theirs)
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def shared(batches):
+    """The bags of a batch of each rank, of which those of `a` are taken by two samples each."""
+    written_out = joined(batches)
+    ids_a = written_out["a"].values().view(-1, 4)[:, :2].flatten()
+    samples = torch.arange(6 * len(batches))
+    return KeyedJaggedTensor(
+        ["a", "b"],
+        torch.cat([ids_a, written_out["b"].values()]),
+        lengths=torch.full((9 * len(batches),), 2),
+        stride_per_key_per_rank=[[3] * len(batches), [6] * len(batches)],
+        inverse_indices=(["b", "a"], torch.stack([samples, samples // 2])),
+    )
+
+
+def with_shared_bags(comm, kind):
+    model = model_of(20, kind=kind, return_remapped_features=True)
+    oracle = copy.deepcopy(model)
+    plan = make_plan("row_wise", model.tables(), comm.world)
+    sharders = [ManagedCollisionEmbeddingBagCollectionSharder(fused_params=sgd(0.5))]
+    model = DistributedModelParallel(model, comm.group, plan=plan, sharders=sharders)
+    optimizer = torch.optim.SGD(oracle.parameters(), 0.5)
+    here = slice(6 * comm.rank, 6 * comm.rank + 6)
+    for step in range(4):
+        batches = [batch_of(step, rank) for rank in range(comm.world)]
+        found, numbers = model(shared(batches[comm.rank : comm.rank + 1]))
+        wanted, _ = oracle(shared(batches))
+        assert numbers.stride_per_key() == [3, 6] and numbers.stride() == 6
+        losses = []
+        for key in "ab":
+            mine, theirs = found[key], wanted[key]
+            if kind == "sequences":
+                mine, theirs = (x.values().view(-1, 8) for x in (mine, theirs))
+            torch.testing.assert_close(mine, theirs[here])
+            losses.append([x.square().mean() for x in (mine, theirs)])
+        optimizer.zero_grad()
+        for of_one in zip(*losses, strict=True):
+            sum(of_one).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["bags", "sequences"])
+@pytest.mark.parametrize("world", [1, 2])
+def test_bags_that_samples_share_are_numbered_once(ranks, world, kind):
+    ranks.run(with_shared_bags, world, kind)
+
+
+def test_sequences_of_tables_that_have_a_pooling_are_managed_too():
+    table = EmbeddingBagConfig(name="t", num_embeddings=5, embedding_dim=2, feature_names=["f"])
+    model = ManagedCollisionEmbeddingCollection(
+        EmbeddingCollection([table]), ManagedCollisionCollection({"t": module_of(5)}, [table])
+    )
+    found, _ = model(KeyedJaggedTensor(["f"], torch.tensor([2**62, 7]), lengths=torch.tensor([2])))
+    assert found["f"].values().shape == (2, 2)

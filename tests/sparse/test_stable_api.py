@@ -210,3 +210,31 @@ def test_lengths_by_key_and_sample_are_flat_afterwards():
     assert empty.stride() == 0 and len(empty.to_dict()["b"].lengths()) == 0
     with pytest.raises(DataError, match=r"lengths have the shape \[1, 4\]: give one flat list"):
         KeyedJaggedTensor(KEYS, torch.arange(6), None, torch.tensor([LENGTHS]))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda kjt: kjt.dist_splits([1, 2]),
+            r"key_splits \[1, 2\] sum to 3, but there are 2 keys",
+        ),
+        (
+            lambda kjt: KeyedJaggedTensor.dist_init(
+                KEYS, kjt.dist_tensors(), False, 1, torch.tensor([0, 2]), [2]
+            ),
+            r"recat is \[0, 2\], but there are 2 parts: give each of 0..1 once, or None",
+        ),
+        (
+            lambda kjt: KeyedJaggedTensor.from_jt_dict({"a": kjt.values()}),
+            r"jt_dict\['a'\] is a Tensor: give JaggedTensors",
+        ),
+        (
+            lambda kjt: kjt["a"].to_padded_dense(-1),
+            "desired_length is -1: rows have 0 entries or more",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_named_with_what_is_allowed(call, message):
+    with pytest.raises(DataError, match=message):
+        call(KeyedJaggedTensor(KEYS, torch.arange(6), lengths=torch.tensor(LENGTHS)))

@@ -200,3 +200,32 @@ def test_on_the_meta_device_the_output_has_its_shape():
     )
     assert pooled.values().shape == (2, 10) and pooled.values().is_meta
     assert pooled.keys() == ["f1", "f3", "f2"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: EmbeddingBagCollection(*tables("sum", "fp32")[:1]),
+            r"tables is the one table t: ",
+        ),
+        (lambda: EmbeddingBagCollection([{"name": "t"}]), "tables has a dict: give a list of Emb"),
+        (lambda: EmbeddingBagCollection(tables("sum", "fp32"), sparse="no"), "sparse=no: must be"),
+        (lambda: made()(torch.zeros(2)), "features are a Tensor: a collection looks up a Keyed"),
+        (
+            lambda: made()(KeyedJaggedTensor(["a", "b"], torch.ones(2, 1).long(), lengths=[1, 1])),
+            r"ids have the shape \[2, 1\]: a lookup needs flat ones",
+        ),
+        (
+            lambda: made()(batch(False).to("meta")),
+            "ids are on the meta device, where they have no values, and tables on cpu: give ids",
+        ),
+    ],
+)
+def test_what_is_no_batch_or_no_list_of_tables_is_named(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+def made():
+    return EmbeddingBagCollection(tables("sum", "fp32"))

@@ -10,6 +10,7 @@ import torch
 from engine.engine_cases import make_plan, make_tables, whole_tensors
 
 from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.errors import ConfigError
 from recapp.tables import initial
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
@@ -202,3 +203,10 @@ def start_values_under_plans(comm):
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_start_values_of_ranges_and_functions_are_the_same_under_every_plan(ranks, world):
     ranks.run(start_values_under_plans, world)
+
+
+def test_a_function_that_makes_another_tensor_is_refused():
+    made = table(init_fn=lambda rows: torch.ones_like(rows))
+    with pytest.raises(ConfigError, match=r"init_fn returned another tensor than it got: have it"):
+        values(made)
+    assert values(table(init_fn=lambda rows: rows.data.fill_(2)[0])).unique().tolist() == [2]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 from jobs import Jobs
 from ranks import Ranks, auto_means
@@ -52,13 +51,10 @@ def logging_as_it_was():
     root.level = level
 
 
-@pytest.fixture(autouse=True)
-def no_process_group_is_left():
-    """A trainer that ran in this process leaves its group, beside which no ranks are forked."""
-    had_one = dist.is_initialized()
-    yield
-    if dist.is_initialized() and not had_one:
-        leave_process_group()
+@pytest.fixture
+def no_process_group():
+    """Trainers of other tests leave a group in this process, beside which no ranks are forked."""
+    leave_process_group()
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,7 @@ class TorchRecBenchmark:
 
     def __init__(self, rounds: int = 7, round_seconds: float = 0.5) -> None:
         for name, value in (("rounds", rounds), ("round_seconds", round_seconds)):
-            if not value > 0:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ConfigError(f"TorchRecBenchmark: {name}={value}: give a number above 0")
         self.rounds = rounds
         self.round_seconds = round_seconds
@@ -66,7 +66,7 @@ class TorchRecBenchmark:
             batch_size: The samples of the batch.
 
         Raises:
-            ConfigError: The batch has another number of samples.
+            ConfigError: The model is none, the batch is missing or has another number of samples.
         """
         return self.compare_forwards({NAME: model}, batch, batch_size)[NAME]
 
@@ -82,10 +82,14 @@ class TorchRecBenchmark:
             batch_size: The samples of the batch.
 
         Raises:
-            ConfigError: There is no model, or the batch has another number of samples.
+            ConfigError: There is no model, or what is given for one is none; or the batch is
+                missing, or has another number of samples.
         """
-        if not models:
-            raise ConfigError("compare_forwards: models={}: give at least one, by its name")
+        if not isinstance(models, Mapping) or not models:
+            raise ConfigError(f"compare_forwards: models={models}: give at least one, by its name")
+        for name, model in models.items():
+            if not isinstance(model, nn.Module):
+                raise ConfigError(f"model {name} is a {type(model).__name__}: give a torch module")
         _check_samples(batch, batch_size)
         messages = {name: _messages_of(model) for name, model in models.items()}
         first = next(iter(messages.values()))
@@ -106,11 +110,16 @@ class TorchRecBenchmark:
 
 def _check_samples(batch: Any, batch_size: int) -> None:
     """Check that a batch of bags has as many samples as is said."""
+    if batch is None or isinstance(batch_size, bool) or not isinstance(batch_size, int):
+        raise ConfigError(
+            f"batch={type(batch).__name__}, batch_size={batch_size!r}: give what the model is "
+            "called with, and the number of its samples"
+        )
     stride = getattr(batch, "stride", None)
     samples = stride() if callable(stride) and not isinstance(batch, torch.Tensor) else batch_size
     if samples != batch_size:
         raise ConfigError(
-            f"benchmark_forward: batch_size={batch_size}, but the batch has {samples} samples: "
+            f"batch_size={batch_size}, but the batch has {samples} samples: "
             "it has a length for each of its keys and samples"
         )
 

@@ -18,7 +18,6 @@ in which they are declared. `recapp.hugectr` finds this file (`recapp/compat/for
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ import torch
 from torch import Tensor
 
 from recapp.compat.hugectr_arguments import text, whole
+from recapp.compat.hugectr_enums import NamedText
 from recapp.compat.hugectr_optimizers import OptParams, rules_of_opt_params
 from recapp.console import note_once
 from recapp.errors import ConfigError, PlanError, suggest
@@ -55,14 +55,14 @@ MORE = ("data_type", "id_rule", "init_range", "dynamic")
 PLAN = "create_embedding_collection"
 
 
-class CommunicationStrategy(StrEnum):
+class CommunicationStrategy(NamedText):
     """How HugeCTR's later versions exchange vectors; here the transport is chosen by the ranks."""
 
     Uniform = "uniform"
     Hierarchical = "hierarchical"
 
 
-class CompressionStrategy(StrEnum):
+class CompressionStrategy(NamedText):
     """What is sent of a table: a vector per bag and owner, or one per distinct row."""
 
     Reduction = "reduction"

@@ -2,7 +2,7 @@
 close matches.
 """
 
-from enum import Enum, EnumMeta
+from enum import Enum, EnumMeta, StrEnum
 from typing import Any
 
 from recapp.errors import ConfigError, meant, suggest
@@ -25,6 +25,10 @@ class _Suggesting(EnumMeta):
 
 class NamedEnum(Enum, metaclass=_Suggesting):
     """An enumeration whose unknown members are errors for people."""
+
+
+class NamedText(StrEnum, metaclass=_Suggesting):
+    """An enumeration of words, likewise."""
 
 
 class Layer_t(NamedEnum):

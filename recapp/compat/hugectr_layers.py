@@ -270,6 +270,11 @@ def _reshape(layer: Layer, shapes: list[Shape]) -> Made:
         raise layer.refusal(shapes, f"selected_slots={list(slots)}: must be vectors of it")
     total = math.prod(shape) if slots is None else len(slots) * shape[1]
     wanted = layer["shape"]
+    if wanted and (layer["leading_dim"] or layer["time_step"]):
+        raise ConfigError(
+            f"{layer.label}: shape={list(wanted)} beside leading_dim or time_step: both say what "
+            "comes out: give one"
+        )
     if wanted:
         made = tuple(wanted[1:])
     elif layer["time_step"]:
@@ -340,6 +345,11 @@ def _batch_norm(layer: Layer, shapes: list[Shape]) -> Made:
     if len(shapes[0]) != 1:
         raise layer.refusal(shapes, "takes (None, K)")
     columns = shapes[0][0]
+    if layer["factor"] > 1:
+        raise ConfigError(
+            f"{layer.label}: factor={layer['factor']}: must be at most 1, the share of a batch in "
+            "the running mean and variance"
+        )
 
     def module() -> nn.Module:
         made = nn.BatchNorm1d(columns, eps=layer["eps"], momentum=layer["factor"])

@@ -10,6 +10,7 @@ Ranks read these settings and nothing of the program, so a program needs no
 """
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -139,7 +140,7 @@ def train(program: Program, wanted: Fit) -> None:
         )
         command += ["+plan=file", f"plan.path={_quoted(folder / 'plan.yaml')}"]
     if not external_rank():
-        note(f"the program is {folder}, and runs as: {' '.join(command[1:])}")
+        note(f"the program is {folder}, and runs as: python {shlex.join(command[1:])}")
     code = _run(command, program.solver.visible_gpus())
     if code:
         raise SystemExit(code)

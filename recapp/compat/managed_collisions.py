@@ -436,8 +436,13 @@ class ManagedCollisionCollection(nn.Module):
             Their bags, in the order of the tables.
 
         Raises:
-            ConfigError: Two tables read one feature, or a module numbers no ids.
+            ConfigError: Two tables read one feature, a module numbers no ids, or in torch.export.
         """
+        if torch.compiler.is_exporting():
+            raise ConfigError(
+                "torch.export: numbers of ids change while programs run: export a model whose "
+                "collections take the numbers, without its managed collisions"
+            )
         table_of: dict[str, str] = {}
         for t in self._embedding_configs:
             for key in t.feature_names:

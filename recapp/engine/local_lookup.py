@@ -22,7 +22,7 @@ from recapp.kernels.links import Bags, Counts, Links
 from recapp.kernels.ragged import runs, starts
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device
-from recapp.tables.ids import OutsideTable, Rows
+from recapp.tables.ids import OutsideTable, Rows, check_have_values
 
 SAMPLES_KEPT = 256  # of batches whose form is kept: for larger ones it costs little beside the rest
 FORMS_KEPT = 64
@@ -130,6 +130,7 @@ class LocalLookup:
     def _rows(self, features: KeyedJaggedTensor, taken: Sequence[bool]) -> Rows:
         state = self._state
         try:
+            check_have_values(features)
             wanted_F = [taken[m] for m in state.outputs.member_F]
             rows, check = state.id_rules.begin(features, wanted_F)
             check()

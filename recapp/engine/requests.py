@@ -30,7 +30,14 @@ from recapp.errors import ConfigError, RankError
 from recapp.kernels.links import Counts, Routes, offset_dtype
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.bags_of_samples import samples_of
-from recapp.tables.ids import IdRules, OutsideTable, PendingCheck, Rows, nothing_pending
+from recapp.tables.ids import (
+    IdRules,
+    OutsideTable,
+    PendingCheck,
+    Rows,
+    check_have_values,
+    nothing_pending,
+)
 from recapp.transport.message_layout import MessageLayout, swap_counts
 from recapp.transport.waits import Sent
 
@@ -322,6 +329,7 @@ def _rows(
     try:
         if isinstance(features, Exception):
             raise features
+        check_have_values(features)
         rows, check = state.id_rules.begin(features, [taken[m] for m in state.outputs.member_F])
         if rows.weights_L is not None:
             rows.weights_L = rows.weights_L.to(state.dtype)

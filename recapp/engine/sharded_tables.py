@@ -395,9 +395,15 @@ class ShardedTables(nn.Module):
 
         Raises:
             IdError: On all ranks, if one of them has an id outside a table whose rule is `error`.
-            ConfigError: From backward, where another collection whose features the ids have was not
-                called with them.
+            ConfigError: In torch.export. From backward, where another collection whose features the
+                ids have was not called with them.
         """
+        if torch.compiler.is_exporting():
+            raise ConfigError(
+                "torch.export: a sharded collection sends messages and makes no program: export "
+                "the unsharded model with gathered_state_dict(model), or run recapp.export on a "
+                "checkpoint"
+            )
         self._forget_results(features)
         for result in self._results:
             if member in result.parts:

@@ -220,10 +220,14 @@ def concatenate_inverse(found: Sequence[InverseIndices | None]) -> InverseIndice
     if not some:
         return None
     if len(some) < len(found):
-        raise DataError("some have inverse indices, others none: give all of them some, or none")
+        raise DataError(
+            "inverse_indices: some of the tensors have them, others none: give them to all, or none"
+        )
     samples = [index_FS.shape[1] for _, index_FS in some]
     if len(set(samples)) > 1:
-        raise DataError(f"inverse indices are of {samples} samples: give all of them for the same")
+        raise DataError(
+            f"inverse_indices of the tensors are of {samples} samples: give all for the same number"
+        )
     keys = check_keys([key for names, _ in some for key in names])
     return keys, torch.cat([index_FS for _, index_FS in some])
 

@@ -135,6 +135,19 @@ def _size_of(lookup: TableLookup) -> int:
     return lookup.table.num_embeddings if lookup.table.dynamic is None else _LARGE
 
 
+def check_have_values(features: KeyedJaggedTensor) -> None:
+    """Check that a batch that is to be looked up in rows has ids.
+
+    Raises:
+        ConfigError: The ids are on the meta device.
+    """
+    if features.values().device.type == "meta":
+        raise ConfigError(
+            "ids are on the meta device, where they have no values: give a sharded collection ids "
+            "of its own device; an unsharded one on the meta device answers shapes"
+        )
+
+
 class IdRules:
     """The id rules of a collection's tables, applied to a batch.
 

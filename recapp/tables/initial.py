@@ -76,7 +76,8 @@ def _made_by_function(table: EmbeddingConfig, seed: int) -> Tensor:
     alone; the generator goes on as if it had not been called.
 
     Raises:
-        ConfigError: It made another tensor, of which nothing would come into the table.
+        ConfigError: It raised an error, or made another tensor, of which nothing would come into
+            the table.
     """
     assert table.init_fn is not None
     shape = (table.num_embeddings, table.embedding_dim)
@@ -85,7 +86,13 @@ def _made_by_function(table: EmbeddingConfig, seed: int) -> Tensor:
     fill_initial(whole, plain, seed, range(shape[0]), range(shape[1]))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(start_hash(table, seed))
-        found = table.init_fn(whole)
+        try:
+            found = table.init_fn(whole)
+        except Exception as error:
+            raise ConfigError(
+                f"tables.{table.name}.init_fn raised {type(error).__name__}: {error}: it is called "
+                f"with a tensor [{shape[0]}, {shape[1]}], into which it writes"
+            ) from error
     memory = whole.untyped_storage().data_ptr()
     if isinstance(found, Tensor) and found.untyped_storage().data_ptr() != memory:
         raise ConfigError(

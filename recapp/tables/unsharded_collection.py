@@ -168,10 +168,21 @@ class UnshardedCollection(nn.Module):
 
 
 def _take_rows(collection: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Make tables on the meta device, which have no rows to copy to, those of a state dict."""
+    """Make tables on the meta device, which have no rows to copy to, those of a state dict.
+
+    Raises:
+        ConfigError: A table of the state dict is no tensor.
+    """
     for table in collection.tables():
         held = getattr(collection, collection.tables_of)[table.name]
         rows = state.get(f"{prefix}{collection.tables_of}.{key_of(table.name)}.weight")
+        if rows is not None and not isinstance(rows, Tensor):
+            raise ConfigError(
+                f"table {table.name}: load_state_dict: the state dict holds a "
+                f"{type(rows).__name__}, not a tensor: one of a sharded model has the strips of "
+                "its rank, which a sharded model takes; for this one save "
+                "recapp.gathered_state_dict(model), whole tables"
+            )
         if held.weight.is_meta and isinstance(rows, Tensor) and rows.shape == held.weight.shape:
             held.weight = nn.Parameter(rows.detach(), held.weight.requires_grad)
 

@@ -13,6 +13,7 @@ import math
 import uuid
 from collections.abc import Callable
 from functools import partial
+from numbers import Integral
 from typing import Any, TypeVar
 
 import torch
@@ -58,16 +59,20 @@ def run_ranks(
     """
     if not callable(function):
         raise ConfigError(f"function={function!r}: give what every rank calls, not its result")
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+    if not _is_whole(ranks) or ranks < 1:
         raise ConfigError(f"ranks={ranks!r}: give a whole number from 1 on")
     if timeout is not None and not (_is_number(timeout) and 0 < timeout < math.inf):
         raise ConfigError(f"timeout={timeout!r}: give seconds above 0, or None for no limit")
     _check_this_process()
     with meeting_point(0) as port:
-        environments = environments_of_ranks(ranks, port, uuid.uuid4().hex[:8])
+        environments = environments_of_ranks(int(ranks), port, uuid.uuid4().hex[:8])
         return call_in_forks(
             [partial(_in_group, each, function, args) for each in environments], timeout
         )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _is_number(value: object) -> bool:

@@ -93,13 +93,24 @@ def test_no_models_are_refused_in_one_line():
 
 def test_a_batch_of_another_size_is_refused_in_one_line():
     model = DistributedModelParallel(collection())
-    with pytest.raises(
-        ConfigError, match=r"^benchmark_forward: batch_size=32, but the batch has 4"
-    ):
+    with pytest.raises(ConfigError, match=r"^batch_size=32, but the batch has 4"):
         TorchRecBenchmark().benchmark_forward(model, batch_of(4), batch_size=32)
 
 
-@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"round_seconds": -1}])
+@pytest.mark.parametrize(
+    ("model", "batch", "size", "said"),
+    [
+        (None, 1, 4, "model forward is a NoneType: give a torch module"),
+        (torch.nn.ReLU(), None, 4, "batch=NoneType, batch_size=4: give what the model"),
+        (torch.nn.ReLU(), 1, "4", "batch=int, batch_size='4': give what the model"),
+    ],
+)
+def test_what_is_no_model_no_batch_or_no_size_is_one_line(model, batch, size, said):
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        TorchRecBenchmark().benchmark_forward(model, batch, size)
+
+
+@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"rounds": "7"}, {"round_seconds": -1}])
 def test_rounds_without_length_are_refused_in_one_line(wrong):
     ((name, value),) = wrong.items()
     with pytest.raises(ConfigError, match=f"^TorchRecBenchmark: {name}={value}: give a number"):

@@ -186,6 +186,8 @@ def test_every_type_that_is_there_has_a_case_in_this_file():
         (L.InnerProduct, [X], {"bias_init_type": [1]}, ("bias_init_type=[1]", "Initializer_t")),
         (L.BatchNorm, [X], {"eps": "small"}, ("eps=small", "finite number")),
         (L.BatchNorm, [X], {"factor": float("nan")}, ("factor=nan", "finite number")),
+        (L.BatchNorm, [X], {"factor": 1.5}, ("factor=1.5", "at most 1")),
+        (L.Reshape, [X], {"shape": [-1, 6], "leading_dim": 6}, ("shape=[-1, 6]", "give one")),
         (L.ELU, [X], {"elu_alpha": None}, ("elu_alpha=None", "finite number")),
         (L.Dropout, [X], {"dropout_rate": "0.5"}, ("dropout_rate=0.5", "finite number")),
         (L.Reshape, [X], {"leading_dim": 1.5}, ("leading_dim=1.5", "whole number")),

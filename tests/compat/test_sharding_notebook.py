@@ -44,7 +44,7 @@ def notebook(foreign_programs):
 
 
 @pytest.mark.full
-def test_the_notebook_runs_whole(notebook, monkeypatch, capsys):
+def test_the_notebook_runs_whole(notebook, no_process_group, monkeypatch, capsys):
     few = partial(notebook.TorchRecBenchmark, rounds=2, round_seconds=1e-3)
     monkeypatch.setitem(notebook.ShardingBenchmark.__init__.__globals__, "TorchRecBenchmark", few)
     shown = []

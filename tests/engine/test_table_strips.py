@@ -194,3 +194,22 @@ def test_shards_of_mixed_rows_and_of_dynamic_tables_are_refused(asked):
             getattr(held, asked)()
         with pytest.raises(ConfigError, match="table d: size: it is dynamic"):
             held.size()
+
+
+def test_an_unsharded_model_says_what_it_takes_instead_of_strips():
+    saved = file_of(parallel(Comm(), "table_wise").state_dict())
+    saved.seek(0)
+    head = Head(EmbeddingBagCollection(tables=make_tables()))
+    expected = r"table \w+: load_state_dict: .* a OrderedDict, not a tensor.*gathered_state_dict"
+    with pytest.raises(ConfigError, match=expected) as refused:
+        head.load_state_dict(torch.load(saved, weights_only=True))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_sharded_collection_takes_no_ids_without_values_and_makes_no_program():
+    model = parallel(Comm(), "table_wise")
+    features = batch_of(make_tables(), 4, 1)
+    with pytest.raises(ConfigError, match="ids are on the meta device, where they have no values"):
+        model(features.to(torch.device("meta")))
+    with pytest.raises(ConfigError, match=r"torch\.export: a sharded collection sends messages"):
+        torch.export.export(model.module, (features,), strict=False)

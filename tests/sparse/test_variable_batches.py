@@ -216,7 +216,7 @@ def test_tensors_that_ranks_have_sent_make_one_again(weighted):
                     KeyedJaggedTensor(["c"], [1], lengths=[1], stride_per_key_per_rank=[[1, 0]]),
                 ]
             ),
-            "some have inverse indices, others none",
+            "inverse_indices: some of the tensors have them, others none",
         ),
         (
             lambda: KeyedJaggedTensor.concat(

@@ -210,3 +210,11 @@ def test_a_function_that_makes_another_tensor_is_refused():
     with pytest.raises(ConfigError, match=r"init_fn returned another tensor than it got: have it"):
         values(made)
     assert values(table(init_fn=lambda rows: rows.data.fill_(2)[0])).unique().tolist() == [2]
+
+
+def test_an_error_of_a_function_of_start_values_names_its_table():
+    with pytest.raises(
+        ConfigError, match=r"tables\.t\.init_fn raised TypeError: .*a tensor \["
+    ) as it:
+        values(table(init_fn=lambda: 0))
+    assert "\n" not in str(it.value)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,6 +16,8 @@ from ranks import auto_means
 import recapp
 from recapp import run_ranks
 from recapp.errors import ConfigError, LaunchError, PlanError
+
+pytestmark = pytest.mark.usefixtures("no_process_group")
 
 
 class Found:
@@ -198,6 +201,7 @@ def test_ranks_that_take_longer_than_the_timeout_are_ended():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        ({"ranks": np.int64(0)}, "give a whole number from 1 on"),
         ({"ranks": 0}, "ranks=0: give a whole number from 1 on"),
         ({"ranks": True}, "ranks=True: give a whole number"),
         ({"ranks": "2"}, "ranks='2': give a whole number"),

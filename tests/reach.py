@@ -13,10 +13,12 @@ A test reaches, and so on from there:
   name, if it reaches a module that imports by name.
 
 In the package the file is the unit. Its `__init__.py` shows public names and its compat tables
-foreign ones: who asks for such a name reaches the home of the public one, of a foreign one all.
+foreign ones: who asks for such a name reaches its home, and who asks for a foreign module the homes
+of all names in it.
 """
 
 import re
+import runpy
 from collections.abc import Iterable, Iterator
 from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
@@ -196,7 +198,9 @@ class Checkout:
         if len(parts) == 2:
             return found | self._public(parts[1], foreign)
         whole = f"{'/'.join(parts)}/__init__.py" in self.files
-        return found | (self._foreign if foreign and len(parts) > 2 and not whole else set())
+        return found | (
+            self._foreign(parts[1:]) if foreign and len(parts) > 2 and not whole else set()
+        )
 
     def _public(self, name: str, foreign: bool) -> set[str]:
         """Return the files behind a name of the package itself."""
@@ -205,19 +209,28 @@ class Checkout:
             return own
         if name in self._homes:
             return self._imported(self._homes[name])
-        return self._foreign if foreign else set()
+        return self._foreign([name]) if foreign else set()
 
     @cached_property
     def _homes(self) -> dict[str, str]:
         text = self._text(f"{self.package}/__init__.py")
         return dict(re.findall(rf'"(\w+)": "({self.package}[\w.]+)"', text))
 
+    def _foreign(self, asked: list[str]) -> set[str]:
+        """Return the homes of the foreign names in a module, or behind a name, by its parts."""
+        homes = {
+            home
+            for path, home in self._foreign_homes.items()
+            if all(a == b for a, b in zip(asked, path.split("."), strict=False))
+        }
+        return {f for home in homes for f in self._imported(home.partition(":")[0])}
+
     @cached_property
-    def _foreign(self) -> set[str]:
-        """The homes of all foreign names."""
+    def _foreign_homes(self) -> dict[str, str]:
+        """The home of every foreign name by its path, as the tables have them."""
         tables = [f for f in self.files if re.fullmatch(rf"{self.package}/compat/\w+_names\.py", f)]
-        homes = {m[0] for f in tables for m in self._dotted.finditer(self._text(f))}
-        return {f for home in homes for f in self._imported(home)}
+        read = [runpy.run_path(str(self.root / f))["NAMES"] for f in tables]
+        return {path: home for names in read for path, home in names.items()}
 
     @cached_property
     def _targets(self) -> set[str]:

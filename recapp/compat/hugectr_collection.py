@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from recapp.compat.hugectr_arguments import text, whole
-from recapp.compat.hugectr_enums import NamedText
+from recapp.compat.hugectr_enums import CommunicationStrategy
 from recapp.compat.hugectr_optimizers import OptParams, rules_of_opt_params
 from recapp.console import note_once
 from recapp.errors import ConfigError, PlanError, suggest
@@ -53,20 +53,6 @@ CONCAT = ("hotness", "truncates")
 OPT_PARAMS = ("opt_params_py", "opt_params_or_empty")
 MORE = ("data_type", "id_rule", "init_range", "dynamic")
 PLAN = "create_embedding_collection"
-
-
-class CommunicationStrategy(NamedText):
-    """How HugeCTR's later versions exchange vectors; here the transport is chosen by the ranks."""
-
-    Uniform = "uniform"
-    Hierarchical = "hierarchical"
-
-
-class CompressionStrategy(NamedText):
-    """What is sent of a table: a vector per bag and owner, or one per distinct row."""
-
-    Reduction = "reduction"
-    Unique = "unique"
 
 
 class EmbeddingTableConfig:

@@ -31,6 +31,20 @@ class NamedText(StrEnum, metaclass=_Suggesting):
     """An enumeration of words, likewise."""
 
 
+class CommunicationStrategy(NamedText):
+    """How HugeCTR's later versions exchange vectors; here the transport is chosen by the ranks."""
+
+    Uniform = "uniform"
+    Hierarchical = "hierarchical"
+
+
+class CompressionStrategy(NamedText):
+    """What is sent of a table: a vector per bag and owner, or one per distinct row."""
+
+    Reduction = "reduction"
+    Unique = "unique"
+
+
 class Layer_t(NamedEnum):
     """HugeCTR's types of layers; `recapp/compat/hugectr_layers.py` has those that are there."""
 

@@ -7,8 +7,8 @@ _HOME = "recapp.compat.hugectr_collection"
 NAMES = {
     "hugectr.AllReduceAlgo": "recapp.compat.hugectr_enums",
     "hugectr.Check_t": "recapp.compat.hugectr_enums",
-    "hugectr.CommunicationStrategy": _HOME,
-    "hugectr.CompressionStrategy": _HOME,
+    "hugectr.CommunicationStrategy": "recapp.compat.hugectr_enums",
+    "hugectr.CompressionStrategy": "recapp.compat.hugectr_enums",
     "hugectr.CreateOptimizer": "recapp.compat.hugectr_optimizers",
     "hugectr.CreateSolver": "recapp.compat.hugectr_solver",
     "hugectr.DataReaderParams": "recapp.compat.hugectr_reader",

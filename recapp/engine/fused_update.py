@@ -62,16 +62,16 @@ class FusedUpdate:
     `updates` counts the updates so far; a checkpoint keeps it. `before_first_update` is called
     before the first one, `before_update` before each: whoever has something to say or to do puts a
     function there. `param_groups` carry the live learning rate of each rule; the optimiser object
-    holds the same dicts, so schedules reach the tables as they reach any parameter. `deferred` says
-    whether rows are updated in `end_step` alone, and gradients of several backwards add up until
-    then.
+    holds the same dicts, so schedules reach the tables as they reach any parameter. While
+    `deferred`, rows are updated in `end_step` alone, and gradients of several backwards add up
+    until then.
     """
 
     def __init__(self, state: EngineState, rules: Sequence[RowRule]) -> None:
         self.state = state
         self.rules = list(rules)
         self.updates = 0
-        self.deferred = False
+        self._stepper: weakref.ref[object] | None = None
         self.before_first_update: Callable[[], None] = _nothing
         self.before_update: Callable[[], None] = _nothing
         tables = [state.layout.tables_of_rule(number) for number in range(len(rules))]
@@ -99,6 +99,20 @@ class FusedUpdate:
         ]
 
     @property
+    def deferred(self) -> bool:
+        """Return whether updates wait for an optimiser's step."""
+        return self._stepper is not None
+
+    def defer(self, optimizer: object) -> None:
+        """Have updates wait for `end_step` from now on.
+
+        Args:
+            optimizer: Calls `end_step` in its step. Once it is gone nobody does, and gradients that
+                come are an error.
+        """
+        self._stepper = weakref.ref(optimizer)
+
+    @property
     def rule_G(self) -> list[RowRule | None]:
         """Return the rule of each group of the layout; None where rows are only read."""
         return rules_of_groups(self.state.layout, self.rules)
@@ -123,8 +137,14 @@ class FusedUpdate:
             row_gradients_G: Of each group.
 
         Raises:
-            ConfigError: The tables are read-only.
+            ConfigError: The tables are read-only, or the optimiser that their update waits for is
+                gone.
         """
+        if self._stepper is not None and self._stepper() is None:
+            raise ConfigError(
+                "the optimiser that clips gradients of tables, and updates them in its step, is "
+                "gone: keep it and call its step, or shard the model anew to train without it"
+            )
         self._in_flight.discard(lookup)
         if not (self._in_flight or self._waiting or self.deferred):
             self._update([gradients] * len(row_gradients_G), row_gradients_G)

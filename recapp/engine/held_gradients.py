@@ -35,8 +35,11 @@ class HeldGradients:
         self.state = state
         self.update = update
 
-    def defer(self) -> None:
+    def defer(self, optimizer: object) -> None:
         """Have updates wait for `end_step` from now on.
+
+        Args:
+            optimizer: Calls it in its step, and has to live as long as the tables train.
 
         Raises:
             ConfigError: Some tables are parameters: their gradients are there when backward ends.
@@ -48,7 +51,7 @@ class HeldGradients:
                 "tables that a rule updates cannot be clipped together: leave the kernel of these "
                 "tables open, or clip the dense part alone"
             )
-        self.update.deferred = True
+        self.update.defer(optimizer)
 
     def power_sum(self, order: float, dense: float) -> float:
         """Return the sum of all elements' absolute values to a power, in fp64, or their maximum.

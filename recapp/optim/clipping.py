@@ -153,7 +153,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         if self.clipping is not GradientClipping.NONE:
             self._tables = tables
         for of_tables in self._tables:
-            of_tables.defer()
+            of_tables.defer(self)
 
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None

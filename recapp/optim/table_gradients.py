@@ -13,8 +13,12 @@ class TableGradients(Protocol):
     Every rank calls each method.
     """
 
-    def defer(self) -> None:
-        """Have updates wait for `end_step` from now on, instead of ending backward."""
+    def defer(self, optimizer: object) -> None:
+        """Have updates wait for `end_step` from now on, instead of ending backward.
+
+        Args:
+            optimizer: Calls it in its step, and has to live as long as the tables train.
+        """
 
     def power_sum(self, order: float, dense: float) -> float:
         """Return the sum of all elements' absolute values to a power, over all ranks and each row

@@ -6,7 +6,7 @@ Suffixes: F keys, S samples.
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from torch import Tensor
 from recapp.errors import DataError
 from recapp.sparse.bags import check_distinct, concatenate, on_host
 from recapp.sparse.bags_of_keys import InverseIndices, Strides
+
+T = TypeVar("T")
 
 
 def check_keys(keys: Sequence[str]) -> list[str]:
@@ -187,20 +189,29 @@ def concatenate_weights(weights: Mapping[str, Tensor | None]) -> Tensor | None:
     return concatenate("weights", [w for w in weights.values() if w is not None])
 
 
+def _all_or_none(found: Sequence[T | None], argument: str) -> list[T]:
+    """Return what all of several tensors were given for an argument; nothing where none was.
+
+    Raises:
+        DataError: Only some were given it.
+    """
+    some = [given for given in found if given is not None]
+    if some and len(some) < len(found):
+        raise DataError(
+            f"{argument}: some of the tensors have them, others none: give them to all, or none"
+        )
+    return some
+
+
 def concatenate_strides(found: Sequence[Strides | None]) -> Strides | None:
     """Return the bags per key and rank of several tensors one behind the other.
 
     Raises:
         DataError: Only some have them, or for other numbers of ranks.
     """
-    some = [strides for strides in found if strides is not None]
+    some = _all_or_none(found, "stride_per_key_per_rank")
     if not some:
         return None
-    if len(some) < len(found):
-        raise DataError(
-            "some have a stride per key, others one for all: give all of them "
-            "stride_per_key_per_rank, or none"
-        )
     rows = [of_ranks for strides in some for of_ranks in strides]
     if len({len(of_ranks) for of_ranks in rows}) > 1:
         raise DataError(
@@ -216,13 +227,9 @@ def concatenate_inverse(found: Sequence[InverseIndices | None]) -> InverseIndice
     Raises:
         DataError: Only some have them, or for other numbers of samples.
     """
-    some = [inverse for inverse in found if inverse is not None]
+    some = _all_or_none(found, "inverse_indices")
     if not some:
         return None
-    if len(some) < len(found):
-        raise DataError(
-            "inverse_indices: some of the tensors have them, others none: give them to all, or none"
-        )
     samples = [index_FS.shape[1] for _, index_FS in some]
     if len(set(samples)) > 1:
         raise DataError(

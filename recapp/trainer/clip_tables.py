@@ -41,7 +41,7 @@ def clip_tables_too(
         )
     held = [shared.gradients for shared in tables]
     for gradients in held:
-        gradients.defer()
+        gradients.defer(hybrids[0])
     hybrids[0].table_gradients = list(held)
     trainer.precision_plugin.clip_gradients = _clip  # type: ignore[method-assign]
 

@@ -8,7 +8,13 @@ from engine.engine_cases import same_bits
 from engine.test_dynamic_tables import batch_of, made, rows_by_key, tables
 from tiers import one_of
 
+from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.transport.communicator import Comm
+
+
+class Stepper:
+    """Stands for the optimiser whose step ends the update."""
 
 
 def trained(comm, kind, rule, backend, deferred, settings):
@@ -16,8 +22,9 @@ def trained(comm, kind, rule, backend, deferred, settings):
     configs = tables(dynamic=settings is not None, **(settings or {}))
     collection = made(comm, kind, rule, backend=backend, configs=configs)
     gradients = collection.shared.gradients
+    stepper = Stepper()
     if deferred:
-        gradients.defer()
+        gradients.defer(stepper)
     for step in range(4):
         losses = [
             collection(batch_of(10 * step + n, comm.rank)).values().square().sum()
@@ -62,7 +69,8 @@ def counted(comm, settings):
     configs = tables(**settings)
     collection = made(comm, "row_wise", "sgd", configs=configs)
     gradients = collection.shared.gradients
-    gradients.defer()
+    stepper = Stepper()
+    gradients.defer(stepper)
     lengths = torch.tensor([1, 0, 0, 0])
     ids = KeyedJaggedTensor(["a", "b", "c", "s"], torch.tensor([comm.rank]), lengths=lengths)
     collection(ids).values().sum().backward()
@@ -73,3 +81,15 @@ def counted(comm, settings):
 def test_a_key_that_gets_no_row_does_not_count_in_the_norm(ranks, settings, rows):
     for total in ranks.run(counted, 2, settings):
         assert total == rows * 8 * 0.25
+
+
+def test_gradients_of_tables_whose_optimiser_is_gone_are_an_error():
+    collection = made(Comm(), "table_wise", "sgd", configs=tables(dynamic=False))
+    stepper = Stepper()
+    collection.shared.gradients.defer(stepper)
+    loss = collection(batch_of(1, 0)).values().square().sum()
+    del stepper
+    with pytest.raises(
+        ConfigError, match=r"the optimiser that clips gradients .* is gone: keep it"
+    ):
+        loss.backward()

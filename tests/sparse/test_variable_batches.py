@@ -207,7 +207,7 @@ def test_tensors_that_ranks_have_sent_make_one_again(weighted):
             lambda: KeyedJaggedTensor.concat(
                 [made(inverse=None), KeyedJaggedTensor(["c"], [1], lengths=[1, 0, 0, 0])]
             ),
-            "some have a stride per key, others one for all",
+            "stride_per_key_per_rank: some of the tensors have them, others none",
         ),
         (
             lambda: KeyedJaggedTensor.concat(

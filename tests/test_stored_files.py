@@ -1,0 +1,85 @@
+"""Checkpoints and artefacts of earlier code load, score and resume as they did there, and are whole
+by their own checksums.
+
+`tests/fixtures/before_stored` was written before both became one room.
+"""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from jobs import validation
+
+import recapp
+from recapp.checkpoints.directory import read_manifest, verify
+from recapp.checkpoints.static_table import static_table
+from recapp.inference.artefact import read_artefact
+from recapp.inference.small_files import read_example
+
+OLD = Path(__file__).parent / "fixtures" / "before_stored"
+EXPECTED = json.loads((OLD / "expected.json").read_text())
+KINDS = ("static", "dynamic")
+STORED = {"checkpoint": "checkpoints/last.ckpt", "artefact": "artefact"}
+
+
+@pytest.fixture(autouse=True)
+def plain_kernels(reference_kernels):
+    """Kernels do not matter here."""
+
+
+def rows_of(kind):
+    return read_example(read_artefact(OLD / kind / "artefact"))
+
+
+def close(value):
+    """Rounding differs from machine to machine."""
+    return pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.parametrize("what", STORED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_scores_raw_rows_as_the_old_code_did(kind, what):
+    model = recapp.load_model(OLD / kind / STORED[what])
+    assert model.predict(rows_of(kind)).tolist() == close(EXPECTED[kind][f"{what}_scores"])
+
+
+@pytest.mark.parametrize("what", STORED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_predict_with_it_what_the_old_code_did(jobs, kind, what, tmp_path):
+    pq.write_table(rows_of(kind), tmp_path / "rows.parquet")
+    output = tmp_path / "scores.parquet"
+    named = [f"ckpt_path={OLD / kind / STORED[what]}", f"input={tmp_path / 'rows.parquet'}"]
+    jobs.run("predict", tmp_path / "job", [*named, f"output={output}"], 2)
+    scores = pq.read_table(output)["score"].to_pylist()
+    assert scores == close(EXPECTED[kind][f"{what}_scores"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_evaluates_to_the_metrics_that_the_old_code_measured(jobs, kind, tmp_path):
+    checkpoint = OLD / kind / STORED["checkpoint"]
+    settings = [f"ckpt_path={checkpoint}", f"dataset.path={tmp_path / 'clicks'}"]
+    metrics = jobs.evaluate(tmp_path / "eval", *settings)
+    assert validation(metrics) == close(EXPECTED[kind]["validation"])
+    assert read_manifest(checkpoint).metrics == close(EXPECTED[kind]["validation"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_goes_on_from_it_as_the_old_code_went_on(jobs, kind, tmp_path):
+    settings = [f"ckpt_path={OLD / kind / STORED['checkpoint']}", "trainer.max_steps=18"]
+    metrics = jobs.train(tmp_path / "run", *settings, f"dataset.path={tmp_path / 'clicks'}")
+    assert metrics["steps"] == 18
+    assert validation(metrics) == close(EXPECTED[kind]["gone_on"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_byte_of_it_is_as_it_was_written(kind):
+    assert verify(OLD / kind / STORED["checkpoint"]) > 4_000
+    read_artefact(OLD / kind / "artefact").verify_all()
+
+
+def test_a_dynamic_table_has_its_keys_and_rows():
+    keys_R, tensor_RD = static_table(OLD / "dynamic" / STORED["checkpoint"], "large_table")
+    stored = {t.name: t for t in read_artefact(OLD / "dynamic" / "artefact").tables}
+    assert len(keys_R) == len(tensor_RD) == stored["large_table"].rows == 4436
+    assert stored["large_table"].keys and not stored["wide_table"].keys

@@ -11,6 +11,7 @@ table's id rule gives it a row of its own. Errors name file, column and row.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -298,8 +299,8 @@ def join_batches(parts: list[Batch]) -> Batch:
             values.append(part_values[offsets[index] : offsets[index + 1]])
             lengths.append(part_lengths[index])
     sparse = KeyedJaggedTensor(list(keys), torch.cat(values), lengths=torch.cat(lengths))
-    return Batch(
-        torch.cat([part.dense_BI for part in parts]),
-        sparse,
-        torch.cat([part.labels_B for part in parts]),
+    labels, weights = (
+        {name: torch.cat([target_of(part)[name] for part in parts]) for name in target_of(parts[0])}
+        for target_of in (attrgetter("labels"), attrgetter("weights"))
     )
+    return Batch(torch.cat([part.dense_BI for part in parts]), sparse, labels, weights)

@@ -16,7 +16,6 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from recapp.dataset.arrow_types import has_views, value_type, without_views
 from recapp.dataset.collate import Collate, SourceRows, check_transform
@@ -89,13 +88,6 @@ class InputBatch(Batch):
 
     first_row: int
     kept: pa.Table
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "InputBatch":
-        """Return the samples on a device; what is kept stays where it is."""
-        moved = Batch.to(self, device, non_blocking)
-        if moved is self:
-            return self
-        return InputBatch(moved.dense_BI, moved.sparse, moved.labels_B, self.first_row, self.kept)
 
 
 @dataclass(frozen=True)
@@ -178,7 +170,7 @@ class PredictionInput:
     ) -> InputBatch:
         made = collate.batch(held)
         table = pa.Table.from_batches(kept, self.kept)
-        return InputBatch(made.dense_BI, made.sparse, made.labels_B, first, table)
+        return InputBatch(made.dense_BI, made.sparse, made.labels, made.weights, first, table)
 
     def _kept(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
         """Return the kept columns of a chunk as they are written."""

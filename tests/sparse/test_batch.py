@@ -29,6 +29,40 @@ def test_a_batch_moves_as_one(rows):
     )
 
 
+def two_labels(rows: int) -> Batch:
+    one = batch(rows)
+    labels = {"click": torch.ones(rows), "buy": torch.zeros(rows)}
+    return Batch(one.dense_BI, one.sparse, labels, {"buy": torch.full((rows,), 2.0)})
+
+
+def test_labels_and_weights_go_by_name_and_move_with_the_batch():
+    there = two_labels(3).to("meta")
+    assert list(there.labels) == ["click", "buy"] and list(there.weights) == ["buy"]
+    assert all(t.is_meta for t in (*there.labels.values(), *there.weights.values()))
+    here = two_labels(3)
+    assert here.to("cpu") is here
+    again = pickle.loads(pickle.dumps(here))
+    assert again.labels["click"].tolist() == [1, 1, 1] and again.weights["buy"].tolist() == [2] * 3
+
+
+def test_a_label_alone_has_a_short_name_and_one_of_several_has_none():
+    one = batch(2)
+    assert one.labels["label"] is one.labels_B
+    named = Batch(one.dense_BI, one.sparse, {"buy": one.labels_B})
+    assert named.labels_B is one.labels_B
+    with pytest.raises(DataError, match=r"labels click, buy, .*: name one, batch.labels\[NAME\]"):
+        print(two_labels(2).labels_B)
+    assert Batch(one.dense_BI, one.sparse, {}).labels_B.isnan().tolist() == [True, True]
+
+
+def test_weights_of_no_label_and_uneven_weights_are_refused():
+    one = batch(2)
+    with pytest.raises(DataError, match=r"weights of buy, which is none of its labels \(label\)"):
+        Batch(one.dense_BI, one.sparse, one.labels_B, {"buy": torch.ones(2)})
+    with pytest.raises(DataError, match="2 bags per feature, 2 labels and 1 weights"):
+        Batch(one.dense_BI, one.sparse, one.labels_B, {"label": torch.ones(1)})
+
+
 def test_the_missing_id_is_the_least_int64():
     assert batch(1).sparse.values()[0].item() == torch.iinfo(torch.int64).min == MISSING
 

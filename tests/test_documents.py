@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 import architecture
 import pytest
+import yaml
 from documents import (
     AS_WRITTEN,
     PAGES,
@@ -97,6 +98,22 @@ def test_every_link_leads_somewhere_and_every_page_and_picture_is_linked():
             assert not anchor or anchor in anchors(PAGES[key]), (page, target)
     pictures = {str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("docs/pictures/*")}
     assert {*PAGES, *pictures} - reached <= {"README.md"}
+
+
+def test_the_site_has_every_page_in_an_order_and_is_built_by_ci():
+    """The build itself refuses links that lead nowhere, and needs the extra `docs`."""
+    listed = yaml.safe_load((REPOSITORY / "docs" / "mkdocs.yml").read_text())["nav"]
+    pages = [
+        page
+        for part in listed
+        for inner in part.values()
+        for page in ([inner] if isinstance(inner, str) else [p for e in inner for p in e.values()])
+    ]
+    made = {"docs/reference.md", "docs/sharding_strategies.md"}
+    assert pages[0] == "README.md" and len(pages) == len(set(pages))
+    assert set(pages) == {*PAGES, "CHANGELOG.md", "data/README.md"} | made
+    ci = (REPOSITORY / ".ci" / "run").read_text()
+    assert "\n.venv/bin/python docs/build_site.py\n" in ci
 
 
 # ---- what scripts make

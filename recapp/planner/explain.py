@@ -240,7 +240,7 @@ def analyze_plan(
     Returns:
         `sharding_types`: how many tables have each; `memory_distribution`: bytes of weights on each
             rank, in their real types;
-        `communication_patterns`: [from][to] bytes of a training step.
+        `communication_patterns`: Bytes of a training step from each rank (row) to each (column).
 
     Raises:
         PlanError: Neither the plan nor `tables` says which tables it is of, or it is not a plan of

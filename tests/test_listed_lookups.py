@@ -103,14 +103,18 @@ def test_a_feature_that_the_data_set_does_not_have_is_refused_with_the_close_one
         build_tables(resolved("train", arguments()[2:], [folder / "mine"]))
 
 
-def test_settings_that_list_lookups_stay_as_they_are_written(folder):
+def test_settings_that_list_lookups_are_kept_in_recapps_words(folder):
     config = resolved("train", arguments()[2:], [folder / "mine"])
     del config["choices"]
     assert checked(config, "train") == config
-    assert config["tables"]["lookups"][3] == {
-        "table": "table_1",
-        "feature": "C5",
-        "combiner": "sum",
+    assert config["tables"]["lookups"][:2] == [
+        {"table": "table_0", "feature": "C1", "output": "emb0", "combiner": "sum"},
+        {"table": "table_1", "feature": "C2", "output": "emb1", "combiner": "mean"},
+    ]
+    assert config["tables"]["tables"][1] == {
+        "num_embeddings": 19000,
+        "embedding_dim": 8,
+        "name": "table_1",
     }
 
 

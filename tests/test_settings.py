@@ -125,11 +125,11 @@ def test_an_absolute_folder_of_the_command_line_is_no_group(tmp_path):
 def test_words_stand_for_what_the_code_knows():
     assert set(Metric.__args__) == set(click_metrics())
     assert set(SHARDING_TYPES) == {name.value for name in ShardingType}
-    hugectrs = {"id_space", "table_id", "max_vocabulary_size", "ev_size", "max_key"}
+    bounds = {"max_key"}
     of_programs = {"init_fn", "need_pos"}
     assert {field.name for field in dataclasses.fields(ListedTable)} == {
         field.name for field in dataclasses.fields(EmbeddingBagConfig)
-    } - of_programs | hugectrs
+    } - of_programs | bounds
 
 
 def test_what_recapp_sets_itself_is_what_lightning_takes():

@@ -5,6 +5,7 @@ included.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recapp.compat.hugectr_words import in_recapp_words
 from recapp.errors import ConfigError, suggest
 from recapp.settings import check_settings
 
@@ -12,7 +13,7 @@ from recapp.settings import check_settings
 def checked(
     settings: Mapping[str, Any], command: str, overrides: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Return the settings of a command, checked, defaults filled in.
+    """Return the settings of a command, checked, in recapp's words, defaults filled in.
 
     Args:
         settings: As `check_settings.checked` takes them, which checks all but the names of sharding
@@ -25,7 +26,8 @@ def checked(
             what is close.
     """
     _check_one_for_each_column(settings.get("dataset"))
-    found = check_settings.checked(settings, command, overrides)
+    translated = {"tables": in_recapp_words(settings["tables"])} if "tables" in settings else {}
+    found = check_settings.checked({**settings, **translated}, command, overrides)
     plan = found.get("plan")
     if isinstance(plan, Mapping) and plan.get("tables"):
         from recapp.sharding.sharding_types import SHARDING_TYPES  # imports numpy

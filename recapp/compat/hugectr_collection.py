@@ -28,6 +28,13 @@ from torch import Tensor
 from recapp.compat.hugectr_arguments import text, whole
 from recapp.compat.hugectr_enums import CommunicationStrategy
 from recapp.compat.hugectr_optimizers import OptParams, rules_of_opt_params
+from recapp.compat.hugectr_words import (
+    LOOKUP_WORDS,
+    combiner_of,
+    rows_of,
+    table_name,
+    under_recapp_names,
+)
 from recapp.console import note_once
 from recapp.errors import ConfigError, PlanError, suggest
 from recapp.optim.rules import RowRule
@@ -44,7 +51,6 @@ from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.config import EmbeddingBagConfig, PoolingType, check_max_key
 from recapp.tables.dynamic import DYNAMIC
 from recapp.tables.embedding_bag import EmbeddingBagCollection
-from recapp.tables.listed import LOOKUP_WORDS, in_our_words, pooling_of, rows_of, table_name
 from recapp.tables.lookups import TableLookup, check_lookups, lookups_of
 
 LOOKUP = ("table", "feature", "output", "combiner")
@@ -291,7 +297,7 @@ class _Lookups:
                 )
             self._names[table] = name
         where = f"lookup {len(self._read)} ({said['output']})"
-        pooling = pooling_of(said["combiner"], where)
+        pooling = combiner_of(said["combiner"], where)
         if pooling is PoolingType.CONCAT and "hotness" not in said:
             raise ConfigError(
                 f"{where}: combiner=concat: hotness must be given, the most keys of a sample (the "
@@ -475,7 +481,7 @@ def _said(values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
             "top_name, combiner"
         )
     by_place = dict(zip(LOOKUP, values, strict=False))
-    said = in_our_words({**by_place, **named}, LOOKUP_WORDS, "embedding_lookup")
+    said = under_recapp_names({**by_place, **named}, LOOKUP_WORDS, "embedding_lookup")
     for ours, theirs in zip(LOOKUP, ("table_config", "bottom_name", "top_name"), strict=False):
         if ours not in said:
             raise ConfigError(f"embedding_lookup: {theirs} must be given")

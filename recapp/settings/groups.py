@@ -205,9 +205,7 @@ class TablesOfDataset:
 
 @dataclass
 class ListedTable:
-    """One table of `tables=sample`, as `recapp.tables.config.EmbeddingBagConfig` takes it, or in
-    HugeCTR's words (`recapp/tables/listed.py`).
-    """
+    """One table of `tables=sample`, as `recapp.tables.config.EmbeddingBagConfig` takes it."""
 
     name: str = ABSENT
     num_embeddings: Rows | Literal["dynamic"] = ABSENT
@@ -222,30 +220,20 @@ class ListedTable:
     weight_init_min: float | None = ABSENT
     min_key: int = ABSENT
     max_key: int | None = ABSENT
-    id_space: Natural = ABSENT
-    table_id: Natural = ABSENT
-    max_vocabulary_size: Annotated[int, Within(-1, 2**48)] = ABSENT
-    ev_size: Width = ABSENT
 
 
 @dataclass
 class ListedLookup:
-    """One lookup of `tables=sample`: a feature that reads a table, and what becomes of its rows.
-
-    Its last five settings are other names of the first four.
+    """One lookup of `tables=sample`: a feature that reads a table, and how the rows of its ids
+    become one vector.
     """
 
     table: str = ABSENT
     feature: str = ABSENT
     output: str | None = ABSENT
-    combiner: Literal["sum", "mean", "average", "concat"] | None = ABSENT
+    combiner: Literal["sum", "mean", "concat"] | None = ABSENT
     hotness: Positive | None = ABSENT
     truncates: bool = ABSENT
-    table_config: str = ABSENT
-    emb_table: str = ABSENT
-    input: str = ABSENT
-    bottom_name: str = ABSENT
-    top_name: str = ABSENT
 
 
 @dataclass

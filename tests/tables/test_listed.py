@@ -1,4 +1,4 @@
-"""Tables and lookups that settings list: in recapp's words and in HugeCTR's."""
+"""Tables and lookups that settings list."""
 
 import re
 
@@ -10,7 +10,6 @@ from recapp.tables.listed import listed_tables, row_features
 from recapp.tables.lookups import lookups_of
 
 OURS = {"name": "t", "num_embeddings": 10, "embedding_dim": 4}
-THEIRS = {"table_id": 7, "max_vocabulary_size": 10, "ev_size": 4, "min_key": 5, "max_key": 15}
 
 
 def test_without_lookups_tables_are_read_by_the_features_they_name():
@@ -24,9 +23,9 @@ def test_lookups_stand_in_their_own_order_with_their_own_combiners():
         [OURS, OURS | {"name": "u"}],
         [
             {"table": "u", "feature": "f"},
-            {"table": "t", "input": "g", "output": "o", "combiner": "average"},
-            {"emb_table": "u", "bottom_name": "g", "top_name": "p", "combiner": "sum"},
-            {"table_config": "t", "feature": "h"},
+            {"table": "t", "feature": "g", "output": "o", "combiner": "mean"},
+            {"table": "u", "feature": "g", "output": "p", "combiner": "sum"},
+            {"table": "t", "feature": "h"},
         ],
     )
     assert [t.name for t in tables] == ["t", "u"]
@@ -37,22 +36,6 @@ def test_lookups_stand_in_their_own_order_with_their_own_combiners():
         ("u", "g", "p", "sum"),
         ("t", "h", "h", "sum"),
     ]
-
-
-def test_tables_are_described_in_hugectrs_words():
-    tables, _ = listed_tables([THEIRS], [{"table": "table_7", "feature": "f"}])
-    assert tables == [
-        EmbeddingBagConfig(
-            name="table_7", num_embeddings=10, embedding_dim=4, feature_names=["f"], min_key=5
-        )
-    ]
-
-
-def test_tables_of_one_set_of_keys_are_tables_of_their_own():
-    one = {"id_space": 3, "max_vocabulary_size": 10, "ev_size": 4, "feature_names": ["f"]}
-    tables, lookups = listed_tables([one, one | {"ev_size": 8}], None)
-    assert [(t.name, t.embedding_dim) for t in tables] == [("table_3", 4), ("table_3_1", 8)]
-    assert [x.output for x in lookups] == ["f@table_3", "f@table_3_1"]
 
 
 def test_a_table_that_nothing_reads_is_left_out_and_noted(capsys):
@@ -74,28 +57,8 @@ def test_a_table_that_nothing_reads_is_left_out_and_noted(capsys):
         (OURS, {"table": "tt", "feature": "f"}, "tables.lookups[0] reads table tt, which is not "),
         (
             OURS,
-            {"table": "t", "feature": "f", "combiner": "max"},
-            "lookups[0].combiner=max: known: average",
-        ),
-        (
-            OURS,
             {"table": "t", "feature": "f", "combiner": "concat"},
             "lookup f: hotness=None: a concatenation needs",
-        ),
-        (
-            OURS | {"ev_size": 4},
-            {"table": "t", "feature": "f"},
-            "tables.tables[0]: embedding_dim and ev_size are one value: give one of them",
-        ),
-        (
-            THEIRS | {"max_vocabulary_size": -1},
-            {"table": "table_7", "feature": "f"},
-            "tables.table_7.min_key=5: a dynamic table takes any id: leave min_key out",
-        ),
-        (
-            THEIRS | {"max_key": 16},
-            {"table": "table_7", "feature": "f"},
-            "tables.table_7.max_key=16: 10 rows from min_key=5 on hold the keys 5..14",
         ),
     ],
 )
@@ -111,6 +74,6 @@ def test_two_tables_of_one_name_are_refused():
 
 def test_features_are_rows_where_some_table_does_not_hash_them():
     hashed = OURS | {"name": "hashed", "id_rule": "hash"}
-    lookups = [{"table": "t", "input": "a"}, {"table": "hashed", "feature": "b"}]
+    lookups = [{"table": "t", "feature": "a"}, {"table": "hashed", "feature": "b"}]
     assert row_features([OURS, hashed], lookups) == {"a"}
     assert row_features([hashed | {"feature_names": ["a", "b"]}], None) == set()

@@ -1,0 +1,164 @@
+"""Tables and lookups that settings list in HugeCTR's words."""
+
+import re
+
+import pytest
+
+from recapp.app.checked_settings import checked
+from recapp.compat.hugectr_words import in_recapp_words
+from recapp.errors import ConfigError
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.listed import listed_tables, row_features
+
+OURS = {"name": "t", "num_embeddings": 10, "embedding_dim": 4}
+THEIRS = {"table_id": 7, "max_vocabulary_size": 10, "ev_size": 4, "min_key": 5, "max_key": 15}
+
+
+def translated(tables, lookups):
+    made = in_recapp_words({"source": "list", "tables": tables, "lookups": lookups})
+    return made["tables"], made["lookups"]
+
+
+def test_lookups_are_described_in_either_vocabulary():
+    tables, lookups = listed_tables(
+        *translated(
+            [OURS, OURS | {"name": "u"}],
+            [
+                {"table": "u", "feature": "f"},
+                {"table": "t", "input": "g", "output": "o", "combiner": "average"},
+                {"emb_table": "u", "bottom_name": "g", "top_name": "p", "combiner": "sum"},
+                {"table_config": "t", "feature": "h"},
+            ],
+        )
+    )
+    assert [t.feature_names for t in tables] == [("g", "h"), ("f", "g")]
+    assert [(x.table.name, x.feature, x.output, x.pooling) for x in lookups] == [
+        ("u", "f", "f", "sum"),
+        ("t", "g", "o", "mean"),
+        ("u", "g", "p", "sum"),
+        ("t", "h", "h", "sum"),
+    ]
+
+
+def test_tables_are_described_in_hugectrs_words():
+    tables, _ = listed_tables(*translated([THEIRS], [{"table": "table_7", "feature": "f"}]))
+    assert tables == [
+        EmbeddingBagConfig(
+            name="table_7", num_embeddings=10, embedding_dim=4, feature_names=["f"], min_key=5
+        )
+    ]
+
+
+def test_tables_of_one_set_of_keys_are_tables_of_their_own():
+    one = {"id_space": 3, "max_vocabulary_size": 10, "ev_size": 4, "feature_names": ["f"]}
+    tables, lookups = listed_tables(*translated([one, one | {"ev_size": 8}], None))
+    assert [(t.name, t.embedding_dim) for t in tables] == [("table_3", 4), ("table_3_1", 8)]
+    assert [x.output for x in lookups] == ["f@table_3", "f@table_3_1"]
+
+
+def test_a_table_without_a_name_is_called_by_its_place():
+    bare = {"num_embeddings": 10, "embedding_dim": 4, "feature_names": ["f"]}
+    tables, _ = translated([OURS, bare], None)
+    assert [values["name"] for values in tables] == ["t", "table_1"]
+
+
+def test_minus_one_rows_are_a_table_that_grows():
+    (table,), _ = translated([{"name": "t", "max_vocabulary_size": -1, "ev_size": 4}], None)
+    assert table == {"name": "t", "num_embeddings": "dynamic", "embedding_dim": 4}
+
+
+def test_features_are_rows_where_some_table_does_not_hash_them():
+    hashed = OURS | {"name": "hashed", "id_rule": "hash"}
+    lookups = [{"table": "t", "input": "a"}, {"table": "hashed", "feature": "b"}]
+    assert row_features(*translated([OURS, hashed], lookups)) == {"a"}
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        None,
+        7,
+        {"source": "from_dataset", "dim": 16},
+        {"source": "list", "tables": "t", "lookups": {"table": "t"}},
+        {"source": "list", "tables": [7], "lookups": ["f"]},
+    ],
+)
+def test_what_is_no_list_of_tables_is_left_to_the_check_of_the_settings(tables):
+    assert in_recapp_words(tables) == tables
+
+
+def test_settings_in_recapps_words_stay_as_they_are():
+    tables = [OURS | {"feature_names": ["f"]}]
+    lookups = [{"table": "t", "feature": "f", "output": None, "combiner": "mean"}]
+    assert translated(tables, lookups) == (tables, lookups)
+
+
+@pytest.mark.parametrize(
+    ("table", "lookup", "says"),
+    [
+        (
+            OURS | {"ev_size": 4},
+            {"table": "t", "feature": "f"},
+            "tables.tables[0]: embedding_dim and ev_size are one value: give one of them",
+        ),
+        (
+            THEIRS | {"max_vocabulary_size": -1},
+            {"table": "table_7", "feature": "f"},
+            "tables.table_7.min_key=5: a dynamic table takes any id: leave min_key out",
+        ),
+        (
+            THEIRS | {"max_key": 16},
+            {"table": "table_7", "feature": "f"},
+            "tables.table_7.max_key=16: 10 rows from min_key=5 on hold the keys 5..14",
+        ),
+    ],
+)
+def test_what_cannot_be_listed_is_refused_in_one_line(table, lookup, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        listed_tables(*translated([table], [lookup]))
+
+
+@pytest.mark.parametrize(
+    ("table", "lookup", "says"),
+    [
+        ({"ev_size": 0}, {}, "tables.tables[0].ev_size=0: must be a whole number of at least 1"),
+        ({"table_id": -1}, {}, "tables.tables[0].table_id=-1: must be a whole number of at least"),
+        (
+            {"max_vocabulary_size": -2},
+            {},
+            "tables.tables[0].max_vocabulary_size=-2: must be a whole number of at least -1",
+        ),
+        (
+            {"evsize": 4},
+            {},
+            "unknown setting tables.tables[0].evsize: did you mean tables.tables[0",
+        ),
+        ({}, {"top": "o"}, "unknown setting tables.lookups[0].top: "),
+        ({}, {"combiner": "max"}, "lookups[0].combiner=max: known: average, concat, mean, sum"),
+        ({}, {"emb_table": [1]}, "tables.lookups[0].emb_table=[1]: must be text"),
+    ],
+)
+def test_a_wrong_value_is_named_in_the_word_that_was_written(table, lookup, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        translated([OURS | table], [{"table": "t", "feature": "f"} | lookup])
+
+
+def test_settings_are_in_recapps_words_once_they_are_checked(composed_plan):
+    composed_plan["tables"] = {
+        "source": "list",
+        "tables": [THEIRS],
+        "lookups": [{"table_config": "table_7", "bottom_name": "f"}],
+    }
+    tables = checked(composed_plan, "plan")["tables"]
+    assert tables["tables"] == [
+        {"name": "table_7", "num_embeddings": 10, "embedding_dim": 4, "min_key": 5, "max_key": 15}
+    ]
+    assert tables["lookups"] == [{"table": "table_7", "feature": "f"}]
+
+
+@pytest.fixture
+def composed_plan():
+    """The settings of `python -m recapp.plan` as Hydra composes them."""
+    from recapp.app import compose
+
+    return compose.to_plain(compose.without_hydra(compose.compose("plan")), whole=False)

@@ -20,8 +20,6 @@ from recapp.compat import foreign_paths
 if TYPE_CHECKING:
     from recapp.app.export_model import Export, export_model
     from recapp.app.load_model import load_model
-    from recapp.checkpoints.directory import load_table
-    from recapp.checkpoints.static_table import static_table
     from recapp.compat.eviction_policies import (
         DistanceLFU_EvictionPolicy,
         LFU_EvictionPolicy,
@@ -70,6 +68,8 @@ if TYPE_CHECKING:
     from recapp.sparse.jagged_tensor import JaggedTensor
     from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
     from recapp.sparse.keyed_tensor import KeyedTensor
+    from recapp.stored.checkpoint import load_table
+    from recapp.stored.static_table import static_table
     from recapp.tables.config import (
         DataType,
         EmbeddingBagConfig,
@@ -141,7 +141,7 @@ _HOMES = {
     "lamb": "recapp.optim.rules",
     "lars_sgd": "recapp.optim.rules",
     "load_model": "recapp.app.load_model",
-    "load_table": "recapp.checkpoints.directory",
+    "load_table": "recapp.stored.checkpoint",
     "momentum_sgd": "recapp.optim.rules",
     "partial_row_wise_adam": "recapp.optim.rules",
     "partial_row_wise_lamb": "recapp.optim.rules",
@@ -150,7 +150,7 @@ _HOMES = {
     "run_ranks": "recapp.transport.run_ranks",
     "sgd": "recapp.optim.rules",
     "shard_model": "recapp.engine.shard_model",
-    "static_table": "recapp.checkpoints.static_table",
+    "static_table": "recapp.stored.static_table",
     "write_plan": "recapp.sharding.plan_file",
 }
 

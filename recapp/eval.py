@@ -61,7 +61,7 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
         ConfigError: No checkpoint is named, the split is unknown, or there are no test data.
         CheckpointError: The checkpoint does not exist or is incomplete.
     """
-    from recapp.checkpoints.directory import read_manifest
+    from recapp.stored.checkpoint import read_manifest
 
     if not config["ckpt_path"]:
         raise ConfigError(

@@ -4,7 +4,7 @@ checkpoint, which is scored and served without the trainer.
     DIR (checkpoint) -> tables in fewer bits, dense part, an example with its scores -> DIR
 
 Model and data come from the checkpoint alone. `recapp.load_model`, `recapp.predict` and
-`recapp.serve` take what it writes (`recapp/inference/artefact.py` says what that is).
+`recapp.serve` take what it writes (`recapp/stored/artefact.py` says what that is).
 """
 
 if __name__ == "__main__":
@@ -74,7 +74,7 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
         CheckpointError: The checkpoint does not exist or is incomplete.
     """
     from recapp.app.check_data import match_checkpoint
-    from recapp.checkpoints.directory import read_manifest
+    from recapp.stored.checkpoint import read_manifest
 
     for key, what in MUST_BE_GIVEN.items():
         if not config[key]:

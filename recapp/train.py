@@ -99,7 +99,7 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     config = with_absolute_paths(config)
     if not config["ckpt_path"]:
         return config
-    from recapp.checkpoints.directory import read_manifest
+    from recapp.stored.checkpoint import read_manifest
 
     manifest = read_manifest(Path(config["ckpt_path"]))
     settings = with_absolute_paths(

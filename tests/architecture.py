@@ -17,7 +17,8 @@ compat
 benchmarks
 serving
 trainer | inference
-engine | checkpoints
+engine
+stored
 transport
 processes
 planner | reporting
@@ -40,7 +41,7 @@ THIRD_PARTIES = {
     "pyarrow": (
         "dataset",
         "inference.build_cpp",
-        "inference.small_files",
+        "stored.small_files",
         "app.validation_rows",
         "serving.arrow_route",
         "serving.arrow_sizes",

@@ -82,7 +82,7 @@ def test_an_import_upwards_or_sideways_is_found(name, text):
             "from recapp.worker import run\nfrom recapp.app.command import main\nimport "
             "recapp.errors",
         ),
-        ("checkpoints.rectangles", "from recapp.sharding.layout import Block"),
+        ("stored.rectangles", "from recapp.sharding.layout import Block"),
     ],
 )
 def test_an_import_downwards_or_within_a_room_is_fine(name, text):
@@ -110,7 +110,7 @@ def test_third_parties_stay_at_home():
         ("trainer.callbacks", "import torch.distributed as dist"),
         ("metrics", "from torch import distributed"),
         ("metrics", "from torch.distributed import all_reduce"),
-        ("checkpoints.directory", "import torch\ndef f():\n    torch.distributed.barrier()"),
+        ("stored.checkpoint", "import torch\ndef f():\n    torch.distributed.barrier()"),
     ],
 )
 def test_a_third_party_away_from_home_is_found(name, text):

@@ -19,11 +19,11 @@ from tiers import one_of
 
 from recapp import eval as evaluation
 from recapp import train
-from recapp.checkpoints.directory import read_manifest
 from recapp.dataset.synthetic import write_criteo
 from recapp.errors import PlanError, suggest
 from recapp.processes import launch as launching
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
+from recapp.stored.checkpoint import read_manifest
 from recapp.tables.config import EmbeddingBagConfig
 
 SIZES = (

@@ -11,9 +11,9 @@ from jobs import resolved
 
 from recapp.app.check_data import check_data, match_checkpoint
 from recapp.app.compose import with_absolute_paths
-from recapp.checkpoints.manifest import Manifest
-from recapp.checkpoints.rectangles import StoredBlock
 from recapp.errors import CheckpointError, ConfigError, DataError
+from recapp.stored.manifest import Manifest
+from recapp.stored.rectangles import StoredBlock
 
 
 @pytest.fixture

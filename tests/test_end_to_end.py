@@ -12,8 +12,8 @@ import jobs as product
 import pytest
 from jobs import command, metrics_of, small, validation
 
-from recapp.checkpoints.directory import find_checkpoints, read_manifest, verify
 from recapp.dataset.synthetic import read_truth
+from recapp.stored.checkpoint import find_checkpoints, read_manifest, verify
 
 PLANS = ("data_parallel", "row_wise")  # the README's five: test_readme.py
 STEPS = "trainer.max_steps=20"

@@ -15,13 +15,13 @@ from tiers import one_of
 from recapp import plan, report, train
 from recapp.app.build import build_tables
 from recapp.app.planning_problem import plan_of_run
-from recapp.checkpoints.directory import read_manifest
-from recapp.checkpoints.trust import LOGGERS, MODELS, OF_CONF, RULES, SCHEDULES
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.reporting.comparison import overrides_of
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.renamed import MODULES, SETTINGS, with_names_of_today
+from recapp.stored.checkpoint import read_manifest
+from recapp.stored.trust import LOGGERS, MODELS, OF_CONF, RULES, SCHEDULES
 
 OLD = Path(__file__).parent / "fixtures" / "before_engine_group"
 CHECKPOINT = OLD / "run" / "checkpoints" / "last.ckpt"

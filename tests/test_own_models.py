@@ -14,8 +14,8 @@ from own_models import MODELS, Attention, Recurrent, Sequences, TwoCollections
 from torch import nn
 
 from recapp import EmbeddingBagCollection
-from recapp.checkpoints.directory import read_manifest
 from recapp.models.layer_table import layer_table
+from recapp.stored.checkpoint import read_manifest
 from recapp.tables.config import EmbeddingBagConfig
 
 FEATURES = ("C1", "C2", "C3")

@@ -18,7 +18,7 @@ import pytest
 from hosts import TORCHRUN, Started, at_once, wait_for
 from jobs import Failed, environment, metrics_of, ranks_of, small, start
 
-from recapp.checkpoints.directory import find_checkpoints, read_manifest
+from recapp.stored.checkpoint import find_checkpoints, read_manifest
 
 
 @pytest.fixture(scope="module")

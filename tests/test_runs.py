@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from jobs import command, metrics_of, small, validation
 
-from recapp.checkpoints.directory import find_checkpoints, read_manifest, verify
+from recapp.stored.checkpoint import find_checkpoints, read_manifest, verify
 
 pytestmark = pytest.mark.full
 

@@ -12,10 +12,10 @@ import pytest
 from jobs import validation
 
 import recapp
-from recapp.checkpoints.directory import read_manifest, verify
-from recapp.checkpoints.static_table import static_table
-from recapp.inference.artefact import read_artefact
-from recapp.inference.small_files import read_example
+from recapp.stored.artefact import read_artefact
+from recapp.stored.checkpoint import read_manifest, verify
+from recapp.stored.small_files import read_example
+from recapp.stored.static_table import static_table
 
 OLD = Path(__file__).parent / "fixtures" / "before_stored"
 EXPECTED = json.loads((OLD / "expected.json").read_text())

@@ -14,8 +14,8 @@ from recapp.dataset.schema import schema_from
 from recapp.engine.shard_model import embedding_collections, sharded_collections
 from recapp.engine.sharded_state import without_tables
 from recapp.errors import ArtefactError, RecappError
-from recapp.inference.artefact import Artefact
-from recapp.inference.small_files import read_dense
+from recapp.stored.artefact import Artefact
+from recapp.stored.small_files import read_dense
 from recapp.tables.collections import embedding_tables
 from recapp.trainer.restored import state_must_fit
 

@@ -32,9 +32,9 @@ def check_serving(settings: dict[str, Any], ranks: int) -> None:
         ConfigError: There are not as many GPUs, there is no such address, or it is taken.
         RecappError: There is no model.
     """
-    from recapp.checkpoints.directory import read_manifest
-    from recapp.inference.artefact import is_artefact, read_artefact
     from recapp.serving import http
+    from recapp.stored.artefact import is_artefact, read_artefact
+    from recapp.stored.checkpoint import read_manifest
 
     if settings["device"] == "cuda":
         import torch

@@ -6,10 +6,10 @@ from functools import partial
 
 from recapp.app import build
 from recapp.app.planning_problem import plan_of_run
-from recapp.checkpoints.directory import read_manifest
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.optim.rules import sgd
 from recapp.planner.topology import RESERVE_BYTES, hardware_of
+from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 

@@ -27,9 +27,9 @@ from lightning.pytorch.loggers import Logger
 
 from recapp.app.build import Settings, construct, make
 from recapp.app.check_training import all_known, check_monitor, measured_by, refuse_callback
-from recapp.checkpoints.directory import read_manifest
 from recapp.errors import ConfigError, suggest
 from recapp.settings.check_settings import find_constructor
+from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.strategy import EmbeddingShardingStrategy, check_precision
 

@@ -10,7 +10,7 @@ from recapp.errors import CheckpointError, suggest
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from recapp.checkpoints.manifest import Manifest
+    from recapp.stored.manifest import Manifest
     from recapp.tables.config import EmbeddingBagConfig
 
 AS_BEFORE = "set dataset, tables and model as they were when it was saved"
@@ -45,7 +45,7 @@ def check_fits_checkpoint(settings: Mapping[str, Any], overrides: Sequence[str])
     if not any(f"{name}.".startswith(f"{each}.") for name in names for each in OF_THE_MODEL):
         return
     from recapp.app.build import build_lookups, build_model, counts_ids
-    from recapp.checkpoints.directory import read_manifest, read_meta
+    from recapp.stored.checkpoint import read_manifest, read_meta
     from recapp.trainer.restored import dense_state
 
     manifest = read_manifest(settings["ckpt_path"])
@@ -81,7 +81,7 @@ def _check_table(manifest: "Manifest", table: "EmbeddingBagConfig", rows: int | 
             f"table {table.name} {kinds[not grew]} in the checkpoint, but {kinds[grew]} by the "
             f"settings: {AS_BEFORE}"
         )
-    from recapp.checkpoints.rectangles import by
+    from recapp.stored.rectangles import by
 
     stored = held[table.name]
     wanted = (stored[0] if grew or rows is None else rows, table.embedding_dim)

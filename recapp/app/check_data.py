@@ -20,8 +20,8 @@ from recapp.processes.rank_environment import external_rank, started_externally
 from recapp.settings.values import shown
 
 if TYPE_CHECKING:
-    from recapp.checkpoints.manifest import Manifest
     from recapp.dataset.schema import Schema
+    from recapp.stored.manifest import Manifest
 
 
 def check_data(config: Mapping[str, Any]) -> None:
@@ -143,11 +143,11 @@ def check_resumed(settings: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: The checkpoint was saved inside of an epoch, and its files have changed.
     """
-    from recapp.checkpoints.directory import read_manifest
     from recapp.dataset.fingerprint import file_facts
     from recapp.dataset.resumed_files import resumed_files
     from recapp.dataset.schema import schema_from
     from recapp.dataset.source import open_source
+    from recapp.stored.checkpoint import read_manifest
 
     dataset = settings["dataset"]
     manifest = read_manifest(settings["ckpt_path"])

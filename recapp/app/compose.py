@@ -26,8 +26,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recapp.app.checked_settings import checked
-from recapp.checkpoints.names import MANIFEST, MANIFEST_BYTES
-from recapp.checkpoints.trust import check_trust, judged, marked
 from recapp.console import note
 from recapp.errors import ConfigError, alike, suggest
 from recapp.reporting.lock import new_directory
@@ -37,6 +35,8 @@ from recapp.settings.groups import Trainer
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.renamed import new_name
 from recapp.settings.text_file import read_text
+from recapp.stored.local_files import MANIFEST, MANIFEST_BYTES
+from recapp.stored.trust import check_trust, judged, marked
 
 HYDRA_VERSION_BASE = "1.3"
 PATHS = (
@@ -258,7 +258,7 @@ def compose_over(
     Raises:
         ConfigError: An override names a setting that neither has; the error names close matches.
         CheckpointError: What is left of the checkpoint's settings names something that may not be
-            called (`recapp/checkpoints/trust.py`).
+            called (`recapp/stored/trust.py`).
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     result = marked({key: value for key, value in stored.items() if key not in OF_THE_INVOCATION})

@@ -28,17 +28,12 @@ from recapp.app.validation_rows import (
     validation_batches,
     validation_source,
 )
-from recapp.checkpoints.directory import open_checkpoint
-from recapp.checkpoints.names import MANIFEST, remove
-from recapp.checkpoints.snapshot import Snapshot
 from recapp.dataset.example_rows import example_rows
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.schema import schema_from
 from recapp.engine.shard_model import embedding_collections, sharded_collections
 from recapp.engine.sharded_state import without_tables
 from recapp.errors import CheckpointError, ConfigError, suggest
-from recapp.inference.artefact import DENSE, EXAMPLE, Artefact, to_json
-from recapp.inference.artefact_folder import unfinished
 from recapp.inference.choose_storage import (
     AUTO,
     least_storage,
@@ -57,10 +52,15 @@ from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.one_rank import one_rank
 from recapp.inference.probe import Probe
 from recapp.inference.row_writer import RowWriter, write_file
-from recapp.inference.small_files import EXAMPLE_ROWS, dense_bytes, example_bytes
 from recapp.inference.storage import QUANTIZE
 from recapp.inference.trained_tables import TrainedTables
 from recapp.sparse.batch import Batch
+from recapp.stored.artefact import DENSE, EXAMPLE, Artefact, to_json
+from recapp.stored.artefact_folder import unfinished
+from recapp.stored.checkpoint import open_checkpoint
+from recapp.stored.local_files import MANIFEST, remove
+from recapp.stored.small_files import EXAMPLE_ROWS, dense_bytes, example_bytes
+from recapp.stored.snapshot import Snapshot
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import keys_of

@@ -19,13 +19,13 @@ from recapp.app.artefact_model import (
 )
 from recapp.app.check_data import match_trained
 from recapp.app.compose import compose_over, trusting
-from recapp.inference.artefact import Artefact, read_artefact
 from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.placed_model import check_same, placed, together
 from recapp.inference.scorer import Scorer
-from recapp.inference.small_files import read_example
 from recapp.settings.renamed import with_names_of_today
+from recapp.stored.artefact import Artefact, read_artefact
+from recapp.stored.small_files import read_example
 from recapp.transport.communicator import Comm
 
 

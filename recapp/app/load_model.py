@@ -19,17 +19,17 @@ from recapp.app.artefact_model import raw_rows_of
 from recapp.app.check_data import match_checkpoint
 from recapp.app.compose import compose_over, trusting
 from recapp.app.load_artefact import load_artefact
-from recapp.checkpoints.directory import load_together, read_manifest
-from recapp.checkpoints.manifest import Manifest
 from recapp.dataset.example_rows import table_of
 from recapp.dataset.raw_rows import RawRows, RawTable
 from recapp.engine.shard_model import sharded_collections, sharded_tables
 from recapp.engine.sharded_state import without_tables
 from recapp.engine.sharder import own_device, process_group_of, tables_group
 from recapp.errors import CheckpointError, ConfigError, DataError
-from recapp.inference.artefact import is_artefact
 from recapp.inference.placed_model import placed, together
 from recapp.inference.scorer import Scorer
+from recapp.stored.artefact import is_artefact
+from recapp.stored.checkpoint import load_together, read_manifest
+from recapp.stored.manifest import Manifest
 from recapp.trainer.restored import OF_MODEL, check_state, dense_state, state_must_fit
 from recapp.trainer.stored_tables import StoredTables
 from recapp.transport.choose_transport import make_comm

@@ -9,11 +9,11 @@ from lightning.pytorch import Trainer
 
 from recapp.app.build import click_model_auc
 from recapp.app.planning_problem import predicted
-from recapp.checkpoints.directory import read_manifest
 from recapp.console import note
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.reporting.about import about
 from recapp.reporting.performance import write_predicted
+from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.callbacks import StepClock
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.keep_last import KeepLast

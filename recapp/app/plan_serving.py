@@ -8,11 +8,11 @@ from recapp.app.artefact_model import meta_model
 from recapp.app.command import Job
 from recapp.app.load_artefact import settings_of_artefact
 from recapp.app.planning_problem import planning_problem
-from recapp.inference.artefact import read_artefact
 from recapp.inference.choose_storage import storage_of
 from recapp.inference.storage import QUANTIZE
 from recapp.planner.serving import fewest_ranks, stored_as
 from recapp.planner.topology import Topology
+from recapp.stored.artefact import read_artefact
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup

@@ -6,8 +6,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from recapp.app.artefact_model import check_logits
-from recapp.inference.artefact import Artefact
 from recapp.sparse.batch import Batch
+from recapp.stored.artefact import Artefact
 from recapp.trainer.module import ClickModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 

@@ -6,10 +6,10 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from recapp.app.build_trainer import length
-from recapp.checkpoints.directory import read_manifest, read_meta
 from recapp.console import short_path
 from recapp.processes.rank_environment import rank_info
 from recapp.settings.dependent_settings import without_validation
+from recapp.stored.checkpoint import read_manifest, read_meta
 from recapp.trainer.changed_optimizer import ChangedOptimizer
 from recapp.trainer.keep_last import best_known
 from recapp.trainer.missed_validation import validate_first

@@ -29,9 +29,9 @@ from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.schema import schema_from
 from recapp.engine.read_only_store import like, values_of
 from recapp.engine.shard_model import embedding_collections
-from recapp.inference.artefact import Artefact, is_artefact, read_artefact
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.storage import values
+from recapp.stored.artefact import Artefact, is_artefact, read_artefact
 from recapp.tables.collections import embedding_lookups
 
 VALIDATION_SHARE = "7/8"  # of generated rows: batches are cut from them, and training needs few

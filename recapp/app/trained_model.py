@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from recapp.app.check_checkpoint import check_fits_checkpoint
 from recapp.app.check_data import match_checkpoint, match_trained
-from recapp.checkpoints.directory import read_manifest
-from recapp.checkpoints.manifest import Manifest
-from recapp.inference.artefact import Artefact, is_artefact, read_artefact
 from recapp.processes.rank_environment import rank_info
 from recapp.settings.renamed import with_names_of_today
+from recapp.stored.artefact import Artefact, is_artefact, read_artefact
+from recapp.stored.checkpoint import read_manifest
+from recapp.stored.manifest import Manifest
 
 if TYPE_CHECKING:
     from recapp.app.rank_model import RankModel
@@ -121,7 +121,7 @@ class _Artefact:
         from recapp.app.build_training import build_module
         from recapp.app.rank_model import CheckExample, RankModel
         from recapp.inference.mapped_rows import mapped_tables
-        from recapp.inference.small_files import read_example
+        from recapp.stored.small_files import read_example
 
         here = rank_info()
         if here is None or here.rank == 0:

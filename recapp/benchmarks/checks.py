@@ -10,8 +10,8 @@ from recapp.benchmarks.rivals import check_python
 from recapp.benchmarks.setup import check_backend, check_names, check_transports
 from recapp.benchmarks.workloads import LOOKUPS, WORKLOADS
 from recapp.errors import ConfigError
-from recapp.inference.artefact import is_artefact
 from recapp.inference.storage import QUANTIZE
+from recapp.stored.artefact import is_artefact
 from recapp.tables.config import PoolingType
 
 IDS = ("uniform", "zipf")

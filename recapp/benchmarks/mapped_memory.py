@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import torch
 
 from recapp.engine.read_only_store import values_of
-from recapp.inference.artefact import read_artefact
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.scorer import Scorer
+from recapp.stored.artefact import read_artefact
 
 LOADS = 5  # of which the median counts
 PROCESSES = 2

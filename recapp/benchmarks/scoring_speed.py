@@ -38,8 +38,8 @@ from recapp.benchmarks.timing import Contender, Measured, ratio, spread
 from recapp.benchmarks.torchrec_model import no_twin, torchrec_spec, write_batches
 from recapp.dataset.raw_rows import RawTable
 from recapp.inference.scorer import Scorer
-from recapp.inference.small_files import example_bytes
 from recapp.sparse.batch import Batch
+from recapp.stored.small_files import example_bytes
 
 BASELINE = "torch"
 NOT_OURS = (BASELINE, "torchrec", "torchrec_tuned")

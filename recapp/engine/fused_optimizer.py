@@ -150,7 +150,7 @@ def _state_blocks(collection: Any) -> dict[str, dict[str, list[Block]]]:
         if table.dynamic is not None:
             raise ConfigError(
                 f"table {table.name} is dynamic: the state of its rows is in checkpoints and not "
-                "in state dicts: save it with recapp.checkpoints.directory.write_checkpoint"
+                "in state dicts: save it with recapp.stored.checkpoint.write_checkpoint"
             )
     held: dict[str, dict[str, list[Block]]] = {t.name: {} for t in _updated_here(collection)}
     for block in collection.blocks():

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.errors import ConfigError
-from recapp.inference.artefact import Artefact
 from recapp.inference.dense_only import DenseOnly, collections_of, example_inputs, looked_up
 from recapp.sparse.batch import Batch
+from recapp.stored.artefact import Artefact
 
 COMPILED = "compiled/dense.pt2"
 X86 = "x86_64"

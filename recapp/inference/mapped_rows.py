@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from recapp.engine.read_only_store import Held
-from recapp.inference.artefact import Artefact, StoredTable
 from recapp.inference.held_tables import HeldTable, HeldTables
 from recapp.inference.storage import held, row_bytes
+from recapp.stored.artefact import Artefact, StoredTable
 
 
 def mapped_tables(artefact: Artefact) -> HeldTables:

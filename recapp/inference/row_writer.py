@@ -16,8 +16,8 @@ from torch import Tensor
 
 from recapp.engine.read_only_store import values_of
 from recapp.errors import ArtefactError, CheckpointError
-from recapp.inference.artefact import StoredTable
 from recapp.inference.storage import bytes_of, stored
+from recapp.stored.artefact import StoredTable
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.initial import start_hash
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recapp.checkpoints.snapshot import Snapshot
 from recapp.engine.dynamic_blocks import KEYS
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import Block
+from recapp.stored.snapshot import Snapshot
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.dynamic import positions_of
 

@@ -19,7 +19,6 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
 
-from recapp.checkpoints.directory import read_manifest
 from recapp.console import note, short_path
 from recapp.dataset.click_rows import ClickRows, open_rows
 from recapp.dataset.data_settings import DataSettings
@@ -38,6 +37,7 @@ from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
 from recapp.errors import ConfigError
 from recapp.planner.initial_plan import from_rank_0
 from recapp.sparse.batch import Batch
+from recapp.stored.checkpoint import read_manifest
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics

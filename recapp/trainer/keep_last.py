@@ -19,9 +19,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
-from recapp.checkpoints.directory import is_checkpoint, link_checkpoint
-from recapp.checkpoints.names import clean_up, new_version
 from recapp.console import note
+from recapp.stored.checkpoint import is_checkpoint, link_checkpoint
+from recapp.stored.local_files import clean_up, new_version
 from recapp.trainer.restored import state_must_fit
 
 

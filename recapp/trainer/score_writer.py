@@ -19,7 +19,6 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from recapp.checkpoints.directory import read_manifest
 from recapp.dataset.prediction_input import InputBatch, RankInput
 from recapp.dataset.score_parts import (
     Joined,
@@ -32,6 +31,7 @@ from recapp.dataset.score_parts import (
 from recapp.errors import ConfigError
 from recapp.planner.initial_plan import from_rank_0
 from recapp.reporting.lock import locked
+from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.datamodule import ClickData
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from recapp import console
-from recapp.checkpoints.manifest import Manifest
 from recapp.engine.dynamic_blocks import (
     ALWAYS_LOADED,
     OF_ADMISSION,
@@ -14,6 +13,7 @@ from recapp.engine.dynamic_blocks import (
 )
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.sharding.layout import Block
+from recapp.stored.manifest import Manifest
 from recapp.tables.dynamic import Counter
 
 

@@ -5,7 +5,7 @@
                         them; optimisers
     backward            the loss is weighed by this rank's share of the global batch; tables are
                         updated inside
-    save / load         a directory of rectangles (`recapp/checkpoints`), read under any plan and
+    save / load         a directory of rectangles (`recapp/stored`), read under any plan and
                         any number of ranks
 
 Everything else is DDPStrategy. Where Lightning would do something that is wrong or slow for shards,
@@ -31,11 +31,6 @@ from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 
 from recapp import console
-from recapp.checkpoints.directory import (
-    load_together,
-    remove_checkpoint,
-    write_checkpoint,
-)
 from recapp.engine import sharded_state
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.shard_model import (
@@ -59,6 +54,11 @@ from recapp.processes.rank_environment import rank_info
 from recapp.processes.stopping import saving
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.batch import Batch
+from recapp.stored.checkpoint import (
+    load_together,
+    remove_checkpoint,
+    write_checkpoint,
+)
 from recapp.trainer.clip_tables import clip_tables_too
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.environment import RankEnvironment, meeting_error

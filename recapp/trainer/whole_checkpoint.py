@@ -15,8 +15,8 @@ import torch
 from lightning.pytorch.core import saving
 from torch import Tensor
 
-from recapp.checkpoints.directory import is_checkpoint, load_table, read_manifest, read_meta
 from recapp.errors import CheckpointError
+from recapp.stored.checkpoint import is_checkpoint, load_table, read_manifest, read_meta
 from recapp.trainer.restored import check_state
 
 _lightnings_reader = saving.pl_load  # type: ignore[attr-defined]

@@ -17,8 +17,8 @@ from hugectr_data import write_nvtabular
 from jobs import environment, metrics_of, ranks_of, validation
 
 from recapp import hugectr
-from recapp.checkpoints.directory import is_checkpoint
 from recapp.compat import hugectr_program
+from recapp.stored.checkpoint import is_checkpoint
 
 L = hugectr.Layer_t
 KIND = hugectr.Optimizer_t

@@ -15,10 +15,10 @@ from optim.dense_rules import CASES, DenseRule, rule_of_case
 from parity.cases import sharding
 from torch import nn
 
-from recapp.checkpoints.directory import load_blocks, read_manifest, write_checkpoint
 from recapp.engine.shard_model import shard_model, sharded_tables
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.stored.checkpoint import load_blocks, read_manifest, write_checkpoint
 from recapp.tables.collections import collections_in, embedding_tables
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from recapp.tables.embedding import EmbeddingCollection

@@ -6,11 +6,11 @@ import torch
 from engine.test_random_mixtures import FEATURES, Mixture
 
 from recapp.engine.shard_model import embedding_collections, shard_model
-from recapp.inference.artefact import Artefact
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.one_rank import one_rank
 from recapp.inference.row_writer import RowWriter
 from recapp.inference.storage import stored, values
+from recapp.stored.artefact import Artefact
 from recapp.tables.collections import embedding_tables
 from recapp.tables.config import DataType
 from recapp.tables.dynamic import positions_of

@@ -21,19 +21,19 @@ from trainer.runs import SIZES, compose, fit, make_logs
 import recapp
 from recapp.app.export_model import Export, export_model
 from recapp.app.validation_rows import validation_batches, validation_source
-from recapp.checkpoints.manifest import sealed
-from recapp.checkpoints.names import MANIFEST
 from recapp.dataset.example_rows import example_rows
 from recapp.dataset.schema import schema_from
 from recapp.engine.read_only_store import values_of
 from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
 from recapp.export import main
-from recapp.inference.artefact import read_artefact
-from recapp.inference.artefact_folder import unfinished
 from recapp.inference.probe import METRICS
-from recapp.inference.small_files import read_example
 from recapp.inference.trained_tables import TrainedTables
 from recapp.metrics import click_metrics
+from recapp.stored.artefact import read_artefact
+from recapp.stored.artefact_folder import unfinished
+from recapp.stored.local_files import MANIFEST
+from recapp.stored.manifest import sealed
+from recapp.stored.small_files import read_example
 
 GROWS = ("tables=dynamic", "tables.init_range=0.05")
 FAST = {"compile": False}

@@ -16,8 +16,8 @@ from parity.cases import sharding
 
 from recapp.engine.read_only_store import values_of
 from recapp.errors import ArtefactError
-from recapp.inference.artefact import Artefact
 from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.stored.artefact import Artefact
 from recapp.tables.collections import embedding_tables
 from recapp.tables.row_order import ROW_ORDERS
 

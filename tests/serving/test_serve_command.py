@@ -19,7 +19,7 @@ from serving.processes import ServerProcess, one_answer, raw, trained, whole
 from serving.small_models import arrow
 
 from recapp import load_model
-from recapp.checkpoints.directory import read_manifest
+from recapp.stored.checkpoint import read_manifest
 
 pytestmark = pytest.mark.full
 

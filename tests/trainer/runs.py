@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 from recapp.app import build_trainer, build_training
 from recapp.app import compose as settings_of
 from recapp.app.build_strategy import build_strategy
-from recapp.checkpoints.directory import read_manifest
 from recapp.dataset.synthetic import write_criteo
 from recapp.settings.check_settings import checked
+from recapp.stored.checkpoint import read_manifest
 from recapp.trainer import callbacks as own
 from recapp.trainer.changed_optimizer import ChangedOptimizer
 from recapp.trainer.ending import EndTogether

@@ -14,9 +14,9 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loops.progress import _BatchProgress, _ProcessedTracker
 from trainer.runs import compose, fit, make_logs
 
-from recapp.checkpoints.directory import load_table, read_manifest, read_meta
 from recapp.errors import TrainingError
 from recapp.processes.stopping import SIGNALS, Stopped
+from recapp.stored.checkpoint import load_table, read_manifest, read_meta
 from recapp.trainer.finite import LossWatch
 from recapp.trainer.missed_validation import _forget_begun
 

@@ -12,11 +12,11 @@ import yaml
 from jobs import refusal, validation
 
 from recapp import plan
-from recapp.checkpoints.directory import read_manifest
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.prediction_input import ScoringSettings
 from recapp.dataset.schema import Schema
 from recapp.errors import CheckpointError, ConfigError
+from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.datamodule import ClickData
 
 LENGTH = (

@@ -13,10 +13,10 @@ from runs import compose, fit, make_logs
 
 from recapp.app import build_trainer, build_training
 from recapp.app.build_strategy import build_strategy
-from recapp.checkpoints.directory import read_manifest, read_meta, verify, write_checkpoint
-from recapp.checkpoints.manifest import Manifest, to_json
-from recapp.checkpoints.meta_file import crc32_of, write_meta
 from recapp.errors import CheckpointError
+from recapp.stored.checkpoint import read_manifest, read_meta, verify, write_checkpoint
+from recapp.stored.manifest import Manifest, to_json
+from recapp.stored.meta_file import crc32_of, write_meta
 from recapp.trainer.keep_last import KeepLast
 from recapp.transport.communicator import Comm
 
@@ -163,7 +163,7 @@ def test_evaluating_weights_that_are_not_finite_fails_and_names_them(
     best = saved
     config = compose(logs)
     # as an earlier version saved
-    monkeypatch.setattr("recapp.checkpoints.block_files.is_finite", lambda values: True)
+    monkeypatch.setattr("recapp.stored.block_files.is_finite", lambda values: True)
     strategy = build_strategy(config, training=False)
     tester = build_trainer.build_trainer(config, strategy, [], [], ranks=(1, 1))
     module = build_training.build_module(config)

@@ -12,10 +12,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader, IterableDataset
 from trainer.runs import compose, fit, make_logs
 
-from recapp.checkpoints.directory import read_manifest, read_meta
 from recapp.errors import IdError
 from recapp.optim.rules import sgd
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
+from recapp.stored.checkpoint import read_manifest, read_meta
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.strategy import EmbeddingShardingStrategy

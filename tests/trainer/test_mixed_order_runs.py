@@ -9,9 +9,9 @@ import torch
 from engine.test_dynamic_tables import rows_by_key
 from runs import SIZES, compose, fit, make_logs
 
-from recapp.checkpoints.directory import load_table, read_manifest
 from recapp.sharding.plan_file import write_plan
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
+from recapp.stored.checkpoint import load_table, read_manifest
 from recapp.transport.communicator import Comm
 
 DIM = 16

@@ -25,8 +25,8 @@ from recapp import (
     sgd,
     write_plan,
 )
-from recapp.checkpoints.manifest import sealed
 from recapp.errors import CheckpointError, ConfigError, PlanError
+from recapp.stored.manifest import sealed
 from recapp.trainer.whole_checkpoint import whole_checkpoint
 
 IDS = BATCHES[3][0]

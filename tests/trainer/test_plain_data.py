@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jobs import TIMEOUT_S, environment, environment_of_rank, free_port
 
-from recapp.checkpoints.directory import read_manifest
+from recapp.stored.checkpoint import read_manifest
 
 TESTS = Path(__file__).parents[1]
 SCRIPT = Path(__file__).with_name("plain_data_script.py")

@@ -7,7 +7,7 @@ import pytest
 from jobs import refusal, resolved, small
 
 from recapp.app.check_training import schedule_of
-from recapp.checkpoints.directory import read_manifest, read_meta
+from recapp.stored.checkpoint import read_manifest, read_meta
 
 PLATEAU = [
     "optimizer/schedule=reduce_on_plateau",

@@ -7,9 +7,9 @@ from trainer.runs import MORE, SCHEDULE, STOP, compose, fit, fit_twice, make_log
 
 from recapp.app import build
 from recapp.app.compose import compose_over
-from recapp.checkpoints.directory import read_manifest
 from recapp.errors import CheckpointError, ConfigError
 from recapp.optim.rules import ftrl, rowwise_adagrad, sgd
+from recapp.stored.checkpoint import read_manifest
 
 TABLES = "optimizer.sparse.tables={C3: {rule: sgd, lr: 0.5}, C1*: {lr: 0.01}}"
 

@@ -8,10 +8,10 @@ from trainer.runs import compose, fit, make_logs
 
 from recapp.app import build_trainer, build_training
 from recapp.app.build_strategy import build_strategy
-from recapp.checkpoints.directory import read_meta
 from recapp.engine.table_strips import TableStrips
 from recapp.errors import RecappError
 from recapp.processes.rank_environment import RankInfo
+from recapp.stored.checkpoint import read_meta
 from recapp.trainer.callbacks import LogRate, StepClock
 from recapp.trainer.progress import NoteEarlyStop, NoteFall
 

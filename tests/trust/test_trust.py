@@ -20,13 +20,13 @@ from recapp import train
 from recapp.app import compose
 from recapp.app.check_data import check_generated
 from recapp.app.command import Job
-from recapp.checkpoints import trust
-from recapp.checkpoints.directory import read_manifest, write_checkpoint
-from recapp.checkpoints.manifest import Manifest, to_json
 from recapp.errors import CheckpointError, ConfigError
 from recapp.planner.hardware import read_hardware
 from recapp.settings.option_files import conf_dir
 from recapp.sharding.layout import Block
+from recapp.stored import trust
+from recapp.stored.checkpoint import read_manifest, write_checkpoint
+from recapp.stored.manifest import Manifest, to_json
 from recapp.transport.communicator import Comm
 
 COMMANDS = {"train": train, "eval": evaluation}
@@ -206,8 +206,8 @@ NASTY = {
     "recapp.app.build.make": {"settings": {}, "setting": "x"},
     "recapp.app.build.import_module": {"name": "evil"},
     "recapp.app.build.write_generated": {},
-    "recapp.checkpoints.directory.remove_checkpoint": {"path": "a.ckpt"},
-    "recapp.checkpoints.names.remove": {"path": "a.ckpt"},
+    "recapp.stored.checkpoint.remove_checkpoint": {"path": "a.ckpt"},
+    "recapp.stored.local_files.remove": {"path": "a.ckpt"},
     "recapp.optim.rules.RowRule": {},
     "recapp.optim.rules.math.sqrt": {},
     "recapp.optim.rules._sgd": {},

@@ -167,7 +167,7 @@ def refuse_untrusted(stored: Mapping[str, Any], trust: Sequence[str] = ()) -> No
     """Judge the settings of a file as they are, with nothing laid over them.
 
     Args:
-        stored: the settings, as `recapp.checkpoints.manifest.Manifest.config` gives them.
+        stored: the settings, as `recapp.stored.manifest.Manifest.config` gives them.
         trust: packages of the user's own that they may name.
 
     Raises:

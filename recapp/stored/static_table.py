@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recapp.checkpoints.block_files import WEIGHT
-from recapp.checkpoints.directory import load_table, read_manifest
-from recapp.checkpoints.manifest import Manifest
 from recapp.errors import CheckpointError, suggest
+from recapp.stored.block_files import WEIGHT
+from recapp.stored.checkpoint import load_table, read_manifest
+from recapp.stored.manifest import Manifest
 
 
 class StaticTable(NamedTuple):

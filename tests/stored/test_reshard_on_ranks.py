@@ -18,15 +18,15 @@ from parity.cases import (
     sharding,
 )
 
-from recapp.checkpoints.directory import (
+from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.stored.checkpoint import (
     load_blocks,
     load_table,
     read_manifest,
     verify,
     write_checkpoint,
 )
-from recapp.engine.sharded_embedding_bag import shard_bags
-from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.row_order import ROW_ORDERS
 
 SEED = 11

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import blank, block, edit, save, tilings, whole
 
-from recapp.checkpoints import block_files, rectangles
-from recapp.checkpoints.directory import load_blocks, load_table, read_manifest, verify
 from recapp.errors import CheckpointError
 from recapp.sharding import layout
 from recapp.sharding.layout import make_layout
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import CandidateRanks, ShardingType
 from recapp.sharding.tilings import tile
+from recapp.stored import block_files, rectangles
+from recapp.stored.checkpoint import load_blocks, load_table, read_manifest, verify
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.row_order import mixed_order
 

@@ -26,10 +26,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from recapp.checkpoints.manifest import is_sealed, sealed
-from recapp.checkpoints.names import MANIFEST, current_path
-from recapp.checkpoints.stored_file import stored_file
 from recapp.errors import ArtefactError
+from recapp.stored.local_files import MANIFEST, current_path
+from recapp.stored.manifest import is_sealed, sealed
+from recapp.stored.stored_file import stored_file
 from recapp.tables.config import DataType
 
 FORMAT = "recapp-artefact"

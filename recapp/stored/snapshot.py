@@ -16,14 +16,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from recapp.checkpoints.block_files import Sources, check_bytes, fill_blocks, sources_of
-from recapp.checkpoints.manifest import META, Manifest, from_json
-from recapp.checkpoints.meta_file import crc32_of, read_meta
-from recapp.checkpoints.names import MANIFEST, MANIFEST_BYTES, current_path
-from recapp.checkpoints.rectangles import check_tiling
-from recapp.checkpoints.stored_file import stored_file
 from recapp.errors import CheckpointError, RankError
 from recapp.sharding.layout import Block
+from recapp.stored.block_files import Sources, check_bytes, fill_blocks, sources_of
+from recapp.stored.local_files import MANIFEST, MANIFEST_BYTES, current_path
+from recapp.stored.manifest import META, Manifest, from_json
+from recapp.stored.meta_file import crc32_of, read_meta
+from recapp.stored.rectangles import check_tiling
+from recapp.stored.stored_file import stored_file
 from recapp.transport.communicator import Comm
 
 ATTEMPTS = 100  # to open a checkpoint whose name is given to other directories again and again
@@ -102,7 +102,7 @@ class Snapshot:
 
     def sources(self, blocks: Iterable[Block]) -> Sources:
         """Return the stored rectangles that fill held ones
-        (`recapp.checkpoints.block_files.sources_of`).
+        (`recapp.stored.block_files.sources_of`).
         """
         return sources_of(self.manifest.tensors, self.manifest.row_orders, blocks)
 

@@ -17,8 +17,9 @@ import pytest
 import torch
 from tables import blank, block, edit, save, whole
 
-from recapp.checkpoints import directory, meta_file, rectangles
-from recapp.checkpoints.directory import (
+from recapp.errors import CheckpointError, RankError
+from recapp.stored import checkpoint, meta_file, rectangles
+from recapp.stored.checkpoint import (
     find_checkpoints,
     is_checkpoint,
     load_blocks,
@@ -28,8 +29,7 @@ from recapp.checkpoints.directory import (
     remove_checkpoint,
     verify,
 )
-from recapp.checkpoints.plain_types import plain
-from recapp.errors import CheckpointError, RankError
+from recapp.stored.plain_types import plain
 from recapp.transport.communicator import Comm
 
 
@@ -62,7 +62,7 @@ def save_value(path, value, meta=None):
 
 
 def test_one_process_saves_without_threads_or_a_process_group(tmp_path):
-    directory.write_checkpoint(
+    checkpoint.write_checkpoint(
         tmp_path / "a.ckpt",
         [table(4)],
         comm=Comm(),
@@ -95,7 +95,7 @@ def test_saving_again_replaces_the_earlier_one_and_leaves_nothing_beside_it(tmp_
 
 def patched(monkeypatch, name, instead, after=0):
     """Replace the call of a function that comes after its first `after` calls."""
-    module, _, attribute = f"recapp.checkpoints.{name}".rpartition(".")
+    module, _, attribute = f"recapp.stored.{name}".rpartition(".")
     owner = pkgutil.resolve_name(module)
     whole_function = getattr(owner, attribute)
     calls = []
@@ -115,11 +115,11 @@ STEPS = [
     ("block_files.zlib.crc32", 0, 1),
     ("block_files.zlib.crc32", 1, 1),
     ("meta_file.torch.save", 0, 1),
-    ("directory.to_json", 0, 1),
-    ("directory.sync_folder", 0, 1),
-    ("names.Path.rename", 0, 1),
-    ("names.Path.rename", 1, 1),
-    ("names.sync_folder", 0, 2),
+    ("checkpoint.to_json", 0, 1),
+    ("checkpoint.sync_folder", 0, 1),
+    ("local_files.Path.rename", 0, 1),
+    ("local_files.Path.rename", 1, 1),
+    ("local_files.sync_folder", 0, 2),
 ]
 """Calls of a save in the order in which they are made, how many of that name come before, and which
 checkpoint has the name at that time.
@@ -156,7 +156,7 @@ def test_a_killed_save_leaves_the_earlier_checkpoint_whole(
     if child == 0:
         # a name that is not there would make a second pytest of the child
         patched(monkeypatch, name, die, after)
-        directory.write_checkpoint(
+        checkpoint.write_checkpoint(
             path, [table(2)], comm=Comm(), meta={"value": 2.0}, manifest={"value": 2.0}
         )
         os._exit(0)
@@ -171,8 +171,8 @@ def test_a_killed_save_leaves_the_earlier_checkpoint_whole(
 def test_a_first_save_that_is_killed_leaves_no_checkpoint(tmp_path, monkeypatch):
     child = os.fork()
     if child == 0:
-        patched(monkeypatch, "names.Path.rename", die)
-        directory.write_checkpoint(
+        patched(monkeypatch, "local_files.Path.rename", die)
+        checkpoint.write_checkpoint(
             tmp_path / "a.ckpt", [table(2)], comm=Comm(), meta={}, manifest={}
         )
         os._exit(0)
@@ -184,7 +184,7 @@ def test_a_first_save_that_is_killed_leaves_no_checkpoint(tmp_path, monkeypatch)
 def test_a_killed_removal_leaves_a_whole_checkpoint_or_none(tmp_path, monkeypatch):
     save_value(tmp_path / "a.ckpt", 1)
     with monkeypatch.context() as patches:
-        patched(patches, "names.shutil.rmtree", full_disk)
+        patched(patches, "local_files.shutil.rmtree", full_disk)
         with pytest.raises(OSError, match="No space"):
             remove_checkpoint(tmp_path / "a.ckpt")
     assert not (tmp_path / "a.ckpt").exists()
@@ -245,7 +245,7 @@ def test_a_hint_is_looked_for_near_by_and_not_in_all_of_a_disk(tmp_path, monkeyp
         (deep / str(folder)).mkdir(parents=True)
     save_value(deep / "9/b.ckpt", 1)
     assert len(find_checkpoints(tmp_path)) == 2
-    monkeypatch.setattr("recapp.checkpoints.directory.MOST_ENTRIES", 20)
+    monkeypatch.setattr("recapp.stored.checkpoint.MOST_ENTRIES", 20)
     assert find_checkpoints(tmp_path) == [tmp_path / "near/a.ckpt"]
     (tmp_path / "near/gone").symlink_to(tmp_path / "nowhere")
     assert find_checkpoints(tmp_path) == [tmp_path / "near/a.ckpt"]
@@ -458,7 +458,7 @@ def test_a_private_object_is_refused_with_its_place_and_nothing_is_saved(tmp_pat
     save_value(tmp_path / "a.ckpt", 1)
     errors = save_value(tmp_path / "a.ckpt", 2, meta={"callbacks": {"mine": [0, Evil()]}})
     assert isinstance(errors[0], CheckpointError)
-    assert "meta.callbacks.mine.1 is a test_directory.Evil: a checkpoint keeps plain types" in str(
+    assert "meta.callbacks.mine.1 is a test_checkpoint.Evil: a checkpoint keeps plain types" in str(
         errors[0]
     )
     assert value_of(tmp_path / "a.ckpt") == 1

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from recapp.checkpoints.plain_types import plain
 from recapp.errors import CheckpointError
+from recapp.stored.plain_types import plain
 
 _DTYPES = {str(v).removeprefix("torch.") for v in vars(torch).values() if type(v) is torch.dtype}
 _STORAGES = {name for name in vars(torch) if name.endswith("Storage")}
@@ -45,7 +45,7 @@ def write_meta(file: Path, meta: Mapping[str, Any]) -> None:
 
     Args:
         file: The file to write.
-        meta: Anything that `recapp.checkpoints.plain_types.plain` can make plain.
+        meta: Anything that `recapp.stored.plain_types.plain` can make plain.
 
     Raises:
         CheckpointError: Something in it cannot be made plain.

@@ -17,7 +17,10 @@ import pytest
 import torch
 from tables import edit, save, whole
 
-from recapp.checkpoints.directory import (
+from recapp.errors import ArtefactError, CheckpointError, DataError
+from recapp.sharding.layout import Block
+from recapp.stored.artefact import read_artefact
+from recapp.stored.checkpoint import (
     is_checkpoint,
     load_table,
     read_manifest,
@@ -25,12 +28,9 @@ from recapp.checkpoints.directory import (
     verify,
     write_checkpoint,
 )
-from recapp.checkpoints.manifest import Manifest, from_json, to_json
-from recapp.checkpoints.rectangles import StoredBlock, check_tiling
-from recapp.checkpoints.stored_file import stored_file
-from recapp.errors import ArtefactError, CheckpointError, DataError
-from recapp.inference.artefact import read_artefact
-from recapp.sharding.layout import Block
+from recapp.stored.manifest import Manifest, from_json, to_json
+from recapp.stored.rectangles import StoredBlock, check_tiling
+from recapp.stored.stored_file import stored_file
 from recapp.transport.communicator import Comm
 
 PLAN = {

@@ -6,8 +6,8 @@ import threading
 import torch
 from hypothesis import strategies as st
 
-from recapp.checkpoints.directory import write_checkpoint
 from recapp.sharding.layout import Block
+from recapp.stored.checkpoint import write_checkpoint
 
 
 class Comms:

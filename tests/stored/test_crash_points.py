@@ -19,8 +19,9 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tables import Comms
 
-from recapp.checkpoints import directory, names
-from recapp.checkpoints.directory import (
+from recapp.sharding.layout import Block
+from recapp.stored import checkpoint, local_files
+from recapp.stored.checkpoint import (
     find_checkpoints,
     is_checkpoint,
     load_table,
@@ -32,7 +33,6 @@ from recapp.checkpoints.directory import (
     verify,
     write_checkpoint,
 )
-from recapp.sharding.layout import Block
 from recapp.trainer.keep_last import KeepLast
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 from recapp.transport.communicator import Comm
@@ -296,7 +296,7 @@ def test_a_checkpoint_that_a_link_leads_to_is_not_removed_without_another(tmp_pa
     run = Run(tmp_path)
     run.validated(10, 0.5)
     with pytest.raises(
-        directory.CheckpointError,
+        checkpoint.CheckpointError,
         match=r"is what .*last\.ckpt leads to and was not removed: remove last\.ckpt first",
     ):
         remove_checkpoint(tmp_path / "step_000010.ckpt")
@@ -312,7 +312,7 @@ def test_the_sweep_touches_nothing_that_is_not_a_leftover(tmp_path):
     for name in ("notes.txt", "a.ckpt.txt", "last.ckpt.bak", "last.ckpt.d"):
         (tmp_path / name).write_text("mine")
     (tmp_path / "kept.ckpt.000007").symlink_to("nowhere")
-    names.clean_up(tmp_path)
+    local_files.clean_up(tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {
         "notes.txt",
         "a.ckpt.txt",

@@ -12,9 +12,9 @@ ranks, and nothing in it is run as code.
       rank-00001.safetensors
 
 A save goes to `best.ckpt.tmp`, which gets its final name when it is whole;
-`recapp/checkpoints/names.py` says how, and what is left of a save that was killed. All ranks save
+`recapp/stored/local_files.py` says how, and what is left of a save that was killed. All ranks save
 together. Each rank can load by itself; it opens all files that it needs at once
-(`recapp/checkpoints/snapshot.py`). What is loaded has been compared with its checksum.
+(`recapp/stored/snapshot.py`). What is loaded has been compared with its checksum.
 """
 
 import os
@@ -28,10 +28,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from recapp.checkpoints.block_files import NOT_SAVED, WEIGHT, is_finite, sources_of, write_blocks
-from recapp.checkpoints.manifest import META, ROW_ORDERS, Manifest, to_json
-from recapp.checkpoints.meta_file import crc32_of, write_meta
-from recapp.checkpoints.names import (
+from recapp.errors import CheckpointError, RankError, suggest
+from recapp.sharding.layout import Block
+from recapp.stored.block_files import NOT_SAVED, WEIGHT, is_finite, sources_of, write_blocks
+from recapp.stored.local_files import (
     MANIFEST,
     beside,
     current_path,
@@ -42,8 +42,10 @@ from recapp.checkpoints.names import (
     sync_folder,
     take_name,
 )
-from recapp.checkpoints.rectangles import StoredBlock, check_tiling
-from recapp.checkpoints.snapshot import (
+from recapp.stored.manifest import META, ROW_ORDERS, Manifest, to_json
+from recapp.stored.meta_file import crc32_of, write_meta
+from recapp.stored.rectangles import StoredBlock, check_tiling
+from recapp.stored.snapshot import (
     NoCheckpoint,
     Snapshot,
     Wanted,
@@ -51,8 +53,6 @@ from recapp.checkpoints.snapshot import (
     open_together,
     refuse_together,
 )
-from recapp.errors import CheckpointError, RankError, suggest
-from recapp.sharding.layout import Block
 from recapp.transport.communicator import Comm
 
 T = TypeVar("T")

@@ -28,13 +28,13 @@ from typing import Any
 from torch import Tensor
 
 from recapp import console
-from recapp.checkpoints.plain_types import plain
-from recapp.checkpoints.rectangles import StoredBlock
 from recapp.errors import CheckpointError, PlanError
 from recapp.processes.fork_server import PARENT_PID
 from recapp.processes.rank_environment import external_rank
 from recapp.settings.renamed import with_names_of_today
 from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.stored.plain_types import plain
+from recapp.stored.rectangles import StoredBlock
 from recapp.tables.dynamic import RUNS
 from recapp.tables.row_order import RowOrder
 
@@ -88,7 +88,7 @@ class Manifest:
 
         They are plain data: nothing that they name may be called before it is checked.
 
-        `recapp.app.compose.compose_over` and `recapp.checkpoints.trust.refuse_untrusted` check
+        `recapp.app.compose.compose_over` and `recapp.stored.trust.refuse_untrusted` check
         them.
 
         Raises:

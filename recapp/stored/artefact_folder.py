@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from recapp.checkpoints.names import beside, recover, remove, sync_folder, take_name
 from recapp.errors import ArtefactError, ConfigError
-from recapp.inference.artefact import REPLACED, is_artefact
+from recapp.stored.artefact import REPLACED, is_artefact
+from recapp.stored.local_files import beside, recover, remove, sync_folder, take_name
 
 UNFINISHED = "recapp-export"
 

@@ -16,11 +16,11 @@ from engine.test_dynamic_tables import (
 )
 from tiers import one_of
 
-from recapp.checkpoints.directory import load_blocks, load_table, read_manifest, write_checkpoint
-from recapp.checkpoints.static_table import static_table
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.errors import CheckpointError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.stored.checkpoint import load_blocks, load_table, read_manifest, write_checkpoint
+from recapp.stored.static_table import static_table
 from recapp.tables.dynamic import positions_of
 from recapp.transport.communicator import Comm
 

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from tables import blank, block, edit, save
 
-from recapp.checkpoints import block_files
-from recapp.checkpoints.directory import load_blocks, read_manifest
 from recapp.errors import CheckpointError
+from recapp.stored import block_files
+from recapp.stored.checkpoint import load_blocks, read_manifest
 
 DTYPES = [
     torch.float64,

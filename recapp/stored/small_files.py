@@ -11,7 +11,7 @@ from torch import Tensor
 from recapp.dataset.arrow_messages import sizes_of
 from recapp.dataset.raw_rows import RawTable
 from recapp.errors import ArtefactError
-from recapp.inference.artefact import DENSE, EXAMPLE, Artefact
+from recapp.stored.artefact import DENSE, EXAMPLE, Artefact
 
 EXAMPLE_ROWS = 16
 MOST_EXAMPLE_ROWS = 4096

@@ -28,7 +28,9 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from recapp.checkpoints.rectangles import (
+from recapp.errors import CheckpointError, suggest
+from recapp.sharding.layout import Block, copy_rows, overlap
+from recapp.stored.rectangles import (
     DTYPES,
     StoredBlock,
     block_key,
@@ -36,8 +38,6 @@ from recapp.checkpoints.rectangles import (
     check_tiling,
     row_blocks,
 )
-from recapp.errors import CheckpointError, suggest
-from recapp.sharding.layout import Block, copy_rows, overlap
 from recapp.tables.row_order import RowOrder
 
 LENGTH_BYTES = 8  # of the header's length; data is aligned to as much

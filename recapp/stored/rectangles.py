@@ -8,7 +8,7 @@
     |  rows 600..1000 |                    . . . |  x  |  <- a slice of the second block
     +-----------------+                    . . . +-----+
 
-Pure: no file is opened here (`recapp/checkpoints/block_files.py` does).
+Pure: no file is opened here (`recapp/stored/block_files.py` does).
 """
 
 import heapq

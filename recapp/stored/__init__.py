@@ -1,0 +1,3 @@
+"""Stored models: checkpoints, which load under any plan on any number of ranks, and artefacts,
+which servers read.
+"""

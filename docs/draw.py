@@ -30,8 +30,8 @@ from recapp import (
     rowwise_adagrad,
     shard_model,
 )
+from recapp.compat.hugectr_plan_lists import plan_from_hugectr
 from recapp.reporting.drawing import QUIET, Picture, sheet
-from recapp.sharding.hugectr import plan_from_hugectr
 from recapp.transport.choose_transport import make_comm
 
 FOLDER = Path(__file__).parent / "pictures"

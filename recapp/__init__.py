@@ -15,7 +15,7 @@ Commands are modules: `python -m recapp.train`, or `recapp train` where the pack
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from recapp.compat import foreign_paths
+from recapp.compat import foreign_paths, hugectr_plan_format
 
 if TYPE_CHECKING:
     from recapp.app.export_model import Export, export_model
@@ -242,3 +242,4 @@ def __dir__() -> list[str]:
 
 
 foreign_paths.install()
+hugectr_plan_format.install()

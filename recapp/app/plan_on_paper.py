@@ -8,12 +8,17 @@ from recapp import console
 from recapp.app.chosen_options import option_settings
 from recapp.app.command import Job
 from recapp.app.planning_problem import best_plan, build_plan, made_for, planning_problem
+from recapp.compat.hugectr_plan_lists import (
+    hugectr_json,
+    hugectr_lists,
+    notebook_lists,
+    printed,
+)
 from recapp.errors import ConfigError, suggest
 from recapp.planner.explain import explained
 from recapp.planner.problem import PlanningProblem
 from recapp.reporting.plan_tables import difference, print_difference, print_plan
 from recapp.settings.option_files import Folders, options
-from recapp.sharding.hugectr import hugectr_json, hugectr_lists, notebook_lists, printed
 from recapp.sharding.plan_file import plan_to_yaml
 from recapp.sharding.sharding_plan import ShardingPlan
 

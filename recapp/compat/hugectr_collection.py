@@ -28,6 +28,13 @@ from torch import Tensor
 from recapp.compat.hugectr_arguments import text, whole
 from recapp.compat.hugectr_enums import CommunicationStrategy
 from recapp.compat.hugectr_optimizers import OptParams, rules_of_opt_params
+from recapp.compat.hugectr_plan_lists import (
+    Lists,
+    hugectr_lists,
+    notebook_lists,
+    plan_from_hugectr,
+    printed,
+)
 from recapp.compat.hugectr_words import (
     LOOKUP_WORDS,
     combiner_of,
@@ -38,13 +45,6 @@ from recapp.compat.hugectr_words import (
 from recapp.console import note_once
 from recapp.errors import ConfigError, PlanError, suggest
 from recapp.optim.rules import RowRule
-from recapp.sharding.hugectr import (
-    Lists,
-    hugectr_lists,
-    notebook_lists,
-    plan_from_hugectr,
-    printed,
-)
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_tensor import KeyedTensor

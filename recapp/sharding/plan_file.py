@@ -42,7 +42,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import PlanError, suggest
-from recapp.sharding.hugectr import is_hugectr, plan_from_hugectr
+from recapp.sharding import plan_formats
 from recapp.sharding.plan_entries import (
     PARTS,
     START,
@@ -200,24 +200,25 @@ def load_plan(
     """Return the plan of a file for these tables on these ranks.
 
     Args:
-        path: A plan file in YAML, or a HugeCTR plan in JSON: the content decides which.
+        path: A plan file in YAML, or in a format of `recapp/sharding/plan_formats.py`, such as
+            HugeCTR's JSON: the content decides which.
         tables: The tables of the model.
         world_size: The number of ranks; None takes that of the file.
-        lookups: What reads the tables, in the order in which it is declared, by which HugeCTR's
-            plans number it; None takes what the tables declare.
+        lookups: The lookups that read the tables, in the order in which they are declared, by which
+            HugeCTR's plans number them; None takes those that the tables declare.
 
     Raises:
         PlanError: The file cannot be read, does not tile the tables, or was made for other tables
             or ranks; file, table and entry are named.
     """
     values = read_plain_values(path)
-    imported = is_hugectr(values)
+    foreign = next((form for form in plan_formats.FOREIGN if form.takes(values)), None)
     plan = (
-        plan_from_hugectr(values, tables, str(path), lookups)
-        if imported
+        foreign.read(values, tables, str(path), lookups)
+        if foreign
         else plan_from_plain_values(values, str(path))
     )
-    again = "export as=hugectr +plan=dp_and_localized" if imported else "export"
+    again = foreign.again if foreign else "export"
     world = plan.world_size if world_size is None else world_size
     check_made_for(
         plan, tables, world, str(path), f"python -m recapp.plan {again} trainer.devices={world}"

@@ -34,7 +34,7 @@ planner.
 HugeCTR puts a row on the shard whose id is key mod n. Here shard s of n is the s-th of n equal
 strips of rows that are mixed (`recapp/tables/row_order.py`): as many rows, as evenly dealt, other
 ones. Later versions have a matrix of GPUs and tables instead
-(`recapp/sharding/hugectr_matrix.py`).
+(`recapp/compat/hugectr_plan_matrix.py`).
 
 HugeCTR's notebook writes its plans with the key names of v3.7, in an order of its own, indented by
 four blanks: `hugectr_json(..., indent=4)` writes the same bytes, and `printed` gives the text that
@@ -49,8 +49,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from recapp.compat.hugectr_plan_matrix import MATRIX, plan_from_matrix, table_sharding
 from recapp.errors import PlanError, suggest
-from recapp.sharding.hugectr_matrix import MATRIX, plan_from_matrix, table_sharding
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import equal_ranges
 from recapp.tables.config import EmbeddingConfig
@@ -87,13 +87,6 @@ class _Group:
     every: tuple[tuple[int, ...], ...]
     count: int
     id: int
-
-
-def is_hugectr(values: Any) -> bool:
-    """Return whether plain values are a HugeCTR plan: lists by GPU, or a matrix of GPUs and
-    tables.
-    """
-    return isinstance(values, list) or (isinstance(values, Mapping) and MATRIX in values)
 
 
 def plan_from_hugectr(

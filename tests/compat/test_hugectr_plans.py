@@ -13,18 +13,18 @@ from jobs import resolved, small, validation
 
 from recapp.app.build import build_tables
 from recapp.app.planning_problem import plan_of_run
-from recapp.errors import PlanError
-from recapp.planner.plan_rules import PlanRule, plan_by_rules
-from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import Topology
-from recapp.sharding.hugectr import (
+from recapp.compat.hugectr_plan_format import is_hugectr
+from recapp.compat.hugectr_plan_lists import (
     hugectr_json,
     hugectr_lists,
-    is_hugectr,
     notebook_lists,
     plan_from_hugectr,
     printed,
 )
+from recapp.errors import PlanError
+from recapp.planner.plan_rules import PlanRule, plan_by_rules
+from recapp.planner.problem import PlanningProblem
+from recapp.planner.topology import Topology
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import equal_ranges

@@ -8,7 +8,6 @@ starts this module on every rank; under torchrun and srun it calls `run` in the 
 Hydra composes nothing here: the settings are plain values. Only rank 0 prints.
 """
 
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -199,7 +198,7 @@ def predict(settings: dict[str, Any]) -> dict[str, Any]:
         return {}
     assert model.strategy.plan is not None and writer.joined is not None
     return {
-        **asdict(writer.joined),
+        **writer.joined.measured(),
         "rows_scored": writer.rows,
         "seconds": writer.seconds,
         "rows_per_second": writer.rows / writer.seconds,

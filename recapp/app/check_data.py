@@ -41,7 +41,7 @@ def check_data(config: Mapping[str, Any]) -> None:
     from recapp.dataset.schema import NO_LABEL, check_sizes, schema_from
 
     schema = schema_from(config)
-    if schema.label is None:
+    if not schema.labels:
         raise ConfigError(NO_LABEL)
     if (config.get("tables") or {}).get("source") == "from_dataset":
         check_sizes(config["dataset"], schema.sparse)

@@ -144,7 +144,7 @@ def open_rows(settings: DataSettings, schema: Schema, seed: int = 1) -> ClickRow
             that validates is none.
         DataError: A file is missing, or none of ours.
     """
-    if schema.label is None:
+    if not schema.labels:
         raise ConfigError(NO_LABEL)
     train = open_source(_paths(settings.path), schema)
     if settings.val_path is None:

@@ -19,7 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from recapp.dataset.decode import decode_bags, decode_ids, decode_labels, decode_numbers
+from recapp.dataset.decode import (
+    decode_bags,
+    decode_finite,
+    decode_ids,
+    decode_labels,
+    decode_numbers,
+)
 from recapp.dataset.rows import Bags, Rows, join
 from recapp.dataset.schema import Schema
 from recapp.dataset.text import BadValue
@@ -220,18 +226,27 @@ class Collate:
             for name in schema.sparse
             if name in self.bags
         )
-        if self.schema.label is None:
-            labels_N = np.full(record_batch.num_rows, np.nan, dtype=np.float32)
-        else:
-            labels_N = chunk.decoded_column(self.schema.label, decode_labels)
-        return Rows(DENSE_TRANSFORMS[self.transform](dense_NI), labels_N, ids_NS, bags)
+        targets_NT = np.empty((record_batch.num_rows, len(schema.targets)), dtype=np.float32)
+        for number, name in enumerate(schema.targets):
+            targets_NT[:, number] = chunk.decoded_column(name, self._target_decoder(name))
+        return Rows(DENSE_TRANSFORMS[self.transform](dense_NI), targets_NT, ids_NS, bags)
+
+    def _target_decoder(self, name: str) -> Callable[[pa.Array], Float32Array]:
+        """Return the function that decodes a column of labels or weights."""
+        if name in self.schema.weight_columns:
+            return partial(decode_finite, use="weight", least=0)
+        return (
+            partial(decode_finite, use="label")
+            if name in self.schema.real_labels
+            else decode_labels
+        )
 
     def no_rows(self) -> Rows:
         """Return zero rows, for the empty batches that pad an evaluation."""
         empty = np.zeros(0, dtype=np.int64)
         return Rows(
             np.zeros((0, len(self.schema.dense)), dtype=np.float32),
-            np.zeros(0, dtype=np.float32),
+            np.zeros((0, len(self.schema.targets)), dtype=np.float32),
             np.zeros((0, len(self.singles)), dtype=np.int64),
             tuple(Bags.of(empty, empty) for _ in self.bags),
         )
@@ -241,7 +256,10 @@ class Collate:
         rows = join(parts) if parts else self.no_rows()
         # A part may be a view of a whole chunk that is kept for other lanes; torch must own what
         # it gets.
-        labels_B = torch.from_numpy(np.array(rows.labels_N, copy=True))
+        targets = {
+            name: torch.from_numpy(np.array(values_B, order="C", copy=True))
+            for name, values_B in zip(self.schema.targets, rows.targets_NT.T, strict=True)
+        }
         dense_BI = torch.from_numpy(np.array(rows.dense_NI, order="C", copy=True))
         values_L, lengths_FB = self._keys_major(rows)
         keys = list(self.schema.sparse)
@@ -250,7 +268,8 @@ class Collate:
             KeyedJaggedTensor(
                 keys, torch.from_numpy(values_L), lengths=torch.from_numpy(lengths_FB)
             ),
-            labels_B,
+            {name: targets[name] for name in self.schema.labels},
+            {name: targets[column] for name, column in self.schema.weights.items()},
         )
 
     def _keys_major(self, rows: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -1,6 +1,6 @@
 """Whether the columns of a file can be read as what a schema uses them for."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -15,7 +15,7 @@ def _instead(arrow_type: pa.DataType, use: str) -> str:
 
     Args:
         arrow_type: Its type.
-        use: What it is used for.
+        use: What it is used for, as in `Schema.use`.
     """
     plain = id_type(arrow_type) if use == "sparse feature" else value_type(arrow_type)
     if use == "label":
@@ -47,12 +47,7 @@ def _instead(arrow_type: pa.DataType, use: str) -> str:
 
 
 def check_types(
-    arrow_schema: pa.Schema,
-    columns: Mapping[str, str],
-    file: str,
-    *,
-    sparse: Collection[str],
-    label: str | None,
+    arrow_schema: pa.Schema, columns: Mapping[str, str], file: str, uses: Mapping[str, str]
 ) -> None:
     """Check the types of columns.
 
@@ -60,8 +55,7 @@ def check_types(
         arrow_schema: The columns of the file.
         columns: The file's own name of each canonical one.
         file: The file's name, for error messages.
-        sparse: The canonical names of those that hold ids.
-        label: That of the label; None where there is none.
+        uses: What each canonical one is used for, as in `Schema.use`.
 
     Raises:
         DataError: A column has a type that cannot be read as what it is used for.
@@ -69,20 +63,14 @@ def check_types(
     for name, column in columns.items():
         own_type = arrow_schema.field(column).type
         arrow_type = value_type(own_type)
-        if name in sparse:
+        use = uses[name]
+        if use == "sparse feature":
             wanted = "integers, text, or lists of those"
             good = is_id(id_type(own_type))
         else:
             wanted = "numbers, or strings that spell numbers"
             good = is_number(arrow_type) or is_text(arrow_type) or pt.is_null(arrow_type)
         if not good:
-            use = (
-                "label"
-                if name == label
-                else "sparse feature"
-                if name in sparse
-                else "dense feature"
-            )
             raise DataError(
                 f"{file}: column {column} ({use} {name}) has type {own_type}; allowed: {wanted}"
                 f"{_instead(own_type, use)}"

@@ -16,6 +16,7 @@ shorter of the two. A value that cannot be read raises `BadValue` with its index
 `collate` knows which file and row that is. Text is read in `recapp/dataset/text.py`.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,32 @@ def decode_labels(column: pa.Array) -> Float32Array:
         raise BadValue(index, f"holds {shown(column[index])}; a label must be 0 or 1{_LABEL}")
     labels: Float32Array = values.astype(np.float32, copy=False)
     return labels
+
+
+def decode_finite(column: pa.Array, use: str, least: float = -math.inf) -> Float32Array:
+    """Return numbers of which none may be missing, [N].
+
+    Args:
+        column: Numbers, or text that spells them.
+        use: What they are, for messages.
+        least: The smallest that is allowed.
+
+    Raises:
+        BadValue: A value that is missing, not finite in 32 bits or too small.
+    """
+    values, missing = _numbers(column)
+    with np.errstate(over="ignore"):
+        numbers: Float32Array = values.astype(np.float32, copy=False)
+    bad = ~np.isfinite(numbers) | (numbers < least)
+    if missing is not None:
+        bad |= missing
+    if bad.any():
+        index = int(np.argmax(bad))
+        allowed = "" if least == -math.inf else f", {least:g} or more"
+        raise BadValue(
+            index, f"holds {shown(column[index])}; a {use} must be a finite number{allowed}"
+        )
+    return numbers
 
 
 def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:

@@ -67,7 +67,7 @@ def check_values(
     sparse = tuple(ids) or schema.sparse[:1]  # a schema has one at least
     first = Source(source.files, source.segments[:1], source.bags).only([*numbers, *sparse])
     hexadecimal = tuple(name for name in schema.hex if name in sparse)
-    some = replace(schema, label=None, dense=tuple(numbers), sparse=sparse, hex=hexadecimal)
+    some = replace(schema.unlabelled(), dense=tuple(numbers), sparse=sparse, hex=hexadecimal)
     for _ in decoded_chunks(first, some):
         pass
 
@@ -78,7 +78,7 @@ def _add(seen: dict[str, np.ndarray], source: Source, schema: Schema) -> list[in
     Returns:
         The number of distinct ids of each feature so far, a missing id aside.
     """
-    ids_only = replace(schema, label=None, dense=())
+    ids_only = replace(schema.unlabelled(), dense=())
     for rows in decoded_chunks(source.only(schema.sparse), ids_only):
         single = iter(rows.ids_NS.T)
         bags = iter(rows.bags)

@@ -69,12 +69,17 @@ class ScoringSettings:
             )
         for name in self.columns:
             if name == SCORE:
-                raise ConfigError(
-                    f"columns: {SCORE} is the column of the scores, so a column of the input with "
-                    "that name cannot be kept; leave it out, or rename it in the input"
-                )
+                raise ConfigError(score_is_kept(name))
             if list(self.columns).count(name) > 1:
                 raise ConfigError(f"columns: {name} is named more than once; leave one of them")
+
+
+def score_is_kept(name: str) -> str:
+    """Return the error of a column of the input that has the name of one of scores."""
+    return (
+        f"columns: {name} is the column of the scores, so a column of the input with that name "
+        "cannot be kept; leave it out, or rename it in the input"
+    )
 
 
 @dataclass(slots=True)
@@ -272,7 +277,7 @@ def open_named(
         DataError: As of `open_input`.
     """
     check_transform(transform)
-    unlabelled = replace(schema, label=None)
+    unlabelled = schema.unlabelled()
     source = _open(names, schema, unlabelled)
     kept = _kept_schema(source.files, settings.columns)
     files = tuple(
@@ -294,7 +299,7 @@ def _open(names: Sequence[str], schema: Schema, unlabelled: Schema) -> Source:
     try:
         return open_files(names, unlabelled, setting=SETTING)
     except DataError:
-        if not schema.positional or schema.label is None:
+        if not schema.positional or not schema.labels:
             raise
         try:
             labelled = open_files(names, schema, setting=SETTING)

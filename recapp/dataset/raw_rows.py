@@ -7,7 +7,6 @@ and numbers, the same transform is applied.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -64,7 +63,7 @@ class RawRows:
 
     def __init__(self, schema: Schema, transform: str) -> None:
         check_transform(transform)
-        self.schema = replace(schema, label=None)
+        self.schema = schema.unlabelled()
         self.transform = transform
         self._last: tuple[pa.Schema, dict[str, str], list[str], Collate] | None = None
 

@@ -1,12 +1,12 @@
 """Decoded rows: columns as numpy arrays, ready to be sliced, permuted and joined.
 
     dense_NI    [N, I]  numbers, transformed
-    labels_N    [N]
+    targets_NT  [N, T]  labels, then weights
     ids_NS      [N, S]  the one id per row of each single-valued feature
     bags                values_L, offsets_N1 of each multi-valued feature
 
-N rows of a chunk, I dense columns, S single-valued features, L ids of a bag feature. Row-major,
-because lanes gather rows.
+N rows of a chunk, I dense columns, T columns of labels and weights, S single-valued features, L ids
+of a bag feature. Row-major, because lanes gather rows.
 """
 
 from collections.abc import Sequence
@@ -58,25 +58,25 @@ class Rows:
 
     Args:
         dense_NI: Transformed numbers, [N, I].
-        labels_N: Labels, [N].
+        targets_NT: Labels and weights, [N, T].
         ids_NS: Ids of single-valued features, [N, S].
         bags: One entry per multi-valued feature, in schema order.
     """
 
     dense_NI: Float32Array
-    labels_N: Float32Array
+    targets_NT: Float32Array
     ids_NS: Int64Array
     bags: tuple[Bags, ...]
 
     def __len__(self) -> int:
-        return len(self.labels_N)
+        return len(self.targets_NT)
 
     def slice(self, first: int, last: int) -> "Rows":
         """Return rows [first, last) as far as there are so many, without a copy."""
         last = min(last, len(self))
         bags = tuple(bag.slice(first, last) for bag in self.bags)
         return Rows(
-            self.dense_NI[first:last], self.labels_N[first:last], self.ids_NS[first:last], bags
+            self.dense_NI[first:last], self.targets_NT[first:last], self.ids_NS[first:last], bags
         )
 
     def skip(self, count: int) -> "Rows":
@@ -86,7 +86,7 @@ class Rows:
     def take(self, rows_M: Int64Array) -> "Rows":
         """Return the given rows, in the given order."""
         bags = tuple(bag.take(rows_M) for bag in self.bags)
-        return Rows(self.dense_NI[rows_M], self.labels_N[rows_M], self.ids_NS[rows_M], bags)
+        return Rows(self.dense_NI[rows_M], self.targets_NT[rows_M], self.ids_NS[rows_M], bags)
 
 
 def join(parts: Sequence[Rows]) -> Rows:
@@ -102,7 +102,7 @@ def join(parts: Sequence[Rows]) -> Rows:
     )
     return Rows(
         np.concatenate([part.dense_NI for part in parts]),
-        np.concatenate([part.labels_N for part in parts]),
+        np.concatenate([part.targets_NT for part in parts]),
         np.concatenate([part.ids_NS for part in parts]),
         bags,
     )

@@ -53,8 +53,7 @@ class Schema:
     """The columns a model uses, by canonical name.
 
     Args:
-        label: The name of the 0/1 column, or None for rows without labels, which are NaN in
-            batches.
+        label: The name of the label, or a list of several; None for rows without labels.
         dense: Canonical names in the order of `Batch.dense_BI`.
         sparse: Canonical names in the order of `Batch.sparse`.
         label_names: Other names of the label, in order of preference; the canonical one is always
@@ -62,18 +61,21 @@ class Schema:
         dense_namings: Other namings of the dense columns, also in order of preference.
         sparse_namings: Other namings of the sparse columns, also in order of preference.
         positional: Whether a file in which no naming finds a feature and that has exactly label,
-            dense and sparse columns is read by position, in that order (a label of a known name
+            dense and sparse columns is read by position, in that order (labels of a known name
             must come first).
         hex: The sparse features whose text is hexadecimal.
         integers: Those whose text must spell integers, because a table takes their ids for rows;
             where a feature is in both, its text is hexadecimal.
+        real_labels: The labels that may be any finite number; the others are 0 or 1.
+        weight: The column of the weights of the rows, for all labels; or of some labels the column
+            of each; None where all rows count alike.
 
     Raises:
-        ConfigError: Names that occur twice, a schema without a sparse feature, or a name in `hex`
-            that is no sparse feature.
+        ConfigError: Names that occur twice, a schema without a sparse feature, a name in `hex` that
+            is no sparse feature, or weights of what is no label.
     """
 
-    label: str | None
+    label: str | Sequence[str] | None
     dense: Naming
     sparse: Naming
     label_names: Naming = ()
@@ -82,9 +84,11 @@ class Schema:
     positional: bool = False
     hex: Naming = ()
     integers: Naming = ()
+    real_labels: Naming = ()
+    weight: str | Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        names = [*self.dense, *self.sparse, *([self.label] if self.label else [])]
+        names = [*self.targets, *self.dense, *self.sparse]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(
@@ -101,6 +105,51 @@ class Schema:
                     f"dataset.hex={list(self.hex)}: {name} is no sparse column; "
                     f"{suggest(name, self.sparse)}"
                 )
+        if self.weight is not None and not self.labels:
+            raise ConfigError(
+                f"dataset.weight={self.weight}: there is no label whose loss it weighs"
+            )
+        for name in self.weights:
+            if name not in self.labels:
+                raise ConfigError(
+                    f"dataset.weight names {name}, which is no label; {suggest(name, self.labels)}"
+                )
+
+    @property
+    def labels(self) -> Naming:
+        """The names of the labels, in the order of `Batch.labels`."""
+        return (self.label,) if isinstance(self.label, str) else tuple(self.label or ())
+
+    @property
+    def weights(self) -> Mapping[str, str]:
+        """The column of the weights of each label that has some."""
+        if isinstance(self.weight, str):
+            return dict.fromkeys(self.labels, self.weight)
+        return self.weight or {}
+
+    @property
+    def weight_columns(self) -> Naming:
+        """The columns of weights, each once."""
+        return tuple(dict.fromkeys(self.weights.values()))
+
+    @property
+    def targets(self) -> Naming:
+        """The columns of labels, then those of weights."""
+        return self.labels + self.weight_columns
+
+    def unlabelled(self) -> "Schema":
+        """Return the schema of the same features in rows that are only scored."""
+        return replace(self, label=None, real_labels=(), weight=None)
+
+    def use(self, name: str) -> str:
+        """Return what the column of a canonical name is for: `sparse feature`, `dense feature`,
+        `label` (0 or 1), `real label` or `weight`.
+        """
+        if name in self.sparse:
+            return "sparse feature"
+        if name in self.labels:
+            return "real label" if name in self.real_labels else "label"
+        return "weight" if name in self.weight_columns else "dense feature"
 
     def text_ids(self, feature: str) -> TextIds:
         """Return how text in the column of a sparse feature becomes ids."""
@@ -165,18 +214,11 @@ class Schema:
         from recapp.dataset.column_types import check_types  # where there is a file
 
         present = arrow_schema.names
-        parts = [
+        parts: list[tuple[Naming, tuple[Naming, ...]]] = [
+            *(((name,), self._namings(name)) for name in self.targets),
             (self.dense, (self.dense, *self.dense_namings)),
             (self.sparse, (self.sparse, *self.sparse_namings)),
         ]
-        if self.label is not None:
-            parts.insert(
-                0,
-                (
-                    (self.label,),
-                    tuple((name,) for name in dict.fromkeys((self.label, *self.label_names))),
-                ),
-            )
         columns = self._by_position(present)
         if not columns:
             for names, namings in parts:
@@ -187,42 +229,53 @@ class Schema:
                     f"{file}: column {column} ({name}) is there {times} times; "
                     "leave one of them in the file"
                 )
-        check_types(arrow_schema, columns, file, sparse=self.sparse, label=self.label)
+        check_types(arrow_schema, columns, file, {name: self.use(name) for name in columns})
         return columns
+
+    def _namings(self, target: str) -> tuple[Naming, ...]:
+        """Return the names that the column of a label or of weights may have."""
+        others = self.label_names if self.labels == (target,) else ()
+        return tuple((name,) for name in dict.fromkeys((target, *others)))
 
     def _by_position(self, present: Sequence[str]) -> dict[str, str]:
         """Return the columns by position; nothing where schema or file do not allow that."""
         features = self.dense + self.sparse
-        names = features if self.label is None else (self.label, *features)
+        names = (*self.labels, *features)
         known = {
             name
             for naming in (features, *self.dense_namings, *self.sparse_namings)
             for name in naming
         }
-        labels = {self.label, *self.label_names} if self.label is not None else set()
+        labels = {*self.labels, *(self.label_names if self.labels else ())}
         if (
             not self.positional
+            or self.weights
             or len(present) != len(names)
             or known & set(present)
-            or labels & set(present[1:])
+            or labels & set(present[len(self.labels) :])
         ):
             return {}
         return dict(zip(names, present, strict=True))
 
 
-def schema_from(settings: Mapping[str, Any]) -> Schema:
+def schema_from(settings: Mapping[str, Any], real_labels: Naming = ()) -> Schema:
     """Return the schema that the settings `dataset` and `tables` describe.
 
     Columns whose table takes ids for rows (any id rule but `hash`) must hold integers.
+
+    Args:
+        settings: Those of a run.
+        real_labels: The labels that may be any finite number; the task says it.
 
     Raises:
         ConfigError: An unknown naming, or columns that cannot be a schema.
     """
     dataset = settings["dataset"]
-    hex = tuple(settings["dataset"].get("hex") or ())
+    hex = tuple(dataset.get("hex") or ())
+    weight = dataset.get("weight")
     if dataset["naming"] == "criteo":
         schema = criteo_schema(dataset["label"])
-        return replace(schema, hex=schema.hex + hex)
+        return replace(schema, hex=schema.hex + hex, real_labels=real_labels, weight=weight)
     if dataset["naming"] != "exact":
         raise ConfigError(
             f"dataset.naming={dataset['naming']}: "
@@ -236,7 +289,15 @@ def schema_from(settings: Mapping[str, Any]) -> Schema:
     sparse = tuple(dataset["sparse"])
     rows = _row_features(dataset, settings["tables"])
     integers = tuple(name for name in sparse if name in rows)
-    return Schema(dataset["label"], tuple(dataset["dense"]), sparse, hex=hex, integers=integers)
+    return Schema(
+        dataset["label"],
+        tuple(dataset["dense"]),
+        sparse,
+        hex=hex,
+        integers=integers,
+        real_labels=real_labels,
+        weight=weight,
+    )
 
 
 def check_sizes(dataset: Mapping[str, Any], features: Sequence[str]) -> None:
@@ -270,14 +331,14 @@ def _row_features(dataset: Mapping[str, Any], tables: Mapping[str, Any]) -> set[
     return row_features(tables["tables"], tables.get("lookups"))
 
 
-def criteo_schema(label: str | None = "label") -> Schema:
+def criteo_schema(label: str | Sequence[str] | None = "label") -> Schema:
     """Return the schema of Criteo's logs under every naming that they are found with.
 
     They have 13 dense columns and 26 sparse ones of hexadecimal ids. The namings are those of
     torchrec, TorchEasyRec, Merlin/HugeCTR, reczoo, Spark, pandas and NVIDIA's DLRM.
 
     Args:
-        label: The label's name; one that is not the default is the only one tried.
+        label: The label's name, or several; one that is not the default is the only one tried.
     """
     return Schema(
         label=label,

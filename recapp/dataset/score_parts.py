@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,19 @@ import pyarrow.parquet as pq
 
 from recapp.console import note, short_path
 from recapp.dataset.parquet import UNREADABLE, Stamp
-from recapp.dataset.prediction_input import SCORE, InputBatch, PredictionInput, ScoringSettings
+from recapp.dataset.prediction_input import (
+    SCORE,
+    InputBatch,
+    PredictionInput,
+    ScoringSettings,
+    score_is_kept,
+)
 from recapp.dataset.schema import Schema
 from recapp.errors import ConfigError, DataError
 
 IDENTITY = "identity.json"
+SCORES = "scores"
+"""The entry of an identity that names the columns of scores, where they are not `score` alone."""
 JOINED = "joined.tmp"
 ROWS_PER_GROUP = 65_536  # at least, of the output, but for the last: readers like them large
 SUFFIXES = (".parquet", ".parq", ".pq")
@@ -42,20 +50,40 @@ _OWN = re.compile(r"part-\d{7,}\.parquet(\.tmp)?|joined\.tmp|identity\.json(\.tm
 
 
 @dataclass(frozen=True)
+class ScoreRange:
+    """What the scores of a column amount to; None where there are no rows.
+
+    Args:
+        mean: Their mean; NaN where one of them is none.
+        least: The smallest of them.
+        largest: The largest of them.
+    """
+
+    mean: float | None
+    least: float | None
+    largest: float | None
+
+
+@dataclass(frozen=True)
 class Joined:
     """What the scores of all rows amount to.
 
     Args:
-        rows: How many there are.
-        mean_score: Their mean; None where there are none, NaN where one of them is none.
-        least_score: The smallest of them.
-        largest_score: The largest of them.
+        rows: How many rows there are.
+        scores: The range of each column of scores, by its name.
     """
 
     rows: int
-    mean_score: float | None
-    least_score: float | None
-    largest_score: float | None
+    scores: Mapping[str, ScoreRange]
+
+    def measured(self) -> dict[str, float | None]:
+        """Return all of it under one name each, such as `rows` and `mean_score`."""
+        named = {
+            f"{what}_{column}": value
+            for column, found in self.scores.items()
+            for what, value in asdict(found).items()
+        }
+        return {"rows": self.rows, **named}
 
 
 def identity_of(
@@ -64,6 +92,7 @@ def identity_of(
     settings: ScoringSettings,
     schema: Schema,
     transform: str,
+    scores: Sequence[str] = (SCORE,),
 ) -> dict[str, Any]:
     """Return what scores are of, as plain values with names for people.
 
@@ -73,9 +102,18 @@ def identity_of(
         settings: What is kept of it, and where parts begin.
         schema: How its columns are read.
         transform: How its numbers are transformed.
+        scores: The columns of scores.
+
+    Raises:
+        ConfigError: A column of scores has the name of a column that is kept.
     """
+    for name in settings.columns:
+        if name in scores:
+            raise ConfigError(score_is_kept(name))
+    named = {} if list(scores) == [SCORE] else {SCORES: list(scores)}
     return {
         **model,
+        **named,
         "input": [[path, stamp.size, stamp.changed] for path, stamp in files],
         "columns": list(settings.columns),
         "rows_per_batch": settings.rows_per_batch,
@@ -130,6 +168,7 @@ class ScoreParts:
         self.output = output
         self.folder = output.with_name(f"{output.name}.parts")
         self.identity: dict[str, Any] = json.loads(json.dumps(identity))
+        self.columns: tuple[str, ...] = tuple(self.identity.get(SCORES, (SCORE,)))
         self.overwrite = overwrite
 
     def check(self) -> None:
@@ -173,18 +212,18 @@ class ScoreParts:
         found = {int(m[1]) for n in self._names() if (m := _PART.fullmatch(n))}
         return [n for n in sorted(found) if n < input.parts and self._is_whole(n, input)]
 
-    def write(self, number: int, scored: Sequence[tuple[InputBatch, Scores]]) -> None:
+    def write(self, number: int, scored: Sequence[tuple[InputBatch, Mapping[str, Scores]]]) -> None:
         """Write a score part; it is there whole or not at all.
 
         Args:
             number: Which part it is.
-            scored: Its batches and their scores, in order.
+            scored: Its batches and their scores by column, in order.
 
         Raises:
             DataError: It cannot be written.
         """
         kept = pa.concat_tables([batch.kept for batch, _ in scored])
-        table = _with_scores(kept, np.concatenate([scores_B for _, scores_B in scored]))
+        table = self._with_scores(kept, [scores for _, scores in scored])
         path = self._path(number)
         unfinished = path.with_name(f"{path.name}.tmp")
         with self._writing(), _synced_writer(unfinished, table.schema) as writer:
@@ -201,17 +240,20 @@ class ScoreParts:
         Raises:
             DataError: A part is missing or damaged, or the output cannot be written.
         """
-        schema = _with_scores(input.kept.empty_table(), np.zeros(0, np.float32)).schema
+        none = dict.fromkeys(self.columns, np.zeros(0, np.float32))
+        schema = self._with_scores(input.kept.empty_table(), [none]).schema
         unfinished = self.folder / JOINED
-        tally = _Tally()
+        tallies = {column: _Tally() for column in self.columns}
         with self._writing(), _synced_writer(unfinished, schema) as writer:
             for table in self._row_groups(input):
-                tally.add(table.column(SCORE).to_numpy())
+                for column, tally in tallies.items():
+                    tally.add(table.column(column).to_numpy())
                 writer.write_table(table, row_group_size=table.num_rows)
         with self._writing():
             unfinished.replace(self.output)
             _sync_folder(self.output.parent)
-        return tally.joined()
+        scores = {column: tally.range() for column, tally in tallies.items()}
+        return Joined(input.rows, scores)
 
     def remove(self) -> None:
         """Delete the parts, and their directory where nothing else is in it."""
@@ -220,6 +262,14 @@ class ScoreParts:
                 (self.folder / name).unlink(missing_ok=True)
         with suppress(OSError):
             self.folder.rmdir()
+
+    def _with_scores(self, kept: pa.Table, scored: Sequence[Mapping[str, Scores]]) -> pa.Table:
+        """Return kept columns with those of the scores behind them."""
+        columns = dict(zip(kept.column_names, kept.columns, strict=True))
+        for name in self.columns:
+            scores_N = np.concatenate([scores[name] for scores in scored])
+            columns[name] = pa.array(scores_N, pa.float32())
+        return pa.table(columns)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"part-{number:07d}.parquet"
@@ -303,11 +353,11 @@ class _Tally:
         self._least = min(self._least, float(np.fmin.reduce(scores_N)))
         self._largest = max(self._largest, float(np.fmax.reduce(scores_N)))
 
-    def joined(self) -> Joined:
+    def range(self) -> ScoreRange:
         """Return what they amount to."""
         if not self._rows:
-            return Joined(0, None, None, None)
-        return Joined(self._rows, self._sum / self._rows, self._least, self._largest)
+            return ScoreRange(None, None, None)
+        return ScoreRange(self._sum / self._rows, self._least, self._largest)
 
 
 def note_finished(finished: Sequence[int], input: PredictionInput) -> None:
@@ -317,14 +367,6 @@ def note_finished(finished: Sequence[int], input: PredictionInput) -> None:
         note(
             f"going on: {len(finished)} of {input.parts} parts ({rows:,} rows) are finished already"
         )
-
-
-def _with_scores(kept: pa.Table, scores_N: Scores) -> pa.Table:
-    """Return kept columns with the scores behind them."""
-    scores = pa.array(scores_N, pa.float32())
-    if not kept.column_names:
-        return pa.table({SCORE: scores})
-    return kept.append_column(SCORE, scores)
 
 
 def _difference(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

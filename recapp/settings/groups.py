@@ -153,7 +153,8 @@ class Dataset:
     test_path: Paths | None = None
     val_share: Annotated[float, Within(0)] | str = "1/7"
     naming: Literal["exact", "criteo"] = "exact"
-    label: str | None = "label"
+    label: str | list[str] | None = "label"
+    weight: str | dict[str, str] | None = None
     dense: list[str] = field(default_factory=list)
     sparse: list[str] = field(default_factory=list)
     hex: list[str] = field(default_factory=list)

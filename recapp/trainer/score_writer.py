@@ -19,7 +19,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from recapp.dataset.prediction_input import InputBatch, RankInput
+from recapp.dataset.prediction_input import SCORE, InputBatch, RankInput
 from recapp.dataset.score_parts import (
     Joined,
     ScoreParts,
@@ -64,7 +64,7 @@ class ScoreWriter(Callback):
         self.seconds = 0.0
         self._since = 0.0
         self._parts: ScoreParts | None = None
-        self._scored: list[tuple[InputBatch, Scores]] = []
+        self._scored: list[tuple[InputBatch, Mapping[str, Scores]]] = []
         self._lock = ExitStack()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -130,7 +130,7 @@ class ScoreWriter(Callback):
         if not batch.rows:
             return
         input = _data_of(trainer).prediction_input
-        self._scored.append((batch, outputs.detach().float().cpu().numpy()))
+        self._scored.append((batch, {SCORE: outputs.detach().float().cpu().numpy()}))
         number = input.part_of(batch.first_row)
         if batch.first_row + batch.rows == input.part(number).stop:
             self._parts.write(number, self._scored)

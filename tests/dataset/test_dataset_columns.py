@@ -1,6 +1,7 @@
 """What the columns of a file mean: ids, bags, numbers and labels as logs write them."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recapp.dataset.arrow_types import has_views, without_views
-from recapp.dataset.collate import DENSE_TRANSFORMS
+from recapp.dataset.collate import DENSE_TRANSFORMS, Collate
 from recapp.dataset.decode import decode_bags, decode_ids, decode_labels, decode_numbers
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.source import open_source, text_that_must_be_integers
-from recapp.dataset.stream import BatchStream
+from recapp.dataset.stream import BatchStream, make_loader
 from recapp.dataset.text import BadValue
 from recapp.errors import DataError
 from recapp.sparse.batch import MISSING
@@ -261,6 +262,70 @@ def test_labels_are_read_from_every_type(tmp_path, labels):
 def test_rows_without_labels_carry_nan(tmp_path):
     schema = Schema(None, ("number",), ("id",))
     assert np.isnan(one_batch(written(tmp_path, id=[1, 2]), schema).labels_B.numpy()).all()
+
+
+TWO = Schema(["click", "dwell"], (), ("id",), real_labels=("dwell",), weight={"dwell": "price"})
+
+
+def two_labels(tmp_path, **changes):
+    columns = {"click": [1, 0, 1], "dwell": [0.5, -3, 1e9], "id": [1, 2, 3]}
+    columns["price"] = ["2", "0", "1.5"]
+    return write_columns(tmp_path / "f.parquet", **(columns | changes))
+
+
+def test_labels_and_weights_are_read_by_name(tmp_path):
+    batch = one_batch(two_labels(tmp_path), TWO)
+    assert {name: values.tolist() for name, values in batch.labels.items()} == {
+        "click": [1, 0, 1],
+        "dwell": [0.5, -3, 1e9],
+    }
+    assert {name: values.tolist() for name, values in batch.weights.items()} == {
+        "dwell": [2, 0, 1.5]
+    }
+
+
+def test_labels_and_weights_stay_with_their_rows_through_shuffles_and_workers(tmp_path):
+    numbers = list(range(40))
+    path = two_labels(
+        tmp_path,
+        click=[n % 2 for n in numbers],
+        dwell=[n / 4 for n in numbers],
+        price=[n * 2 for n in numbers],
+        id=numbers,
+    )
+    schema = replace(TWO, weight="price")
+    stream = BatchStream(open_source(str(path), schema), schema, batch_size=8, lanes=4)
+    seen = []
+    for batch in make_loader(stream, num_workers=2):
+        ids = values_of(batch, "id")
+        assert batch.labels["click"].tolist() == [n % 2 for n in ids]
+        assert batch.labels["dwell"].tolist() == [n / 4 for n in ids]
+        for name in ("click", "dwell"):
+            assert batch.weights[name].tolist() == [n * 2 for n in ids]
+        seen += ids
+    assert sorted(seen) == numbers and seen != numbers
+
+
+def test_empty_batches_have_the_labels_and_weights_of_others():
+    empty = Collate(TWO, frozenset(), "none").batch([])
+    assert [*empty.labels, *empty.weights] == ["click", "dwell", "dwell"] and empty.rows == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"click": [1, 2, 0]}, r"column click, row 1 holds 2; a label must be 0 or 1"),
+        ({"dwell": [1.0, 2, None]}, "column dwell, row 2 holds None; a label must be a finite"),
+        ({"dwell": [math.inf, 2, 0]}, "column dwell, row 0 holds inf; a label must be a finite"),
+        ({"price": [1, 1e39, 0]}, r"column price, row 1 holds 1e\+39; a weight must be a finite"),
+        ({"price": [1, 2, -0.5]}, "column price, row 2 holds -0.5; .* number, 0 or more$"),
+        ({"price": [[1], [2], [3]]}, r"column price \(weight price\) has type list"),
+        ({"dwell": [b"", b"", b"3"]}, "column dwell, row 0 holds .*; a label must be a finite"),
+    ],
+)
+def test_a_label_or_weight_that_is_none_is_found(tmp_path, changes, text):
+    with pytest.raises(DataError, match=text):
+        one_batch(two_labels(tmp_path, **changes), TWO)
 
 
 def test_keys_keep_the_order_of_the_schema_whatever_the_file_and_kind(tmp_path):

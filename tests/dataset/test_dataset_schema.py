@@ -1,5 +1,7 @@
 """Columns are found under every naming that is in use, and nothing else is taken for them."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
@@ -177,7 +179,10 @@ def test_text_is_read_as_the_settings_of_data_set_and_tables_ask(changes, expect
 
 
 def test_text_must_be_integers_where_one_of_the_tables_that_read_it_takes_ids_for_rows():
-    tables = [{"feature_names": ["a", "b"], "id_rule": "hash"}, {"feature_names": ["b"]}]
+    tables = [
+        {"name": "t", "feature_names": ["a", "b"], "id_rule": "hash"},
+        {"name": "u", "feature_names": ["b"]},
+    ]
     schema = schema_from(settings() | {"tables": {"source": "list", "tables": tables}})
     assert (schema.text_ids("a"), schema.text_ids("b")) == ("hashed", "integers")
 
@@ -241,3 +246,31 @@ def test_a_schema_needs_distinct_names_and_a_sparse_feature():
 
 def test_the_sample_schema_names_its_tables():
     assert sample_schema().sparse == ("large_table", "wide_table", "small_table")
+
+
+def test_several_labels_are_found_by_name_and_come_first_by_position():
+    both = replace(criteo_schema(["click", "buy"]), weight="price")
+    names = names_of("click", "I{}", 1, "C{}", 1)
+    found = both.resolve(arrow([*names, "buy", "price"]), "f")
+    assert [name for name in found if name == found[name]] == list(found) and len(found) == 42
+    with pytest.raises(DataError, match="no column for buy; tried buy;"):
+        both.resolve(arrow([*names, "price"]), "f")
+    unnamed = [f"x{n}" for n in range(41)]
+    by_position = criteo_schema(["click", "buy"]).resolve(arrow(unnamed), "f")
+    assert (by_position["buy"], by_position["I1"], by_position["C26"]) == ("x1", "x2", "x40")
+
+
+def test_labels_weights_and_the_task_come_from_the_settings():
+    schema = schema_from(settings(label=["l", "m"], weight={"m": "w"}), real_labels=("m",))
+    assert schema.labels == ("l", "m") and schema.weights == {"m": "w"}
+    assert schema.real_labels == ("m",)
+    assert schema_from(settings(weight="w")).weights == {"label": "w"}
+
+
+def test_weights_need_a_label():
+    with pytest.raises(ConfigError, match="which is no label; did you mean click"):
+        Schema("click", (), ("a",), weight={"clik": "w"})
+    with pytest.raises(ConfigError, match=r"dataset\.weight=w: there is no label"):
+        Schema(None, (), ("a",), weight="w")
+    with pytest.raises(ConfigError, match="dataset columns: a named more than once"):
+        Schema("click", (), ("a",), weight="a")

@@ -37,7 +37,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from recapp import console
-from recapp.app.chosen_options import option_settings
+from recapp.app.chosen_options import command_settings
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import with_absolute_paths
 from recapp.errors import ConfigError, suggest
@@ -184,7 +184,7 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
         bench["plan"], PLANS.get(job.verb, ()), [*options("plan", job.folders), *bench["plans"]]
     )
     plans = {
-        name: bench["plans"].get(name) or option_settings("plan", name, job.folders)
+        name: bench["plans"].get(name) or command_settings("plan", [f"+plan={name}"])["plan"]
         for name in chosen
     }
     settings = with_absolute_paths(config) | {

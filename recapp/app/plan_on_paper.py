@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.chosen_options import option_settings
+from recapp.app.chosen_options import command_settings
 from recapp.app.command import Job
 from recapp.app.planning_problem import best_plan, build_plan, made_for, planning_problem
 from recapp.compat.hugectr_plan_lists import (
@@ -119,7 +119,7 @@ def with_named_plan(settings: Settings, name: str | None, folders: Folders = ())
         raise ConfigError(
             f"plan {name}: neither a file nor a plan of conf/plan; {suggest(name, [*known, BEST])}"
         )
-    return settings | {"plan": option_settings("plan", name, folders)}
+    return settings | {"plan": command_settings("plan", [f"+plan={name}"])["plan"]}
 
 
 def chosen_plan(settings: Settings, problem: PlanningProblem) -> tuple[ShardingPlan, float | None]:

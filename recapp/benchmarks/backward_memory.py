@@ -7,101 +7,31 @@ of a row's width is made but what travels.
 
 The table is the largest of `tables`, in one process. Every method updates by plain gradient
 descent, which keeps no state of its own. The peak is what the process grows by, from before the
-backward to its highest during backward and update, with another batch each round. What stays
-allocated after the first round (buffers that are used again) is counted in that round.
+backward to its highest during backward and update, with another batch in each round. Buffers that
+are used again stay allocated after the first round, so they count in that round.
 
 B samples of the batch, D columns of the table, L ids of the batch.
 """
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from recapp.benchmarks.plain_torch import LEARNING_RATE, PlainTorch, pool_of, training
 from recapp.benchmarks.resident import peak_bytes, settled_bytes
 from recapp.benchmarks.session import Session
-from recapp.benchmarks.setup import make_plan
 from recapp.benchmarks.strategies import workload_of
-from recapp.benchmarks.timing import quartiles, time_steps
+from recapp.benchmarks.timing import Measured, Steps, compared
 from recapp.benchmarks.workloads import Workload
 from recapp.console import progress
-from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.optim.rules import sgd
 from recapp.processes.process_memory import forget_peak_resident
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.listed import listed_tables
-
-LEARNING_RATE = 0.01
-WHOLE = {"rules": [{"type": "table_wise"}]}
-
-
-class Recapp:
-    """A sharded collection of recapp, whose backward updates the rows.
-
-    Args:
-        workload: The table and the shape of a batch.
-        batch: The batch that the mode of the table is chosen by.
-        session: The rank and the backend.
-    """
-
-    def __init__(self, workload: Workload, batch: KeyedJaggedTensor, session: Session) -> None:
-        tables = workload.tables()
-        plan = make_plan("table_wise", WHOLE, tables, session.comm, [batch])
-        self.collection = shard_bags(
-            tables, plan, session.comm, sgd(LEARNING_RATE), backend=session.settings["backend"]
-        )
-
-    def forward(self, batch: KeyedJaggedTensor) -> Tensor:
-        """Return the pooled vectors of a batch, [B, D]."""
-        pooled: Tensor = self.collection(batch).values()
-        return pooled
-
-    def update(self) -> None:
-        """Do nothing: backward has updated the rows."""
-
-
-class PlainBag:
-    """`nn.EmbeddingBag` with `torch.optim.SGD`.
-
-    Args:
-        workload: The table and the shape of a batch.
-        batch: Not used; `Recapp` takes one.
-        session: Not used; `Recapp` takes one.
-        sparse: Whether the gradient is a sparse tensor of the ids' rows, else one of the table's
-            size.
-    """
-
-    def __init__(
-        self, workload: Workload, batch: KeyedJaggedTensor, session: Session, sparse: bool
-    ) -> None:
-        self.bag = nn.EmbeddingBag(
-            workload.rows_F[0],
-            workload.dim_F[0],
-            mode="sum",
-            sparse=sparse,
-            include_last_offset=True,
-        )
-        self.optimizer = torch.optim.SGD(self.bag.parameters(), lr=LEARNING_RATE)
-        self.offsets = torch.arange(0, workload.ids + 1, workload.bag_F[0])
-
-    def forward(self, batch: KeyedJaggedTensor) -> Tensor:
-        """Return the pooled vectors of a batch, [B, D]."""
-        pooled: Tensor = self.bag(batch.values(), self.offsets)
-        return pooled
-
-    def update(self) -> None:
-        """Update the whole table, or only the rows of a sparse gradient."""
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-
-METHODS: dict[str, Callable[[Workload, KeyedJaggedTensor, Session], Recapp | PlainBag]] = {
-    "recapp": Recapp,
-    "sparse gradient": partial(PlainBag, sparse=True),
-    "dense gradient": partial(PlainBag, sparse=False),
-}
 
 
 def run(session: Session) -> None:
@@ -109,50 +39,54 @@ def run(session: Session) -> None:
     settings = session.settings
     torch.set_num_threads(settings["threads"][0])
     tables, _ = listed_tables(settings["tables"]["tables"], settings["tables"].get("lookups"))
-    table = max(tables, key=lambda t: t.num_embeddings * t.embedding_dim)
-    for ids in settings["ids"]:
-        for batch_size in settings["batch_size"]:
-            workload = workload_of([table], batch_size, settings["bag"], ids)
-            batches = session.batches(workload)
-            with progress(f"{ids} ids, batch {batch_size}, methods", len(METHODS)) as advance:
-                for name, make in METHODS.items():
-                    session.add(
-                        _record(
-                            name,
-                            workload,
-                            ids,
-                            _measure(
-                                make(workload, batches[0], session), batches, settings["rounds"]
-                            ),
-                        )
-                    )
-                    advance(1)
+    largest = workload_of([max(tables, key=lambda t: t.num_embeddings * t.embedding_dim)])
+    for ids, batch_size in product(settings["ids"], settings["batch_size"]):
+        workload = largest.of_shape(batch_size, settings["bag"], ids)
+        batches = session.batches(workload)
+        with progress(f"{ids} ids, batch {batch_size}, methods", len(METHODS)) as advance:
+            for name, method in METHODS.items():
+                measured = _measure(method(session, workload, batches), settings["rounds"])
+                session.add(_record(name, workload, ids, measured))
+                advance(1)
 
 
-def _measure(
-    method: Recapp | PlainBag, batches: list[KeyedJaggedTensor], rounds: int
-) -> dict[str, Any]:
-    """Return the highest peak of so many rounds in bytes, and how long backward and update took."""
+def _recapp(session: Session, workload: Workload, batches: list[KeyedJaggedTensor]) -> Steps:
+    """Return steps of recapp's tables, whose backward updates the rows."""
+    collection = session.whole(workload.tables(), batches[:1], session.comm, sgd(LEARNING_RATE))
+    return training(pool_of(collection), batches, _gradient(workload))
+
+
+def _plain(
+    sparse: bool, session: Session, workload: Workload, batches: list[KeyedJaggedTensor]
+) -> Steps:
+    """Return steps of `nn.EmbeddingBag` with `torch.optim.SGD`."""
+    tables = PlainTorch(workload, sparse, torch.optim.SGD)
+    return training(tables, batches, _gradient(workload), tables.update)
+
+
+def _gradient(workload: Workload) -> Tensor:
+    return torch.ones(workload.batch_size, workload.width)
+
+
+METHODS: dict[str, Callable[[Session, Workload, list[KeyedJaggedTensor]], Steps]] = {
+    "recapp": _recapp,
+    "sparse gradient": partial(_plain, True),
+    "dense gradient": partial(_plain, False),
+}
+
+
+def _measure(method: Steps, rounds: int) -> dict[str, Any]:
+    """Return the highest peak of all rounds in bytes, and the time of backward and update."""
     peaks = []
-    times = []
-    for i in range(rounds):
-        pooled_BD = method.forward(batches[i % len(batches)])
-        gradient_BD = torch.ones_like(pooled_BD)
+    measured = Measured()
+    backward = Steps({"step": method.parts["backward"]})
+    for number in range(rounds):
+        method.parts["forward"](number)
         before = settled_bytes()
         forget_peak_resident()
-        times += time_steps(
-            [
-                ("backward", partial(torch.autograd.backward, pooled_BD, gradient_BD)),
-                ("update", method.update),
-            ],
-            1,
-        )["step"]
+        measured.add(backward.run(1))
         peaks.append(max(0, peak_bytes() - before))
-    return {
-        "peak_bytes": max(peaks),
-        **dict(zip(("median_ms", "q1_ms", "q3_ms"), quartiles(times), strict=True)),
-        "rounds": rounds,
-    }
+    return {"peak_bytes": max(peaks), **compared(measured, {})}
 
 
 def _record(name: str, workload: Workload, ids: str, measured: dict[str, Any]) -> dict[str, Any]:

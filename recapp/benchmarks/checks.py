@@ -1,87 +1,87 @@
 """The settings of a benchmark, checked before anything is measured, the open ones filled in."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from recapp.benchmarks.models import MODELS, SERVED
 from recapp.benchmarks.rivals import check_python
-from recapp.benchmarks.setup import check_backend, check_names, check_transports
 from recapp.benchmarks.workloads import LOOKUPS, WORKLOADS
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, suggest
 from recapp.inference.storage import QUANTIZE
+from recapp.kernels.backend import backend as make_backend
 from recapp.stored.artefact import is_artefact
 from recapp.tables.config import PoolingType
+from recapp.transport.choose_transport import TRANSPORTS
 
-IDS = ("uniform", "zipf")
 PROTOCOLS = ("rows", "json", "binary", "arrow")
 STRATEGY_BATCHES = [32, 4096]
 ONE_PROCESS = ("kernels", "quantised", "memory", "inference", "serve")
 """The verbs that measure one process."""
 ON_SEVERAL_THREADS = ("kernels", "quantised", "inference")
 """The verbs that take a list of threads."""
+LISTED_TABLES = ("strategies", "memory")
+"""The verbs that shard tables which are written out."""
+ONE_TRANSPORT = ("strategies", "data", "dynamic")
+"""The verbs that measure ranks through one transport."""
 LOOKUP_BATCHES = [1, 64, 4096]
-BATCHES = {"serve": [1, 64], "quantised": LOOKUP_BATCHES}
-OF_VERB: dict[str, tuple[str | None, str, object]] = {
-    "dynamic": ("W1", "hugectr_d64", 100_000),
-    "inference": (None, "large", LOOKUP_BATCHES),
+DEFAULTS: dict[str, dict[str, object]] = {
+    "quantised": {"batch_size": LOOKUP_BATCHES},
+    "dynamic": {"workload": "W1", "model": "hugectr_d64", "batch_size": 100_000},
+    "inference": {"model": "large", "batch_size": LOOKUP_BATCHES, "compile": True},
+    "serve": {"batch_size": [1, 64]},
 }
-"""The workload, the model and the batch (of `dynamic` the new keys of a step) that are measured by
-default, where that is not all.
-"""
+"""The values that open settings have in a verb, where these are not those of the other verbs."""
 
 
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with every name a list of known names and no open value left.
+    """Return the settings with lists of known names and of numbers, and no open value left.
 
     Args:
-        settings: The settings of the command, with `verb` and `plans`.
+        settings: The settings of the command, each in its range, with `verb` and `plans`.
 
     Raises:
-        ConfigError: An unknown name, a number out of range, a backend that is not installed, or a
-            Python without TorchRec.
+        ConfigError: An unknown name, a list where one value is needed, a backend that is not
+            installed, or a Python without TorchRec.
     """
     verb = settings["verb"]
-    cores = len(os.sched_getaffinity(0))
-    ranks = 1 if verb in ONE_PROCESS else _number("ranks", settings["ranks"])
     several = verb in ON_SEVERAL_THREADS
-    own = [1, 2] if several else 1 if verb == "serve" else max(1, cores // ranks)
-    threads = _or(settings["threads"], own)
-    if isinstance(threads, list) and not several:
+    if isinstance(settings["threads"], list) and not several:
         raise ConfigError(
-            f"threads={threads}: a list is for {', '.join(ON_SEVERAL_THREADS)}; a rank of "
-            f"{verb} has one number of threads"
+            f"threads={settings['threads']}: a list is for {', '.join(ON_SEVERAL_THREADS)}; a rank "
+            f"of {verb} has one number of threads"
         )
-    batches = BATCHES.get(verb, STRATEGY_BATCHES)
-    workload, model, batch_size = OF_VERB.get(verb, (None, None, batches))
+    ranks = 1 if verb in ONE_PROCESS else settings["ranks"]
+    of_a_rank = 1 if verb == "serve" else max(1, len(os.sched_getaffinity(0)) // ranks)
     found: dict[str, Any] = {
-        "workload": check_names("workload", _or(settings["workload"], workload), _workloads(verb)),
-        "model": check_names("model", _or(settings["model"], model), _models(verb)),
-        "ids": check_names("ids", settings["ids"], IDS),
-        "transport": check_transports(settings["transport"]),
-        "backend": check_backend(settings["backend"]),
-        "threads": _numbers("threads", threads),
-        "batch_size": _numbers("batch_size", _or(settings["batch_size"], batch_size)),
-        "ranks": ranks,
-        "rounds": _number("rounds", settings["rounds"]),
-        "bag": _number("bag", settings["bag"]),
-        "keys": _number("keys", settings["keys"]),
-        "protocol": check_names("protocol", settings["protocol"], PROTOCOLS),
-        "round_seconds": _seconds(settings["round_seconds"]),
+        "threads": [1, 2] if several else of_a_rank,
+        "batch_size": STRATEGY_BATCHES,
+        "compile": False,
+        **DEFAULTS.get(verb, {}),
     }
-    if verb in ("strategies", "data", "dynamic") and len(found["transport"]) > 1:
+    found |= {key: value for key, value in settings.items() if value is not None}
+    names = {
+        "workload": _workloads(verb),
+        "model": list(SERVED if verb == "inference" else MODELS),
+        "transport": TRANSPORTS,
+        "ids": ("uniform", "zipf"),
+        "protocol": PROTOCOLS,
+        "quantize": list(QUANTIZE),
+    }
+    found |= {key: check_names(key, found.get(key), known) for key, known in names.items()}
+    found |= {key: _list(key, found[key]) for key in ("threads", "batch_size")}
+    make_backend(settings["backend"], torch.device("cpu"))  # refuses what is not installed
+    if verb in ONE_TRANSPORT and len(found["transport"]) > 1:
         raise ConfigError(
             f"transport={settings['transport']}: {verb} takes one; step and train compare several"
         )
-    if verb in ("strategies", "memory") and settings["tables"]["source"] != "list":
+    if verb in LISTED_TABLES and settings["tables"]["source"] != "list":
         raise ConfigError(
             f"tables: {verb} needs tables written out, as in conf/tables/sample.yaml: tables=sample"
         )
-    found["compile"] = _or(settings["compile"], verb == "inference")
-    if not isinstance(found["compile"], bool):
-        raise ConfigError(f"compile={settings['compile']}: must be true or false")
-    found["quantize"] = check_names("quantize", settings["quantize"], list(QUANTIZE))
     if verb == "inference":
         _check_artefact(settings)
     if verb == "serve" and settings["artefact"] is None:
@@ -89,7 +89,34 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
             "artefact must be given: artefact=DIR, an artefact of recapp.export or a checkpoint"
         )
     check_python(settings["torchrec_python"])
-    return dict(settings) | found
+    return dict(settings) | found | {"ranks": ranks}
+
+
+def check_names(setting: str, given: object, known: Sequence[str]) -> list[str]:
+    """Return the names that a setting chooses, without repeats.
+
+    Args:
+        setting: The name of the setting, for errors.
+        given: A name, a list of names, or None for all.
+        known: The names there are.
+
+    Raises:
+        ConfigError: An unknown name, or none.
+    """
+    names = list(known) if given is None else given if isinstance(given, list) else [given]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{setting}={name}: {suggest(str(name), known)}")
+    if not names:
+        raise ConfigError(f"{setting}=[]: name at least one of {', '.join(known)}")
+    return list(dict.fromkeys(map(str, names)))
+
+
+def _list(setting: str, given: Any) -> list[Any]:
+    """Return the values of a setting that takes one or several."""
+    if given == []:
+        raise ConfigError(f"{setting}=[]: give at least one value")
+    return given if isinstance(given, list) else [given]
 
 
 def _workloads(verb: str) -> list[str]:
@@ -120,28 +147,3 @@ def _check_artefact(settings: Mapping[str, Any]) -> None:
             f"quantize={settings['quantize']}: artefact={path} is an artefact, whose tables are "
             "stored already: leave quantize out, or name its checkpoint"
         )
-
-
-def _models(verb: str) -> list[str]:
-    """Return the models that a verb measures."""
-    return list(SERVED if verb == "inference" else MODELS)
-
-
-def _or(value: object, default: object) -> object:
-    return default if value is None else value
-
-
-def _number(setting: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{setting}={value}: must be a whole number of at least 1")
-    return value
-
-
-def _numbers(setting: str, value: object) -> list[int]:
-    return [_number(setting, v) for v in (value if isinstance(value, list) and value else [value])]
-
-
-def _seconds(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise ConfigError(f"round_seconds={value}: must be a number above 0")
-    return float(value)

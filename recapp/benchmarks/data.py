@@ -9,20 +9,18 @@ the columns' Parquet on disk. Then DLRMs are trained from the very same stream a
 rounds, from batches of it that are held in memory; a round counts as the mean of its steps.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import count, islice
+from dataclasses import replace
+from itertools import count, islice, product
 from statistics import mean
 from typing import Any
 
-import torch
-
 from recapp.benchmarks.models import MODELS, NamedModel
-from recapp.benchmarks.ranks import open_transports
 from recapp.benchmarks.rivals import Absent
 from recapp.benchmarks.session import Session
-from recapp.benchmarks.setup import make_plan
-from recapp.benchmarks.timing import Contender, Measured, Times, ratio, spread, time_steps
-from recapp.benchmarks.whole_step import InMemory, TrainingStep
+from recapp.benchmarks.timing import Contender, Measured, Steps, compared
+from recapp.benchmarks.whole_step import TrainingStep
 from recapp.dataset.data_scale import scaled
 from recapp.dataset.schema import criteo_schema
 from recapp.dataset.sequential_chunks import arrow_chunks, decoded_chunks, parquet_bytes
@@ -30,7 +28,7 @@ from recapp.dataset.source import Source, open_source
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.errors import ConfigError
 from recapp.sparse.batch import Batch
-from recapp.tables.config import EmbeddingBagConfig, IdRule
+from recapp.tables.config import IdRule
 from recapp.transport.communicator import Comm
 
 MOST_ROWS = 100_000  # of a pass over a stage of reading: enough for a rate
@@ -39,49 +37,29 @@ MOST_ROWS = 100_000  # of a pass over a stage of reading: enough for a rate
 KEPT_BATCHES = 32
 
 
-class Pass:
-    """A contender whose step reads all rows of a source once, up to one stage.
+def passes(chunks: Callable[[], Iterable[Any]]) -> Steps:
+    """Return a contender whose step reads all rows of a source once, up to one stage.
 
     Args:
-        chunks: Starts a pass, and yields what the stage makes of the rows.
+        chunks: Starts a pass, and yields the chunks that the stage makes of the rows.
     """
-
-    def __init__(self, chunks: Callable[[], Iterable[Any]]) -> None:
-        self.chunks = chunks
-
-    def run(self, steps: int) -> Times:
-        """Time so many passes."""
-        return time_steps([("step", self._read)], steps)
-
-    def _read(self) -> None:
-        for _ in self.chunks():
-            pass
+    return Steps({"step": lambda _: deque(chunks(), maxlen=0)})
 
 
-class FromParquet:
-    """A contender that trains on batches as they are read; `read` is the wait for the next one.
+def from_parquet(training: TrainingStep, batches: Iterator[Batch]) -> Steps:
+    """Return a contender that trains on batches as they are read; its part `read` is the wait for
+    the next batch.
 
     Args:
         training: The step.
         batches: The batches of this rank, without an end.
     """
-
-    def __init__(self, training: TrainingStep, batches: Iterator[Batch]) -> None:
-        self.training = training
-        self.batches = batches
-        self.batch = next(batches)
-
-    def run(self, steps: int) -> Times:
-        """Time so many training steps, with reading as a part of its own."""
-        return time_steps(
-            [("read", self._read), ("train", self._train)], steps, self.training.barrier.barrier
-        )
-
-    def _read(self) -> None:
-        self.batch = next(self.batches)
-
-    def _train(self) -> None:
-        self.training.step(self.batch)
+    read: list[Batch] = []
+    parts = {
+        "read": lambda _: read.append(next(batches)),
+        "train": lambda _: training.step(read.pop()),
+    }
+    return Steps(parts, training.barrier.barrier)
 
 
 def endless(stream: BatchStream, workers: int) -> Iterator[Batch]:
@@ -100,14 +78,12 @@ def endless(stream: BatchStream, workers: int) -> Iterator[Batch]:
 def run(session: Session) -> None:
     """Measure the stages of reading, then training from Parquet and from memory."""
     settings = session.settings
-    dataset = scaled(session.settings["dataset"])
-    torch.set_num_threads(settings["threads"][0])
-    (comm,) = open_transports(settings["transport"]).values()
+    dataset = scaled(settings["dataset"])
+    (comm,) = session.open_transports().values()
     source = open_source(dataset["path"], criteo_schema())
     _measure_stages(session, source.slice(0, MOST_ROWS), dataset)
-    for model in settings["model"]:
-        for plan_name, plan_settings in settings["plans"].items():
-            _measure_training(session, MODELS[model], source, plan_name, plan_settings, comm)
+    for model, plan in product(settings["model"], settings["plans"]):
+        _measure_training(session, MODELS[model], source, dataset, plan, comm)
 
 
 def stream_of(
@@ -144,7 +120,7 @@ def _measure_stages(session: Session, source: Source, dataset: Mapping[str, Any]
         "batches": lambda: make_loader(stream_of(source, dataset, batch_size, 0, 1)),
     }
     contenders: dict[str, Contender] = {
-        name: Absent() if session.comm.rank else Pass(chunks) for name, chunks in stages.items()
+        name: Absent() if session.comm.rank else passes(chunks) for name, chunks in stages.items()
     }
     size = parquet_bytes(source)
     for name, measured in session.measure(f"reading {source.rows:,} rows", contenders).items():
@@ -154,12 +130,8 @@ def _measure_stages(session: Session, source: Source, dataset: Mapping[str, Any]
                 "stage": name,
                 "rows_per_second": source.rows / seconds,
                 "mb_per_second": size / 1e6 / seconds,
-                **spread(measured),
-                "memory_ratio": None,
-                "memory_ratio_q1": None,
-                "memory_ratio_q3": None,
+                **compared(measured, {"memory": None}),
                 "decode_share": None,
-                "rounds": len(measured.rounds["step"]),
             }
         )
 
@@ -168,11 +140,10 @@ def _measure_training(
     session: Session,
     model: NamedModel,
     source: Source,
+    dataset: Mapping[str, Any],
     plan_name: str,
-    plan_settings: Mapping[str, Any],
     comm: Comm,
 ) -> None:
-    dataset = scaled(session.settings["dataset"])
     world = session.comm.world
     batch_size = model.batch_size * world
     if source.rows < batch_size:
@@ -180,27 +151,17 @@ def _measure_training(
             f"dataset.path has {source.rows:,} rows, fewer than a batch of {model.name} on "
             f"{world} ranks: {batch_size:,}"
         )
-    tables = [
-        EmbeddingBagConfig(
-            name=t.name,
-            num_embeddings=t.num_embeddings,
-            embedding_dim=t.embedding_dim,
-            feature_names=t.feature_names,
-            id_rule=IdRule(dataset["id_rule"]),
-        )
-        for t in model.workload().tables()
-    ]
+    id_rule = IdRule(dataset["id_rule"])
+    tables = [replace(t, id_rule=id_rule) for t in model.workload().tables()]
     batches = endless(
         stream_of(source, dataset, batch_size, session.comm.rank, world), dataset["num_workers"]
     )
     kept = list(islice(batches, KEPT_BATCHES))
-    plan = make_plan(
-        plan_name, plan_settings, tables, session.comm, [batch.sparse for batch in kept]
-    )
-    training = TrainingStep(model, tables, plan, comm, session.comm, session.settings["backend"])
-    contenders: dict[str, Contender] = {
-        "parquet": FromParquet(training, batches),
-        "memory": InMemory(training, kept),
+    plan = session.plan(plan_name, tables, [batch.sparse for batch in kept])
+    training = TrainingStep(session, model, tables, plan, comm)
+    contenders = {
+        "parquet": from_parquet(training, batches),
+        "memory": training.in_memory(kept),
     }
     measured = {
         name: mean_of_rounds(times)
@@ -224,15 +185,13 @@ def mean_of_rounds(measured: Measured) -> Measured:
 def _record(
     model: NamedModel, name: str, plan: str, batch_size: int, own: Measured, memory: Measured
 ) -> dict[str, Any]:
-    from_parquet = name == "parquet"
+    reads = name == "parquet"
     return {
         "stage": f"{model.name} from {name}",
         "model": model.name,
         "plan": plan,
         "rows_per_second": batch_size / own.median() * 1e3,
         "mb_per_second": None,
-        **spread(own),
-        **ratio("memory", memory if from_parquet else None, own),
-        "decode_share": own.median("read") / own.median() if from_parquet else None,
-        "rounds": len(own.rounds["step"]),
+        **compared(own, {"memory": memory if reads else None}),
+        "decode_share": own.median("read") / own.median() if reads else None,
     }

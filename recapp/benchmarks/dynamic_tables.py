@@ -17,9 +17,10 @@ Python's dict numbers the same keys for comparison, and does nothing else.
 B samples of a rank's batch, N keys.
 """
 
+import statistics
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,25 +28,17 @@ from torch import Tensor
 
 from recapp.benchmarks.embedding_step import EmbeddingStep
 from recapp.benchmarks.models import MODELS
-from recapp.benchmarks.ranks import first_ranks, open_transports
+from recapp.benchmarks.ranks import first_ranks
 from recapp.benchmarks.resident import peak_bytes, settled_bytes
 from recapp.benchmarks.rivals import Absent
 from recapp.benchmarks.session import Session
-from recapp.benchmarks.setup import make_collection, make_plan
-from recapp.benchmarks.timing import (
-    Contender,
-    Measured,
-    Times,
-    quartiles,
-    ratio,
-    spread,
-    time_steps,
-)
-from recapp.benchmarks.whole_step import InMemory, TrainingStep, batches_of
-from recapp.benchmarks.workloads import WORKLOADS
+from recapp.benchmarks.setup import WHOLE_NAME
+from recapp.benchmarks.timing import Contender, Measured, Steps, compared, spread
+from recapp.benchmarks.whole_step import TrainingStep, batches_of
+from recapp.benchmarks.workloads import WORKLOADS, Workload
 from recapp.console import progress
 from recapp.processes.process_memory import forget_peak_resident
-from recapp.sparse.batch import Batch
+from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
 from recapp.transport.communicator import Comm
@@ -53,21 +46,19 @@ from recapp.transport.communicator import Comm
 DIM = 16
 STATE_BYTES = 4  # of a row's optimiser: row-wise Adagrad
 KNOWN_BATCHES = 6
-WHOLE_NAME = "table_wise"
-WHOLE = {"rules": [{"type": WHOLE_NAME}]}
 KINDS = ("dynamic", "static")
+Tables = list[EmbeddingConfig]
 
 
 def run(session: Session) -> None:
     """Measure steps of workloads and models under every plan, then one table that grows."""
     settings = session.settings
-    torch.set_num_threads(settings["threads"][0])
-    (comm,) = open_transports(settings["transport"]).values()
-    for plan_name, plan_settings in settings["plans"].items():
+    (comm,) = session.open_transports().values()
+    for plan in settings["plans"]:
         for name in settings["workload"]:
-            _measure_lookups(session, name, plan_name, plan_settings, comm)
+            _measure_lookups(session, name, plan, comm)
         for name in settings["model"]:
-            _measure_training(session, name, plan_name, plan_settings, comm)
+            _measure_training(session, name, plan, comm)
     _measure_growth(session, Comm() if comm.world == 1 else first_ranks(1, "auto", comm.device))
 
 
@@ -79,13 +70,14 @@ def _measure_growth(session: Session, alone: Comm | None) -> None:
         table.fill()
         session.add(table.record())
     contenders: dict[str, Contender] = {
-        kind: Absent() if table is None else Known(table, kind) for kind in KINDS
+        kind: Absent() if table is None else table.known(kind) for kind in KINDS
     }
     measured = session.measure("known keys", contenders)
     if table is not None:
-        for part in ("lookup", "training"):
-            what = f"known keys, {'step' if part == 'training' else part}"
-            session.add(_record(what, WHOLE_NAME, table.comm, table.batch_size, measured, part))
+        for part, what in (("lookup", "lookup"), ("training", "step")):
+            own = {kind: measured[kind].part(part) for kind in KINDS}
+            what = f"known keys, {what}"
+            session.add(_record(what, WHOLE_NAME, table.comm, table.batch_size, own))
         for record in _of_dict(table):
             session.add(record)
 
@@ -95,54 +87,58 @@ def as_dynamic(table: EmbeddingConfig) -> EmbeddingConfig:
     return replace(table, num_embeddings="dynamic")  # type: ignore[arg-type]
 
 
-def _measure_lookups(
-    session: Session, name: str, plan_name: str, plan_settings: dict[str, Any], comm: Comm
-) -> None:
+def _measure_lookups(session: Session, name: str, plan: str, comm: Comm) -> None:
     workload = WORKLOADS[name]
     batches = session.batches(workload)
-    backend = session.settings["backend"]
-    steps: dict[str, Contender] = {}
-    for kind in KINDS:
-        tables = [as_dynamic(t) if kind == "dynamic" else t for t in workload.tables()]
-        plan = make_plan(plan_name, plan_settings, tables, comm, batches)
-        steps[kind] = EmbeddingStep(make_collection(tables, plan, comm, backend), batches, comm)
-        steps[kind].run(len(batches))  # every key has its row
-    measured = session.measure(f"{name}, {plan_name}", steps)
-    session.add(_record(f"{name} step", plan_name, comm, workload.ids, measured))
+
+    def step_of(tables: Tables, own: ShardingPlan) -> Steps:
+        return EmbeddingStep(session.shard(tables, own, comm), batches, comm)
+
+    _measure(session, f"{name} step", workload, batches, plan, step_of)
 
 
-def _measure_training(
-    session: Session, name: str, plan_name: str, plan_settings: dict[str, Any], comm: Comm
-) -> None:
+def _measure_training(session: Session, name: str, plan: str, comm: Comm) -> None:
     model = MODELS[name]
     workload = model.workload()
     features = session.batches(workload)
-    batches: list[Batch] = batches_of(model, features)
-    steps: dict[str, Contender] = {}
+    batches = batches_of(model, features)
+
+    def step_of(tables: Tables, own: ShardingPlan) -> Steps:
+        return TrainingStep(session, model, tables, own, comm).in_memory(batches)
+
+    _measure(session, f"{name} training", workload, features, plan, step_of)
+
+
+def _measure(
+    session: Session,
+    what: str,
+    workload: Workload,
+    batches: list[KeyedJaggedTensor],
+    plan: str,
+    step_of: Callable[[Tables, ShardingPlan], Steps],
+) -> None:
+    """Time the steps of dynamic and static tables under one plan, and add their record."""
+    steps = {}
     for kind in KINDS:
         tables = [as_dynamic(t) if kind == "dynamic" else t for t in workload.tables()]
-        plan = make_plan(plan_name, plan_settings, tables, comm, features)
-        training = TrainingStep(model, tables, plan, comm, comm, session.settings["backend"])
-        steps[kind] = InMemory(training, batches)
-        steps[kind].run(len(batches))
-    measured = session.measure(f"{name}, {plan_name}", steps)
-    session.add(_record(f"{name} training", plan_name, comm, workload.ids, measured))
+        steps[kind] = step_of(tables, session.plan(plan, tables, batches))
+        steps[kind].run(len(batches))  # every key has its row
+    measured = session.measure(f"{workload.name}, {plan}", steps)
+    session.add(_record(what, plan, session.comm, workload.ids, measured))
 
 
 def _record(
-    what: str, plan: str, comm: Comm, ids: int, measured: dict[str, Measured], part: str = "step"
+    what: str, plan: str, comm: Comm, ids: int, measured: dict[str, Measured]
 ) -> dict[str, Any]:
-    own = Measured({"step": measured["dynamic"].rounds[part]})
-    static = Measured({"step": measured["static"].rounds[part]})
+    own = measured["dynamic"]
+    static = measured["static"]
     return {
         "what": what,
         "plan": plan,
         "ranks": comm.world,
-        **spread(own),
+        **compared(own, {"static": static}),
         **spread(static, prefix="static_"),
-        **ratio("static", static, own),
         "ids_per_second": ids * comm.world / own.median() * 1e3,
-        "rounds": len(own.rounds["step"]),
     }
 
 
@@ -156,7 +152,6 @@ class GrowingTable:
 
     def __init__(self, session: Session, comm: Comm) -> None:
         settings = session.settings
-        self.session = session
         self.comm = comm
         self.batch_size = min(settings["batch_size"][0], settings["keys"])
         batches = settings["keys"] // self.batch_size
@@ -173,11 +168,12 @@ class GrowingTable:
             embedding_dim=DIM,
             feature_names=["keys"],
         )
-        self.collections = {}
-        for kind, table in (("dynamic", as_dynamic(static)), ("static", static)):
-            plan = make_plan(WHOLE_NAME, WHOLE, [table], comm, [self.features(self.keys_N[:0])])
-            self.collections[kind] = make_collection([table], plan, comm, settings["backend"])
-        self.ms: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        no_batch = self.features(self.keys_N[:0])
+        self.collections = {
+            kind: session.whole([table], [no_batch], comm)
+            for kind, table in (("dynamic", as_dynamic(static)), ("static", static))
+        }
+        self.measured = {kind: Measured() for kind in KINDS}
         self.cpu_ms: list[float] = []
         self.grown = self.peak = 0
 
@@ -214,82 +210,76 @@ class GrowingTable:
         self.grown = max(0, settled_bytes() - before)
 
     def _time(self, kind: str, ids_B: Tensor) -> None:
-        step = partial(self.train, kind, ids_B)
-        self.ms[kind] += time_steps([("step", step)], 1)["step"]
+        step = Steps({"step": lambda _: self.train(kind, ids_B)})
+        self.measured[kind].add(step.run(1))
 
     def record(self) -> dict[str, Any]:
         """Return the record of the steps with new keys."""
-        measured = {kind: Measured({"step": [[ms] for ms in self.ms[kind]]}) for kind in KINDS}
         new = len(self.keys_N) - self.batch_size
-        longest = max(self.ms["dynamic"])
+        ms = {kind: self.measured[kind].by_round() for kind in KINDS}
+        longest = max(ms["dynamic"])
         payload = 4 * DIM + STATE_BYTES
-        return _record("new keys, step", WHOLE_NAME, self.comm, self.batch_size, measured) | {
+        return _record("new keys, step", WHOLE_NAME, self.comm, self.batch_size, self.measured) | {
             "keys": len(self.keys_N),
             "batch_size": self.batch_size,
             "longest_ms": longest,
-            "pause_ratio": longest / measured["dynamic"].median(),
-            "cpu_pause_ratio": max(self.cpu_ms) / quartiles(self.cpu_ms)[0],
+            "pause_ratio": longest / self.measured["dynamic"].median(),
+            "cpu_pause_ratio": max(self.cpu_ms) / statistics.median(self.cpu_ms),
             "payload_bytes": payload,
             "bytes_per_key": self.grown / new,
             "peak_bytes_per_key": self.peak / new,
             "bytes_ratio": self.peak / new / payload,
-            "batch_ms": self.ms["dynamic"],
-            "static_batch_ms": self.ms["static"],
+            "batch_ms": ms["dynamic"],
+            "static_batch_ms": ms["static"],
         }
 
-
-class Known:
-    """A contender that looks up and trains keys of a filled table, drawn at random.
-
-    Args:
-        table: The tables.
-        kind: Which of them.
-    """
-
-    def __init__(self, table: GrowingTable, kind: str) -> None:
-        self.table = table
-        self.kind = kind
+    def known_rows(self) -> Tensor:
+        """Return the numbers of keys that the filled table has, drawn at random, [N, B]."""
         generator = torch.Generator().manual_seed(1)
-        shape = (KNOWN_BATCHES, table.batch_size)
-        row_NB = torch.randint(len(table.keys_N), shape, generator=generator)
-        self.ids_NB = table.keys_N[row_NB] if kind == "dynamic" else row_NB
-        self.number = 0
+        shape = (KNOWN_BATCHES, self.batch_size)
+        return torch.randint(len(self.keys_N), shape, generator=generator)
 
-    def run(self, steps: int) -> Times:
-        """Time so many batches, each looked up and then trained."""
-        return time_steps([("lookup", self._look_up), ("training", self._train)], steps)
+    def known(self, kind: str) -> Steps:
+        """Return a contender that looks up and then trains keys of a filled table.
 
-    def _look_up(self) -> None:
-        self.number += 1
-        self.table.read(self.kind, self.ids_NB[self.number % KNOWN_BATCHES])
-
-    def _train(self) -> None:
-        self.table.train(self.kind, self.ids_NB[self.number % KNOWN_BATCHES])
+        Args:
+            kind: Which of the two tables.
+        """
+        row_NB = self.known_rows()
+        ids_NB = self.keys_N[row_NB] if kind == "dynamic" else row_NB
+        return Steps(
+            {
+                "lookup": lambda number: self.read(kind, ids_NB[number % KNOWN_BATCHES]),
+                "training": lambda number: self.train(kind, ids_NB[number % KNOWN_BATCHES]),
+            }
+        )
 
 
 def _of_dict(table: GrowingTable) -> list[dict[str, Any]]:
     """Return the records of a dict that numbers the same keys, and then finds some."""
     numbers: dict[int, int] = {}
-    new_ms = []
-    for keys_B in table.keys_N.view(-1, table.batch_size):
-        keys = keys_B.tolist()
-        begin = time.perf_counter()
+    new = table.keys_N.view(-1, table.batch_size).tolist()
+    known = table.keys_N[table.known_rows()].tolist()
+
+    def add(number: int) -> None:
+        keys = new[number]
         numbers.update(zip(keys, range(len(numbers), len(numbers) + len(keys)), strict=True))
-        new_ms.append((time.perf_counter() - begin) * 1e3)
-    known_ms = []
-    for keys_B in Known(table, "dynamic").ids_NB:
-        keys = keys_B.tolist()
-        begin = time.perf_counter()
-        list(map(numbers.__getitem__, keys))
-        known_ms.append((time.perf_counter() - begin) * 1e3)
-    return [
-        {
-            "what": f"Python's dict, {what} keys",
-            "plan": None,
-            "ranks": 1,
-            **spread(Measured({"step": [ms]})),
-            "ids_per_second": table.batch_size / quartiles(ms)[0] * 1e3,
-            "pause_ratio": max(ms) / quartiles(ms)[0],
-        }
-        for what, ms in (("new", new_ms), ("known", known_ms))
-    ]
+
+    def find(number: int) -> None:
+        list(map(numbers.__getitem__, known[number]))
+
+    found = []
+    for what, work, batches in (("new", add, new), ("known", find, known)):
+        ms = Steps({"step": work}).run(len(batches))["step"]
+        median = statistics.median(ms)
+        found.append(
+            {
+                "what": f"Python's dict, {what} keys",
+                "plan": None,
+                "ranks": 1,
+                **spread(Measured({"step": [ms]})),
+                "ids_per_second": table.batch_size / median * 1e3,
+                "pause_ratio": max(ms) / median,
+            }
+        )
+    return found

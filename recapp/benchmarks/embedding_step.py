@@ -14,16 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recapp.benchmarks.ranks import open_transports
-from recapp.benchmarks.rivals import rivals
+from recapp.benchmarks.forward import StepOnRanks
 from recapp.benchmarks.session import Session
-from recapp.benchmarks.setup import make_plan, pooled_tables, shard_workload, torchrec_sharding
-from recapp.benchmarks.timing import Measured, Times, ratio, spread, time_steps
+from recapp.benchmarks.setup import pooled_tables, shard_workload, torchrec_sharding
+from recapp.benchmarks.timing import Measured, beside, compared, ratio
 from recapp.benchmarks.workloads import WORKLOADS, Workload
 from recapp.engine.observer import EngineObserver
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.reporting.phases import PhaseClock
-from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.transport.communicator import Comm
@@ -34,7 +32,7 @@ Key = tuple[str, str]
 """The names of a plan and of a transport."""
 
 
-class EmbeddingStep:
+class EmbeddingStep(StepOnRanks):
     """The embedding step of recapp, as a contender: requests, lookup, backward, update.
 
     Args:
@@ -49,22 +47,16 @@ class EmbeddingStep:
         batches: list[KeyedJaggedTensor],
         comm: Comm,
     ) -> None:
+        super().__init__(self._train, comm, collection.shared.comm)
         self.collection = collection
         self.batches = batches
-        self.comm = comm
-        self.number = 0
         with torch.no_grad():
             self.gradients = [torch.randn(v.shape) for v in self._vectors(batches[0])]
 
-    def run(self, steps: int) -> Times:
-        """Time so many steps."""
-        return time_steps([("step", self.step)], steps, self.comm.barrier)
-
-    def step(self) -> None:
-        """Look up the next batch and take its gradient back, which updates the tables."""
-        vectors = self._vectors(self.batches[self.number % len(self.batches)])
+    def _train(self, number: int) -> None:
+        """Look up a batch and take its gradient back, which updates the tables."""
+        vectors = self._vectors(self.batches[number % len(self.batches)])
         torch.autograd.backward(vectors, self.gradients)
-        self.number += 1
 
     def _vectors(self, batch: KeyedJaggedTensor) -> list[Tensor]:
         """Return the vectors of all bags, or those of each sequence."""
@@ -72,12 +64,6 @@ class EmbeddingStep:
         if isinstance(found, KeyedTensor):
             return [found.values()]
         return [sequence.values() for sequence in found.values()]
-
-    def bytes_exchanged(self) -> int:
-        """Run a step and return the bytes that all ranks send in it. Every rank calls it."""
-        before = self.collection.shared.comm.bytes_sent
-        self.step()
-        return int(sum(self.comm.all_gather(self.collection.shared.comm.bytes_sent - before)))
 
     def phases(self) -> dict[str, float]:
         """Run some steps and return the mean milliseconds of each part on this rank.
@@ -99,94 +85,51 @@ class EmbeddingStep:
 
 def run(session: Session) -> None:
     """Measure every workload under every plan through every transport."""
-    torch.set_num_threads(session.settings["threads"][0])
-    comms = open_transports(session.settings["transport"])
+    comms = session.open_transports()
     for name in session.settings["workload"]:
         _measure(session, WORKLOADS[name], comms)
 
 
 def _measure(session: Session, workload: Workload, comms: dict[str, Comm]) -> None:
-    settings = session.settings
-    tables = workload.tables()
     batches = session.batches(workload)
     plans = {
-        name: make_plan(name, plan_settings, tables, session.comm, batches, workload.lookups())
-        for name, plan_settings in settings["plans"].items()
+        name: session.plan(name, workload.tables(), batches, workload.lookups())
+        for name in session.settings["plans"]
     }
-    own = {
+    backend = session.settings["backend"]
+    steps = {
         (name, transport): EmbeddingStep(
-            shard_workload(workload, plan, comm, settings["backend"]), batches, session.comm
+            shard_workload(workload, plan, comm, backend), batches, session.comm
         )
         for name, plan in plans.items()
         for transport, comm in comms.items()
     }
-    all_plans = {}
-    if len(own) > 1:
+    all_plans: dict[Key, Measured] = {}
+    if len(steps) > 1:
         by_label = session.measure(
-            f"{workload.name}, all plans", {"/".join(key): step for key, step in own.items()}
+            f"{workload.name}, all plans", {"/".join(key): step for key, step in steps.items()}
         )
-        all_plans = {key: by_label["/".join(key)] for key in own}
+        all_plans = {key: by_label["/".join(key)] for key in steps}
     for name, plan in plans.items():
-        steps = {transport: own[name, transport] for transport in comms}
-        measured = _against_torchrec(
-            session,
-            workload,
-            plan,
-            steps,
-            {transport: all_plans[name, transport] for transport in comms if all_plans},
-        )
-        for transport, step in steps.items():
-            record = _record(workload, name, transport, measured) | _against_plans(
-                (name, transport), all_plans
-            )
+        own = {transport: steps[name, transport] for transport in comms}
+        measured = {transport: all_plans[name, transport] for transport in comms if all_plans}
+        specs = session.specs("step", workload, sharding=torchrec_sharding(plan))
+        with session.rivals("torchrec", specs) as others:
+            if others or not all_plans:  # both under one plan, in the same rounds
+                measured = session.measure(f"{workload.name}, {name}", {**own, **others})
+        for transport, step in own.items():
             session.add(
-                record
-                | {"pooled_tables": pooled_tables(plan), "bytes_exchanged": step.bytes_exchanged()}
-                | _phases(step)
+                {
+                    "workload": workload.name,
+                    "plan": name,
+                    "transport": transport,
+                    **compared(measured[transport], beside("torchrec", measured)),
+                    **_against_plans((name, transport), all_plans),
+                    "pooled_tables": pooled_tables(plan),
+                    "bytes_exchanged": step.bytes_exchanged(),
+                    **_phases(step),
+                }
             )
-
-
-def _against_torchrec(
-    session: Session,
-    workload: Workload,
-    plan: ShardingPlan,
-    steps: dict[str, EmbeddingStep],
-    with_all_plans: dict[str, Measured],
-) -> dict[str, Measured]:
-    """Time recapp and TorchRec in the same rounds, under one plan.
-
-    Args:
-        session: The rank and its settings.
-        workload: Tables and batches.
-        plan: The plan of both.
-        steps: The step of recapp through each transport.
-        with_all_plans: What each transport took in the rounds of all plans; returned instead where
-            TorchRec is not there or refuses the plan. Empty: recapp is timed alone then.
-    """
-    specs = session.specs("step", workload, sharding=torchrec_sharding(plan))
-    with rivals(
-        "torchrec", session.settings["torchrec_python"], specs, session.folder, session.comm
-    ) as others:
-        return (
-            session.measure(f"{workload.name}, {plan.name}", {**steps, **others})
-            if others or not with_all_plans
-            else with_all_plans
-        )
-
-
-def _record(
-    workload: Workload, plan: str, transport: str, measured: dict[str, Measured]
-) -> dict[str, Any]:
-    own = measured[transport]
-    return {
-        "workload": workload.name,
-        "plan": plan,
-        "transport": transport,
-        **spread(own),
-        **ratio("torchrec", measured.get("torchrec"), own),
-        **ratio("torchrec_tuned", measured.get("torchrec_tuned"), own),
-        "rounds": len(own.rounds["step"]),
-    }
 
 
 def _against_plans(key: Key, all_plans: dict[Key, Measured]) -> dict[str, Any]:

@@ -1,50 +1,61 @@
-"""A model's forward alone as what is timed in rounds, as evaluation runs it: without gradients."""
+"""Steps that ranks begin together and exchange messages in: a model's forward alone, as evaluation
+runs it, and whatever else is timed over ranks.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from recapp.benchmarks.timing import Measured, Times, spread, time_steps
+from recapp.benchmarks.timing import Measured, Steps, spread
 from recapp.transport.communicator import Comm
 
 
-class ForwardAlone:
-    """A contender that runs the forward of a model.
+class StepOnRanks(Steps):
+    """A contender whose steps all ranks begin together.
+
+    Args:
+        work: The work of a step, called with its number.
+        comm: The ranks, which meet at a barrier before each step.
+        messages: The ranks through the transport of the tables, which counts bytes.
+    """
+
+    def __init__(self, work: Callable[[int], object], comm: Comm, messages: Comm) -> None:
+        super().__init__({"step": work}, comm.barrier)
+        self.comm = comm
+        self.messages = messages
+
+    def step(self) -> None:
+        """Run the next step, untimed."""
+        self.parts["step"](self.number)
+        self.number += 1
+
+    def bytes_exchanged(self) -> int:
+        """Run a step and return the bytes that all ranks send in it. Every rank calls it."""
+        before = self.messages.bytes_sent
+        self.step()
+        return int(sum(self.comm.all_gather(self.messages.bytes_sent - before)))
+
+
+def forward_alone(
+    model: Callable[[Any], Any], batches: Sequence[Any], comm: Comm, messages: Comm
+) -> StepOnRanks:
+    """Return a contender that runs the forward of a model, without gradients.
 
     Args:
         model: What is called with a batch.
         batches: The batches of this rank, which forwards take in turn.
-        comm: The ranks, which meet at a barrier before each forward.
-        messages: The ranks through the transport of the model's tables, which counts bytes.
+        comm: The ranks.
+        messages: The ranks through the transport of the model's tables.
     """
 
-    def __init__(
-        self, model: Callable[[Any], Any], batches: Sequence[Any], comm: Comm, messages: Comm
-    ) -> None:
-        self._model = model
-        self._batches = batches
-        self._comm = comm
-        self._messages = messages
-        self.number = 0
-
-    def run(self, steps: int) -> Times:
-        """Time so many forwards."""
-        return time_steps([("step", self.forward)], steps, self._comm.barrier)
-
     @torch.no_grad()
-    def forward(self) -> None:
-        """Call the model with the next batch, and wait for its device."""
-        self._model(self._batches[self.number % len(self._batches)])
-        if self._messages.device.type == "cuda":
-            torch.cuda.synchronize(self._messages.device)
-        self.number += 1
+    def forward(number: int) -> None:
+        model(batches[number % len(batches)])
+        if messages.device.type == "cuda":
+            torch.cuda.synchronize(messages.device)
 
-    def bytes_exchanged(self) -> int:
-        """Run a forward and return the bytes that all ranks send in it. Every rank calls it."""
-        before = self._messages.bytes_sent
-        self.forward()
-        return int(sum(self._comm.all_gather(self._messages.bytes_sent - before)))
+    return StepOnRanks(forward, comm, messages)
 
 
 def batch_times(measured: Measured, batch_size: int, ranks: int) -> dict[str, float]:

@@ -9,7 +9,7 @@ Everybody gets the ids of each table (int32) and where bags end, and returns new
                         over the records of all tables as if they were one, [F B, D]
     torch               torch's embedding_bag over rows in fp32, one call for all tables, [F B, D]
     fp32                recapp's kernel over these rows in fp32, [B, F D]
-    read                reading the records and nothing else (`recapp/kernels/numba_row_reads.py`):
+    read                reading the records and nothing else (`recapp/benchmarks/row_reads.py`):
                         the byte limit, records times their bytes over the bandwidth that random
                         rows are read with
 
@@ -18,16 +18,16 @@ Each step takes another batch; there are so many that a small one finds its rows
 B samples of a batch, F tables, D columns, L ids of a batch, M = F B bags, R rows of all tables.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recapp.benchmarks.rivals import rivals
 from recapp.benchmarks.session import Session
-from recapp.benchmarks.timing import Contender, Measured, Times, ratio, spread, time_steps
+from recapp.benchmarks.timing import Measured, Steps, beside, compared
 from recapp.benchmarks.workloads import LOOKUPS, Workload
 from recapp.kernels.backend import Backend, backend
 from recapp.kernels.links import Links
@@ -76,30 +76,6 @@ def batches_of(workload: Workload, ids_NL: Tensor) -> Batches:
     column_F = torch.tensor(workload.dim_F).cumsum(0) - torch.tensor(workload.dim_F)
     at_FB = column_F[:, None] + sample_B
     return Batches(ids_NL.int(), first_L.int(), offsets.int(), at_FB.view(-1).int())
-
-
-class Lookups:
-    """A way to look up as a contender.
-
-    Args:
-        look_up: Looks up the batch of a number.
-        threads: The threads of torch and of the kernels.
-    """
-
-    def __init__(self, look_up: Callable[[int], object], threads: int) -> None:
-        self.look_up = look_up
-        self.threads = threads
-        self.number = 0
-
-    def run(self, steps: int) -> Times:
-        """Time so many lookups."""
-        torch.set_num_threads(self.threads)
-        with torch.inference_mode():
-            return time_steps([("step", self._step)], steps)
-
-    def _step(self) -> None:
-        self.look_up(self.number)
-        self.number += 1
 
 
 def stored_rows(rows: int, dim: int) -> tuple[Tensor, dict[int, QuantisedRows]]:
@@ -174,7 +150,7 @@ def lookups_of(
         "fp32": of_floats,
     }
     if kernels.name == "numba":
-        from recapp.kernels.numba_row_reads import read_rows
+        from recapp.benchmarks.row_reads import read_rows
 
         row_NL = b.ids_NL + b.first_L
         found["read"] = lambda number: read_rows(records.records_RK, row_NL[number % len(row_NL)])
@@ -188,55 +164,32 @@ def run(session: Session) -> None:
     for name in settings["workload"]:
         tables = LOOKUPS[name]
         weights_RD, records = stored_rows(sum(tables.rows_F), tables.dim_F[0])
-        for batch_size in settings["batch_size"]:
-            for bag in BAGS:
-                for ids in settings["ids"]:
-                    workload = replace(
-                        tables,
-                        name=f"{name}_{batch_size}_{bag}_{ids}",
-                        batch_size=batch_size,
-                        bag_F=(bag,) * len(tables.rows_F),
-                        zipf=ids == "zipf",
-                    )
-                    _measure(session, kernels, name, ids, workload, weights_RD, records)
+        for batch_size, bag, ids in product(settings["batch_size"], BAGS, settings["ids"]):
+            workload = tables.of_shape(batch_size, bag, ids)
+            count = max(LEAST_BATCHES, min(MOST_BATCHES, DRAWN_IDS // workload.ids))
+            b = batches_of(workload, session.ids_of(workload, count))
+            for bits, rows in records.items():
+                lookups = lookups_of(kernels, weights_RD, rows, b, workload.width)
+                shape = {"workload": name, "bits": bits, "ids": ids}
+                _measure(session, workload, shape, rows, lookups)
 
 
 def _measure(
     session: Session,
-    kernels: Backend,
-    name: str,
-    ids: str,
     workload: Workload,
-    weights_RD: Tensor,
-    records: dict[int, QuantisedRows],
+    shape: dict[str, Any],
+    rows: QuantisedRows,
+    lookups: Mapping[str, Callable[[int], object]],
 ) -> None:
-    """Measure one shape of batches in every number of bits, on every number of threads."""
-    count = max(LEAST_BATCHES, min(MOST_BATCHES, DRAWN_IDS // workload.ids))
-    b = batches_of(workload, session.ids_of(workload, count))
-    threads_most = max(session.settings["threads"])
-    for bits, rows in records.items():
-        with rivals(
-            "fbgemm",
-            session.settings["torchrec_python"],
-            session.specs("quantised", workload, bits=bits),
-            session.folder,
-            session.comm,
-            threads_most,
-        ) as others:
-            for threads in session.settings["threads"]:
-                contenders: dict[str, Contender] = {
-                    key: Lookups(look_up, threads)
-                    for key, look_up in lookups_of(
-                        kernels, weights_RD, rows, b, workload.width
-                    ).items()
-                }
-                for other in others.values():
-                    other.threads = threads
-                measured = session.measure(
-                    f"{workload.name}, {bits} bits, threads: {threads}", contenders | others
-                )
-                shape = {"workload": name, "bits": bits, "ids": ids, "threads": threads}
-                session.add(shape | _record(workload, rows, measured))
+    """Measure one shape of batches in one number of bits, on every number of threads."""
+    contenders = {
+        name: Steps({"step": look_up}, inside=torch.inference_mode)
+        for name, look_up in lookups.items()
+    }
+    title = f"{workload.name}, {rows.bits} bits"
+    specs = session.specs("quantised", workload, bits=rows.bits)
+    for threads, measured in session.by_threads(title, contenders, "fbgemm", specs):
+        session.add(shape | {"threads": threads} | _record(workload, rows, measured))
 
 
 def _times(measured: Measured) -> dict[str, float]:
@@ -255,20 +208,14 @@ def _record(
     own = measured["recapp"]
     read = measured.get("read")
     record_bytes = rows.records_RK.shape[1]
+    others = {name: measured[name] for name in ("torch_quantised", "torch", "fp32")}
     return {
         "batch_size": workload.batch_size,
         "bag": workload.bag_F[0],
-        **spread(own),
-        **ratio("fbgemm", measured.get("fbgemm"), own),
-        **ratio("fbgemm_tuned", measured.get("fbgemm_tuned"), own),
-        **ratio("torch_quantised", measured["torch_quantised"], own),
-        **ratio("torch", measured["torch"], own),
-        **ratio("fp32", measured["fp32"], own),
-        **ratio("read", read, own),
+        **compared(own, {**beside("fbgemm", measured), **others, "read": read}),
         "ns_per_row": own.median() * 1e6 / workload.ids,
         "record_bytes": record_bytes,
         "table_bytes": rows.records_RK.nbytes,
         "read_gb_per_s": read and workload.ids * record_bytes / read.median() / 1e6,
-        "rounds": len(own.rounds["step"]),
         "of_all": {name: _times(times) for name, times in measured.items()},
     }

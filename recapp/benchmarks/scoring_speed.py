@@ -23,7 +23,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,24 +31,22 @@ from torch import nn
 
 from recapp.benchmarks.cpp_scores import CppScores, started
 from recapp.benchmarks.mapped_memory import LoadModel, cost_of_loading
-from recapp.benchmarks.quantised_lookup import Lookups
-from recapp.benchmarks.rivals import Absent, Rival, rivals
+from recapp.benchmarks.rivals import Absent, Rival
 from recapp.benchmarks.session import Session
-from recapp.benchmarks.timing import Contender, Measured, ratio, spread
+from recapp.benchmarks.timing import Contender, Measured, Steps, beside, compared
 from recapp.benchmarks.torchrec_model import no_twin, torchrec_spec, write_batches
 from recapp.dataset.raw_rows import RawTable
 from recapp.inference.scorer import Scorer
 from recapp.sparse.batch import Batch
 from recapp.stored.small_files import example_bytes
 
+T = TypeVar("T")
 BASELINE = "torch"
 NOT_OURS = (BASELINE, "torchrec", "torchrec_tuned")
 GOAL = 3.0
 """The p99 of batches of one sample has to stay below so many times their p50."""
 MOST_STEPS = 2000  # of a turn: a p99 needs many
 MOST_BATCHES = 2048  # of a size: more than stay in a cache
-LOADS = "loads"
-"""The name of the records of loading."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +84,9 @@ class Batches:
     raw: list[RawTable]
     decoded: list[Batch]
 
-    def scored_by(self, score: Callable[[Batch], object], threads: int) -> Lookups:
+    def scored_by(self, score: Callable[[Batch], object]) -> Steps:
         """Return a contender that scores the decoded batches in turn."""
-        return Lookups(lambda number: score(self.decoded[number % len(self.decoded)]), threads)
+        return _scoring(score, self.decoded)
 
 
 @dataclass(frozen=True)
@@ -116,42 +114,43 @@ class Stored:
         """The artefact."""
         return self.served.artefacts[self.quantize]
 
-    def contenders(
-        self, of_size: Batches, threads: int, program: "Popen[str] | None"
-    ) -> dict[str, Contender]:
-        """Return who scores batches of a size, but for those of another Python.
+    def contenders(self, of_size: Batches, program: "Popen[str] | None") -> dict[str, Contender]:
+        """Return the contenders on batches of a size, but for those of another Python.
 
         Args:
             of_size: The batches.
-            threads: The threads of each.
-            program: The C++ program, started with as many threads; None leaves it out.
+            program: The C++ program, started with the threads of the measurement; None leaves it
+                out.
         """
         found: dict[str, Contender] = {}
         plain = self.served.plain
         if plain is not None:
-            found[BASELINE] = of_size.scored_by(lambda b: torch.sigmoid(plain(b)), threads)
-        found["eager"] = of_size.scored_by(self.eager.scores, threads)
+            found[BASELINE] = of_size.scored_by(lambda b: torch.sigmoid(plain(b)))
+        found["eager"] = of_size.scored_by(self.eager.scores)
         if self.compiled is not None:
-            found["compiled"] = of_size.scored_by(self.compiled.scores, threads)
+            found["compiled"] = of_size.scored_by(self.compiled.scores)
         if program is not None:
             found["cpp"] = CppScores(program, of_size.size, len(of_size.raw))
-        fastest = self.compiled or self.eager
-        raw = of_size.raw
-        found["raw_rows"] = Lookups(lambda n: fastest.predict(raw[n % len(raw)]), threads)
+        found["raw_rows"] = _scoring((self.compiled or self.eager).predict, of_size.raw)
         return found
+
+
+def _scoring(score: Callable[[T], object], batches: Sequence[T]) -> Steps:
+    """Return a contender that scores batches in turn, of any kind."""
+    work = {"step": lambda number: score(batches[number % len(batches)])}
+    return Steps(work, inside=torch.inference_mode)
 
 
 def run(session: Session, served: Served) -> None:
     """Measure a model in every way to store its tables, size of batches and number of threads."""
-    threads = session.settings["threads"]
     for quantize in served.artefacts:
         stored = _stored(session, served, quantize)
         with _torchrec(session, stored) as others:
-            for count in threads:
+            for count in session.settings["threads"]:
                 with _program(stored, count) as program:
                     for of_size in stored.batches:
                         _measure(session, stored, of_size, count, program, others)
-        session.more.setdefault(LOADS, []).append(
+        session.more.setdefault("loads", []).append(
             {"model": served.name, "quantize": quantize} | cost_of_loading(stored.path, served.load)
         )
 
@@ -212,9 +211,7 @@ def _torchrec(session: Session, stored: Stored) -> Any:
     }
     for of_size in stored.batches:
         write_batches(plain, of_size.decoded, files[str(of_size.size)])
-    spec = torchrec_spec(plain, stored.quantize, files)
-    threads = max(session.settings["threads"])
-    return rivals("torchrec", python, [spec], session.folder, session.comm, threads)
+    return session.rivals("torchrec", [torchrec_spec(plain, stored.quantize, files)])
 
 
 def _measure(
@@ -227,9 +224,8 @@ def _measure(
 ) -> None:
     """Time everybody on batches of one size, and add a record for each."""
     for other in others.values():
-        other.threads = threads
         other.batches = str(of_size.size)
-    contenders = stored.contenders(of_size, threads, program)
+    contenders = stored.contenders(of_size, program)
     shape = {
         "model": stored.served.name,
         "quantize": stored.quantize,
@@ -237,7 +233,7 @@ def _measure(
         "threads": threads,
     }
     title = f"{stored.served.name}, {stored.quantize}, batch {of_size.size}, threads: {threads}"
-    measured = session.measure(title, {**contenders, **others}, MOST_STEPS)
+    measured = session.measure(title, {**contenders, **others}, threads, MOST_STEPS)
     for way in measured:
         session.add(shape | {"way": way} | record(way, of_size.size, measured))
 
@@ -255,15 +251,11 @@ def record(way: str, size: int, measured: Mapping[str, Measured]) -> dict[str, A
     p99 = float(np.quantile(steps, 0.99))
     tail = p99 / own.median()
     return {
-        **spread(own),
+        **compared(own, {BASELINE: measured.get(BASELINE), **beside("torchrec", measured)}),
         "p99_ms": p99,
         "tail_ratio": tail,
         "tail_met": tail < GOAL if size == 1 else None,
         "samples_per_second": size * len(steps) / sum(steps) * 1e3,
-        **ratio("torch", measured.get(BASELINE), own),
-        **ratio("torchrec", measured.get("torchrec"), own),
-        **ratio("torchrec_tuned", measured.get("torchrec_tuned"), own),
-        "rounds": len(own.rounds["step"]),
         "steps": len(steps),
     }
 

@@ -3,20 +3,28 @@ ranks, files, progress, and the records made so far.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from recapp.benchmarks.setup import EPS, LEARNING_RATE
+from recapp.benchmarks.ranks import open_transports
+from recapp.benchmarks.rivals import Absent, Rival, rivals
+from recapp.benchmarks.setup import EPS, LEARNING_RATE, WHOLE, WHOLE_NAME, make_plan, rule
 from recapp.benchmarks.timing import MOST_STEPS, Contender, Measured, interleave
 from recapp.benchmarks.workloads import BATCHES, Workload
 from recapp.console import note, progress
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection, shard_bags
+from recapp.optim.rules import RowRule
+from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import PoolingType
+from recapp.tables.config import EmbeddingConfig, PoolingType
+from recapp.tables.lookups import TableLookup
 from recapp.transport.communicator import Comm
 
 ROWS_FILE = "rows.json"  # in the run's directory: the records made so far
@@ -56,28 +64,128 @@ class Session:
             )
 
     def measure(
-        self, title: str, contenders: Mapping[str, Contender], most: int = MOST_STEPS
+        self,
+        title: str,
+        contenders: Mapping[str, Contender],
+        threads: int | None = None,
+        most: int = MOST_STEPS,
     ) -> dict[str, Measured]:
         """Time contenders in rounds, with a progress bar on rank 0. Every rank calls it.
 
         Args:
             title: The title of the progress bar.
             contenders: The contenders by name.
+            threads: The threads of each contender; None leaves them as they are.
             most: The most steps of a turn.
         """
         rounds = self.settings["rounds"]
-        seconds = self.settings["round_seconds"]
-        if self.comm.rank:
-            return interleave(contenders, self.comm, rounds=rounds, seconds=seconds, most=most)
-        with progress(f"{title}, rounds", rounds) as advance:
+        if threads is not None:
+            torch.set_num_threads(threads)
+            for contender in contenders.values():
+                if isinstance(contender, Rival):
+                    contender.threads = threads
+        bar = progress(f"{title}, rounds", rounds) if self.comm.rank == 0 else nullcontext(_nobody)
+        with bar as advance:
             return interleave(
                 contenders,
                 self.comm,
                 rounds=rounds,
-                seconds=seconds,
+                seconds=self.settings["round_seconds"],
                 most=most,
                 advance=advance,
             )
+
+    def rivals(
+        self, name: str, specs: list[dict[str, Any]]
+    ) -> AbstractContextManager[Mapping[str, Rival | Absent]]:
+        """Return a context with the contenders `<name>` and `<name>_tuned` of another Python, or
+        with none where the settings name no Python or it refuses. Every rank calls it.
+
+        Args:
+            name: The name of the contender as installed.
+            specs: What each of its processes builds.
+        """
+        python = self.settings["torchrec_python"]
+        threads = max(self.settings["threads"])
+        return rivals(name, python, specs, self.folder, self.comm, threads)
+
+    def by_threads(
+        self,
+        title: str,
+        contenders: Mapping[str, Contender],
+        rival: str,
+        specs: list[dict[str, Any]],
+    ) -> Iterator[tuple[int, dict[str, Measured]]]:
+        """Time contenders and a rival on each number of threads of the settings, one after the
+        other. Every rank calls it.
+
+        Args:
+            title: The beginning of the progress bars' titles.
+            contenders: The contenders by name.
+            rival: The name of the rival.
+            specs: What each process of the rival builds.
+
+        Yields:
+            The number of threads, and what everybody took.
+        """
+        with self.rivals(rival, specs) as others:
+            for threads in self.settings["threads"]:
+                everybody = {**contenders, **others}
+                yield threads, self.measure(f"{title}, threads: {threads}", everybody, threads)
+
+    def open_transports(self) -> dict[str, Comm]:
+        """Set the threads of this rank, and return the ranks through each transport of the
+        settings. Every rank calls it.
+        """
+        torch.set_num_threads(self.settings["threads"][0])
+        return open_transports(self.settings["transport"])
+
+    def plan(
+        self,
+        name: str,
+        tables: Sequence[EmbeddingConfig],
+        batches: Sequence[KeyedJaggedTensor],
+        lookups: Sequence[TableLookup] | None = None,
+    ) -> ShardingPlan:
+        """Return a plan of the settings for some tables. Every rank calls it.
+
+        Args:
+            name: The name of the plan.
+            tables: The tables.
+            batches: This rank's batches, by which open modes are decided.
+            lookups: What reads the tables; None takes the lookups that the tables declare.
+        """
+        return make_plan(name, self.settings["plans"][name], tables, self.comm, batches, lookups)
+
+    def shard(
+        self, tables: Sequence[EmbeddingConfig], plan: ShardingPlan, comm: Comm
+    ) -> ShardedEmbeddingBagCollection:
+        """Return a sharded collection of bags. Every rank calls it.
+
+        Args:
+            tables: The tables.
+            plan: Their plan.
+            comm: The ranks, through the transport of the tables.
+        """
+        return shard_bags(tables, plan, comm, rule(), backend=self.settings["backend"])
+
+    def whole(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        batches: Sequence[KeyedJaggedTensor],
+        comm: Comm,
+        by: RowRule | None = None,
+    ) -> ShardedEmbeddingBagCollection:
+        """Return a sharded collection of bags whose tables are not cut.
+
+        Args:
+            tables: The tables.
+            batches: The batches by which the modes of the tables are decided.
+            comm: The ranks; usually this one alone.
+            by: The rule that updates the rows; None takes that of all benchmarks.
+        """
+        plan = make_plan(WHOLE_NAME, WHOLE, tables, comm, batches)
+        return shard_bags(tables, plan, comm, by or rule(), backend=self.settings["backend"])
 
     def batches(self, workload: Workload) -> list[KeyedJaggedTensor]:
         """Return this rank's batches, and write their ids to a file that rivals read.
@@ -130,3 +238,7 @@ class Session:
             | more
             for rank in range(self.comm.world)
         ]
+
+
+def _nobody(_: int) -> None:
+    """Show no progress: rank 0 does."""

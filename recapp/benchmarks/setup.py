@@ -12,9 +12,6 @@ import torch
 from recapp.benchmarks.workloads import Workload
 from recapp.engine.shard_model import shard_model
 from recapp.engine.sharded_collection import ShardedCollection
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection, shard_bags
-from recapp.errors import ConfigError, suggest
-from recapp.kernels.backend import backend as make_backend
 from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes
 from recapp.planner.initial_plan import initial_plan
@@ -27,47 +24,13 @@ from recapp.tables.config import EmbeddingConfig, PoolingType
 from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.lookups import TableLookup
-from recapp.transport.choose_transport import TRANSPORTS
 from recapp.transport.communicator import Comm
 
 LEARNING_RATE = 0.01
 EPS = 1e-8
-
-
-def check_names(setting: str, given: object, known: Sequence[str]) -> list[str]:
-    """Return the names that a setting chooses, without repeats.
-
-    Args:
-        setting: The name of the setting, for errors.
-        given: A name, a list of names, or None for all.
-        known: The names there are.
-
-    Raises:
-        ConfigError: An unknown name, or none.
-    """
-    names = list(known) if given is None else given if isinstance(given, list) else [given]
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"{setting}={name}: {suggest(str(name), known)}")
-    if not names:
-        raise ConfigError(f"{setting}=[]: name at least one of {', '.join(known)}")
-    return list(dict.fromkeys(map(str, names)))
-
-
-def check_transports(given: object) -> list[str]:
-    """Return the transports that the setting `transport` names; None means `auto`."""
-    return check_names("transport", "auto" if given is None else given, TRANSPORTS)
-
-
-def check_backend(name: object) -> str:
-    """Return the name of a backend; None means `auto`.
-
-    Raises:
-        ConfigError: The backend is unknown or not installed.
-    """
-    chosen = str(name or "auto")
-    make_backend(chosen, torch.device("cpu"))
-    return chosen
+WHOLE_NAME = "table_wise"
+WHOLE = {"rules": [{"type": WHOLE_NAME}]}
+"""The plan whose tables are not cut, and its name."""
 
 
 def rule() -> RowRule:
@@ -146,10 +109,3 @@ def shard_workload(
     sharded = shard_model(collection, plan, comm, rule(), backend)
     assert isinstance(sharded, ShardedCollection)
     return sharded
-
-
-def make_collection(
-    tables: Sequence[EmbeddingConfig], plan: ShardingPlan, comm: Comm, backend: str
-) -> ShardedEmbeddingBagCollection:
-    """Return the sharded collection of bags that is measured. Every rank calls it."""
-    return shard_bags(list(tables), plan, comm, rule(), backend=backend)

@@ -8,14 +8,10 @@ by: once tables and buffers are made, and at its highest during steps.
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from recapp.benchmarks.embedding_step import EmbeddingStep
-from recapp.benchmarks.forward import ForwardAlone, batch_times
-from recapp.benchmarks.ranks import open_transports
+from recapp.benchmarks.forward import batch_times, forward_alone
 from recapp.benchmarks.resident import peak_bytes, settled_bytes
 from recapp.benchmarks.session import Session
-from recapp.benchmarks.setup import make_collection, make_plan
 from recapp.benchmarks.workloads import Workload
 from recapp.processes.process_memory import forget_peak_resident
 from recapp.tables.config import EmbeddingConfig
@@ -23,95 +19,73 @@ from recapp.tables.listed import listed_tables
 from recapp.transport.communicator import Comm
 
 MEMORY_STEPS = 3
-FORWARD = "forward"
-BOTH = "forward+backward"
 
-Key = tuple[str, int, str]
-"""The name of a strategy, the batch size and the kind of ids."""
+Key = tuple[str, str]
+"""The names of a workload and of a strategy."""
 
 
-def workload_of(tables: Sequence[EmbeddingConfig], batch_size: int, bag: int, ids: str) -> Workload:
-    """Return tables as a workload, with one feature for each.
+def workload_of(tables: Sequence[EmbeddingConfig]) -> Workload:
+    """Return tables as a workload of one sample and one id a bag, with one feature for each table.
 
     Args:
         tables: The tables.
-        batch_size: The samples of a rank.
-        bag: The ids of each bag.
-        ids: How ids are drawn: `uniform` or `zipf`.
     """
-    return Workload(
-        f"{ids}_{batch_size}",
-        batch_size,
-        tuple(t.num_embeddings for t in tables),
-        tuple(t.embedding_dim for t in tables),
-        (bag,) * len(tables),
-        ids == "zipf",
-    )
+    rows_F = tuple(t.num_embeddings for t in tables)
+    dim_F = tuple(t.embedding_dim for t in tables)
+    return Workload("listed", 1, rows_F, dim_F, (1,) * len(tables))
 
 
 def run(session: Session) -> None:
     """Measure every strategy with every batch size and every kind of ids."""
     settings = session.settings
-    torch.set_num_threads(settings["threads"][0])
-    (comm,) = open_transports(settings["transport"]).values()
+    (comm,) = session.open_transports().values()
     made, _ = listed_tables(settings["tables"]["tables"], settings["tables"].get("lookups"))
-    workloads = [
-        workload_of(made, B, settings["bag"], ids)
-        for ids in settings["ids"]
-        for B in settings["batch_size"]
-    ]
+    listed = workload_of(made)
     tables = [
         replace(t, feature_names=[feature])
-        for t, feature in zip(made, workloads[0].features, strict=True)
+        for t, feature in zip(made, listed.features, strict=True)
+    ]
+    workloads = [
+        listed.of_shape(batch_size, settings["bag"], ids)
+        for ids in settings["ids"]
+        for batch_size in settings["batch_size"]
     ]
     batches = {w.name: session.batches(w) for w in workloads}
     largest = max(workloads, key=lambda w: w.batch_size).name
-    steps: dict[tuple[str, str], EmbeddingStep] = {}
-    memory: dict[tuple[str, str], dict[str, float]] = {}
-    for name, plan_settings in settings["plans"].items():
+    steps: dict[str, dict[str, EmbeddingStep]] = {w.name: {} for w in workloads}
+    memory: dict[Key, dict[str, float]] = {}
+    for name in settings["plans"]:
         session.print_note(f"{name}: tables are made")
         before = settled_bytes()
-        plan = make_plan(name, plan_settings, tables, session.comm, batches[largest])
-        collection = make_collection(tables, plan, comm, settings["backend"])
+        plan = session.plan(name, tables, batches[largest])
+        collection = session.shard(tables, plan, comm)
         for w in workloads:
-            steps[name, w.name] = EmbeddingStep(collection, batches[w.name], session.comm)
-            memory[name, w.name] = _memory(steps[name, w.name], before, session.comm)
+            step = EmbeddingStep(collection, batches[w.name], session.comm)
+            steps[w.name][name] = step
+            memory[w.name, name] = _memory(step, before, session.comm)
     for w in workloads:
-        own = {name: steps[name, w.name] for name in settings["plans"]}
-        for kind in (FORWARD, BOTH):
-            _measure(session, w, kind, own, {name: memory[name, w.name] for name in own}, comm)
-
-
-def _measure(
-    session: Session,
-    workload: Workload,
-    kind: str,
-    steps: dict[str, EmbeddingStep],
-    memory: dict[str, dict[str, float]],
-    comm: Comm,
-) -> None:
-    contenders = {
-        name: step
-        if kind == BOTH
-        else ForwardAlone(step.collection, step.batches, step.comm, step.collection.shared.comm)
-        for name, step in steps.items()
-    }
-    measured = session.measure(f"{kind}, batch {workload.batch_size}", contenders)
-    for name, contender in contenders.items():
-        session.add(
-            {
-                "strategy": name,
-                "ids": "zipf" if workload.zipf else "uniform",
-                "batch_size": workload.batch_size,
-                "step": kind,
-                **batch_times(measured[name], workload.batch_size, comm.world),
-                **memory[name],
-                "bytes_exchanged": contender.bytes_exchanged(),
-                "transport": comm.transport,
-                "ranks": comm.world,
-                "rounds": len(measured[name].rounds["step"]),
-            }
-        )
+        both = steps[w.name]
+        forward = {
+            name: forward_alone(step.collection, step.batches, step.comm, comm)
+            for name, step in both.items()
+        }
+        for kind, contenders in (("forward", forward), ("forward+backward", both)):
+            measured = session.measure(f"{kind}, batch {w.batch_size}", contenders)
+            for name, contender in contenders.items():
+                session.add(
+                    {
+                        "strategy": name,
+                        "ids": "zipf" if w.zipf else "uniform",
+                        "batch_size": w.batch_size,
+                        "step": kind,
+                        **batch_times(measured[name], w.batch_size, comm.world),
+                        **memory[w.name, name],
+                        "bytes_exchanged": contender.bytes_exchanged(),
+                        "transport": comm.transport,
+                        "ranks": comm.world,
+                        "rounds": len(measured[name].rounds["step"]),
+                    }
+                )
 
 
 def _memory(step: EmbeddingStep, before: int, comm: Comm) -> dict[str, float]:

@@ -12,9 +12,10 @@ another day. A step of several ranks takes as long as its slowest rank.
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from recapp.transport.communicator import Comm
@@ -34,8 +35,47 @@ class Contender(Protocol):
     """What is timed in rounds."""
 
     def run(self, steps: int) -> Times:
-        """Run so many steps and return the time of each; no times where this rank has no part."""
+        """Run steps, and return the time of each; no times where this rank has no part.
+
+        Args:
+            steps: The number of steps.
+        """
         ...
+
+
+@dataclass
+class Steps:
+    """A contender whose steps consist of parts, which run one after the other.
+
+    Args:
+        parts: The work of each part, called with the number of the step. A part called `step` is
+            not listed beside the sum of all parts.
+        before: Called before each step, untimed: a barrier.
+        inside: Makes the context in which steps run, such as `torch.no_grad`.
+        number: The number of the next step.
+    """
+
+    parts: Mapping[str, Callable[[int], object]]
+    before: Callable[[], object] = lambda: None
+    inside: Callable[[], AbstractContextManager[object]] = nullcontext
+    number: int = 0
+
+    def run(self, steps: int) -> Times:
+        """Run steps, and return the milliseconds of each part and of their sum, `step`."""
+        times: Times = {name: [] for name in (*self.parts, "step")}
+        with self.inside():
+            for _ in range(steps):
+                self.before()
+                begin = last = time.perf_counter()
+                for name, work in self.parts.items():
+                    work(self.number)
+                    now = time.perf_counter()
+                    if name != "step":
+                        times[name].append((now - last) * 1e3)
+                    last = now
+                times["step"].append((last - begin) * 1e3)
+                self.number += 1
+        return times
 
 
 @dataclass
@@ -56,6 +96,10 @@ class Measured:
     def median(self, part: str = "step") -> float:
         """Return the median over the steps of all rounds."""
         return self.summary(part)[0]
+
+    def part(self, name: str) -> "Measured":
+        """Return the times of one part alone, as the step of a contender."""
+        return Measured({"step": self.rounds[name]})
 
     def by_round(self, part: str = "step") -> list[float]:
         """Return the median of each round."""
@@ -105,32 +149,29 @@ def ratio(
     return dict(zip(keys, quartiles(ratios), strict=True))
 
 
-def time_steps(
-    parts: Iterable[tuple[str, Callable[[], object]]],
-    steps: int,
-    before: Callable[[], None] = lambda: None,
-) -> Times:
-    """Run steps of one or several parts and return the time of each part, and their sum as `step`.
+def compared(own: Measured, others: Mapping[str, Measured | None]) -> dict[str, Any]:
+    """Return the entries that the record of every comparison has: recapp's median and quartiles,
+    the ratio to each of the others, and the number of rounds.
 
     Args:
-        parts: The name and the work of each part, in order. A part called `step` is not listed
-            beside its sum.
-        steps: The number of steps.
-        before: Called before each step, untimed: a barrier.
+        own: The times of recapp.
+        others: The times of the others, by the names of their ratios.
     """
-    parts = list(parts)
-    times: Times = {name: [] for name in (*(name for name, _ in parts), "step")}
-    for _ in range(steps):
-        before()
-        begin = last = time.perf_counter()
-        for name, work in parts:
-            work()
-            now = time.perf_counter()
-            if name != "step":
-                times[name].append((now - last) * 1e3)
-            last = now
-        times["step"].append((last - begin) * 1e3)
-    return times
+    found: dict[str, Any] = dict(spread(own))
+    for name, other in others.items():
+        found |= ratio(name, other, own)
+    return found | {"rounds": len(own.rounds["step"])}
+
+
+def beside(name: str, measured: Mapping[str, Measured]) -> dict[str, Measured | None]:
+    """Return the times of a rival as installed and with its allocator tuned; None where it was not
+    there.
+
+    Args:
+        name: The name of the rival.
+        measured: The times of all contenders.
+    """
+    return {key: measured.get(key) for key in (name, f"{name}_tuned")}
 
 
 def interleave(

@@ -12,19 +12,18 @@ B samples of a rank's batch, F vectors of the interaction, D their width, I inpu
 a layer.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise, product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recapp.benchmarks.models import DENSE, MODELS, NamedModel
-from recapp.benchmarks.ranks import open_transports
-from recapp.benchmarks.rivals import rivals
 from recapp.benchmarks.session import Session
-from recapp.benchmarks.setup import make_collection, make_plan, torchrec_sharding
-from recapp.benchmarks.timing import Contender, Measured, Times, ratio, spread, time_steps
+from recapp.benchmarks.setup import torchrec_sharding
+from recapp.benchmarks.timing import Measured, Steps, beside, compared, spread
 from recapp.benchmarks.workloads import Workload
 from recapp.engine.shard_model import compile_dense, sharded_tables, wrap_dense
 from recapp.models.published_dlrm import DLRM
@@ -40,29 +39,26 @@ class TrainingStep:
     """The training step of recapp: a DLRM under DDP with sharded tables.
 
     Args:
+        session: The ranks, which meet at a barrier before each step, and the backend.
         model: The shape of the DLRM.
         tables: Its tables.
         plan: The plan of the tables.
         comm: The ranks, through the transport that is measured.
-        barrier: The ranks, which meet at a barrier before each step.
-        backend: The backend of local kernels.
         compiled: Whether the dense part runs under torch.compile.
     """
 
     def __init__(
         self,
+        session: Session,
         model: NamedModel,
         tables: Sequence[EmbeddingConfig],
         plan: ShardingPlan,
         comm: Comm,
-        barrier: Comm,
-        backend: str,
         compiled: bool = False,
     ) -> None:
         torch.manual_seed(0)
-        dlrm = DLRM(
-            make_collection(tables, plan, comm, backend), DENSE, model.bottom_layers, model.top
-        )
+        collection = session.shard(tables, plan, comm)
+        dlrm = DLRM(collection, DENSE, model.bottom_layers, model.top)
         if compiled:
             compile_dense(dlrm)
         self.model = wrap_dense(
@@ -70,7 +66,18 @@ class TrainingStep:
         )
         dense = [p for p in dlrm.parameters() if p.requires_grad and p.numel()]
         self.optimizer = hybrid(torch.optim.Adam(dense, lr=1e-3, fused=True), sharded_tables(dlrm))
-        self.barrier = barrier
+        self.barrier = session.comm
+
+    def in_memory(self, batches: Sequence[Batch]) -> Steps:
+        """Return a contender that trains on batches in memory.
+
+        Args:
+            batches: The batches of this rank, which steps take in turn.
+        """
+        return Steps(
+            {"step": lambda number: self.step(batches[number % len(batches)])},
+            self.barrier.barrier,
+        )
 
     def step(self, batch: Batch) -> None:
         """Train on one batch."""
@@ -81,88 +88,50 @@ class TrainingStep:
         self.optimizer.step()
 
 
-class InMemory:
-    """A contender that trains on batches in memory.
-
-    Args:
-        training: The step.
-        batches: The batches of this rank, which steps take in turn.
-    """
-
-    def __init__(self, training: TrainingStep, batches: list[Batch]) -> None:
-        self.training = training
-        self.batches = batches
-        self.number = 0
-
-    def run(self, steps: int) -> Times:
-        """Time so many training steps."""
-        return time_steps([("step", self._step)], steps, self.training.barrier.barrier)
-
-    def _step(self) -> None:
-        self.training.step(self.batches[self.number % len(self.batches)])
-        self.number += 1
-
-
-class MatrixProducts:
-    """A contender of the matrix products of a DLRM's dense part, forward and backward, alone.
+def matrix_products(model: NamedModel, barrier: Comm) -> Steps:
+    """Return a contender of the matrix products of a DLRM's dense part alone, forward and backward.
 
     Args:
         model: The shape of the DLRM.
         barrier: The ranks, which meet at a barrier before each step.
     """
+    B = model.batch_size
+    F = len(model.workload().rows_F) + 1
+    D = model.dim
+    bottom = list(pairwise([DENSE, *model.bottom_layers]))
+    top = list(pairwise([D + F * (F - 1) // 2, *model.top]))
+    layers = [_layer(B, *shape) for shape in bottom + top]
+    layers[0].pop()  # numbers need no gradient
+    vectors_BFD = torch.randn(B, F, D)
+    dots_BFF = torch.randn(B, F, F)
+    products: list[Callable[[], Tensor]] = [
+        *(layer[0] for layer in layers),
+        partial(torch.bmm, vectors_BFD, vectors_BFD.mT, out=dots_BFF),
+        partial(torch.bmm, dots_BFF, vectors_BFD, out=torch.empty(B, F, D)),
+        *(multiply for layer in layers for multiply in layer[1:]),
+    ]
 
-    def __init__(self, model: NamedModel, barrier: Comm) -> None:
-        B = model.batch_size
-        F = len(model.workload().rows_F) + 1
-        D = model.dim
-        pairs = F * (F - 1) // 2
-        first = [True, *[False] * len(model.bottom)]  # numbers need no gradient
-        self.layers = [
-            _Layer(B, i, o, skip)
-            for (i, o), skip in zip(pairwise([DENSE, *model.bottom_layers]), first, strict=True)
-        ]
-        self.layers += [_Layer(B, i, o, False) for i, o in pairwise([D + pairs, *model.top])]
-        self.vectors_BFD = torch.randn(B, F, D)
-        self.dots_BFF = torch.randn(B, F, F)
-        self.grad_BFD = torch.empty(B, F, D)
-        self.barrier = barrier
+    def step(_: int) -> None:
+        for multiply in products:
+            multiply()
 
-    def run(self, steps: int) -> Times:
-        """Time all products of so many steps."""
-        return time_steps([("step", self._step)], steps, self.barrier.barrier)
-
-    def _step(self) -> None:
-        for layer in self.layers:
-            layer.forward()
-        torch.bmm(self.vectors_BFD, self.vectors_BFD.mT, out=self.dots_BFF)
-        torch.bmm(self.dots_BFF, self.vectors_BFD, out=self.grad_BFD)
-        for layer in self.layers:
-            layer.backward()
+    return Steps({"step": step}, barrier.barrier)
 
 
-class _Layer:
-    """The products of a linear layer: x W^T forward; g^T x and, unless it is the first, g W
-    backward.
-    """
-
-    def __init__(self, batch_size: int, inputs: int, outputs: int, first: bool) -> None:
-        self.x_BI = torch.randn(batch_size, inputs)
-        self.w_OI = torch.randn(outputs, inputs)
-        self.y_BO = torch.randn(batch_size, outputs)
-        self.grad_w_OI = torch.empty(outputs, inputs)
-        self.grad_x_BI: Tensor | None = None if first else torch.empty(batch_size, inputs)
-
-    def forward(self) -> None:
-        torch.mm(self.x_BI, self.w_OI.T, out=self.y_BO)
-
-    def backward(self) -> None:
-        torch.mm(self.y_BO.T, self.x_BI, out=self.grad_w_OI)
-        if self.grad_x_BI is not None:
-            torch.mm(self.y_BO, self.w_OI, out=self.grad_x_BI)
+def _layer(batch_size: int, inputs: int, outputs: int) -> list[Callable[[], Tensor]]:
+    """Return the products of a linear layer: x W^T forward; g^T x and g W backward."""
+    x_BI = torch.randn(batch_size, inputs)
+    w_OI = torch.randn(outputs, inputs)
+    y_BO = torch.randn(batch_size, outputs)
+    return [
+        partial(torch.mm, x_BI, w_OI.T, out=y_BO),
+        partial(torch.mm, y_BO.T, x_BI, out=torch.empty(outputs, inputs)),
+        partial(torch.mm, y_BO, w_OI, out=torch.empty(batch_size, inputs)),
+    ]
 
 
 def dense_flops(model: NamedModel) -> int:
-    """Return the multiplications and additions of `MatrixProducts` in a step of one rank."""
+    """Return the multiplications and additions of `matrix_products` in a step of one rank."""
     B = model.batch_size
     F = len(model.workload().rows_F) + 1
     D = model.dim
@@ -193,16 +162,12 @@ def batches_of(model: NamedModel, features: list[KeyedJaggedTensor]) -> list[Bat
 
 def run(session: Session) -> None:
     """Measure every model under every plan through every transport."""
-    torch.set_num_threads(session.settings["threads"][0])
-    comms = open_transports(session.settings["transport"])
-    for name in session.settings["model"]:
-        for plan_name, plan_settings in session.settings["plans"].items():
-            workload = MODELS[name].workload()
-            features = session.batches(workload)
-            plan = make_plan(plan_name, plan_settings, workload.tables(), session.comm, features)
-            _measure(
-                session, MODELS[name], workload, plan, batches_of(MODELS[name], features), comms
-            )
+    comms = session.open_transports()
+    for name, plan_name in product(session.settings["model"], session.settings["plans"]):
+        workload = MODELS[name].workload()
+        features = session.batches(workload)
+        plan = session.plan(plan_name, workload.tables(), features)
+        _measure(session, MODELS[name], workload, plan, batches_of(MODELS[name], features), comms)
 
 
 def _measure(
@@ -213,38 +178,26 @@ def _measure(
     batches: list[Batch],
     comms: dict[str, Comm],
 ) -> None:
-    settings = session.settings
-    own: dict[str, Contender] = {
-        transport: InMemory(
-            TrainingStep(model, workload.tables(), plan, comm, session.comm, settings["backend"]),
-            batches,
-        )
+    tables = workload.tables()
+    own = {
+        transport: TrainingStep(session, model, tables, plan, comm).in_memory(batches)
         for transport, comm in comms.items()
     }
-    spec = {"dense": DENSE, "bottom": model.bottom_layers, "top": model.top}
-    if settings["compile"]:
+    if session.settings["compile"]:
         transport, comm = next(iter(comms.items()))
-        step = TrainingStep(
-            model, workload.tables(), plan, comm, session.comm, settings["backend"], compiled=True
-        )
-        own[f"{transport}, compiled"] = InMemory(step, batches)
+        step = TrainingStep(session, model, tables, plan, comm, compiled=True)
+        own[f"{transport}, compiled"] = step.in_memory(batches)
+    spec = {"dense": DENSE, "bottom": model.bottom_layers, "top": model.top}
     specs = session.specs("train", workload, sharding=torchrec_sharding(plan), model=spec)
-    threads = settings["threads"][0]
-    with rivals(
-        "torchrec", settings["torchrec_python"], specs, session.folder, session.comm, threads
-    ) as others:
-        contenders: dict[str, Contender] = {
-            **own,
-            "gemm": MatrixProducts(model, session.comm),
-            **others,
-        }
-        measured = session.measure(f"{model.name}, {plan.name}", contenders)
+    gemm = matrix_products(model, session.comm)
+    with session.rivals("torchrec", specs) as others:
+        measured = session.measure(f"{model.name}, {plan.name}", {**own, "gemm": gemm, **others})
     for name in own:
-        session.add(_record(model, plan.name, name, threads, measured))
+        session.add(_record(model, plan.name, name, measured))
 
 
 def _record(
-    model: NamedModel, plan: str, name: str, threads: int, measured: dict[str, Measured]
+    model: NamedModel, plan: str, name: str, measured: dict[str, Measured]
 ) -> dict[str, Any]:
     own = measured[name]
     gemm = measured["gemm"]
@@ -253,19 +206,10 @@ def _record(
         "model": " ".join(filter(None, (model.name, compiled))),
         "plan": plan,
         "transport": transport,
-        "threads": threads,
-        **spread(own),
-        **ratio("gemm_floor", gemm, own),
-        **ratio("torchrec", measured.get("torchrec"), own),
-        **ratio("torchrec_tuned", measured.get("torchrec_tuned"), own),
+        "threads": torch.get_num_threads(),
+        **compared(own, {"gemm_floor": gemm, **beside("torchrec", measured)}),
         **spread(gemm, prefix="gemm_"),
         "gemm_gflop_per_s": dense_flops(model) / gemm.median() / 1e6,
         "dense_flops": dense_flops(model),
-        "samples_per_second": _samples_per_second(model, own),
-        "rounds": len(own.rounds["step"]),
+        "samples_per_second": model.batch_size / own.median() * 1e3,  # of one rank
     }
-
-
-def _samples_per_second(model: NamedModel, own: Measured) -> float:
-    """Return the samples that one rank trains in a second."""
-    return model.batch_size / own.median() * 1e3

@@ -18,7 +18,7 @@ B samples of a rank's batch, F features (= tables), L ids of a batch, N batches.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -87,6 +87,22 @@ class Workload:
             for table, bag in zip(self.tables(), self.bag_F, strict=True)
         ]
 
+    def of_shape(self, batch_size: int, bag: int, ids: str) -> "Workload":
+        """Return the same tables with batches of another shape.
+
+        Args:
+            batch_size: The samples of a rank.
+            bag: The ids of each bag.
+            ids: How ids are drawn: `uniform` or `zipf`.
+        """
+        return replace(
+            self,
+            name=f"{self.name}_{batch_size}_{bag}_{ids}",
+            batch_size=batch_size,
+            bag_F=(bag,) * len(self.rows_F),
+            zipf=ids == "zipf",
+        )
+
     def lengths(self) -> Tensor:
         """Return the length of each bag, [F * B], feature by feature."""
         return torch.repeat_interleave(torch.tensor(self.bag_F), self.batch_size)
@@ -143,11 +159,10 @@ WORKLOADS = {
 }
 
 
-def _equal_tables(name: str, rows: int) -> Workload:
-    return Workload(name, 1, (rows,) * 26, (128,) * 26, (1,) * 26)
-
-
-LOOKUPS = {w.name: w for w in (_equal_tables("L48k", 48_000), _equal_tables("L200k", 200_000))}
+LOOKUPS = {
+    name: Workload(name, 1, (rows,) * 26, (128,) * 26, (1,) * 26)
+    for name, rows in (("L48k", 48_000), ("L200k", 200_000))
+}
 """What `quantised` looks up, in batches and bags of several sizes: 26 tables of 128 columns, 640 MB
 and 2.7 GB in fp32.
 """

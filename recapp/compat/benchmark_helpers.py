@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recapp.benchmarks.forward import ForwardAlone, batch_times
+from recapp.benchmarks.forward import batch_times, forward_alone
 from recapp.benchmarks.resident import peak_bytes, settled_bytes, tensor_bytes
 from recapp.benchmarks.timing import interleave
 from recapp.engine.shard_model import sharded_tables
@@ -95,7 +95,7 @@ class TorchRecBenchmark:
         first = next(iter(messages.values()))
         ranks = Comm(first.group, first.device)
         contenders = {
-            name: ForwardAlone(model, [batch], ranks, messages[name])
+            name: forward_alone(model, [batch], ranks, messages[name])
             for name, model in models.items()
         }
         measured = interleave(contenders, ranks, rounds=self.rounds, seconds=self.round_seconds)

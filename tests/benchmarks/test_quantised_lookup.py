@@ -7,8 +7,8 @@ import torch
 from bench_cases import TINY
 
 from recapp.benchmarks.quantised_lookup import batches_of, lookups_of, stored_rows
+from recapp.benchmarks.row_reads import read_rows
 from recapp.kernels.backend import backend
-from recapp.kernels.numba_row_reads import read_rows
 
 
 @pytest.mark.parametrize("bits", [8, 4])

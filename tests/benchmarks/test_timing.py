@@ -8,12 +8,12 @@ import pytest
 from recapp.benchmarks import timing
 from recapp.benchmarks.timing import (
     Measured,
+    Steps,
     interleave,
     quartiles,
     ratio,
     slowest,
     spread,
-    time_steps,
 )
 from recapp.transport.communicator import Comm
 
@@ -86,10 +86,10 @@ def test_parts_of_a_step_add_up_and_what_stands_before_is_not_timed(monkeypatch)
     clock = itertools.accumulate(itertools.repeat(1.0))
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
     done = []
-    times = time_steps(
-        [("forward", lambda: done.append("f")), ("backward", lambda: done.append("b"))],
-        2,
-        lambda: done.append("barrier"),
-    )
-    assert done == ["barrier", "f", "b"] * 2
+    parts = {
+        "forward": lambda number: done.append(f"f{number}"),
+        "backward": lambda number: done.append(f"b{number}"),
+    }
+    times = Steps(parts, before=lambda: done.append("barrier")).run(2)
+    assert done == ["barrier", "f0", "b0", "barrier", "f1", "b1"]
     assert times == {"forward": [1000.0] * 2, "backward": [1000.0] * 2, "step": [2000.0] * 2}

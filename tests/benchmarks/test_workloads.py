@@ -8,11 +8,11 @@ from bench_cases import BAGS, TINY
 
 from recapp.benchmarks import torchrec_worker
 from recapp.benchmarks.embedding_step import EmbeddingStep
-from recapp.benchmarks.kernels import WHOLE, floor_of
+from recapp.benchmarks.kernels import floor_of
 from recapp.benchmarks.models import MODELS
 from recapp.benchmarks.session import Session
-from recapp.benchmarks.setup import make_plan, shard_workload
-from recapp.benchmarks.whole_step import MatrixProducts, dense_flops
+from recapp.benchmarks.setup import WHOLE, make_plan, shard_workload
+from recapp.benchmarks.whole_step import dense_flops, matrix_products
 from recapp.benchmarks.workloads import MLPERF_BAGS, WORKLOADS, Workload
 from recapp.tables.config import PoolingType
 from recapp.transport.communicator import Comm
@@ -113,7 +113,7 @@ def test_the_products_of_a_model_are_those_of_its_layers(name, monkeypatch):
     from torch.utils.flop_counter import FlopCounterMode
 
     model = MODELS[name].__class__(name, 4, MODELS[name].dim, MODELS[name].bottom, MODELS[name].top)
-    products = MatrixProducts(model, Comm())
+    products = matrix_products(model, Comm())
     with FlopCounterMode(display=False) as counter:
         products.run(1)
     assert counter.get_total_flops() == dense_flops(model)

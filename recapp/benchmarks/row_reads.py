@@ -1,7 +1,8 @@
 """Reading rows at random and nothing else: the limit that memory sets to a lookup of records.
 
-A pass touches every line of the caches in which the records of a batch lie, fetched ahead of use as
-the lookup does (`numba_vectors.py`), so what a lookup takes longer is arithmetic and its output.
+A pass touches every cache line of the records of a batch. Lines are fetched ahead of their use, as
+the lookup does (`recapp/kernels/numba_vectors.py`). So the time that a lookup takes beyond such a
+pass is that of its arithmetic and of its output.
 """
 
 from collections.abc import Callable

@@ -21,7 +21,8 @@ engine
 stored
 transport
 processes
-planner | reporting
+reporting
+planner
 models | dataset | metrics
 sharding
 optim

@@ -15,9 +15,9 @@ from tiers import one_of
 from recapp import plan
 from recapp.app import plan_calibrate
 from recapp.app.compose import compose, to_plain
-from recapp.planner.explain import analyze_plan
 from recapp.planner.hardware import read_hardware
 from recapp.reporting.performance import write_performance, write_predicted
+from recapp.reporting.plan_explanation import analyze_plan
 from recapp.settings.check_settings import checked
 from recapp.sharding.plan_file import read_plan
 

@@ -11,10 +11,8 @@ from recapp.app.command import Job
 from recapp.app.own_types import register_own_types
 from recapp.app.plan_on_paper import BEST
 from recapp.errors import ConfigError, suggest
-from recapp.planner.check import STEP, compared, compared_by_ranks, order_of_plans, separated_pairs
 from recapp.planner.constraints import MODES
 from recapp.planner.hardware import default_hardware
-from recapp.planner.scale import scaled
 from recapp.planner.topology import hardware_of
 from recapp.reporting.performance import (
     PERFORMANCE_FILE,
@@ -22,6 +20,14 @@ from recapp.reporting.performance import (
     read_document,
     read_performance,
 )
+from recapp.reporting.prediction_errors import (
+    STEP,
+    compared,
+    compared_by_ranks,
+    order_of_plans,
+    separated_pairs,
+)
+from recapp.reporting.scaling import scaled
 from recapp.settings.values import shown
 from recapp.sharding.sharding_types import SHARDING_TYPES
 

@@ -15,8 +15,8 @@ from recapp.compat.hugectr_plan_lists import (
     printed,
 )
 from recapp.errors import ConfigError, suggest
-from recapp.planner.explain import explained
 from recapp.planner.problem import PlanningProblem
+from recapp.reporting.plan_explanation import explained
 from recapp.reporting.plan_tables import difference, print_difference, print_plan
 from recapp.settings.option_files import Folders, options
 from recapp.sharding.plan_file import plan_to_yaml

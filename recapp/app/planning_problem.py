@@ -21,13 +21,13 @@ from recapp.errors import ConfigError, PlanError, suggest
 from recapp.optim.rules_by_table import rules_of
 from recapp.planner.constraints import MODES, Constraints, ParameterConstraints
 from recapp.planner.embedding_planner import Outcome, plan_tables
-from recapp.planner.explain import explained
 from recapp.planner.plan_rules import PlanRule, plan_by_rules, read_rule
 from recapp.planner.problem import NUMBER_BYTES, PlanningProblem, dense_of
 from recapp.planner.rank_memory import check_memory
 from recapp.planner.reserve import with_reserve
 from recapp.planner.topology import Topology, hardware_of, topology_from
 from recapp.processes.launch import rank_count
+from recapp.reporting.plan_explanation import explained
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan
 from recapp.sharding.sharding_types import sharding_type

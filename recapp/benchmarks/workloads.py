@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from recapp.dataset.column_shapes import CRITEO_SIZES
-from recapp.planner.scale import MLPERF_BAGS
+from recapp.reporting.scaling import MLPERF_BAGS
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from recapp.tables.lookups import TableLookup

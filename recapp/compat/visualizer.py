@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from torch import nn
 
 from recapp.optim.rules import rowwise_adagrad
-from recapp.planner.explain import explained
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.reporting.drawing import Picture
+from recapp.reporting.plan_explanation import explained
 from recapp.reporting.plan_figures import ranks_picture, tables_picture
 from recapp.reporting.strategy_figures import latency_picture, memory_picture
 from recapp.sharding.sharding_plan import ShardingPlan

@@ -1,1 +1,1 @@
-"""Choose, price and explain sharding plans. Pure: a laptop plans for a cluster."""
+"""Price and choose sharding plans. Pure: a laptop plans for a cluster."""

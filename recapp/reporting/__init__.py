@@ -1,1 +1,1 @@
-"""What a run leaves behind: one writer, all readers."""
+"""Reports: plans explained before a run, and the files that a run leaves: one writer, all readers."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Explained = Mapping[str, Any]
-"""A plan with its predicted cost, as `recapp.planner.explain` returns it."""
+"""A plan with its predicted cost, as `recapp.reporting.plan_explanation` returns it."""
 
 LINEAR_UP_TO = 8  # sides are drawn to scale while the longest is at most so many times the shortest
 REPLICATED = "#e6e6e6"
@@ -56,7 +56,7 @@ def draw_plan(explained: Explained, folder: Path) -> list[Path]:
     """Draw a plan into a directory, each picture as PNG and SVG.
 
     Args:
-        explained: The plan as `recapp.planner.explain` explains it.
+        explained: The plan as `recapp.reporting.plan_explanation.explained` returns it.
         folder: The directory; made if it is not there.
 
     Returns:

@@ -44,7 +44,7 @@ def plan_page(explained: Explained, path: Path) -> Path:
     """Write a plan as one self-contained HTML page.
 
     Args:
-        explained: The plan as `recapp.planner.explain` explains it.
+        explained: The plan as `recapp.reporting.plan_explanation.explained` returns it.
         path: The file of the page; its directory is made if it is not there.
 
     Returns:

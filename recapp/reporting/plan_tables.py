@@ -1,5 +1,5 @@
 """Tables and sentences about a plan for a terminal of 80 columns. They show what
-`recapp.planner.explain.explained` returns.
+`recapp.reporting.plan_explanation.explained` returns.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ def print_plan(explained: Explained) -> None:
     """Print a plan: its step, tables, runner-ups, ranks, traffic and sharding types.
 
     Args:
-        explained: The plan, as `recapp.planner.explain.explained` returns it.
+        explained: The plan, as `recapp.reporting.plan_explanation.explained` returns it.
     """
     _print_wrapped(_headline(explained))
     _print_wrapped(_left_free(explained["reserve"]))
@@ -268,7 +268,7 @@ def print_difference(a: Explained, b: Explained, rows: Sequence[Mapping[str, Any
     """Print two plans' tables where they differ, then their phases and ranks side by side.
 
     Args:
-        a: A plan, as `recapp.planner.explain.explained` returns it.
+        a: A plan, as `recapp.reporting.plan_explanation.explained` returns it.
         b: Another plan of the same tables.
         rows: What `difference` says of them.
     """

@@ -19,7 +19,7 @@ def draw_scale(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     """Draw step time, efficiency and bytes by the number of ranks.
 
     Args:
-        rows: The records of `recapp.planner.scale.scaled`.
+        rows: The records of `recapp.reporting.scaling.scaled`.
         folder: The directory for the pictures; made if it is not there.
 
     Returns:

@@ -16,12 +16,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from recapp.console import Column, columns_of, print_table, readable
 from recapp.models.layer_table import layer_table
-from recapp.planner.explain import plan_rows, rank_rows
-from recapp.planner.table_uses import table_uses
 from recapp.planner.topology import hosts_in_blocks
 from recapp.processes.process_status import command_age, process_age
 from recapp.reporting.phases import quartiles
+from recapp.reporting.plan_explanation import plan_rows, rank_rows
 from recapp.reporting.record import claim_directory
+from recapp.reporting.table_uses import table_uses
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.module import ClickModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy

@@ -11,7 +11,6 @@ import yaml
 
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.rules import rowwise_adagrad
-from recapp.planner.explain import plan_rows, rank_rows
 from recapp.planner.plan_rules import (
     PRODUCTION,
     PlanRule,
@@ -22,6 +21,7 @@ from recapp.planner.plan_rules import (
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.planner.table_facts import table_facts
 from recapp.planner.topology import Topology, machine
+from recapp.reporting.plan_explanation import plan_rows, rank_rows
 from recapp.settings.option_files import conf_dir
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import default_statistics

@@ -9,15 +9,15 @@ from typing import Any
 from recapp.errors import PlanError
 from recapp.optim.rules import rowwise_adagrad
 from recapp.optim.rules_by_table import Rules
-from recapp.planner.alternatives import RunnerUp, runner_ups
 from recapp.planner.buffers import buffer_bytes
 from recapp.planner.cost import PHASES, PlanCost, cost_of
 from recapp.planner.options import Option, option_of, own_seconds, phases_of
 from recapp.planner.pricing import plan_cost
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.rank_memory import bytes_per_rank
-from recapp.planner.table_uses import table_uses
 from recapp.planner.topology import Topology
+from recapp.reporting.runner_ups import RunnerUp, runner_ups
+from recapp.reporting.table_uses import table_uses
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.statistics import TableStatistics

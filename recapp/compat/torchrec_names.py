@@ -234,27 +234,31 @@ _OF_EVERY_HOME = {
         "distributed.sharding_plan.get_default_sharders",
     ),
     "recapp.errors:PlanError": ("distributed.planner.types.PlannerError",),
-    "recapp.optim.keyed": (
+    "recapp.compat.keyed_optimizers": (
         "optim.CombinedOptimizer",
-        "optim.KeyedOptimizer",
         "optim.KeyedOptimizerWrapper",
         "optim.keyed.CombinedOptimizer",
-        "optim.keyed.KeyedOptimizer",
         "optim.OptimizerWrapper",
         "optim.keyed.KeyedOptimizerWrapper",
         "optim.keyed.OptimizerWrapper",
         "optim.optimizers.in_backward_optimizer_filter",
     ),
+    "recapp.optim.keyed": ("optim.KeyedOptimizer", "optim.keyed.KeyedOptimizer"),
     "recapp.optim.fused_params": ("distributed.embedding_types.EmbOptimType",),
-    "recapp.optim.rowwise_adagrad": (
+    "recapp.compat.rowwise_adagrad": (
         "optim.RowWiseAdagrad",
         "optim.rowwise_adagrad.RowWiseAdagrad",
     ),
-    "recapp.optim.clipping": (
+    "recapp.compat.clipping_optimizer": (
+        "optim.clipping.GradientClipping",
+        "optim.clipping.GradientClippingOptimizer",
         "optim.GradientClipping",
         "optim.GradientClippingOptimizer",
     ),
-    "recapp.optim.warmup": (
+    "recapp.compat.warmup_optimizer": (
+        "optim.warmup.WarmupOptimizer",
+        "optim.warmup.WarmupPolicy",
+        "optim.warmup.WarmupStage",
         "optim.WarmupOptimizer",
         "optim.WarmupPolicy",
         "optim.WarmupStage",

@@ -3,7 +3,7 @@
 Tables are updated in backward, so `step` and `zero_grad` have nothing to do, unless the update was
 deferred for an optimiser that clips gradients (`recapp/optim/clipping.py`). The object is for what
 else a program does with an optimiser: read and set the learning rate, print it, save and load its
-state beside the dense one's (`recapp/optim/keyed.py`, `CombinedOptimizer`).
+state beside the dense one's (`recapp/compat/keyed_optimizers.py`, `CombinedOptimizer`).
 """
 
 from collections.abc import Callable, Mapping

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recapp.errors import ConfigError
-from recapp.optim.rowwise_adagrad import RowWiseAdagrad
 from recapp.optim.rules import RowRule, adagrad, adam, rowwise_adagrad, sgd
 from recapp.optim.rules_by_table import Rules, distinct_rules, is_rules, rule_of
 from recapp.tables.unsharded_collection import UnshardedCollection
@@ -141,7 +140,7 @@ def _rule_on(table: str, weight: Tensor) -> RowRule | None:
     (optimizer,) = optimizers
     kind = type(optimizer)
     group = optimizer.param_groups[0]
-    made = _KINDS.get(kind) or _of_torchrec(kind)
+    made = _KINDS.get(kind) or _of_rowwise_adagrad(kind)
     if made is None:
         raise ConfigError(
             f"table {table} has {kind.__name__} by apply_optimizer_in_backward, "
@@ -180,10 +179,6 @@ _KINDS: dict[type[Optimizer], _Kind] = {
         lambda given: adagrad(float(given["lr"]), float(given["eps"])),
         ("lr", "eps"),
     ),
-    RowWiseAdagrad: (
-        lambda given: rowwise_adagrad(float(given["lr"]), float(given["eps"])),
-        ("lr", "eps"),
-    ),
     torch.optim.SparseAdam: (
         lambda given: adam(
             float(given["lr"]),
@@ -196,15 +191,17 @@ _KINDS: dict[type[Optimizer], _Kind] = {
 }
 
 
-def _of_torchrec(kind: type[Optimizer]) -> _Kind | None:
-    """Return how TorchRec's row-wise Adagrad is read; None for any other optimiser.
+def _of_rowwise_adagrad(kind: type[Optimizer]) -> _Kind | None:
+    """Return how `RowWiseAdagrad` of TorchRec or of `recapp/compat/rowwise_adagrad.py` is read;
+    None for any other optimiser.
 
-    TorchRec's sharded tables compute it as FBGEMM does. It is recognised by name, because TorchRec
-    is not imported here.
+    TorchRec's sharded tables compute it as FBGEMM does. It is recognised by name, because neither
+    is imported here.
     """
-    if kind.__name__ != "RowWiseAdagrad" or kind.__module__.split(".")[0] != "torchrec":
+    of_torchrec = kind.__module__.partition(".")[0] in ("torchrec", "recapp")
+    if not of_torchrec or kind.__name__ != "RowWiseAdagrad":
         return None
-    return _KINDS[RowWiseAdagrad]
+    return lambda given: rowwise_adagrad(float(given["lr"]), float(given["eps"])), ("lr", "eps")
 
 
 def describe(rule: Rules | None) -> str:

@@ -1,1 +1,1 @@
-"""Reports: plans explained before a run, and the files that a run leaves: one writer, all readers."""
+"""Plans explained before a run, and the files that a run leaves: one writer, all readers."""

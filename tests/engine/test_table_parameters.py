@@ -8,18 +8,18 @@ from engine.engine_cases import Head, batch_of, make_plan, make_tables, whole_te
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 
+from recapp.compat.keyed_optimizers import (
+    CombinedOptimizer,
+    KeyedOptimizerWrapper,
+    in_backward_optimizer_filter,
+)
+from recapp.compat.rowwise_adagrad import RowWiseAdagrad
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.model_parallel import DistributedModelParallel
 from recapp.engine.shard_model import sharded_collections
 from recapp.engine.sharded_state import without_tables
 from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError, PlanError
-from recapp.optim.keyed import (
-    CombinedOptimizer,
-    KeyedOptimizerWrapper,
-    in_backward_optimizer_filter,
-)
-from recapp.optim.rowwise_adagrad import RowWiseAdagrad
 from recapp.optim.rules import sgd
 from recapp.sharding.plan_file import plan_to_yaml
 from recapp.sharding.sharding_plan import ShardingPlan

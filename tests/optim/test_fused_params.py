@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.distributed.optim import _apply_optimizer_in_backward
 
+from recapp.compat.rowwise_adagrad import RowWiseAdagrad
 from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError
 from recapp.optim.fused_params import EmbOptimType, rule_of_fused_params, rules_of_fused_params
-from recapp.optim.rowwise_adagrad import RowWiseAdagrad
 from recapp.optim.rules import (
     adagrad,
     adam,

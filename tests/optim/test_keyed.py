@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
-from recapp.errors import ConfigError
-from recapp.optim.keyed import (
+from recapp.compat.keyed_optimizers import (
     CombinedOptimizer,
-    KeyedOptimizer,
     KeyedOptimizerWrapper,
     OptimizerWrapper,
     in_backward_optimizer_filter,
 )
+from recapp.errors import ConfigError
+from recapp.optim.keyed import KeyedOptimizer
 
 
 def parameters(*names):

@@ -10,12 +10,13 @@ from engine.engine_cases import Head, batch_of, make_plan, make_tables, same_bit
 from parity.cases import RowwiseAdagrad
 from tiers import one_of
 
+from recapp.compat.clipping_optimizer import GradientClipping, GradientClippingOptimizer
+from recapp.compat.keyed_optimizers import CombinedOptimizer, KeyedOptimizerWrapper
 from recapp.engine.model_parallel import DistributedModelParallel
 from recapp.engine.shard_model import sharded_collections
 from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError
-from recapp.optim.clipping import GradientClipping, GradientClippingOptimizer, clip_norm
-from recapp.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from recapp.optim.clipping import clip_norm
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.embedding_bag import EmbeddingBagCollection

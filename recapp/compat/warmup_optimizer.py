@@ -24,8 +24,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from recapp.compat.keyed_optimizers import OptimizerWrapper
 from recapp.errors import ConfigError
-from recapp.optim.keyed import KeyedOptimizer, OptimizerWrapper
+from recapp.optim.keyed import KeyedOptimizer
 
 
 @unique

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from recapp.compat.keyed_optimizers import CombinedOptimizer, KeyedOptimizerWrapper
+from recapp.compat.warmup_optimizer import WarmupOptimizer, WarmupPolicy, WarmupStage
 from recapp.errors import ConfigError
-from recapp.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
-from recapp.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 
 def wrapped(name="w", lr=9.0):

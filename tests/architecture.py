@@ -45,7 +45,6 @@ THIRD_PARTIES = {
         "stored.small_files",
         "app.validation_rows",
         "serving.arrow_route",
-        "serving.arrow_sizes",
         "serving.feature_columns",
         "serving.joined_rows",
         "serving.json_rows",

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from recapp.dataset.column_shapes import SAMPLE_SIZES
 from recapp.errors import CheckpointError, ConfigError, DataError, alike, meant, suggest
 from recapp.tables.listed import row_features
 
@@ -372,11 +371,6 @@ def criteo_schema(label: str | Sequence[str] | None = "label") -> Schema:
         positional=True,
         hex=_numbered("C", 1, 26),
     )
-
-
-def sample_schema() -> Schema:
-    """Return the schema of generated `sample` data: label, I1 to I13 and the three tables' bags."""
-    return Schema(label="label", dense=_numbered("I", 1, 13), sparse=tuple(SAMPLE_SIZES))
 
 
 def _numbered(prefix: str, first: int, count: int) -> Naming:

@@ -150,40 +150,6 @@ class PlanRule:
         return f"{self.type} for {', '.join(conditions) or 'all that is left'}"
 
 
-PRODUCTION = (
-    PlanRule("row_wise", rows_above=1_000_000),
-    PlanRule("column_wise", dim_above=256),
-    PlanRule("table_wise"),
-)
-
-
-def production_plan(tables: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
-    """Apply the rules of `+plan=production` to sizes: more than 1,000,000 rows row_wise; else wider
-    than 256 column_wise; else table_wise.
-
-    Args:
-        tables: `num_embeddings` and `embedding_dim` by table name.
-
-    Returns:
-        The sharding type by table name.
-
-    Raises:
-        ConfigError: A table lacks one of its sizes.
-    """
-    for name, sizes in tables.items():
-        for key in ("num_embeddings", "embedding_dim"):
-            if key not in sizes:
-                raise ConfigError(
-                    f"table {name}: {key} must be given; there is "
-                    f"{', '.join(map(str, sizes)) or 'nothing'}"
-                )
-    facts = [
-        TableFacts(name, sizes["num_embeddings"], sizes["embedding_dim"])
-        for name, sizes in tables.items()
-    ]
-    return {f.name: next(rule.type for rule in PRODUCTION if rule.matches(f)) for f in facts}
-
-
 def read_rule(values: Mapping[str, Any], setting: str) -> PlanRule:
     """Return a rule from what YAML made of it.
 

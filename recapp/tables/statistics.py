@@ -139,16 +139,6 @@ class TableStatistics:
         up_to = np.interp(rows_M2, self._edges, self._load_up_to)
         return np.asarray(up_to[:, 1] - up_to[:, 0])
 
-    def hot_rows(self, share: float = 0.5) -> float:
-        """Return how many of the most frequent rows take this share of the ids.
-
-        Where nothing is known, ids count as evenly spread.
-        """
-        if not self.hot:
-            return share * self.rows
-        rows, shares = zip(*self.hot, strict=True)
-        return float(np.interp(share, [0.0, *shares, 1.0], [0.0, *rows, max(self.rows, rows[-1])]))
-
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics as plain values for JSON and YAML."""
         return {

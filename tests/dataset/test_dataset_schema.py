@@ -5,7 +5,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from recapp.dataset.schema import Schema, criteo_schema, sample_schema, schema_from
+from recapp.dataset.schema import Schema, criteo_schema, schema_from
 from recapp.errors import CheckpointError, ConfigError, DataError
 
 CRITEO = criteo_schema()
@@ -242,10 +242,6 @@ def test_a_schema_needs_distinct_names_and_a_sparse_feature():
         Schema("y", ("x",), ("x",))
     with pytest.raises(ConfigError, match="no sparse column"):
         Schema("y", ("x",), ())
-
-
-def test_the_sample_schema_names_its_tables():
-    assert sample_schema().sparse == ("large_table", "wide_table", "small_table")
 
 
 def test_several_labels_are_found_by_name_and_come_first_by_position():

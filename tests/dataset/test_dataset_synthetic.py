@@ -16,7 +16,7 @@ from recapp.app.build import click_model_auc
 from recapp.dataset.click_model import Score
 from recapp.dataset.column_shapes import CRITEO_SIZES
 from recapp.dataset.counter_random import normal, uniform
-from recapp.dataset.schema import Schema, criteo_schema, sample_schema
+from recapp.dataset.schema import Schema, criteo_schema
 from recapp.dataset.source import open_source, split
 from recapp.dataset.stream import BatchStream
 from recapp.dataset.synthetic import read_truth, write_criteo, write_sample
@@ -224,7 +224,8 @@ def _one_hot(source, schema):
 
 def test_sample_data_has_ten_ids_a_row_of_each_table(tmp_path):
     path = write_sample(tmp_path / "sample", rows=2_000)
-    schema = sample_schema()
+    dense = tuple(f"I{i}" for i in range(1, 14))
+    schema = Schema("label", dense, ("large_table", "wide_table", "small_table"))
     batch = next(
         iter(BatchStream(open_source(str(path), schema), schema, batch_size=2_000, lanes=4))
     )

@@ -12,10 +12,8 @@ import yaml
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.rules import rowwise_adagrad
 from recapp.planner.plan_rules import (
-    PRODUCTION,
     PlanRule,
     plan_by_rules,
-    production_plan,
     read_rule,
 )
 from recapp.planner.rank_memory import bytes_per_rank
@@ -377,26 +375,10 @@ PRODUCTION_CASES = {
 }
 
 
-def test_the_production_rules_are_strict_by_name_and_as_a_function():
-    sizes = {
-        n: {"num_embeddings": rows, "embedding_dim": dim}
-        for n, (rows, dim, _) in PRODUCTION_CASES.items()
-    }
+def test_the_production_rules_are_strict():
+    tables = [table(n, rows, dim) for n, (rows, dim, _) in PRODUCTION_CASES.items()]
     wanted = {n: kind for n, (_, _, kind) in PRODUCTION_CASES.items()}
-    assert production_plan(sizes) == wanted and list(PRODUCTION) == shipped("production")
-    assert (
-        types(
-            plan(
-                [table(n, rows, dim) for n, (rows, dim, _) in PRODUCTION_CASES.items()],
-                shipped("production"),
-            )
-        )
-        == wanted
-    )
-    with pytest.raises(
-        ConfigError, match="table users: embedding_dim must be given; there is num_embeddings"
-    ):
-        production_plan({"users": {"num_embeddings": 5}})
+    assert types(plan(tables, shipped("production"))) == wanted
 
 
 def test_the_mixed_rules_are_those_that_are_shipped():

@@ -93,11 +93,7 @@ def test_mixed_rows_are_asked_for_evenly_wherever_they_crowd():
 
 def test_hot_rows_are_the_most_frequent_ones():
     found = measured_statistics([table()], [batch(f=[[7]] * 6 + [[1], [2], [3], [4]])])["t"]
-    assert (
-        found.hot_rows(0.6) == pytest.approx(1)
-        and found.hot_rows(0.9) == pytest.approx(4)
-        and found.hot_rows(1.0) == 100
-    )
+    assert found.hot == ((1, pytest.approx(0.6)), (4, pytest.approx(0.9)), (5, 1))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 70, 5000, 204515])

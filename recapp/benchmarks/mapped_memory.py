@@ -8,16 +8,17 @@ that map it.
 
 import re
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import torch
 
+from recapp.benchmarks.line_process import LineProcess
 from recapp.engine.read_only_store import values_of
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.scorer import Scorer
@@ -80,24 +81,23 @@ def memory_of_two(artefact: Path) -> dict[str, int | None]:
         artefact: The artefact.
     """
     command = [sys.executable, "-m", "recapp.benchmarks.mapped_memory", str(artefact)]
-    with ExitStack() as stack:
+    with TemporaryDirectory() as folder, ExitStack() as stack:
         processes = [
             stack.enter_context(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                closing(LineProcess(f"process {n}", command, Path(folder) / f"{n}.txt"))
             )
-            for _ in range(PROCESSES)
+            for n in range(PROCESSES)
         ]
-        answers = [p.stdout.readline().strip() for p in processes if p.stdout is not None]
-        found = [_of_rows(p.pid, artefact) for p in processes] if set(answers) == {READY} else []
         for process in processes:
-            assert process.stdin is not None
-            process.stdin.close()
-    if not found or None in found:
+            process.answer()
+        found = [_of_rows(process.pid, artefact) for process in processes]
+    known = [f for f in found if f is not None]
+    if len(known) < PROCESSES:
         return {"rows_resident_bytes": None, "two_resident_bytes": None}
     return {
-        "rows_resident_bytes": max(f["Rss"] for f in found if f),
-        "two_resident_bytes": max(f["Rss"] - f["Private"] for f in found if f)
-        + sum(f["Private"] for f in found if f),
+        "rows_resident_bytes": max(f["Rss"] for f in known),
+        "two_resident_bytes": max(f["Rss"] - f["Private"] for f in known)
+        + sum(f["Private"] for f in known),
     }
 
 

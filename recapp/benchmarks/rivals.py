@@ -6,8 +6,8 @@ turn.
             <-- {"step": [...]} ---
 
 The first line on their standard input says what to build. They read the very ids that recapp looks
-up from a file, and then wait for the next line, using no core, until it asks for some steps.
-recapp's rank 0 leads them; the other ranks hold a contender that does nothing.
+up from a file, and then wait for the next line, which asks for some steps. recapp's rank 0 leads
+them; the other ranks hold a contender that does nothing.
 
 They run twice: as installed, and with glibc's malloc set never to give memory back, which spares
 TorchRec a page fault per fresh 4 KB.
@@ -18,14 +18,15 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recapp.benchmarks.timing import Times
+from recapp.benchmarks.line_process import LineProcess
+from recapp.benchmarks.timing import Times, slowest_of
 from recapp.console import note
-from recapp.errors import ConfigError, LaunchError
+from recapp.errors import ConfigError
 from recapp.transport.communicator import Comm
 
 WORKER = Path(__file__).with_name("torchrec_worker.py")
@@ -135,31 +136,18 @@ class Rival:
         self.threads = threads
         self.batches: str | None = None  # which of several lists of batches
         own = Path(tempfile.mkdtemp(dir=folder))
-        self._stderr_file = own / "stderr.txt"
-        self._processes: list[subprocess.Popen[str]] = []
+        self._processes: list[LineProcess] = []
         try:
-            with self._stderr_file.open("w") as log:
-                for rank, spec in enumerate(specs):
-                    text = json.dumps(
-                        spec
-                        | {
-                            "rank": rank,
-                            "world": len(specs),
-                            "store": str(own / "store"),
-                            "threads": threads,
-                        }
-                    )
-                    self._processes.append(
-                        subprocess.Popen(
-                            [python, str(WORKER)],
-                            stdin=subprocess.PIPE,
-                            stdout=subprocess.PIPE,
-                            stderr=log,
-                            text=True,
-                            env=_environment(environment, threads),
-                        )
-                    )
-                    self._send(self._processes[-1], text)
+            for rank, spec in enumerate(specs):
+                process = LineProcess(
+                    "bench.torchrec_python: the process that runs TorchRec",
+                    [python, WORKER],
+                    own / f"stderr_{rank}.txt",
+                    _environment(environment, threads),
+                )
+                self._processes.append(process)
+                shared = {"world": len(specs), "store": str(own / "store"), "threads": threads}
+                process.send(json.dumps({**spec, "rank": rank, **shared}))
             refusals = [answer["refused"] for answer in self._answers() if "refused" in answer]
             if refusals:
                 raise Refused(refusals[0])
@@ -168,59 +156,25 @@ class Rival:
             raise
 
     def run(self, steps: int) -> Times:
-        """Run so many steps and return their times, each that of the slowest process.
+        """Run steps and return their times, each that of the slowest process.
 
         Raises:
             LaunchError: A process ended without an answer.
         """
+        request = {"steps": steps, "threads": self.threads, "batches": self.batches}
         for process in self._processes:
-            request = {"steps": steps, "threads": self.threads, "batches": self.batches}
-            self._send(process, json.dumps(request))
-        answers = self._answers()
-        return {
-            part: [max(step) for step in zip(*(answer[part] for answer in answers), strict=True)]
-            for part in answers[0]
-        }
+            process.send(json.dumps(request))
+        return slowest_of(self._answers())
 
     def close(self) -> None:
-        """End the processes by closing their standard input; kill those that are left."""
+        """End the processes; each may wait for the others, so all are told first."""
         for process in self._processes:
-            if process.stdin is not None:
-                with suppress(OSError):
-                    process.stdin.close()
+            process.end_input()
         for process in self._processes:
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-
-    @staticmethod
-    def _send(process: subprocess.Popen[str], line: str) -> None:
-        assert process.stdin is not None
-        with suppress(OSError):  # it has died, which its missing answer shows
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
+            process.close()
 
     def _answers(self) -> list[dict[str, Any]]:
-        answers = []
-        for process in self._processes:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                raise LaunchError(
-                    "bench.torchrec_python: the process that runs TorchRec ended without an "
-                    f"answer: {self._last_stderr_line()}"
-                )
-            answers.append(json.loads(line))
-        return answers
-
-    def _last_stderr_line(self) -> str:
-        text = self._stderr_file.read_text(errors="replace")
-        lines = [line for line in text.splitlines() if line.strip()]
-        return lines[-1].strip() if lines else "nothing on its standard error"
+        return [json.loads(process.answer()) for process in self._processes]
 
 
 def _environment(added: Mapping[str, str], threads: int) -> dict[str, str]:

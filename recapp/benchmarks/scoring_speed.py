@@ -18,18 +18,18 @@ steps of all rounds. The goal is a p99 at batch 1 below three times p50.
 What it costs to load each artefact stands in records of its own (`mapped_memory.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import Popen
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from recapp.benchmarks.cpp_scores import CppScores, started
+from recapp.benchmarks.cpp_scores import CppScores
+from recapp.benchmarks.line_process import LineProcess
 from recapp.benchmarks.mapped_memory import LoadModel, cost_of_loading
 from recapp.benchmarks.rivals import Absent, Rival
 from recapp.benchmarks.session import Session
@@ -114,7 +114,7 @@ class Stored:
         """The artefact."""
         return self.served.artefacts[self.quantize]
 
-    def contenders(self, of_size: Batches, program: "Popen[str] | None") -> dict[str, Contender]:
+    def contenders(self, of_size: Batches, program: LineProcess | None) -> dict[str, Contender]:
         """Return the contenders on batches of a size, but for those of another Python.
 
         Args:
@@ -183,15 +183,20 @@ def _stored(session: Session, served: Served, quantize: str) -> Stored:
     return Stored(served, quantize, eager, compiled, batches, rows_file)
 
 
-@contextmanager
-def _program(stored: Stored, threads: int) -> "Iterator[Popen[str] | None]":
+def _program(stored: Stored, threads: int) -> AbstractContextManager[LineProcess | None]:
     """Start the C++ program; None where it is not built, or nothing is compiled."""
     program = stored.served.program
     if program is None or stored.compiled is None:
-        yield None
-        return
-    with started(program, stored.path, stored.rows_file, threads) as process:
-        yield process
+        return nullcontext(None)
+    errors = stored.rows_file.with_suffix(".stderr")
+    command: list[str | Path] = [
+        program,
+        stored.path,
+        stored.rows_file,
+        "--turns",
+        f"--threads={threads}",
+    ]
+    return closing(LineProcess("the C++ program", command, errors))
 
 
 def _torchrec(session: Session, stored: Stored) -> Any:
@@ -219,7 +224,7 @@ def _measure(
     stored: Stored,
     of_size: Batches,
     threads: int,
-    program: "Popen[str] | None",
+    program: LineProcess | None,
     others: Mapping[str, Rival | Absent],
 ) -> None:
     """Time everybody on batches of one size, and add a record for each."""

@@ -14,7 +14,6 @@ Client and server share the machine.
 import asyncio
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from recapp.benchmarks.line_process import LineProcess
 from recapp.benchmarks.open_loop import Connection, Load, request_of, send
 from recapp.benchmarks.serving_bodies import ROUTES, body_of, draw
 from recapp.benchmarks.session import Session
@@ -33,6 +33,7 @@ from recapp.errors import LaunchError
 BODIES = 64  # different ones, sent in turn
 CONNECTIONS = 32
 SATURATION = 1.0  # the share that asks without a schedule
+SECONDS_TO_END = 20  # of the server
 LEAST_FOR_999 = 1000  # answers that a quantile of one in a thousand needs
 
 Case = tuple[str, int]
@@ -80,24 +81,14 @@ def _server(settings: Mapping[str, Any], errors: Path) -> Iterator[tuple[str, in
     """
     command = [sys.executable, "-m", "recapp.serve", "port=0", "format=json"]
     command += [f"artefact='{settings['artefact']}'", f"threads={settings['threads'][0]}"]
-    with errors.open("w") as file:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
+    process = LineProcess("recapp.serve", command, errors)
     try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            process.wait()
-            said = errors.read_text().strip().splitlines()
-            raise LaunchError(f"recapp.serve: {said[-1] if said else 'it has ended'}")
-        row = json.loads(line)["rows"][0]
+        row = json.loads(process.answer())["rows"][0]
         host, _, port = row["address"].removeprefix("http://").rpartition(":")
         yield host, int(port), row
     finally:
         process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        process.close(SECONDS_TO_END)
 
 
 async def _requests(

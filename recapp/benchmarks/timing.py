@@ -213,8 +213,12 @@ def slowest(comm: "Comm", times: Times) -> Times:
 
     Every rank calls it.
     """
-    of_ranks = [t for t in comm.all_gather(times) if t]
+    return slowest_of([t for t in comm.all_gather(times) if t])
+
+
+def slowest_of(times: Sequence[Times]) -> Times:
+    """Return the times of the slowest of several processes in each step."""
     return {
-        part: [max(step) for step in zip(*(t[part] for t in of_ranks), strict=True)]
-        for part in of_ranks[0]
+        part: [max(step) for step in zip(*(t[part] for t in times), strict=True)]
+        for part in times[0]
     }

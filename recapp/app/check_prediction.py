@@ -55,8 +55,8 @@ def check_prediction(settings: Settings) -> None:
     scoring = scoring_of(settings)
     if started_externally():
         return
+    from recapp.dataset.data_file import stamp_of
     from recapp.dataset.files import file_names
-    from recapp.dataset.parquet import stamp_of
     from recapp.dataset.prediction_input import SETTING, open_named
     from recapp.dataset.schema import schema_from
     from recapp.dataset.score_parts import ScoreParts, check_output, identity_of

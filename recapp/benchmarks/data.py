@@ -22,8 +22,9 @@ from recapp.benchmarks.session import Session
 from recapp.benchmarks.timing import Contender, Measured, Steps, compared
 from recapp.benchmarks.whole_step import TrainingStep
 from recapp.dataset.data_scale import scaled
+from recapp.dataset.parquet import column_bytes
 from recapp.dataset.schema import criteo_schema
-from recapp.dataset.sequential_chunks import arrow_chunks, decoded_chunks, parquet_bytes
+from recapp.dataset.sequential_chunks import arrow_chunks, decoded_chunks
 from recapp.dataset.source import Source, open_source
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.errors import ConfigError
@@ -122,7 +123,8 @@ def _measure_stages(session: Session, source: Source, dataset: Mapping[str, Any]
     contenders: dict[str, Contender] = {
         name: Absent() if session.comm.rank else passes(chunks) for name, chunks in stages.items()
     }
-    size = parquet_bytes(source)
+    row_groups = {(segment.file, segment.row_group) for segment in source.segments}
+    size = sum(column_bytes(source.files[file], row_group) for file, row_group in row_groups)
     for name, measured in session.measure(f"reading {source.rows:,} rows", contenders).items():
         seconds = measured.median() / 1e3
         session.add(

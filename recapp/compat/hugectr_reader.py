@@ -21,8 +21,9 @@ from typing import Any
 from recapp.compat.hugectr_arguments import switch, text, whole
 from recapp.compat.hugectr_enums import Check_t, DataReaderType_t
 from recapp.console import note_once
+from recapp.dataset.data_file import UnreadableFileError, facts_of, stamp_of
 from recapp.dataset.files import file_names
-from recapp.dataset.parquet import UNREADABLE, read_footer, stamp_of
+from recapp.dataset.formats import format_of
 from recapp.errors import ConfigError, DataError, suggest
 from recapp.tables.config import EmbeddingBagConfig
 
@@ -291,8 +292,8 @@ def _check_places(part: str, places: Mapping[str, int | None], file: Path, first
         DataError: Another column is there.
     """
     try:
-        names = read_footer(str(first), stamp_of(str(first))).schema.to_arrow_schema().names
-    except UNREADABLE:
+        names = facts_of(format_of(str(first)), str(first), stamp_of(str(first))).columns.names
+    except (OSError, UnreadableFileError, DataError):
         return  # the command says so
     for name, place in places.items():
         if place is None or name not in names or place == names.index(name):

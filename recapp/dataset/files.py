@@ -1,15 +1,15 @@
 """Which files a path means: a file, a glob, a directory, a hive directory, a `_file_list.txt`, or a
 list of those.
 
-    logs/                                     its *.parquet, in natural order: day_2 before day_10
-    logs/dt=2026-01-01/*.parquet, dt=...      the files of all partitions, partition by partition
+    logs/                                     its files, in natural order: day_2 before day_10
+    logs/dt=2026-01-01/.., dt=...             the files of all partitions, partition by partition
     logs/day_*.parquet, logs/dt=2026-01-*     matching files; where none match, matching directories
 
 Names beginning with `_` or `.` are no data. What a partition is called (`dt`) is not a column.
-Formats other than Parquet and paths that are no mounted directories are refused with what to do,
-and so is what would be left out or read twice in silence: text beside Parquet files that were not
-made of it, directories of data among partitions, links to directories that are read already.
-Nothing is opened here but files that are not called Parquet, for their first lines.
+Text in a format that nothing here reads, and paths that are no mounted directories, are refused
+with what to do. So is what would be left out or read twice in silence: text beside files that were
+not made of it, directories of data among partitions, links to directories that are read already.
+Nothing is opened here but files in no known format, for their first lines.
 """
 
 import os
@@ -18,11 +18,11 @@ from collections.abc import Iterable, Sequence
 from glob import escape, glob, has_magic
 from pathlib import Path
 
+from recapp.dataset.formats import all_suffixes, format_names, is_data
 from recapp.dataset.text_files import TEXT_SUFFIXES, conversion, holds_text, new_folder, root_of
 from recapp.errors import DataError, alike, meant
 
 _FILE_LIST = "_file_list.txt"
-_SUFFIXES = (".parquet", ".parq", ".pq")
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _PARTITION = re.compile(r"[^=]+=")
 _COUNT = re.compile(r"[0-9]{1,9}")  # the number of paths, in the first line of a list
@@ -36,12 +36,14 @@ def file_names(paths: str | Sequence[str], *, setting: str = "dataset.path") -> 
         setting: The setting's name, for error messages.
 
     Raises:
-        DataError: A path that is not there, holds nothing, is a URI, or holds text instead of
-            Parquet. The last carries the lines of Python that convert the text as notes.
+        DataError: A path that is not there, holds nothing, is a URI, or holds text that no format
+            reads. The last carries the lines of Python that convert the text as notes.
     """
     given = given_paths(paths)
     if not given:
-        raise DataError(f"{setting}: an empty list; name a directory, a glob or Parquet files")
+        raise DataError(
+            f"{setting}: an empty list; name a directory, a glob or {format_names()} files"
+        )
     names = []
     for path in given:
         try:
@@ -63,11 +65,11 @@ def _expand(path: str, setting: str) -> list[str]:
     known, rest = _literal(path)
     if has_magic(rest) and not named.exists():
         pattern = escape(known) + rest
-        return _parquet(_matching(path, pattern, setting), setting, path, pattern)
+        return _readable(_matching(path, pattern, setting), setting, path, pattern)
     if named.name == _FILE_LIST and named.is_file():
-        return _parquet(_listed(named, setting), setting, path)
+        return _readable(_listed(named, setting), setting, path)
     if named.is_dir():
-        return _parquet(_in_directory(named, setting, {}), setting, path)
+        return _readable(_in_directory(named, setting, {}), setting, path)
     if not named.exists():
         there = os.listdir(named.parent) if named.parent.is_dir() else []
         near = alike(named.name, sorted(there))
@@ -75,7 +77,7 @@ def _expand(path: str, setting: str) -> list[str]:
         raise DataError(f"{setting}={path}: no such file or directory{hint}")
     if not named.is_file():
         raise DataError(f"{setting}={path}: is neither a file nor a directory")
-    return _parquet([path], setting, path)
+    return _readable([path], setting, path)
 
 
 def _literal(path: str) -> tuple[str, str]:
@@ -104,11 +106,11 @@ def _refuse_uri(path: str, setting: str) -> None:
     )
 
 
-def _parquet(files: Sequence[str], setting: str, given: str, pattern: str = "") -> list[str]:
-    """Return the Parquet files among `files`; text of which Parquet files were made is left out.
+def _readable(files: Sequence[str], setting: str, given: str, pattern: str = "") -> list[str]:
+    """Return the files that a format reads; text of which such files were made is left out.
 
     Args:
-        files: Parquet and text files.
+        files: Those of data, and text.
         setting: The setting's name.
         given: The setting's value.
         pattern: What it means to `glob`, where it is a pattern.
@@ -116,7 +118,7 @@ def _parquet(files: Sequence[str], setting: str, given: str, pattern: str = "") 
     Raises:
         DataError: Text that was not converted; it says how to convert it.
     """
-    made = {str(Path(file).with_suffix("")) for file in files if _is_parquet(file)}
+    made = {str(Path(file).with_suffix("")) for file in files if is_data(file)}
     texts = [Path(file) for file in files if _holds_text(file)]
     left = [text for text in texts if str(text.with_suffix("")) not in made]
     if not left:
@@ -135,10 +137,10 @@ def _parquet(files: Sequence[str], setting: str, given: str, pattern: str = "") 
     folder = root if beside else new_folder(name)
     written = given if beside else str(folder)
     then = f"name the .parquet files in {given}" if listed else f"set {setting}={written}"
+    away = f"; or move it elsewhere, away from the {format_names()} files" if mixed else ""
     error = DataError(
         f"{setting}={given}: {first.name} is read after it is converted to Parquet: "
-        f"run the lines of Python above, then {then}"
-        f"{'; or move it elsewhere, away from the Parquet files' if mixed else ''}"
+        f"run the lines of Python above, then {then}{away}"
     )
     for line in conversion(same_kind, None if named == first else pattern, folder):
         error.add_note(line)
@@ -186,19 +188,19 @@ def _in_directory(directory: Path, setting: str, seen: dict[str, Path]) -> list[
     below = sorted(
         entry.name
         for entry in entries
-        if entry.is_dir() and any(_is_parquet(found.name) for found in entry.glob("*"))
+        if entry.is_dir() and any(is_data(found.name) for found in entry.glob("*"))
     )
     if below:
         raise DataError(
-            f"{setting}={directory}: no Parquet files here, but in {', '.join(below)}; "
+            f"{setting}={directory}: no {format_names()} files here, but in {', '.join(below)}; "
             "name one of those directories"
         )
     has = f"has {', '.join(sorted(entry.name for entry in entries)[:5])}" if entries else "is empty"
     texts = _naturally(str(entry) for entry in entries if entry.is_file() and holds_text(entry))
     hint = "; name the text that is meant, and the lines that convert it are shown" if texts else ""
     raise DataError(
-        f"{setting}={directory}: no Parquet files ({', '.join(_SUFFIXES)}); the directory "
-        f"{has}{hint}"
+        f"{setting}={directory}: no {format_names()} files ({all_suffixes()}); the "
+        f"directory {has}{hint}"
     )
 
 
@@ -207,11 +209,11 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def _data(entries: Iterable[Path]) -> list[str]:
-    """List the Parquet and text files among some entries, in natural order."""
+    """List the files of data and text among some entries, in natural order."""
     return _naturally(
         str(entry)
         for entry in entries
-        if (_is_parquet(entry.name) or _is_text(entry.name)) and entry.is_file()
+        if (is_data(entry.name) or _is_text(entry.name)) and entry.is_file()
     )
 
 
@@ -263,7 +265,7 @@ def _holds_data(directory: Path) -> bool:
     """Return whether there are data in a directory or in those below it."""
     for _, directories, files in os.walk(directory):
         directories[:] = [name for name in directories if not _hidden(name)]
-        if any(not _hidden(name) and (_is_parquet(name) or _is_text(name)) for name in files):
+        if any(not _hidden(name) and (is_data(name) or _is_text(name)) for name in files):
             return True
     return False
 
@@ -306,16 +308,12 @@ def _listed(listing: Path, setting: str) -> list[str]:
     return names
 
 
-def _is_parquet(name: str) -> bool:
-    return Path(name).suffix.lower() in _SUFFIXES
-
-
 def _is_text(name: str) -> bool:
-    return Path(name).suffix.lower() in TEXT_SUFFIXES
+    return Path(name).suffix.lower() in TEXT_SUFFIXES and not is_data(name)
 
 
 def _holds_text(file: str) -> bool:
-    return not _is_parquet(file) and holds_text(Path(file))
+    return not is_data(file) and holds_text(Path(file))
 
 
 def _hidden(name: str) -> bool:

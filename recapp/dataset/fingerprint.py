@@ -1,16 +1,14 @@
 """What a checkpoint knows of the files it was trained on, and whether they are the same now.
 
-    file         name with its partitions, rows, bytes, digest of its footer
+    file         name with its partitions, rows, bytes, digest of what marks its contents
     fingerprint  how many files, a digest of all of that in their order, and the first files' facts
 
 The order of an epoch is a function of its files, so a position inside of it means something only
-as long as they are the same in the same order. Directories do not count, so data may be moved. A
-footer is read anyway; it holds the sizes of all pages and mostly the smallest and the largest
-value of each column, but not the values: pages that were changed under an equal footer are not
-seen.
+as long as they are the same in the same order. Directories do not count, so data may be moved. The
+format of a file says which of its bytes mark its contents (`Format.marks`). For Parquet it is the
+footer, which is read anyway: pages that were changed under an equal footer are not seen.
 """
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +16,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recapp.dataset.parquet import DataFile
+from recapp.dataset.data_file import DataFile
 from recapp.errors import CheckpointError, DataError
 
 LISTED = 1000  # files whose facts are kept one by one, so that a checkpoint stays small
 _DIGEST_BYTES = 8
-_TAIL_BYTES = 8  # of a Parquet file: the bytes of its footer as a number, then a magic word
 _DIGEST = re.compile(f"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
 _MOST_NAME = 4096  # letters of a name; no file system has longer paths
 
@@ -35,13 +32,13 @@ class FileFacts(NamedTuple):
         name: Its name behind those of the partitions (`dt=2026-01-01`) that it lies in.
         rows: Its rows.
         size: Its bytes.
-        footer: The digest of its footer, hexadecimal.
+        contents: The digest of the bytes that mark its contents, hexadecimal.
     """
 
     name: str
     rows: int
     size: int
-    footer: str
+    contents: str
 
 
 @dataclass(frozen=True)
@@ -98,15 +95,19 @@ class Fingerprint:
 
 
 def file_facts(files: Sequence[DataFile]) -> tuple[FileFacts, ...]:
-    """Return the facts of open files; of each one the footer's bytes are read once more.
+    """Return the facts of open files; the bytes that mark each one's contents are read once more.
 
     Raises:
         DataError: A file cannot be read any more.
     """
-    return tuple(
-        FileFacts(_name(file.path), file.starts[-1], file.stamp.size, _footer_digest(file.path))
-        for file in files
-    )
+    facts = []
+    for file in files:
+        try:
+            digest = _digest(file.format.marks(file.path))
+        except OSError as error:
+            raise DataError(f"{file.path}: cannot be read ({error.strerror})") from error
+        facts.append(FileFacts(_name(file.path), file.starts[-1], file.stamp.size, digest))
+    return tuple(facts)
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def _changed(was: FileFacts, now: FileFacts) -> str:
     for fact, before, after in (("rows", was.rows, now.rows), ("bytes", was.size, now.size)):
         if before != after:
             return f"{was.name} had {before:,} {fact} and has {after:,}"
-    return f"{was.name} has another footer, with as many rows and bytes as before"
+    return f"{was.name} has other contents, with as many rows and bytes as before"
 
 
 def _name(path: str) -> str:
@@ -176,18 +177,6 @@ def _name(path: str) -> str:
     while count < len(directories) and "=" in directories[-1 - count]:
         count += 1
     return "/".join([*directories[len(directories) - count :], name])
-
-
-def _footer_digest(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - _TAIL_BYTES, 0))
-            length = int.from_bytes(file.read(4), "little")
-            file.seek(max(size - _TAIL_BYTES - length, 0))
-            return _digest(file.read(length + _TAIL_BYTES))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def _digest(raw: bytes) -> str:
@@ -205,6 +194,6 @@ def _is_digest(value: Any) -> bool:
 def _are_facts(value: Any) -> bool:
     if not isinstance(value, list) or len(value) != len(FileFacts._fields):
         return False
-    name, rows, size, footer = value
+    name, rows, size, contents = value
     named = type(name) is str and 0 < len(name) <= _MOST_NAME
-    return named and _is_count(rows) and _is_count(size) and _is_digest(footer)
+    return named and _is_count(rows) and _is_count(size) and _is_digest(contents)

@@ -1,4 +1,4 @@
-"""Parquet files, opened with a footer that was parsed and checked before.
+"""The format Parquet: files that are opened with a footer that was parsed and checked before.
 
     footer   the columns, the row groups and where their parts lie; parsed once per process and file
     pages    the values, compressed and encoded, with a checksum where the writer left one
@@ -11,126 +11,133 @@ is read; whatever else a footer claims Arrow compares with the file.
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recapp.dataset.arrow_types import without_views
+from recapp.dataset.arrow_types import has_views, is_text, without_views
+from recapp.dataset.data_file import DataFile, Facts, Stamp, UnreadableFileError
 from recapp.errors import DataError
-
-FIRST_ROWS = 1024  # in which text that spells no numbers is sought before ranks are started
 
 CHUNK_ROWS = 8192  # measured: fewer are slower (Arrow's cost per column and call), more not faster
 KEPT_FOOTERS = 64  # enough: a rank has at most one file open per lane, and reads its files in order
 # Allowed in a row group: writers stay far below, and claimed rows cost before they are read.
 MOST_ROWS = 2**28
+_TAIL_BYTES = 8  # of a file: the bytes of its footer as a number, then a magic word
 # UnicodeDecodeError comes from names in a damaged footer.
 UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
-class Stamp(NamedTuple):
-    """What shows whether a file was written since.
+class Footer(NamedTuple):
+    """A footer, and which columns are read in a way of their own.
 
     Args:
-        size: Its bytes.
-        changed: The time of its last change, in nanoseconds.
-    """
-
-    size: int
-    changed: int
-
-
-class DataFile(NamedTuple):
-    """One Parquet file as it was when its footer was read.
-
-    Args:
-        path: The file.
-        stamp: Its size and time of change at that moment.
-        columns: Canonical name -> the file's own column name.
+        metadata: The footer as Arrow has parsed it.
+        columns: The names and types of the columns.
         texts: The columns to decode as dictionaries.
-        starts: The first row of each row group, and the number of rows.
         views: The columns of Arrow's view types.
-        kept: Columns that are read beside those, by their own names.
     """
 
-    path: str
-    stamp: Stamp
-    columns: dict[str, str]
-    texts: tuple[str, ...]
-    starts: tuple[int, ...]
-    views: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
-
-
-def stamp_of(path: str) -> Stamp:
-    """Return the stamp of the file as it is now.
-
-    Raises:
-        OSError: The file is not there or cannot be read.
-    """
-    found = os.stat(path)
-    return Stamp(found.st_size, found.st_mtime_ns)
+    metadata: pq.FileMetaData
+    columns: pa.Schema
+    texts: frozenset[str]
+    views: frozenset[str]
 
 
 @lru_cache(KEPT_FOOTERS)
-def read_footer(path: str, stamp: Stamp) -> pq.FileMetaData:
+def read_footer(path: str, stamp: Stamp) -> Footer:
     """Return the footer of the file that had this stamp.
 
     Raises what `UNREADABLE` lists where there is no footer to be read.
     """
     with pq.ParquetFile(path) as file:
-        return file.metadata
+        metadata = file.metadata
+    columns = metadata.schema.to_arrow_schema()
+    texts = frozenset(field.name for field in columns if is_text(field.type))
+    views = frozenset(field.name for field in columns if has_views(field.type))
+    return Footer(metadata, columns, texts, views)
 
 
-def chunks(file: DataFile, row_group: int, rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the first `rows` rows of a row group as Arrow has them.
+@dataclass(frozen=True)
+class Parquet:
+    """Reads Parquet files (a `recapp.dataset.data_file.Format`)."""
 
-    Text columns are dictionaries where they can be; checksums of pages are verified where the
-    writer left some. The file is closed at the end.
+    name: str = "Parquet"
+    suffixes: tuple[str, ...] = (".parquet", ".parq", ".pq")
 
-    Args:
-        file: The file.
-        row_group: The number of the row group.
-        rows: How many rows are wanted; the last chunk may end later.
+    def facts(self, path: str, stamp: Stamp) -> Facts:
+        """Return the columns and the numbers of rows that the footer claims.
 
-    Yields:
-        The number of a chunk's first row within the row group, and the chunk.
+        Raises:
+            UnreadableFileError: The file is no whole Parquet file.
+            DataError: Its footer has numbers of rows that cannot be right.
+        """
+        try:
+            footer = read_footer(path, stamp)
+        except UNREADABLE as error:
+            raise UnreadableFileError(reason(error)) from error
+        return Facts(footer.columns, row_counts(footer.metadata, path))
 
-    Raises:
-        DataError: What cannot be read.
-    """
-    if stamp_of(file.path) != file.stamp:
-        raise DataError(
-            f"{file.path}: has changed since its footer was read; "
-            "start again when its writer is done"
-        )
-    begin = 0
-    try:
-        for texts in (file.texts, ()):
-            try:
-                for chunk in _batches(file, row_group, texts, begin):
-                    yield begin, chunk
-                    begin += chunk.num_rows
-                    if begin >= rows:
-                        return
-                break
-            except UNREADABLE as error:
-                # Arrow reads no text in delta encodings as dictionaries, and raises OSError.
-                if not texts or "Not yet implemented" not in str(error):
-                    raise
-    except UNREADABLE as error:
-        why = reason(error)
-        raise DataError(
-            f"{file.path}: row group {row_group} cannot be read ({why}); "
-            "write the file again or leave it out"
-        ) from error
-    raise DataError(
-        f"{file.path}: row group {row_group} has fewer rows than its footer says; "
-        "write it again or leave it out"
-    )
+    def chunks(self, file: DataFile, row_group: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a row group.
+
+        Text columns are dictionaries where they can be; checksums of pages are verified where the
+        writer left some.
+
+        Raises:
+            DataError: Pages that cannot be read, or fewer rows than the footer claims.
+        """
+        footer = read_footer(file.path, file.stamp)
+        texts = [name for name in file.columns.values() if name in footer.texts]
+        rows = 0
+        try:
+            for dictionaries in (texts, []):
+                try:
+                    for chunk in _batches(file, row_group, dictionaries, rows):
+                        rows += chunk.num_rows
+                        yield chunk
+                    break
+                except UNREADABLE as error:
+                    # Arrow reads no text in delta encodings as dictionaries, and raises OSError.
+                    if not dictionaries or "Not yet implemented" not in str(error):
+                        raise
+        except UNREADABLE as error:
+            raise DataError(
+                f"{file.path}: row group {row_group} cannot be read ({reason(error)}); "
+                "write the file again or leave it out"
+            ) from error
+        if rows < file.starts[row_group + 1] - file.starts[row_group]:
+            raise DataError(
+                f"{file.path}: row group {row_group} has fewer rows than its footer says; "
+                "write it again or leave it out"
+            )
+
+    def marks(self, path: str) -> bytes:
+        """Return the bytes of the footer.
+
+        A footer holds the sizes of all pages and mostly the smallest and the largest value of each
+        column, but not the values.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _TAIL_BYTES, 0))
+            length = int.from_bytes(file.read(4), "little")
+            file.seek(max(size - _TAIL_BYTES - length, 0))
+            return file.read(length + _TAIL_BYTES)
+
+
+def column_bytes(file: DataFile, row_group: int) -> int:
+    """Return the bytes on disk of the columns that are read, in one row group."""
+    group = read_footer(file.path, file.stamp).metadata.row_group(row_group)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    wanted = set(file.read)
+    return sum(c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in wanted)
 
 
 def _batches(
@@ -138,21 +145,21 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a row group behind the first `skip`, columns in `texts` as dictionaries."""
     footer = read_footer(file.path, file.stamp)
-    columns = list(dict.fromkeys([*file.columns.values(), *file.kept]))
+    views = [name for name in file.read if name in footer.views]
     with pq.ParquetFile(
         file.path,
-        metadata=footer,
+        metadata=footer.metadata,
         read_dictionary=texts,
         memory_map=True,
         page_checksum_verification=True,
     ) as parquet:
         for chunk in parquet.iter_batches(
-            CHUNK_ROWS, row_groups=[row_group], columns=columns, use_threads=False
+            CHUNK_ROWS, row_groups=[row_group], columns=file.read, use_threads=False
         ):
             left = chunk.slice(min(skip, chunk.num_rows))
             skip -= chunk.num_rows - left.num_rows
             if left.num_rows:
-                for name in file.views:
+                for name in views:
                     plain = without_views(left.column(name))
                     left = left.set_column(left.schema.get_field_index(name), name, plain)
                 yield left
@@ -184,25 +191,3 @@ def reason(error: Exception) -> str:
     return next(
         (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
     )
-
-
-def spells_no_number(path: str, columns: Sequence[str]) -> list[str]:
-    """List the columns of text of which one of the first rows may spell no number; empty text and
-    nulls are missing numbers.
-
-    Args:
-        path: A file that has a row.
-        columns: Columns of text.
-    """
-    with pq.ParquetFile(path) as file:
-        rows = next(file.iter_batches(FIRST_ROWS, columns=list(columns)))
-    return [name for name in columns if not _spells_numbers(rows.column(name))]
-
-
-def _spells_numbers(text: pa.Array) -> bool:
-    try:
-        plain = text.cast(pa.string())
-        pc.if_else(pc.equal(plain, ""), pa.scalar(None, pa.string()), plain).cast(pa.float64())
-    except pa.ArrowException:  # text that is none, or of a type that is no text
-        return False
-    return True

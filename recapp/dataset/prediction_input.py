@@ -1,4 +1,4 @@
-"""Rows that are to be scored: Parquet files of features, without labels, read in file order.
+"""Rows that are to be scored: files of features, without labels, read in file order.
 
     rows of the input   [ 0 .. 65,536 )              [ 65,536 .. 131,072 )      ..
     score part          0                            1                          ..
@@ -10,7 +10,7 @@ each other, so that it reads a row group once. Columns that are kept beside the 
 their batch.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from recapp.dataset.arrow_types import has_views, value_type, without_views
 from recapp.dataset.collate import Collate, SourceRows, check_transform
+from recapp.dataset.data_file import DataFile
 from recapp.dataset.files import file_names
-from recapp.dataset.parquet import DataFile, read_footer
 from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.sequential_chunks import arrow_chunks
@@ -254,7 +254,7 @@ class RankInput:
 
 
 def open_input(settings: ScoringSettings, schema: Schema, transform: str) -> PredictionInput:
-    """Read the footers of the files whose rows are to be scored; there may be no row in them.
+    """Open the files whose rows are to be scored; there may be no row in them.
 
     Args:
         settings: The rows.
@@ -262,8 +262,8 @@ def open_input(settings: ScoringSettings, schema: Schema, transform: str) -> Pre
         transform: A key of `recapp.dataset.collate.DENSE_TRANSFORMS`.
 
     Raises:
-        DataError: No file, one that is no whole Parquet file, or one that lacks a column or has it
-            in a type that cannot be read.
+        DataError: No file, one that is not whole, or one that lacks a column or has it in a type
+            that cannot be read.
     """
     return open_named(file_names(settings.input, setting=SETTING), settings, schema, transform)
 
@@ -280,13 +280,7 @@ def open_named(
     unlabelled = schema.unlabelled()
     source = _open(names, schema, unlabelled)
     kept = _kept_schema(source.files, settings.columns)
-    files = tuple(
-        file._replace(
-            kept=tuple(kept.names),
-            views=tuple(dict.fromkeys([*file.views, *_views(file, kept.names)])),
-        )
-        for file in source.files
-    )
+    files = tuple(file._replace(kept=tuple(kept.names)) for file in source.files)
     return PredictionInput(replace(source, files=files), unlabelled, kept, transform, settings)
 
 
@@ -318,7 +312,7 @@ def _kept_schema(files: Sequence[DataFile], columns: Sequence[str]) -> pa.Schema
     """
     kept = pa.schema([])
     for file in files if columns else ():
-        found = _arrow_schema(file)
+        found = file.types
         for name in columns:
             if (times := found.names.count(name)) != 1:
                 raise DataError(f"columns: {file.path} {_not_one(name, times, found.names)}")
@@ -345,15 +339,6 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     """Return the type of a kept column: neither dictionary nor view."""
     kind = value_type(kind)
     return without_views(pa.nulls(0, kind)).type if has_views(kind) else kind
-
-
-def _views(file: DataFile, names: Collection[str]) -> list[str]:
-    found = _arrow_schema(file) if names else None
-    return [] if found is None else [n for n in names if has_views(found.field(n).type)]
-
-
-def _arrow_schema(file: DataFile) -> pa.Schema:
-    return read_footer(file.path, file.stamp).schema.to_arrow_schema()
 
 
 def _cut(source: Source, first: int, size: int) -> Iterator[tuple[DataFile, int, pa.RecordBatch]]:

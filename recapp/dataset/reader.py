@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from recapp.dataset.collate import Collate, SourceRows
+from recapp.dataset.data_file import DataFile, chunks
 from recapp.dataset.order import Deal, IntArray, after
-from recapp.dataset.parquet import DataFile, chunks
 from recapp.dataset.rows import Rows, join
 from recapp.dataset.source import Source
 

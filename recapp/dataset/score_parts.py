@@ -27,7 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recapp.console import note, short_path
-from recapp.dataset.parquet import UNREADABLE, Stamp
+from recapp.dataset.data_file import Stamp
+from recapp.dataset.parquet import UNREADABLE
 from recapp.dataset.prediction_input import (
     SCORE,
     InputBatch,

@@ -1,4 +1,4 @@
-"""The rows of a source in file order, chunk by chunk: Parquet to Arrow, Arrow to arrays.
+"""The rows of a source in file order, chunk by chunk: files to Arrow, Arrow to arrays.
 
 Benchmarks time these two steps by themselves, and whatever looks at the first rows of a data set
 before training reads them so. Training reads shuffled batches: see `BatchStream`.
@@ -10,24 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from recapp.dataset.collate import Collate, SourceRows
-from recapp.dataset.parquet import DataFile, chunks, read_footer
+from recapp.dataset.data_file import DataFile, chunks
 from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source
-
-
-def parquet_bytes(source: Source) -> int:
-    """Return the bytes on disk of the columns that are read, over the row groups of a source."""
-    total = 0
-    for number, row_group in sorted({(s.file, s.row_group) for s in source.segments}):
-        file = source.files[number]
-        group = read_footer(file.path, file.stamp).row_group(row_group)
-        wanted = set(file.columns.values())
-        columns = [group.column(i) for i in range(group.num_columns)]
-        total += sum(
-            c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in wanted
-        )
-    return total
 
 
 def arrow_chunks(source: Source) -> Iterator[tuple[DataFile, int, pa.RecordBatch]]:

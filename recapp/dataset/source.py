@@ -1,4 +1,4 @@
-"""Where the rows lie: files, their row groups and how many rows each has, from the footers alone.
+"""Where the rows lie: files, their row groups and how many rows each has, before any is read.
 
     Source  =  segments in file order
                file 0: row group 0 [0, 1718)    file 1: row group 0 [0, 1655)    ..
@@ -15,20 +15,18 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from recapp.dataset.arrow_types import has_views, id_type, is_list, is_text, value_type
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recapp.dataset.arrow_types import id_type, is_list, is_text, value_type
+from recapp.dataset.data_file import DataFile, UnreadableFileError, chunks, facts_of, stamp_of
 from recapp.dataset.files import file_names, given_paths
-from recapp.dataset.parquet import (
-    UNREADABLE,
-    DataFile,
-    read_footer,
-    reason,
-    row_counts,
-    spells_no_number,
-    stamp_of,
-)
+from recapp.dataset.formats import format_names, format_of
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.text_files import holds_text
 from recapp.errors import ConfigError, DataError
+
+FIRST_ROWS = 1024  # in which text that spells no numbers is sought before ranks are started
 
 
 class Segment(NamedTuple):
@@ -89,12 +87,7 @@ class Source:
         """
         narrowed = (
             file._replace(
-                columns={name: column for name, column in file.columns.items() if name in features},
-                views=tuple(
-                    column
-                    for name, column in file.columns.items()
-                    if name in features and column in file.views
-                ),
+                columns={name: column for name, column in file.columns.items() if name in features}
             )
             for file in self.files
         )
@@ -104,7 +97,7 @@ class Source:
 def open_source(
     paths: str | Sequence[str], schema: Schema, *, setting: str = "dataset.path"
 ) -> Source:
-    """Read the footers of the Parquet files that `paths` names.
+    """Open the files that `paths` names.
 
     Args:
         paths: A path or a list of them, as in `recapp.dataset.files`; a list keeps its order.
@@ -112,20 +105,21 @@ def open_source(
         setting: The setting's name, for error messages.
 
     Raises:
-        DataError: A path that is not there, holds nothing, is no whole Parquet file or lacks a
-            column of `schema`.
+        DataError: A path that is not there, holds nothing, is no whole file or lacks a column of
+            `schema`.
     """
     names = file_names(paths, setting=setting)
     source = open_files(names, schema, setting=setting)
     if not source.segments:
         raise DataError(
-            f"{setting}={given_paths(paths)[0]}: {len(names)} Parquet file(s) without a single row"
+            f"{setting}={given_paths(paths)[0]}: {len(names)} {format_names()} "
+            "file(s) without a single row"
         )
     return source
 
 
 def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.path") -> Source:
-    """Read the footers of these Parquet files; there may be no row in them.
+    """Open these files; there may be no row in them.
 
     Args:
         names: The files.
@@ -133,7 +127,7 @@ def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.
         setting: The setting's name, for error messages.
 
     Raises:
-        DataError: A file that is no whole Parquet file or lacks a column of `schema`.
+        DataError: A file that is not whole or lacks a column of `schema`.
     """
     files: list[DataFile] = []
     segments: list[Segment] = []
@@ -159,11 +153,8 @@ def text_that_must_be_integers(source: Source, schema: Schema) -> list[str]:
     The first file decides.
     """
     file = source.files[0]
-    arrow_schema = read_footer(file.path, file.stamp).schema.to_arrow_schema()
     wanted = (name for name in schema.sparse if schema.text_ids(name) is TextIds.INTEGERS)
-    return [
-        name for name in wanted if is_text(id_type(arrow_schema.field(file.columns[name]).type))
-    ]
+    return [name for name in wanted if is_text(id_type(file.types.field(file.columns[name]).type))]
 
 
 def text_that_may_be_no_number(source: Source, schema: Schema) -> list[str]:
@@ -172,13 +163,14 @@ def text_that_may_be_no_number(source: Source, schema: Schema) -> list[str]:
     The first file decides.
     """
     file = source.files[0]
-    arrow_schema = read_footer(file.path, file.stamp).schema.to_arrow_schema()
-    texts = {
-        file.columns[name]: name
-        for name in schema.dense
-        if is_text(value_type(arrow_schema.field(file.columns[name]).type))
-    }
-    return [texts[column] for column in spells_no_number(file.path, list(texts))] if texts else []
+    types = {name: value_type(file.types.field(file.columns[name]).type) for name in schema.dense}
+    texts = source.only([name for name, kind in types.items() if is_text(kind)])
+    first, columns = texts.segments[0], texts.files[0].columns
+    if not columns:
+        return []
+    _, rows = next(chunks(texts.files[0], first.row_group, FIRST_ROWS))
+    rows = rows.slice(0, FIRST_ROWS)
+    return [name for name, own in columns.items() if not _spells_numbers(rows.column(own))]
 
 
 def split(source: Source, val_share: Fraction, written: object = None) -> tuple[Source, Source]:
@@ -207,26 +199,33 @@ def split(source: Source, val_share: Fraction, written: object = None) -> tuple[
 
 def _open_file(
     name: str, schema: Schema, setting: str
-) -> tuple[DataFile, frozenset[str], list[int]]:
-    """Read one footer: the file, its features that are lists, the rows of each row group."""
+) -> tuple[DataFile, frozenset[str], Sequence[int]]:
+    """Open one file: the file, its features that are lists, the rows of each row group."""
+    format = format_of(name)
     try:
         stamp = stamp_of(name)
-        footer = read_footer(name, stamp)
-        arrow_schema = footer.schema.to_arrow_schema()
-    except UNREADABLE as error:
+        types, rows = facts_of(format, name, stamp)
+    except (OSError, UnreadableFileError) as error:
         fix = (
             "it holds text: call it .csv, and the lines that convert it are shown"
             if holds_text(Path(name))
             else "write it again or leave it out"
         )
         raise DataError(
-            f"{setting}: {name} is not a whole Parquet file ({reason(error)}); {fix}"
+            f"{setting}: {name} is not a whole {format.name} file ({error}); {fix}"
         ) from error
-    columns = schema.resolve(arrow_schema, name)
-    groups = row_counts(footer, name)
-    types = {column: arrow_schema.field(column).type for column in columns.values()}
-    bags = frozenset(feature for feature in schema.sparse if is_list(types[columns[feature]]))
-    texts = tuple(column for column, kind in types.items() if is_text(kind))
-    views = tuple(column for column, kind in types.items() if has_views(kind))
-    starts = tuple(accumulate(groups, initial=0))
-    return DataFile(name, stamp, columns, texts, starts, views), bags, groups
+    columns = schema.resolve(types, name)
+    lists = (feature for feature in schema.sparse if is_list(types.field(columns[feature]).type))
+    starts = tuple(accumulate(rows, initial=0))
+    return DataFile(name, format, stamp, columns, starts), frozenset(lists), rows
+
+
+def _spells_numbers(column: pa.Array) -> bool:
+    """Return whether all text spells numbers; empty text and nulls are missing numbers."""
+    try:
+        text = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        plain = text.cast(pa.string())
+        pc.if_else(pc.equal(plain, ""), pa.scalar(None, pa.string()), plain).cast(pa.float64())
+    except pa.ArrowException:  # text that is none, or of a type that is no text
+        return False
+    return True

@@ -304,7 +304,7 @@ def test_an_error_in_a_worker_arrives_as_its_one_line(tmp_path):
 def test_a_file_that_was_written_again_since_its_footer_was_read_is_an_error(tmp_path):
     source = numbered_source(tmp_path, [[200]])
     numbered_source(tmp_path, [[20]])
-    with pytest.raises(DataError, match=r"part-0\.parquet: has changed since its footer was read"):
+    with pytest.raises(DataError, match=r"part-0\.parquet: has changed since it was opened"):
         list(make_loader(BatchStream(source, SCHEMA, batch_size=20, lanes=2)))
 
 

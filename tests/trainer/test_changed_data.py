@@ -143,7 +143,7 @@ def five_steps(rows, tmp_path_factory):
         (rename, "part-1.parquet is called part-1b.parquet now"),
         (swap, r"part-0.parquet had [\d,]+ bytes and has [\d,]+"),
         (compress, r"part-1.parquet had [\d,]+ bytes and has [\d,]+"),
-        (encode, "part-1.parquet has another footer, with as many rows and bytes as before"),
+        (encode, "part-1.parquet has other contents, with as many rows and bytes as before"),
     ],
 )
 def test_files_that_have_changed_inside_of_an_epoch_are_refused_before_ranks_start(

@@ -1,0 +1,34 @@
+"""Which format a file is in: the one place that chooses the reader of a path."""
+
+from pathlib import Path
+
+from recapp.dataset.data_file import Format
+from recapp.dataset.parquet import Parquet
+
+FORMATS: tuple[Format, ...] = (Parquet(),)
+"""The formats that are read. A file whose name says nothing is tried as the first one."""
+
+
+def format_of(path: str) -> Format:
+    """Return the format of a file, by the suffix of its name."""
+    found = [format for format in FORMATS if _suffix(path) in format.suffixes]
+    return found[0] if found else FORMATS[0]
+
+
+def is_data(path: str) -> bool:
+    """Return whether the name of a file says that it is in one of the formats."""
+    return any(_suffix(path) in format.suffixes for format in FORMATS)
+
+
+def format_names() -> str:
+    """Return the names of the formats, for messages."""
+    return " or ".join(format.name for format in FORMATS)
+
+
+def all_suffixes() -> str:
+    """Return the suffixes of all formats, for messages."""
+    return ", ".join(suffix for format in FORMATS for suffix in format.suffixes)
+
+
+def _suffix(path: str) -> str:
+    return Path(path).suffix.lower()

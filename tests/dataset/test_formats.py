@@ -1,0 +1,123 @@
+"""What a second format needs is its reader and its place in FORMATS: order, resume, validation and
+prediction take its files like Parquet's.
+"""
+
+import csv
+from fractions import Fraction
+
+import pyarrow.parquet as pq
+import pytest
+from csv_format import Csv
+from dataset_files import numbered_table, row_numbers
+
+from recapp.dataset import formats
+from recapp.dataset.fingerprint import Fingerprint, compare, file_facts
+from recapp.dataset.first_rows import check_values, table_rows
+from recapp.dataset.prediction_input import ScoringSettings, open_input
+from recapp.dataset.schema import Schema
+from recapp.dataset.source import (
+    open_source,
+    split,
+    text_that_may_be_no_number,
+    text_that_must_be_integers,
+)
+from recapp.dataset.stream import BatchStream, make_loader
+from recapp.errors import DataError
+
+SCHEMA = Schema("label", ("row",), ("one", "other"), integers=("one",))
+FILES = [40, 0, 25]
+
+
+@pytest.fixture
+def directories(tmp_path, monkeypatch):
+    """The same rows in two directories: as CSV, as Parquet."""
+    monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, Csv()))
+    first = 0
+    for name in ("csv", "parquet"):
+        (tmp_path / name).mkdir()
+    for number, rows in enumerate(FILES):
+        table = numbered_table(first, rows).drop(["many"])
+        pq.write_table(table, tmp_path / "parquet" / f"{number}.parquet")
+        with open(tmp_path / "csv" / f"{number}.csv", "w", newline="") as file:
+            lines = csv.writer(file, lineterminator="\n")
+            lines.writerow(table.column_names)
+            lines.writerows(zip(*table.to_pydict().values(), strict=True))
+        first += rows
+    return tmp_path / "csv", tmp_path / "parquet"
+
+
+def batches(source, *, position=(0, 0), workers=0, **settings):
+    stream = BatchStream(source, SCHEMA, batch_size=8, lanes=4, shuffle_rows=16, **settings)
+    stream.set_position(*position)
+    return list(make_loader(stream, workers))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"position": (1, 3)},  # resumed in the middle of an epoch
+        {"rank": 1, "world": 2, "workers": 2},
+        {"training": False},
+    ],
+)
+def test_batches_are_those_of_the_same_rows_in_parquet(directories, settings):
+    ours, parquets = (
+        batches(open_source(str(directory), SCHEMA), **settings) for directory in directories
+    )
+    for got, want in zip(ours, parquets, strict=True):
+        assert got.dense_BI.equal(want.dense_BI) and got.labels_B.equal(want.labels_B)
+        assert got.sparse.values().equal(want.sparse.values())
+    assert ours
+
+
+def test_validation_rows_are_cut_off_the_end(directories):
+    fit, val = split(open_source(str(directories[0]), SCHEMA), Fraction(1, 5))
+    read = batches(val, training=False, dense_transform="none")
+    seen = [row for batch in read for row in row_numbers(batch)]
+    assert sorted(seen) == list(range(fit.rows, sum(FILES)))
+
+
+def test_rows_are_predicted_with_columns_beside_the_scores(directories):
+    settings = ScoringSettings(
+        input=str(directories[0]), columns=["other"], rows_per_batch=16, rows_per_part=32
+    )
+    input = open_input(settings, SCHEMA, "none")
+    read = [batch for part in range(input.parts) for batch in input.batches(input.part(part))]
+    assert [row for batch in read for row in row_numbers(batch)] == list(range(sum(FILES)))
+    others = [text for batch in read for text in batch.kept["other"].to_pylist()]
+    assert others == ["" if row % 3 == 0 else str(row) for row in range(sum(FILES))]
+
+
+def test_a_checkpoint_knows_whether_files_are_the_same(directories):
+    folder, _ = directories
+    trained = Fingerprint.of(file_facts(open_source(str(folder), SCHEMA).files))
+    changed = (folder / "2.csv").read_text().replace("1,", "0,", 1)
+    (folder / "2.csv").write_text(changed)
+    found = compare(trained, file_facts(open_source(str(folder), SCHEMA).files))
+    assert found.difference == "2.csv has other contents, with as many rows and bytes as before"
+
+
+def test_the_first_rows_size_tables_and_show_text_that_is_no_number(directories):
+    source = open_source(str(directories[0]), SCHEMA)
+    assert table_rows(source, SCHEMA, 100) == [100, 100]
+    assert text_that_must_be_integers(source, SCHEMA) == ["one"]
+    assert text_that_may_be_no_number(source, SCHEMA) == []
+    check_values(source, SCHEMA, ids=["one"], numbers=["row"])
+    text = (directories[0] / "0.csv").read_text().replace("0,5,50", "0,x,50")
+    (directories[0] / "0.csv").write_text(text.replace("1,5,50", "1,x,50"))
+    assert text_that_may_be_no_number(open_source(str(directories[0]), SCHEMA), SCHEMA) == ["row"]
+
+
+def test_errors_name_the_format_and_files_that_change_are_refused(directories):
+    folder, _ = directories
+    source = open_source(str(folder), SCHEMA)
+    (folder / "0.csv").write_text("label,row,one,other\n1,2\n")
+    with pytest.raises(DataError, match=r"0\.csv: has changed since it was opened"):
+        batches(source)
+    with pytest.raises(DataError, match=r"0\.csv is not a whole CSV file \(not all of its rows"):
+        open_source(str(folder), SCHEMA)
+    empty = folder / "empty"
+    empty.mkdir()
+    with pytest.raises(DataError, match=r"no Parquet or CSV files \(\.parquet, .*, \.csv\)"):
+        open_source(str(empty), SCHEMA)

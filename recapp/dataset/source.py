@@ -162,15 +162,15 @@ def text_that_may_be_no_number(source: Source, schema: Schema) -> list[str]:
 
     The first file decides.
     """
-    file = source.files[0]
-    types = {name: value_type(file.types.field(file.columns[name]).type) for name in schema.dense}
-    texts = source.only([name for name, kind in types.items() if is_text(kind)])
-    first, columns = texts.segments[0], texts.files[0].columns
-    if not columns:
+    types = source.files[0].types
+    columns = source.files[0].columns
+    texts = [name for name in schema.dense if is_text(value_type(types.field(columns[name]).type))]
+    if not texts:
         return []
-    _, rows = next(chunks(texts.files[0], first.row_group, FIRST_ROWS))
+    file = source.only(texts).files[0]
+    _, rows = next(chunks(file, source.segments[0].row_group, FIRST_ROWS))
     rows = rows.slice(0, FIRST_ROWS)
-    return [name for name, own in columns.items() if not _spells_numbers(rows.column(own))]
+    return [name for name in texts if not _spells_numbers(rows.column(columns[name]))]
 
 
 def split(source: Source, val_share: Fraction, written: object = None) -> tuple[Source, Source]:

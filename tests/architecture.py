@@ -42,7 +42,7 @@ THIRD_PARTIES = {
     "pyarrow": (
         "dataset",
         "inference.build_cpp",
-        "stored.small_files",
+        "stored.artefact_files",
         "app.validation_rows",
         "serving.arrow_route",
         "serving.feature_columns",

@@ -12,7 +12,7 @@ from jobs import resolved
 from recapp.app.check_data import check_data, match_checkpoint
 from recapp.app.compose import with_absolute_paths
 from recapp.errors import CheckpointError, ConfigError, DataError
-from recapp.stored.manifest import Manifest
+from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.rectangles import StoredBlock
 
 
@@ -175,7 +175,7 @@ def checkpoint(tmp_path, rows, **info):
         for name, count in rows.items()
         for tensor in ("weight", "sum")
     ]
-    return Manifest(tmp_path / "x.ckpt", info, tuple(blocks), {})
+    return CheckpointManifest(tmp_path / "x.ckpt", info, tuple(blocks), {})
 
 
 PLAIN = {"text": "xxh64", "hex": []}

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from jobs import command, metrics_of, small, validation
 
-from recapp.stored.checkpoint import find_checkpoints, read_manifest, verify
+from recapp.stored.checkpoint import read_manifest, verify
+from recapp.stored.directories import find_checkpoints
 
 pytestmark = pytest.mark.full
 

@@ -12,10 +12,10 @@ import pytest
 from jobs import validation
 
 import recapp
-from recapp.stored.artefact import read_artefact
+from recapp.stored.artefact_files import read_example
 from recapp.stored.checkpoint import read_manifest, verify
-from recapp.stored.small_files import read_example
 from recapp.stored.static_table import static_table
+from recapp.stored.stored_model import open_artefact
 
 OLD = Path(__file__).parent / "fixtures" / "before_stored"
 EXPECTED = json.loads((OLD / "expected.json").read_text())
@@ -29,7 +29,7 @@ def plain_kernels(reference_kernels):
 
 
 def rows_of(kind):
-    return read_example(read_artefact(OLD / kind / "artefact"))
+    return read_example(open_artefact(OLD / kind / "artefact"))
 
 
 def close(value):
@@ -75,11 +75,11 @@ def test_training_goes_on_from_it_as_the_old_code_went_on(jobs, kind, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_byte_of_it_is_as_it_was_written(kind):
     assert verify(OLD / kind / STORED["checkpoint"]) > 4_000
-    read_artefact(OLD / kind / "artefact").verify_all()
+    open_artefact(OLD / kind / "artefact").verify()
 
 
 def test_a_dynamic_table_has_its_keys_and_rows():
     keys_R, tensor_RD = static_table(OLD / "dynamic" / STORED["checkpoint"], "large_table")
-    stored = {t.name: t for t in read_artefact(OLD / "dynamic" / "artefact").tables}
+    stored = {t.name: t for t in open_artefact(OLD / "dynamic" / "artefact").manifest.tables}
     assert len(keys_R) == len(tensor_RD) == stored["large_table"].rows == 4436
     assert stored["large_table"].keys and not stored["wide_table"].keys

@@ -14,8 +14,9 @@ from recapp.dataset.schema import schema_from
 from recapp.engine.shard_model import embedding_collections, sharded_collections
 from recapp.engine.sharded_state import without_tables
 from recapp.errors import ArtefactError, RecappError
-from recapp.stored.artefact import Artefact
-from recapp.stored.small_files import read_dense
+from recapp.stored.artefact_files import read_dense
+from recapp.stored.artefact_manifest import ArtefactManifest
+from recapp.stored.snapshot import Artefact
 from recapp.tables.collections import embedding_tables
 from recapp.trainer.restored import state_must_fit
 
@@ -25,7 +26,7 @@ size: other machines add numbers in another order.
 """
 
 
-def meta_model(artefact: Artefact, settings: dict[str, Any]) -> nn.Module:
+def meta_model(artefact: ArtefactManifest, settings: dict[str, Any]) -> nn.Module:
     """Return the model, its tables on the meta device and to be stored as the artefact has them.
 
     Raises:
@@ -69,7 +70,7 @@ def model_to_shard(artefact: Artefact, settings: dict[str, Any]) -> nn.Module:
     Raises:
         ArtefactError: Settings and files do not fit together.
     """
-    model = meta_model(artefact, settings)
+    model = meta_model(artefact.manifest, settings)
     tables = {name for name, p in model.named_parameters() if p.device.type == "meta"}
     try:
         with state_must_fit("the dense part", "model"):
@@ -86,7 +87,7 @@ def raw_rows_of(settings: dict[str, Any]) -> RawRows:
     return RawRows(schema_from(settings), settings["dataset"]["dense_transform"])
 
 
-def check_logits(artefact: Artefact, logits: Tensor) -> None:
+def check_logits(artefact: ArtefactManifest, logits: Tensor) -> None:
     """Compare logits of the example with the exported ones.
 
     Raises:
@@ -106,7 +107,7 @@ def check_logits(artefact: Artefact, logits: Tensor) -> None:
         )
 
 
-def logits_of(artefact: Artefact) -> list[float]:
+def logits_of(artefact: ArtefactManifest) -> list[float]:
     """Return the logits that the example was exported with.
 
     Raises:

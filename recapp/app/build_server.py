@@ -33,8 +33,7 @@ def check_serving(settings: dict[str, Any], ranks: int) -> None:
         RecappError: There is no model.
     """
     from recapp.serving import http
-    from recapp.stored.artefact import is_artefact, read_artefact
-    from recapp.stored.checkpoint import read_manifest
+    from recapp.stored.stored_model import read_stored
 
     if settings["device"] == "cuda":
         import torch
@@ -44,8 +43,7 @@ def check_serving(settings: dict[str, Any], ranks: int) -> None:
                 f"device=cuda ranks={ranks}: each rank needs a GPU of its own, and there are "
                 f"{gpus} here: use device=cpu, or fewer ranks"
             )
-    path = settings["artefact"]
-    read_artefact(path) if is_artefact(path) else read_manifest(path)
+    read_stored(settings["artefact"])
     http.bound_socket(settings["host"], settings["port"]).close()
 
 

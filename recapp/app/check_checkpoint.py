@@ -10,7 +10,7 @@ from recapp.errors import CheckpointError, suggest
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from recapp.stored.manifest import Manifest
+    from recapp.stored.checkpoint_manifest import CheckpointManifest
     from recapp.tables.config import EmbeddingBagConfig
 
 AS_BEFORE = "set dataset, tables and model as they were when it was saved"
@@ -57,7 +57,9 @@ def check_fits_checkpoint(settings: Mapping[str, Any], overrides: Sequence[str])
     _check_dense(model, dense_state(read_meta(settings["ckpt_path"])))
 
 
-def _check_table(manifest: "Manifest", table: "EmbeddingBagConfig", rows: int | None) -> None:
+def _check_table(
+    manifest: "CheckpointManifest", table: "EmbeddingBagConfig", rows: int | None
+) -> None:
     """Check that a table is the checkpoint's.
 
     Args:

@@ -21,7 +21,7 @@ from recapp.settings.values import shown
 
 if TYPE_CHECKING:
     from recapp.dataset.schema import Schema
-    from recapp.stored.manifest import Manifest
+    from recapp.stored.checkpoint_manifest import CheckpointManifest
 
 
 def check_data(config: Mapping[str, Any]) -> None:
@@ -164,7 +164,7 @@ def check_resumed(settings: Mapping[str, Any]) -> None:
     )
 
 
-def match_checkpoint(settings: dict[str, Any], manifest: "Manifest") -> dict[str, Any]:
+def match_checkpoint(settings: dict[str, Any], manifest: "CheckpointManifest") -> dict[str, Any]:
     """Return settings under which a checkpoint's model reads the same ids into tables of the same
     size.
 

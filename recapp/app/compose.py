@@ -35,7 +35,7 @@ from recapp.settings.groups import Trainer
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.renamed import new_name
 from recapp.settings.text_file import read_text
-from recapp.stored.local_files import MANIFEST, MANIFEST_BYTES
+from recapp.stored.kinds import CHECKPOINT, MANIFEST
 from recapp.stored.trust import check_trust, judged, marked
 
 HYDRA_VERSION_BASE = "1.3"
@@ -209,7 +209,7 @@ def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()
     ]
     try:
         file = Path(paths[-1]).expanduser() / MANIFEST
-        stored = dict(json.loads(read_text(file, MANIFEST_BYTES))["config"]["choices"])
+        stored = dict(json.loads(read_text(file, CHECKPOINT.manifest_bytes))["config"]["choices"])
         stored = {
             group: option
             for group, option in stored.items()

@@ -51,16 +51,18 @@ from recapp.inference.compiled import (
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.one_rank import one_rank
 from recapp.inference.probe import Probe
-from recapp.inference.row_writer import RowWriter, write_file
+from recapp.inference.row_writer import RowWriter
 from recapp.inference.storage import QUANTIZE
 from recapp.inference.trained_tables import TrainedTables
 from recapp.sparse.batch import Batch
-from recapp.stored.artefact import DENSE, EXAMPLE, Artefact, to_json
+from recapp.stored.artefact_files import EXAMPLE_ROWS, dense_bytes, example_bytes
 from recapp.stored.artefact_folder import unfinished
+from recapp.stored.artefact_manifest import DENSE, EXAMPLE, ArtefactManifest
 from recapp.stored.checkpoint import open_checkpoint
-from recapp.stored.local_files import MANIFEST, remove
-from recapp.stored.small_files import EXAMPLE_ROWS, dense_bytes, example_bytes
-from recapp.stored.snapshot import Snapshot
+from recapp.stored.kinds import MANIFEST
+from recapp.stored.local_files import files_at
+from recapp.stored.manifest import to_json
+from recapp.stored.snapshot import Artefact, Checkpoint, every_file
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import keys_of
@@ -149,7 +151,7 @@ def export_model(
             f"output={output}: lies in the checkpoint, with which it would be deleted: choose a "
             "directory beside it"
         )
-    with open_checkpoint(path, lambda manifest: manifest.files) as snapshot:
+    with open_checkpoint(path, every_file) as snapshot:
         if settings is None:
             settings = settings_of(snapshot.manifest, trust)
         with unfinished(Path(output), options.overwrite) as folder:
@@ -162,7 +164,7 @@ class _Exporter:
 
     def __init__(
         self,
-        snapshot: Snapshot,
+        snapshot: Checkpoint,
         settings: dict[str, Any],
         options: Export,
         folder: Path,
@@ -208,8 +210,7 @@ class _Exporter:
             self._write_tables(writer, chosen)
             files = writer.finish()
         artefact = self._finish(writer, files, report)
-        size = sum(int(entry["bytes"]) for entry in artefact.files.values())
-        return {"name": self.name, "bytes": size, **report}
+        return {"name": self.name, "bytes": artefact.bytes, **report}
 
     def _model(self) -> nn.Module:
         return build.build_model(self.settings)
@@ -266,17 +267,17 @@ class _Exporter:
 
     def _finish(
         self, writer: RowWriter, files: dict[str, Mapping[str, Any]], report: dict[str, Any]
-    ) -> Artefact:
+    ) -> ArtefactManifest:
         """Write the small files and the manifest."""
         manifest = self.snapshot.manifest
-        files[DENSE] = write_file(self.folder, DENSE, dense_bytes(self.dense))
+        files[DENSE] = self._written(DENSE, dense_bytes(self.dense))
         example = self._example()
-        files[EXAMPLE] = write_file(self.folder, EXAMPLE, example_bytes(example))
+        files[EXAMPLE] = self._written(EXAMPLE, example_bytes(example))
         schema = schema_from(self.settings)
         info: dict[str, Any] = {
             "name": self.name,
             "made": _made(self.snapshot),
-            "metrics": {k: v if math.isfinite(v) else None for k, v in manifest.metrics.items()},
+            "metrics": manifest.metrics,
             "features": {
                 "dense": list(schema.dense),
                 "sparse": list(schema.sparse),
@@ -289,16 +290,19 @@ class _Exporter:
             "config": {**manifest.config, **{key: self.settings[key] for key in OF_THE_MODEL}},
             "report": report,
         }
-        artefact = Artefact(self.folder, info, tuple(writer.tables), files)
-        model = meta_model(artefact, self.settings)
+        described = ArtefactManifest(self.folder, info, tuple(writer.tables), files)
+        artefact = Artefact.of(described)
+        model = meta_model(described, self.settings)
         one_rank(model, torch.device("cpu"), mapped_tables(artefact).make_store)
         load_dense(artefact, model)
         batch = raw_rows_of(self.settings).batch(example)
         info["logits"] = self._logits(model, batch)
-        info["compiled"] = self._compiled(artefact, model, files, batch)
-        text = to_json(info, artefact.tables, files)
-        write_file(self.folder, MANIFEST, text.encode())
-        return artefact
+        info["compiled"] = self._compiled(described, model, files, batch)
+        self._written(MANIFEST, to_json(described).encode())
+        return described
+
+    def _written(self, file: str, content: bytes) -> Mapping[str, Any]:
+        return files_at(self.folder).write(self.folder / file, content)
 
     def _example(self) -> RawTable:
         schema = schema_from(self.settings)
@@ -309,7 +313,7 @@ class _Exporter:
 
     def _compiled(
         self,
-        artefact: Artefact,
+        described: ArtefactManifest,
         model: nn.Module,
         files: dict[str, Mapping[str, Any]],
         batch: Batch,
@@ -322,11 +326,11 @@ class _Exporter:
         console.note("compiling the dense part (half a minute or more; compile=false: without) ...")
         try:
             raw, entry = compile_dense(model, len(schema_from(self.settings).dense))
-            files[COMPILED] = write_file(self.folder, COMPILED, raw)
-            compiled = load_compiled(artefact, entry, model)
+            files[COMPILED] = self._written(COMPILED, raw)
+            compiled = load_compiled(Artefact.of(described), entry, model)
             entry["largest_difference"] = check_compiled(compiled, model, batch)
         except NotCompiled as error:
-            remove(self.folder / "compiled")
+            files_at(self.folder).remove(self.folder / "compiled")
             files.pop(COMPILED, None)
             console.note(f"the artefact has no compiled dense part: {error}")
             return None
@@ -344,7 +348,7 @@ class _Exporter:
         return [float(x) for x in logits.double()]
 
 
-def _made(snapshot: Snapshot) -> dict[str, Any]:
+def _made(snapshot: Checkpoint) -> dict[str, Any]:
     """Return what an artefact was made of and by."""
     manifest = snapshot.manifest
     return {

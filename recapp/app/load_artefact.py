@@ -21,11 +21,12 @@ from recapp.app.check_data import match_trained
 from recapp.app.compose import compose_over, trusting
 from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
 from recapp.inference.mapped_rows import mapped_tables
-from recapp.inference.placed_model import check_same, placed, together
+from recapp.inference.placed_model import placed, together
 from recapp.inference.scorer import Scorer
-from recapp.settings.renamed import with_names_of_today
-from recapp.stored.artefact import Artefact, read_artefact
-from recapp.stored.small_files import read_example
+from recapp.stored.artefact_files import read_example
+from recapp.stored.artefact_manifest import ArtefactManifest
+from recapp.stored.snapshot import Artefact
+from recapp.stored.stored_model import open_artefact
 from recapp.transport.communicator import Comm
 
 
@@ -51,15 +52,16 @@ def load_artefact(
         CheckpointError: Its settings name something that may not be called.
     """
 
-    def read() -> tuple[Artefact, dict[str, Any], nn.Module]:
-        artefact = read_artefact(path)
-        if check_rows and comm.rank == 0:
-            artefact.verify_all()
-        settings = settings_of_artefact(artefact, trust)
-        return artefact, settings, meta_model(artefact, settings)
+    artefact = open_artefact(path, comm)
+    manifest = artefact.manifest
 
-    artefact, settings, model = together(comm, read)
-    check_same(comm, path, artefact.identity)
+    def read() -> tuple[dict[str, Any], nn.Module]:
+        if check_rows and comm.rank == 0:
+            artefact.verify()
+        settings = settings_of_artefact(manifest, trust)
+        return settings, meta_model(manifest, settings)
+
+    settings, model = together(comm, read)
     make_store = together(comm, lambda: mapped_tables(artefact).make_store)
     placed(model, comm, make_store)
     together(comm, lambda: load_dense(artefact, model))
@@ -68,13 +70,13 @@ def load_artefact(
     scorer = Scorer(
         compiled or model,
         raw_rows_of(settings),
-        artefact.entry("name", str),
-        f"{artefact.identity:08x}",
-        info_of(artefact) | {"compiled": compiled is not None},
+        manifest.entry("name", str),
+        f"{manifest.identity:08x}",
+        info_of(manifest) | {"compiled": compiled is not None},
         example,
-        torch.sigmoid(torch.tensor(logits_of(artefact))),
+        torch.sigmoid(torch.tensor(logits_of(manifest))),
     )
-    check_logits(artefact, scorer(scorer.batch(example)))
+    check_logits(manifest, scorer(scorer.batch(example)))
     return scorer
 
 
@@ -83,33 +85,32 @@ def _compiled(artefact: Artefact, model: nn.Module) -> CompiledModel | None:
     noted.
     """
     why = "it was exported without one"
-    if artefact.info.get("compiled") is not None:
+    if artefact.manifest.info.get("compiled") is not None:
         try:
             if next(model.parameters()).device.type != "cpu":
                 raise NotCompiled("it is code for the CPU")
-            return load_compiled(artefact, artefact.entry("compiled", dict), model)
+            return load_compiled(artefact, artefact.manifest.entry("compiled", dict), model)
         except NotCompiled as error:
             why = str(error)
     console.note(
-        f"trust_compiled=true: {console.short_path(artefact.folder)} runs without its compiled "
+        f"trust_compiled=true: {console.short_path(artefact.path)} runs without its compiled "
         f"dense part, by the portable one: {why}"
     )
     return None
 
 
-def settings_of_artefact(artefact: Artefact, trust: Sequence[str] = ()) -> dict[str, Any]:
+def settings_of_artefact(artefact: ArtefactManifest, trust: Sequence[str] = ()) -> dict[str, Any]:
     """Return the settings that an artefact's model was made with, judged.
 
     Raises:
         ArtefactError: They are damaged.
         CheckpointError: They name something that may not be called.
     """
-    stored = with_names_of_today(artefact.entry("config", dict))
-    settings = compose_over(stored, "eval", trusting(trust))
+    settings = compose_over(artefact.config, "eval", trusting(trust))
     return match_trained(settings, artefact.folder, artefact.info, artefact.numbered_rows)
 
 
-def info_of(artefact: Artefact) -> dict[str, Any]:
+def info_of(artefact: ArtefactManifest) -> dict[str, Any]:
     """Return plain facts about an artefact, for people and servers."""
     return {
         "path": str(artefact.folder.absolute()),
@@ -125,5 +126,5 @@ def info_of(artefact: Artefact) -> dict[str, Any]:
             }
             for t in artefact.tables
         ],
-        "bytes": sum(int(entry["bytes"]) for entry in artefact.files.values()),
+        "bytes": artefact.bytes,
     }

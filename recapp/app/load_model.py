@@ -27,9 +27,9 @@ from recapp.engine.sharder import own_device, process_group_of, tables_group
 from recapp.errors import CheckpointError, ConfigError, DataError
 from recapp.inference.placed_model import placed, together
 from recapp.inference.scorer import Scorer
-from recapp.stored.artefact import is_artefact
 from recapp.stored.checkpoint import load_together, read_manifest
-from recapp.stored.manifest import Manifest
+from recapp.stored.checkpoint_manifest import CheckpointManifest
+from recapp.stored.directories import is_artefact
 from recapp.trainer.restored import OF_MODEL, check_state, dense_state, state_must_fit
 from recapp.trainer.stored_tables import StoredTables
 from recapp.transport.choose_transport import make_comm
@@ -139,7 +139,7 @@ def load_on(
     return _scorer(path, model, raw_rows, manifest, _example_of(manifest, raw_rows))
 
 
-def _example_of(manifest: Manifest, raw_rows: RawRows) -> RawTable | None:
+def _example_of(manifest: CheckpointManifest, raw_rows: RawRows) -> RawTable | None:
     """Return the rows that a checkpoint has kept of its data; None where there are none.
 
     Raises:
@@ -162,7 +162,7 @@ def _scorer(
     path: str | Path,
     model: nn.Module,
     raw_rows: RawRows | None,
-    manifest: Manifest,
+    manifest: CheckpointManifest,
     example: RawTable | None = None,
 ) -> Scorer:
     return Scorer(
@@ -175,7 +175,7 @@ def _scorer(
     )
 
 
-def settings_of(manifest: Manifest, trust: Sequence[str] = ()) -> dict[str, Any]:
+def settings_of(manifest: CheckpointManifest, trust: Sequence[str] = ()) -> dict[str, Any]:
     """Return the settings that a checkpoint's model was made with, judged.
 
     Raises:
@@ -186,7 +186,7 @@ def settings_of(manifest: Manifest, trust: Sequence[str] = ()) -> dict[str, Any]
 
 def load_weights(
     path: str | Path, model: nn.Module, comm: Comm, of_model: str = OF_MODEL
-) -> Manifest:
+) -> CheckpointManifest:
     """Fill a model from a checkpoint: this rank's rows of tables, and the dense part. Every rank
     calls it.
 

@@ -12,7 +12,7 @@ from recapp.inference.choose_storage import storage_of
 from recapp.inference.storage import QUANTIZE
 from recapp.planner.serving import fewest_ranks, stored_as
 from recapp.planner.topology import Topology
-from recapp.stored.artefact import read_artefact
+from recapp.stored.stored_model import open_artefact
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup
@@ -56,7 +56,7 @@ def _tables_of(path: str) -> tuple[list[EmbeddingConfig], list[TableLookup]]:
     """Return the tables of an artefact as they are stored, and what reads them. Dynamic ones have
     the rows that exist.
     """
-    artefact = read_artefact(path)
+    artefact = open_artefact(path).manifest
     model = meta_model(artefact, settings_of_artefact(artefact))
     count = {t.name: max(t.rows, 1) for t in artefact.tables}
     tables = {

@@ -31,7 +31,9 @@ from recapp.engine.read_only_store import like, values_of
 from recapp.engine.shard_model import embedding_collections
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.storage import values
-from recapp.stored.artefact import Artefact, is_artefact, read_artefact
+from recapp.stored.directories import is_artefact
+from recapp.stored.snapshot import Artefact
+from recapp.stored.stored_model import open_artefact
 from recapp.tables.collections import embedding_lookups
 
 VALIDATION_SHARE = "7/8"  # of generated rows: batches are cut from them, and training needs few
@@ -91,14 +93,14 @@ def served_model(
     """
     artefacts = {}
     if is_artefact(path):
-        artefacts[_storage_of(read_artefact(path))] = path
+        artefacts[_storage_of(open_artefact(path))] = path
     else:
         for width in quantize:
             options = Export(quantize=width, report_rows=0, compile=compiles, name=name)
             artefacts[width] = folder / f"{name}_{width}"
             export_model(path, artefacts[width], options)
-    artefact = read_artefact(next(iter(artefacts.values())))
-    settings = settings_of_artefact(artefact)
+    artefact = open_artefact(next(iter(artefacts.values())))
+    settings = settings_of_artefact(artefact.manifest)
     return Served(
         name,
         artefacts,
@@ -111,7 +113,7 @@ def served_model(
 
 def _storage_of(artefact: Artefact) -> str:
     """Return how the tables of an artefact are stored, as settings call it."""
-    kinds = {t.storage for t in artefact.tables}
+    kinds = {t.storage for t in artefact.manifest.tables}
     return "none" if kinds == {"fp32"} else kinds.pop() if len(kinds) == 1 else "mixed"
 
 

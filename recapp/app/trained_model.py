@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from recapp.app.check_checkpoint import check_fits_checkpoint
 from recapp.app.check_data import match_checkpoint, match_trained
 from recapp.processes.rank_environment import rank_info
-from recapp.settings.renamed import with_names_of_today
-from recapp.stored.artefact import Artefact, is_artefact, read_artefact
-from recapp.stored.checkpoint import read_manifest
-from recapp.stored.manifest import Manifest
+from recapp.stored.artefact_manifest import ArtefactManifest
+from recapp.stored.checkpoint_manifest import CheckpointManifest
+from recapp.stored.stored_model import read_stored
 
 if TYPE_CHECKING:
     from recapp.app.rank_model import RankModel
@@ -60,9 +59,10 @@ def trained_model(path: str | Path) -> TrainedModel:
         CheckpointError: There is no model, or it is damaged or of a later version.
         ArtefactError: As of a checkpoint, of an artefact.
     """
-    if is_artefact(path):
-        return _Artefact(read_artefact(path))
-    return _Checkpoint(Path(path), read_manifest(path))
+    found = read_stored(path)
+    if isinstance(found, ArtefactManifest):
+        return _Artefact(Path(path), found)
+    return _Checkpoint(Path(path), found)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class _Checkpoint:
     """A checkpoint, whose tables the engine shards by a plan as those of training."""
 
     path: Path
-    manifest: Manifest
+    manifest: CheckpointManifest
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -98,7 +98,8 @@ class _Checkpoint:
 class _Artefact:
     """An artefact, of whose files each rank takes its part."""
 
-    artefact: Artefact
+    path: Path
+    artefact: ArtefactManifest
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -110,7 +111,7 @@ class _Artefact:
         (`_as_scored`).
         """
         artefact = self.artefact
-        composed = compose(with_names_of_today(artefact.entry("config", dict)))
+        composed = compose(artefact.config)
         found = match_trained(composed, artefact.folder, artefact.info, artefact.numbered_rows)
         return _as_scored(found, overrides)
 
@@ -121,17 +122,19 @@ class _Artefact:
         from recapp.app.build_training import build_module
         from recapp.app.rank_model import CheckExample, RankModel
         from recapp.inference.mapped_rows import mapped_tables
-        from recapp.stored.small_files import read_example
+        from recapp.stored.artefact_files import read_example
+        from recapp.stored.stored_model import open_artefact
 
+        artefact = open_artefact(self.path)
         here = rank_info()
         if here is None or here.rank == 0:
-            self.artefact.verify_all()
-        make_store = mapped_tables(self.artefact).make_store
+            artefact.verify()
+        make_store = mapped_tables(artefact).make_store
         strategy = build_strategy(settings, training=False, make_store=make_store)
         plain = dict(settings)
-        module = build_module(settings, lambda: model_to_shard(self.artefact, plain))
-        batch = raw_rows_of(plain).batch(read_example(self.artefact))
-        return RankModel(module, strategy, None, (CheckExample(self.artefact, batch),))
+        module = build_module(settings, lambda: model_to_shard(artefact, plain))
+        batch = raw_rows_of(plain).batch(read_example(artefact))
+        return RankModel(module, strategy, None, (CheckExample(artefact.manifest, batch),))
 
 
 def _as_scored(found: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

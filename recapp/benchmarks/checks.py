@@ -13,7 +13,7 @@ from recapp.benchmarks.workloads import LOOKUPS, WORKLOADS
 from recapp.errors import ConfigError, suggest
 from recapp.inference.storage import QUANTIZE
 from recapp.kernels.backend import backend as make_backend
-from recapp.stored.artefact import is_artefact
+from recapp.stored.directories import is_artefact
 from recapp.tables.config import PoolingType
 from recapp.transport.choose_transport import TRANSPORTS
 

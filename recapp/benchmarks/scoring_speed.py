@@ -38,7 +38,7 @@ from recapp.benchmarks.torchrec_model import no_twin, torchrec_spec, write_batch
 from recapp.dataset.raw_rows import RawTable
 from recapp.inference.scorer import Scorer
 from recapp.sparse.batch import Batch
-from recapp.stored.small_files import example_bytes
+from recapp.stored.artefact_files import example_bytes
 
 T = TypeVar("T")
 BASELINE = "torch"

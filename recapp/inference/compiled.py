@@ -27,7 +27,7 @@ from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.errors import ConfigError
 from recapp.inference.dense_only import DenseOnly, collections_of, example_inputs, looked_up
 from recapp.sparse.batch import Batch
-from recapp.stored.artefact import Artefact
+from recapp.stored.snapshot import Artefact
 
 COMPILED = "compiled/dense.pt2"
 X86 = "x86_64"
@@ -139,10 +139,10 @@ def load_compiled(artefact: Artefact, entry: Mapping[str, Any], model: nn.Module
         raise NotCompiled(f"it needs {', '.join(lacking)}, which this CPU lacks")
     if made_with != _release(torch.__version__):
         raise NotCompiled(f"it was made with torch {made_with}, and this is {torch.__version__}")
-    artefact.verify(file)
+    artefact.check(file)
     with _quiet():
         try:
-            code = torch._inductor.aoti_load_package(str(artefact.folder / file))
+            code = torch._inductor.aoti_load_package(str(artefact.manifest.folder / file))
         except RuntimeError as error:  # no room for its files, no library that it needs, no package
             why = " ".join(str(error).split())
             raise NotCompiled(f"it cannot be loaded here: {why[:200]}") from error

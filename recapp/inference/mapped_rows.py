@@ -10,7 +10,8 @@ from torch import Tensor
 from recapp.engine.read_only_store import Held
 from recapp.inference.held_tables import HeldTable, HeldTables
 from recapp.inference.storage import held, row_bytes
-from recapp.stored.artefact import Artefact, StoredTable
+from recapp.stored.artefact_manifest import StoredTable
+from recapp.stored.snapshot import Artefact
 
 
 def mapped_tables(artefact: Artefact) -> HeldTables:
@@ -24,7 +25,7 @@ def mapped_tables(artefact: Artefact) -> HeldTables:
     keys: dict[str, Tensor] = {}
     tables = {}
     kinds: dict[str, tuple[object, ...]] = {}
-    for t in artefact.tables:
+    for t in artefact.manifest.tables:
         kind = (t.storage, t.dim, t.keys)
         if kinds.setdefault(t.file, kind) != kind:
             raise artefact.damaged(f"table {t.name} is stored otherwise than others of {t.file}")
@@ -52,7 +53,9 @@ def mapped_tables(artefact: Artefact) -> HeldTables:
 
 
 def _files_of(artefact: Artefact) -> list[str]:
-    files = {file for t in artefact.tables for file in (t.file, t.keys) if file is not None}
+    files = {
+        file for t in artefact.manifest.tables for file in (t.file, t.keys) if file is not None
+    }
     return sorted(files)
 
 
@@ -73,9 +76,8 @@ def _keys(artefact: Artefact, file: str, raw: Tensor) -> Tensor:
 
 def _map(artefact: Artefact, file: str) -> Tensor:
     """Return the bytes of a file."""
-    if not artefact.files[file]["bytes"]:
+    if not artefact.manifest.files[file]["bytes"]:
         return torch.empty(0, dtype=torch.uint8)
-    with artefact.open(file) as source:
-        # a private map may be written to, which torch asks of memory that it is given
-        mapped = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_COPY)
+    # a private map may be written to, which torch asks of memory that it is given
+    mapped = mmap.mmap(artefact.opened(file).fileno(), 0, access=mmap.ACCESS_COPY)
     return torch.frombuffer(mapped, dtype=torch.uint8)

@@ -13,7 +13,7 @@ from torch import nn
 
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.shard_model import shard_model
-from recapp.errors import ArtefactError, RankError, RecappError
+from recapp.errors import RankError, RecappError
 from recapp.inference.one_rank import one_rank
 from recapp.planner.serving import serving_plan
 from recapp.planner.topology import Topology
@@ -73,16 +73,6 @@ def together(comm: Comm, step: Callable[[], T]) -> T:
     if failure is not None:
         raise failure
     return made
-
-
-def check_same(comm: Comm, path: object, identity: int) -> None:
-    """Check that all ranks have read the same version of what they load.
-
-    Raises:
-        ArtefactError: It was replaced meanwhile.
-    """
-    if len(set(comm.all_gather(identity))) > 1:
-        raise ArtefactError(f"artefact {path} was replaced while it was loaded: load it again")
 
 
 def _plan(model: nn.Module, comm: Comm, free_W: list[int | None]) -> ShardingPlan | None:

@@ -4,7 +4,6 @@ A file holds the tables of one storage and one number of columns, in the order o
 the order in which the store of a single rank wants them (`recapp/inference/mapped_rows.py`).
 """
 
-import os
 import zlib
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -15,9 +14,10 @@ from typing import Any, BinaryIO
 from torch import Tensor
 
 from recapp.engine.read_only_store import values_of
-from recapp.errors import ArtefactError, CheckpointError
+from recapp.errors import CheckpointError
 from recapp.inference.storage import bytes_of, stored
-from recapp.stored.artefact import StoredTable
+from recapp.stored.artefact_manifest import StoredTable
+from recapp.stored.local_files import files_at
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.initial import start_hash
 
@@ -53,13 +53,12 @@ class RowWriter:
     def __post_init__(self) -> None:
         self._files: dict[str, _File] = {}
         self._stack = ExitStack()
-        (self.folder / "rows").mkdir()
 
     def __enter__(self) -> "RowWriter":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def __exit__(self, *raised: Any) -> None:
+        self._stack.__exit__(*raised)
 
     def add(
         self,
@@ -117,34 +116,15 @@ class RowWriter:
 
     def finish(self) -> dict[str, Mapping[str, Any]]:
         """Write everything to disk, and return size and checksum of each file."""
-        for file in self._files.values():
-            file.out.flush()
-            os.fsync(file.out.fileno())
+        self._stack.close()
         return {name: {"bytes": f.size, "crc32": f"{f.crc:08x}"} for name, f in self._files.items()}
 
     def _file(self, name: str) -> _File:
         if name not in self._files:
-            out = (self.folder / name).open("wb")
+            out = files_at(self.folder).create(self.folder / name)
             self._files[name] = _File(self._stack.enter_context(out))
         return self._files[name]
 
 
 def _refused(table: EmbeddingConfig, first: int, why: str) -> CheckpointError:
     return CheckpointError(f"table {table.name}, rows from {first} on: {why}")
-
-
-def write_file(folder: Path, name: str, content: bytes) -> Mapping[str, Any]:
-    """Write a small file to disk, and return its size and checksum.
-
-    Raises:
-        ArtefactError: It cannot be written.
-    """
-    try:
-        (folder / name).parent.mkdir(exist_ok=True)
-        with open(folder / name, "wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-    except OSError as error:
-        raise ArtefactError(f"{folder / name} cannot be written: {error.strerror}") from error
-    return {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}

@@ -17,7 +17,7 @@ from torch import Tensor
 from recapp.engine.dynamic_blocks import KEYS
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import Block
-from recapp.stored.snapshot import Snapshot
+from recapp.stored.snapshot import Checkpoint
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.dynamic import positions_of
 
@@ -33,7 +33,7 @@ class TrainedTables:
         scratch: A directory for large tables, on the disk that the artefact is written to.
     """
 
-    def __init__(self, snapshot: Snapshot, scratch: Path) -> None:
+    def __init__(self, snapshot: Checkpoint, scratch: Path) -> None:
         self.snapshot = snapshot
         self.scratch = scratch
 

@@ -8,15 +8,14 @@ write the same one, and nothing that is somebody else's is deleted.
 People give their own directories names like served.old, so these are called what nobody calls his.
 """
 
-import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from recapp.errors import ArtefactError, ConfigError
-from recapp.stored.artefact import REPLACED, is_artefact
-from recapp.stored.local_files import beside, recover, remove, sync_folder, take_name
+from recapp.stored.directories import is_artefact
+from recapp.stored.kinds import ARTEFACT
+from recapp.stored.local_files import beside, files_at
 
 UNFINISHED = "recapp-export"
 
@@ -35,18 +34,22 @@ def unfinished(output: Path, overwrite: bool) -> Iterator[Path]:
     """
     if not output.name:
         raise ConfigError(f"output={output}: is no name of a new directory: choose another name")
+    files = files_at(output)
+    folder = beside(output, UNFINISHED)
     try:
-        recover(output, REPLACED)
+        files.recover(output, ARTEFACT.old)
         _check_name(output, overwrite)
-        folder = beside(output, UNFINISHED)
-        with _locked(folder, output):
+        with files.locked(folder) as alone:
+            if not alone:
+                raise ConfigError(
+                    f"output={output}: another export is writing it: wait, or choose another name"
+                )
             try:
                 _check_name(output, overwrite)  # another export may have ended since
                 yield folder
-                sync_folder(folder)
-                take_name(folder, output, REPLACED)
+                files.commit(folder, output, ARTEFACT.old)
             except BaseException:
-                remove(folder)
+                files.remove(folder)
                 raise
     except OSError as error:
         why = error.strerror or " ".join(str(error).split())
@@ -59,7 +62,7 @@ def _check_name(output: Path, overwrite: bool) -> None:
     Raises:
         ConfigError: It is not.
     """
-    if not os.path.lexists(output):
+    if not files_at(output).taken(output):
         return
     if not is_artefact(output):
         raise ConfigError(f"output={output}: exists and is no artefact: choose another name")
@@ -67,32 +70,3 @@ def _check_name(output: Path, overwrite: bool) -> None:
         raise ConfigError(
             f"output={output}: there is an artefact: set overwrite=true, or choose another name"
         )
-
-
-@contextmanager
-def _locked(folder: Path, output: Path) -> Iterator[None]:
-    """Make a directory, empty it, and hold it for this process inside of the `with`.
-
-    Raises:
-        ConfigError: Another process holds it.
-        OSError: It cannot be made.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    held = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            alone = folder.exists() and os.path.samestat(os.fstat(held), folder.stat())
-        except BlockingIOError:
-            alone = False
-        except OSError:  # some network file systems have no locks
-            alone = True
-        if not alone:
-            raise ConfigError(
-                f"output={output}: another export is writing it: wait, or choose another name"
-            )
-        for path in folder.iterdir():
-            remove(path)
-        yield
-    finally:
-        os.close(held)

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from recapp.errors import CheckpointError, suggest
 from recapp.sharding.layout import Block, copy_rows, overlap
+from recapp.stored.local_files import files_at
 from recapp.stored.rectangles import (
     DTYPES,
     StoredBlock,
@@ -103,7 +104,7 @@ def write_blocks(folder: Path, file: str, blocks: Iterable[Block]) -> list[Store
     head += b" " * (-len(head) % LENGTH_BYTES)
     base = LENGTH_BYTES + len(head)
     stored = []
-    with open(folder / file, "wb") as out:
+    with files_at(folder).create(folder / file) as out:
         out.write(len(head).to_bytes(LENGTH_BYTES, "little") + head)
         for (b, rows), (begin, end) in zip(parts, spans, strict=True):
             part = b.data[rows.start - b.rows.start : rows.stop - b.rows.start].detach().cpu()
@@ -127,8 +128,6 @@ def write_blocks(folder: Path, file: str, blocks: Iterable[Block]) -> list[Store
                     zlib.crc32(raw),
                 )
             )
-        out.flush()
-        os.fsync(out.fileno())
     return stored
 
 

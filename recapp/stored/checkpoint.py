@@ -17,48 +17,38 @@ together. Each rank can load by itself; it opens all files that it needs at once
 (`recapp/stored/snapshot.py`). What is loaded has been compared with its checksum.
 """
 
-import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from recapp.errors import CheckpointError, RankError, suggest
+from recapp.errors import CheckpointError, RankError
 from recapp.sharding.layout import Block
 from recapp.stored.block_files import NOT_SAVED, WEIGHT, is_finite, sources_of, write_blocks
-from recapp.stored.local_files import (
-    MANIFEST,
-    beside,
-    current_path,
-    link,
-    links_to,
-    recover,
-    remove,
-    sync_folder,
-    take_name,
-)
-from recapp.stored.manifest import META, ROW_ORDERS, Manifest, to_json
-from recapp.stored.meta_file import crc32_of, write_meta
+from recapp.stored.checkpoint_manifest import META, ROW_ORDERS, CheckpointManifest
+from recapp.stored.directories import is_checkpoint
+from recapp.stored.kinds import MANIFEST
+from recapp.stored.local_files import TMP, beside, files_at
+from recapp.stored.manifest import to_json
+from recapp.stored.meta_file import write_meta
 from recapp.stored.rectangles import StoredBlock, check_tiling
 from recapp.stored.snapshot import (
-    NoCheckpoint,
-    Snapshot,
-    Wanted,
+    Checkpoint,
+    every_file,
+    no_file,
     open_snapshot,
     open_together,
     refuse_together,
 )
 from recapp.transport.communicator import Comm
 
-T = TypeVar("T")
+Wanted = Callable[[CheckpointManifest], Iterable[str]]
+"""A function that returns the names of the checkpoint's files that a reader wants to open."""
 
-LEVELS = 6  # of directories that are looked through: sweeps/DATE/TIME/JOB/checkpoints/NAME.ckpt
-MOST_ENTRIES = 20_000  # that are looked at on the way: some tenths of a second
+T = TypeVar("T")
 
 
 # ---- writing
@@ -94,7 +84,7 @@ def write_checkpoint(
         RankError: Another rank could not write.
     """
     path = Path(path).absolute()
-    unfinished = beside(path, "tmp")
+    unfinished = beside(path, TMP)
     first = comm.rank == 0
     try:
         _together(
@@ -109,7 +99,8 @@ def write_checkpoint(
         )
     except Exception:
         if first:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            with suppress(OSError):
+                files_at(path).remove(unfinished)
         raise
 
 
@@ -166,13 +157,21 @@ def _prepare(path: Path, unfinished: Path, parameters: Mapping[str, Tensor]) -> 
     for name, values in parameters.items():
         if not is_finite(values.detach()):
             raise CheckpointError(f"{name}: {NOT_SAVED}")
-    recover(path)
-    if os.path.lexists(path) and not is_checkpoint(path):
+    files_at(path).recover(path)
+    _check_name(path)
+    files_at(path).empty(unfinished)
+
+
+def _check_name(path: Path) -> None:
+    """Check that a name is free or a checkpoint's.
+
+    Raises:
+        CheckpointError: Something else has it.
+    """
+    if files_at(path).taken(path) and not is_checkpoint(path):
         raise CheckpointError(
             f"{path} exists and is no checkpoint: move it away or save under another name"
         )
-    remove(unfinished)
-    unfinished.mkdir(parents=True)
 
 
 def _finish(
@@ -183,26 +182,16 @@ def _finish(
     manifest: Mapping[str, Any],
 ) -> None:
     """Write the plain part and the manifest, and give the save its final name."""
-    write_meta(unfinished / META, meta)
     files: dict[str, dict[str, Any]] = {
         file: {"bytes": (unfinished / file).stat().st_size}
         for file in sorted({s.file for s in stored})
     }
-    with open(unfinished / META, "rb") as source:
-        files[META] = {"bytes": (unfinished / META).stat().st_size, "crc32": crc32_of(source)}
-    whole = Manifest(unfinished, dict(manifest), tuple(stored), files)
+    files[META] = write_meta(unfinished / META, meta)
+    whole = CheckpointManifest(unfinished, dict(manifest), tuple(stored), files)
     for of_tensor in whole.tensors.values():
         check_tiling(of_tensor)
-    _write_synced(unfinished / MANIFEST, to_json(whole).encode())
-    sync_folder(unfinished)
-    take_name(unfinished, path)
-
-
-def _write_synced(file: Path, content: bytes) -> None:
-    with open(file, "wb") as out:
-        out.write(content)
-        out.flush()
-        os.fsync(out.fileno())
+    files_at(path).write(unfinished / MANIFEST, to_json(whole).encode())
+    files_at(path).commit(unfinished, path)
 
 
 def link_checkpoint(path: str | Path, target: str | Path) -> None:
@@ -216,19 +205,17 @@ def link_checkpoint(path: str | Path, target: str | Path) -> None:
     path = Path(path)
     if path.absolute() == Path(target).absolute():
         return  # a link to itself would lead nowhere
-    if os.path.lexists(path) and not path.is_symlink() and not is_checkpoint(path):
-        raise CheckpointError(
-            f"{path} exists and is no checkpoint: move it away or save under another name"
-        )
-    link(path, Path(target))
+    if not path.is_symlink():
+        _check_name(path)
+    files_at(path).link(path, Path(target))
 
 
 # ---- reading
 
 
 def open_checkpoint(
-    path: str | Path, wanted: Wanted = lambda manifest: (), comm: Comm | None = None
-) -> Snapshot:
+    path: str | Path, wanted: Wanted = no_file, comm: Comm | None = None
+) -> Checkpoint:
     """Open a checkpoint; what is open stays whole, even if it is replaced meanwhile.
 
     Args:
@@ -240,15 +227,12 @@ def open_checkpoint(
     Raises:
         CheckpointError: There is no checkpoint, or it is incomplete, damaged or of a later version.
     """
-    try:
-        return (
-            open_together(Path(path), wanted, comm) if comm else open_snapshot(Path(path), wanted)
-        )
-    except NoCheckpoint as error:
-        raise CheckpointError(_why_none(Path(path), current_path(Path(path)))) from error
+    if comm:
+        return open_together(Path(path), Checkpoint, wanted, comm)
+    return open_snapshot(Path(path), Checkpoint, wanted)
 
 
-def read_manifest(path: str | Path) -> Manifest:
+def read_manifest(path: str | Path) -> CheckpointManifest:
     """Return the manifest of a checkpoint.
 
     Of its other files it is only checked that they are there and have their sizes.
@@ -258,24 +242,6 @@ def read_manifest(path: str | Path) -> Manifest:
     """
     with open_checkpoint(path) as snapshot:
         return snapshot.manifest
-
-
-def _why_none(path: Path, folder: Path) -> str:
-    """Return why a path is no checkpoint, with the name of one that may have been meant."""
-    if folder.is_dir():
-        try:
-            below = [str(p) for p in find_checkpoints(folder)]
-        except OSError:  # a directory has gone meanwhile: there is no hint
-            below = []
-        hint = f"; below it there is {below[-1]}" if below else ""
-        return (
-            f"{path} is no checkpoint, or an incomplete one: it has no {MANIFEST}, which is "
-            f"written last{hint}"
-        )
-    if folder.is_file():
-        return f"{path} is a file: a checkpoint of recapp is a directory with a {MANIFEST}"
-    beside = [p.name for p in path.parent.glob("*.ckpt")] if path.parent.is_dir() else []
-    return f"there is no checkpoint {path}" + (f": {suggest(path.name, beside)}" if beside else "")
 
 
 def read_meta(path: str | Path) -> dict[str, Any]:
@@ -319,10 +285,10 @@ def load_blocks(path: str | Path, blocks: Iterable[Block]) -> None:
 
 def load_together(
     path: str | Path,
-    blocks_of: Callable[[Manifest], Iterable[Block]],
+    blocks_of: Callable[[CheckpointManifest], Iterable[Block]],
     parameters: Iterable[str],
     comm: Comm,
-) -> tuple[Manifest, dict[str, Any]]:
+) -> tuple[CheckpointManifest, dict[str, Any]]:
     """Load the same version of a checkpoint into the blocks of all ranks.
 
     Every rank calls it; all return or all raise.
@@ -346,7 +312,7 @@ def load_together(
     meta = dict[str, Any]()
     failure = None
 
-    def wanted(manifest: Manifest) -> Iterable[str]:
+    def wanted(manifest: CheckpointManifest) -> Iterable[str]:
         held[:] = blocks_of(manifest)
         return files_of(held)(manifest)
 
@@ -394,7 +360,7 @@ def load_table(path: str | Path, table: str, tensor: str = WEIGHT) -> Tensor:
         CheckpointError: The table or tensor is not in the checkpoint.
     """
 
-    def all_of_it(manifest: Manifest) -> Iterable[str]:
+    def all_of_it(manifest: CheckpointManifest) -> Iterable[str]:
         return {s.file for s in manifest.tensors.get((table, tensor), ())}
 
     with open_checkpoint(path, all_of_it) as snapshot:
@@ -420,47 +386,11 @@ def verify(path: str | Path) -> int:
     Raises:
         CheckpointError: Something is missing or damaged; the text names it.
     """
-    with open_checkpoint(path, lambda manifest: manifest.files) as snapshot:
+    with open_checkpoint(path, every_file) as snapshot:
         return snapshot.verify()
 
 
-# ---- directories
-
-
-def is_checkpoint(path: str | Path) -> bool:
-    """Return whether a path leads to a whole checkpoint; a killed save leaves none."""
-    return (current_path(Path(path)) / MANIFEST).is_file()
-
-
-def find_checkpoints(folder: str | Path) -> list[Path]:
-    """Return the checkpoints below a directory, oldest first; links to others are left out. It
-    looks as deep as sweeps write, and at `MOST_ENTRIES`, so that a home directory takes no minutes.
-    """
-    found = {
-        p.with_suffix("") if p.suffix == ".old" else p
-        for p in _below(Path(folder))
-        if p.name.endswith((".ckpt", ".ckpt.old"))
-    }
-    held = {p: os.path.realpath(current_path(p)) for p in found if is_checkpoint(p)}
-    own = {real for p, real in held.items() if not p.is_symlink()}
-    named = [p for p, real in held.items() if not p.is_symlink() or real not in own]
-    return sorted(named, key=lambda p: ((current_path(p) / MANIFEST).stat().st_mtime_ns, p.name))
-
-
-def _below(folder: Path) -> Iterator[Path]:
-    """Yield what lies below a directory, level by level; not what checkpoints hold."""
-    level = [folder]
-    left = MOST_ENTRIES
-    for _ in range(LEVELS):
-        directories = []
-        for directory in level:
-            with suppress(OSError), os.scandir(directory) as entries:
-                for entry in islice(entries, left):
-                    left -= 1
-                    yield Path(entry)
-                    if not entry.name.endswith(".ckpt") and entry.is_dir():
-                        directories.append(Path(entry))
-        level = directories
+# ---- removing
 
 
 def remove_checkpoint(path: str | Path, instead: str | Path | None = None) -> None:
@@ -476,19 +406,16 @@ def remove_checkpoint(path: str | Path, instead: str | Path | None = None) -> No
             is given instead.
     """
     path = Path(path)
-    if os.path.lexists(path) and not path.is_symlink() and not is_checkpoint(path):
+    files = files_at(path)
+    if files.taken(path) and not path.is_symlink() and not is_checkpoint(path):
         raise CheckpointError(f"{path} is no checkpoint and was not removed")
-    recover(path)
-    if not os.path.lexists(path):
+    files.recover(path)
+    if not files.taken(path):
         return
-    for name in () if path.is_symlink() else links_to(path):
-        if instead is None or os.path.realpath(instead) == os.path.realpath(path):
+    for name in () if path.is_symlink() else files.links_to(path):
+        if instead is None or files.same(Path(instead), path):
             raise CheckpointError(
                 f"{path} is what {name} leads to and was not removed: remove {name.name} first"
             )
-        link(name, Path(instead))
-    # renamed before it is deleted: half of a directory must not be taken for a whole one
-    aside = beside(path, "tmp")
-    remove(aside)
-    path.rename(aside)
-    remove(aside)
+        files.link(name, Path(instead))
+    files.delete(path)

@@ -1,119 +1,316 @@
-"""Names of checkpoints: given in one rename, never lost, and cleared of what killed saves have
-left.
+"""Everything that stored models do with a file system; local disks are the only one today.
 
-    step_000020.ckpt/                a checkpoint
+    step_000020.ckpt/                a stored model: a directory, named when it is whole
     last.ckpt -> step_000020.ckpt    a link to one, replaced in one rename
-    last.ckpt -> last.ckpt.000027    a link to a state that has no other name
+    last.ckpt -> last.ckpt.000027    a link to a directory that has no other name
     a.ckpt.tmp                       is being written or deleted
     a.ckpt.old                       had the name a.ckpt until a moment ago; readers look here, too
 
-A directory cannot be replaced in one rename, so a directory that has the name already is renamed to
-`.old` first. It is not lost if the process is killed between those two renames.
+A directory cannot be replaced in one rename, so a directory that has the name already is renamed
+first. It is not lost if the process is killed between those two renames.
+
+Writers use `empty`, `create`, `write` and `commit`; readers use `current` and `pin`, which keeps a
+version readable after its name was given to another. A store of another kind is a class with these
+methods, in a file of its own, which `files_at` returns for its paths. Files that it opens are on
+this machine (`fileno` works), as rows are mapped.
 """
 
+import fcntl
+import io
 import os
 import re
 import shutil
+import stat
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
+from typing import Any, BinaryIO
 
-MANIFEST = "manifest.json"  # of a checkpoint; written last
-# more than a million blocks need; a file of any size must not fill the memory
-MANIFEST_BYTES = 2**30
+from recapp.errors import RecappError
+from recapp.stored.kinds import Kind
+
 OLD = "old"
+TMP = "tmp"
 _LEFT_BEHIND = re.compile(r".+\.ckpt\.(?:tmp|old|\d+(?:-\d+)?(?:\.tmp|\.old)?)")
 
 
 def beside(path: Path, suffix: str) -> Path:
-    """Return the name of a checkpoint while it is written ("tmp") or replaced ("old")."""
+    """Return the name of a directory while it is written ("tmp") or replaced ("old")."""
     return path.with_name(f"{path.name}.{suffix}")
 
 
-def current_path(path: Path, old: str = OLD) -> Path:
-    """Return where a checkpoint is, also when its writer was killed between two renames.
+class Files:
+    """The files of stored models on local disks, those that all ranks share included."""
 
-    Args:
-        path: Its name.
-        old: What its name ends in between those renames.
-    """
-    named = [p for p in (Path(os.path.abspath(path)), Path(os.path.realpath(path))) if p.name]
-    asides = [beside(p, old) for p in named]  # a path such as "." has a name only when it is whole
-    return next((p for p in (path, *asides) if p.exists()), path)
+    # ---- reading
 
+    def current(self, path: Path, old: str = OLD) -> Path:
+        """Return where a directory is, also when its writer was killed between two renames.
 
-def recover(path: Path, old: str = OLD) -> None:
-    """Give a checkpoint its name back that a killed writer has left as `.old`, or delete that."""
-    aside = beside(path, old)
-    if not os.path.lexists(path) and os.path.lexists(aside):
-        aside.rename(path)
-    remove(aside)
+        Args:
+            path: Its name.
+            old: The suffix of its name between those renames.
+        """
+        named = [p for p in (Path(os.path.abspath(path)), Path(os.path.realpath(path))) if p.name]
+        asides = [beside(p, old) for p in named]  # "." has a name only when it is made absolute
+        return next((p for p in (path, *asides) if p.exists()), path)
 
+    def pin(self, folder: Path) -> "Pinned":
+        """Open a directory, so that its files can be opened whatever its name leads to afterwards.
 
-def take_name(new: Path, path: Path, old: str = OLD) -> None:
-    """Give a directory or a link the name `path`; what had that name is deleted afterwards.
+        Raises:
+            OSError: There is no such directory.
+        """
+        return Pinned(folder, os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
 
-    A link replaces a link in one rename. Anything else is renamed to `.old` for a moment.
-    """
-    aside = beside(path, old)
-    if os.path.lexists(path) and not (path.is_symlink() and new.is_symlink()):
+    def version(self, folder: Path) -> tuple[int, ...]:
+        """Return numbers that are equal while a name leads to one directory that nobody changes."""
+        with suppress(OSError):
+            found = os.stat(folder)
+            return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+        return ()
+
+    def taken(self, path: Path) -> bool:
+        """Return whether anything has this name, be it a link that leads nowhere."""
+        return os.path.lexists(path)
+
+    def links_to(self, path: Path) -> list[Path]:
+        """Return the links to a directory that lie beside it."""
+        names = [p for p in path.parent.glob("*.ckpt") if p.is_symlink()]
+        return [p for p in names if self.same(p, path)]
+
+    def same(self, one: Path, other: Path) -> bool:
+        """Return whether two names lead to one directory."""
+        return os.path.realpath(one) == os.path.realpath(other)
+
+    def below(self, folder: Path, levels: int, most: int) -> Iterator[Path]:
+        """Yield what lies below a directory, level by level; not what stored models hold.
+
+        Args:
+            folder: The directory.
+            levels: How many levels of directories are listed.
+            most: The number of entries that are looked at, after which it ends.
+        """
+        level = [folder]
+        left = most
+        for _ in range(levels):
+            directories = []
+            for directory in level:
+                with suppress(OSError), os.scandir(directory) as entries:
+                    for entry in islice(entries, left):
+                        left -= 1
+                        yield Path(entry)
+                        if not entry.name.endswith(".ckpt") and entry.is_dir():
+                            directories.append(Path(entry))
+            level = directories
+
+    # ---- writing
+
+    def empty(self, folder: Path) -> None:
+        """Make an empty directory, in place of whatever has its name."""
+        self.remove(folder)
+        folder.mkdir(parents=True)
+
+    @contextmanager
+    def create(self, file: Path) -> Iterator[BinaryIO]:
+        """Yield a new file to write to, which is on the disk when the `with` ends without an error.
+
+        Its directory is made where it is missing.
+        """
+        file.parent.mkdir(exist_ok=True)
+        with open(file, "wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+
+    def write(self, file: Path, content: bytes) -> dict[str, Any]:
+        """Write a small file, and return its size and checksum as manifests have them."""
+        with self.create(file) as out:
+            out.write(content)
+        return {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
+
+    def commit(self, folder: Path, path: Path, old: str = OLD) -> None:
+        """Give a directory that is whole its name; what had the name is deleted afterwards."""
+        self.sync(folder)
+        self._take_name(folder, path, old)
+
+    def link(self, path: Path, target: Path) -> None:
+        """Make `path` a link to a directory of the same file system, over an earlier link."""
+        self.recover(path)
+        new = beside(path, TMP)
+        self.remove(new)
+        new.symlink_to(os.path.relpath(target, path.parent))
+        self._take_name(new, path, OLD)
+
+    def _take_name(self, new: Path, path: Path, old: str) -> None:
+        """Give a directory or a link the name `path`.
+
+        A link replaces a link in one rename. Anything else is renamed for a moment.
+        """
+        aside = beside(path, old)
+        if os.path.lexists(path) and not (path.is_symlink() and new.is_symlink()):
+            path.rename(aside)
+        new.rename(path)
+        self.sync(path.parent)
+        self.remove(aside)
+
+    def recover(self, path: Path, old: str = OLD) -> None:
+        """Give a directory its name back that a killed writer has left beside it, or delete it."""
+        aside = beside(path, old)
+        if not os.path.lexists(path) and os.path.lexists(aside):
+            aside.rename(path)
+        self.remove(aside)
+
+    def new_version(self, path: Path, number: int) -> Path:
+        """Return a free name for the directory that `path` is going to be a link to.
+
+        Args:
+            path: The name of the link.
+            number: The training step, which the new name contains.
+        """
+        again = ("", *(f"-{i}" for i in range(1, 1000)))
+        names = (beside(path, f"{number:06d}{suffix}") for suffix in again)
+        return next(name for name in names if not os.path.lexists(name))
+
+    def clean_up(self, folder: Path) -> None:
+        """Delete what killed saves have left in a directory, and versions that no link leads to."""
+        for path in sorted(folder.glob("*.ckpt.old")):
+            self.recover(path.with_suffix(""))
+        needed = {os.path.realpath(p) for p in folder.glob("*.ckpt") if p.is_symlink()}
+        here = Path(os.path.realpath(folder))
+        for path in here.glob("*.ckpt.*"):
+            if _LEFT_BEHIND.fullmatch(path.name) and str(path) not in needed:
+                self.remove(path)
+
+    def sync(self, folder: Path) -> None:
+        """Write a directory's names to disk: files that are synced may still lose a rename with the
+        power.
+        """
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def remove(self, path: Path) -> None:
+        """Delete a directory, a file, a link or nothing."""
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+    def delete(self, path: Path) -> None:
+        """Delete a stored model, never leaving half of it under its name."""
+        aside = beside(path, TMP)
+        self.remove(aside)
         path.rename(aside)
-    new.rename(path)
-    sync_folder(path.parent)
-    remove(aside)
+        self.remove(aside)
+
+    @contextmanager
+    def locked(self, folder: Path) -> Iterator[bool]:
+        """Make an empty directory that this process holds; yield False where another holds it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        held = os.open(folder, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                alone = folder.exists() and os.path.samestat(os.fstat(held), folder.stat())
+            except BlockingIOError:
+                alone = False
+            except OSError:  # some network file systems have no locks
+                alone = True
+            for path in folder.iterdir() if alone else ():
+                self.remove(path)
+            yield alone
+        finally:
+            os.close(held)
 
 
-def link(path: Path, target: Path) -> None:
-    """Make `path` a link to a checkpoint of the same file system, over an earlier link."""
-    recover(path)
-    new = beside(path, "tmp")
-    remove(new)
-    new.symlink_to(os.path.relpath(target, path.parent))
-    take_name(new, path)
-
-
-def links_to(path: Path) -> list[Path]:
-    """Return the links to a checkpoint that lie beside it."""
-    names = [p for p in path.parent.glob("*.ckpt") if p.is_symlink()]
-    return [p for p in names if os.path.realpath(p) == os.path.realpath(path)]
-
-
-def new_version(path: Path, number: int) -> Path:
-    """Return a free name for the directory that `path` is going to be a link to.
+class Pinned:
+    """A directory that is open: its files can be opened though its name leads elsewhere by now.
 
     Args:
-        path: The name of the link.
-        number: The training step, which the new name contains.
+        folder: Its name, for people.
+        handle: The open directory, which `close` closes.
     """
-    names = (
-        beside(path, f"{number:06d}{again}") for again in ("", *(f"-{i}" for i in range(1, 1000)))
-    )
-    return next(name for name in names if not os.path.lexists(name))
+
+    def __init__(self, folder: Path, handle: int) -> None:
+        self.folder = folder
+        self._handle = handle
+
+    def close(self) -> None:
+        """Close the directory; files that were opened stay open."""
+        os.close(self._handle)
+
+    def open(self, file: str, kind: Kind) -> BinaryIO:
+        """Open a regular file; a pipe would wait for a writer.
+
+        Args:
+            file: Its path in the directory.
+            kind: What the directory is, for errors, those of later reads included.
+
+        Raises:
+            FileNotFoundError: There is none.
+            RecappError: It cannot be read; the class is that of `kind`.
+        """
+        name = self.folder / file
+        try:
+            descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK, dir_fd=self._handle)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise kind.error(f"{name} cannot be read: {error.strerror}") from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise kind.error(f"{name} is no file of {kind.article} {kind.name}")
+        return io.BufferedReader(_StoredFile(descriptor, name, kind.error))
+
+    def size(self, file: str) -> int | None:
+        """Return the bytes of a regular file; None where there is none."""
+        with suppress(OSError):
+            found = os.stat(file, dir_fd=self._handle)
+            return found.st_size if stat.S_ISREG(found.st_mode) else -1
+        return None
 
 
-def clean_up(folder: Path) -> None:
-    """Delete what killed saves have left in a directory, and versions that no link leads to."""
-    for path in sorted(folder.glob("*.ckpt.old")):
-        recover(path.with_suffix(""))
-    needed = {os.path.realpath(p) for p in folder.glob("*.ckpt") if p.is_symlink()}
-    here = Path(os.path.realpath(folder))
-    for path in here.glob("*.ckpt.*"):
-        if _LEFT_BEHIND.fullmatch(path.name) and str(path) not in needed:
-            remove(path)
+class _StoredFile(io.FileIO):
+    """An open file whose errors of reading name it: a disk that fails in the middle is one line."""
+
+    def __init__(self, descriptor: int, path: Path, error: type[RecappError]) -> None:
+        super().__init__(descriptor, "rb")
+        self._path = path
+        self._error = error
+
+    def readinto(self, buffer: Any) -> int | None:
+        try:
+            return super().readinto(buffer)
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def readall(self) -> bytes:
+        try:
+            return super().readall()
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: OSError) -> RecappError:
+        return self._error(f"{self._path} cannot be read: {error.strerror}")
 
 
-def sync_folder(folder: Path) -> None:
-    """Write a directory's names to disk: files that are synced may still lose a rename with the
-    power.
-    """
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def crc32_of(source: BinaryIO) -> str:
+    """Return the checksum of a whole open file, as manifests have it: eight hex digits."""
+    source.seek(0)
+    found = 0
+    while raw := source.read(1 << 20):
+        found = zlib.crc32(raw, found)
+    return f"{found:08x}"
 
 
-def remove(path: Path) -> None:
-    """Delete a directory, a file, a link or nothing."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+LOCAL = Files()
+
+
+def files_at(path: Path) -> Files:
+    """Return the file system that has a path."""
+    return LOCAL

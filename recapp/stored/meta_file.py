@@ -11,7 +11,6 @@ holds.
 import os
 import pickletools
 import zipfile
-import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from recapp.errors import CheckpointError
+from recapp.stored.local_files import crc32_of, files_at
 from recapp.stored.plain_types import plain
 
 _DTYPES = {str(v).removeprefix("torch.") for v in vars(torch).values() if type(v) is torch.dtype}
@@ -40,8 +40,10 @@ _ASKED_FOR = {
 """The names that a pickle of plain values and dense tensors asks for."""
 
 
-def write_meta(file: Path, meta: Mapping[str, Any]) -> None:
+def write_meta(file: Path, meta: Mapping[str, Any]) -> dict[str, Any]:
     """Write values in plain types, and read them back: what cannot be read is an error now.
+
+    Return the size and checksum of the file.
 
     Args:
         file: The file to write.
@@ -51,21 +53,11 @@ def write_meta(file: Path, meta: Mapping[str, Any]) -> None:
         CheckpointError: Something in it cannot be made plain.
         OSError: There is no space or no permission.
     """
-    with open(file, "wb") as out:
+    with files_at(file).create(file) as out:
         torch.save(plain(meta), out)
-        out.flush()
-        os.fsync(out.fileno())
     with open(file, "rb") as source:
         read_meta(source, file)
-
-
-def crc32_of(source: BinaryIO) -> str:
-    """Return the checksum of a whole open file, as the manifest has it: eight hex digits."""
-    source.seek(0)
-    found = 0
-    while raw := source.read(1 << 20):
-        found = zlib.crc32(raw, found)
-    return f"{found:08x}"
+        return {"bytes": os.fstat(source.fileno()).st_size, "crc32": crc32_of(source)}
 
 
 def read_meta(source: BinaryIO, file: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A checkpoint open for reading: what was opened stays whole, whatever happens to its name
+"""A stored model open for reading: what was opened stays whole, whatever happens to its name
 afterwards.
 
     name -> directory handle -> manifest.json -> the files that are wanted, all opened at once
@@ -9,96 +9,152 @@ handle every file it will want. Where the directory was deleted meanwhile, it st
 name.
 """
 
-import os
-import stat
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar, Generic, Self, TypeVar
 
-from recapp.errors import CheckpointError, RankError
+from recapp.errors import RankError, RecappError
 from recapp.sharding.layout import Block
+from recapp.stored import artefact_manifest, checkpoint_manifest
+from recapp.stored.artefact_manifest import COMPILED, ArtefactManifest
 from recapp.stored.block_files import Sources, check_bytes, fill_blocks, sources_of
-from recapp.stored.local_files import MANIFEST, MANIFEST_BYTES, current_path
-from recapp.stored.manifest import META, Manifest, from_json
-from recapp.stored.meta_file import crc32_of, read_meta
+from recapp.stored.checkpoint_manifest import META, CheckpointManifest
+from recapp.stored.directories import why_none
+from recapp.stored.kinds import ARTEFACT, CHECKPOINT, MANIFEST, Kind
+from recapp.stored.local_files import Pinned, crc32_of, files_at
+from recapp.stored.manifest import Manifest
+from recapp.stored.meta_file import read_meta
 from recapp.stored.rectangles import check_tiling
-from recapp.stored.stored_file import stored_file
 from recapp.transport.communicator import Comm
 
-ATTEMPTS = 100  # to open a checkpoint whose name is given to other directories again and again
+ATTEMPTS = 100  # to open a model whose name is given to other directories again and again
 
-Wanted = Callable[[Manifest], Iterable[str]]
-"""A function that returns the names of the checkpoint's files that a reader wants to open."""
+M = TypeVar("M", bound=Manifest)
 
 
-class Snapshot:
-    """One version of a checkpoint, open for reading; a context manager.
+class Snapshot(Generic[M]):
+    """One version of a stored model, open for reading until it is left (`with`) or dropped.
 
     Args:
-        path: The checkpoint, by the name that the caller uses.
-        wanted: Selects the files to be opened.
+        path: The model, by the name that the caller uses.
+        pinned: Its directory, which is closed with it.
+        manifest: Its manifest.
+        wanted: The files to be opened.
 
     Raises:
-        CheckpointError: There is no checkpoint, or it is incomplete, damaged or of a later version.
+        RecappError: It is incomplete, or a file cannot be read.
     """
 
-    def __init__(self, path: Path, wanted: Wanted) -> None:
+    kind: ClassVar[Kind]
+
+    def __init__(self, path: Path, pinned: Pinned, manifest: M, wanted: Iterable[str]) -> None:
         self.path = path
-        self._files = dict[str, BinaryIO]()
+        self.manifest = manifest
         self._stack = ExitStack()
+        weakref.finalize(self, self._stack.close)
         with ExitStack() as undo:
             undo.push(self._stack)
-            folder = current_path(path)
-            self._handle = self._opened_directory(folder)
-            raw = self._open(MANIFEST, MANIFEST_BYTES).read()
-            self.manifest = from_json(raw, folder)
-            for file, entry in self.manifest.files.items():
-                self._check_size(file, entry["bytes"])
-            self._files = {file: self._open(file) for file in sorted({*wanted(self.manifest)})}
+            self._stack.callback(pinned.close)
+            for file, entry in manifest.files.items():
+                self._check_size(pinned, file, entry["bytes"])
+            self._files = {
+                file: self._stack.enter_context(pinned.open(file, self.kind))
+                for file in sorted({*wanted})
+            }
             undo.pop_all()
 
-    def __enter__(self) -> "Snapshot":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _opened_directory(self, folder: Path) -> int:
-        try:
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError as error:
-            raise NoCheckpoint(f"{self.path}: {error.strerror}") from error
-        self._stack.callback(os.close, handle)
-        return handle
+    @staticmethod
+    def parsed(raw: bytes, folder: Path) -> M:
+        """Return the manifest of its bytes, and the directory that they lie in."""
+        raise AttributeError
 
-    def _open(self, file: str, most: int | None = None) -> BinaryIO:
-        """Open a regular file; a pipe would wait for a writer."""
-        try:
-            descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK, dir_fd=self._handle)
-        except FileNotFoundError as error:
-            absent = f"checkpoint {self.path} is incomplete: {file} is missing"
-            raise (NoCheckpoint(absent) if file == MANIFEST else CheckpointError(absent)) from error
-        except OSError as error:
-            unreadable = f"{self.path / file} cannot be read: {error.strerror}"
-            raise CheckpointError(unreadable) from error
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or (most and found.st_size > most):
-            os.close(descriptor)
-            raise CheckpointError(f"{self.path / file} is no file of a checkpoint")
-        return self._stack.enter_context(stored_file(descriptor, self.path / file, CheckpointError))
+    @classmethod
+    def at(cls, path: Path, wanted: Callable[[M], Iterable[str]]) -> Self:
+        """Open the directory that a name leads to now.
 
-    def _check_size(self, file: str, wanted: int) -> None:
-        found = None
-        with suppress(OSError):
-            found = os.stat(file, dir_fd=self._handle)
-        if found is None or not stat.S_ISREG(found.st_mode) or found.st_size != wanted:
-            state = "is missing" if found is None else f"has {found.st_size:,} of {wanted:,} bytes"
-            raise CheckpointError(f"checkpoint {self.path} is incomplete: {file} {state}")
+        Raises:
+            FileNotFoundError: It has no manifest, so it is no stored model.
+            RecappError: It is incomplete, damaged or of a later version.
+        """
+        folder = files_at(path).current(path, cls.kind.old)
+        try:
+            pinned = files_at(path).pin(folder)
+        except OSError as error:
+            raise FileNotFoundError(path) from error
+        with ExitStack() as undo:
+            undo.callback(pinned.close)
+            size = pinned.size(MANIFEST)
+            if size is not None and size > cls.kind.manifest_bytes:
+                raise cls.kind.error(f"{path / MANIFEST} is no file of a {cls.kind.name}")
+            with pinned.open(MANIFEST, cls.kind) as source:
+                manifest = cls.parsed(source.read(), folder)
+            files = {*wanted(manifest)}
+            undo.pop_all()
+        return cls(path, pinned, manifest, files)
+
+    @classmethod
+    def of(cls, manifest: M) -> Self:
+        """Open all files of a model whose manifest is not written yet.
+
+        Raises:
+            RecappError: It is incomplete, or a file cannot be read.
+        """
+        folder = manifest.folder
+        return cls(folder, files_at(folder).pin(folder), manifest, manifest.files)
+
+    def _check_size(self, pinned: Pinned, file: str, wanted: int) -> None:
+        found = pinned.size(file)
+        if found != wanted:
+            state = "is missing" if found is None else f"has {found:,} of {wanted:,} bytes"
+            raise self.kind.error(f"{self.kind.name} {self.path} is incomplete: {file} {state}")
+
+    def damaged(self, why: str) -> RecappError:
+        """Return the error of a manifest that cannot be."""
+        return self.manifest.damaged(why)
 
     def opened(self, file: str) -> BinaryIO:
-        """Return one of the files that were opened."""
-        return self._files[file]
+        """Return one of the files that were opened, at its beginning."""
+        found = self._files[file]
+        found.seek(0)
+        return found
+
+    def check(self, file: str) -> int:
+        """Read an open file, compare its checksum, and return its bytes.
+
+        Raises:
+            RecappError: It is damaged.
+        """
+        entry = self.manifest.files[file]
+        if crc32_of(self.opened(file)) != entry.get("crc32"):
+            raise self.kind.error(
+                f"{self.manifest.folder / file} is damaged: its bytes are not those that were "
+                f"{self.kind.written}; {self.kind.fix}"
+            )
+        return int(entry["bytes"])
+
+    def read(self, file: str) -> bytes:
+        """Return the bytes of a small open file.
+
+        Raises:
+            RecappError: It is damaged.
+        """
+        self.check(file)
+        return self.opened(file).read()
+
+
+class Checkpoint(Snapshot[CheckpointManifest]):
+    """One version of a checkpoint, open for reading."""
+
+    kind = CHECKPOINT
+    parsed = staticmethod(checkpoint_manifest.from_json)
 
     def sources(self, blocks: Iterable[Block]) -> Sources:
         """Return the stored rectangles that fill held ones
@@ -121,19 +177,11 @@ class Snapshot:
         Raises:
             CheckpointError: The file is damaged, or holds other than plain types.
         """
-        file = self.manifest.folder / META
-        if crc32_of(self.opened(META)) != self.manifest.files[META].get("crc32"):
-            raise CheckpointError(
-                f"{file} is damaged: its bytes are not those that were saved; use another "
-                "checkpoint"
-            )
-        return read_meta(self.opened(META), file)
+        self.check(META)
+        return read_meta(self.opened(META), self.manifest.folder / META)
 
     def verify(self) -> int:
-        """Read the whole checkpoint and compare every checksum; all files have to be open.
-
-        Returns:
-            The number of bytes read.
+        """Compare every checksum, and return the bytes that were read; all files have to be open.
 
         Raises:
             CheckpointError: Something is damaged; the text names it.
@@ -145,61 +193,89 @@ class Snapshot:
         return read + int(self.manifest.files[META]["bytes"])
 
 
-class NoCheckpoint(CheckpointError):
-    """An error for a path without a manifest, which is no checkpoint at all."""
+class Artefact(Snapshot[ArtefactManifest]):
+    """One version of an artefact, open for reading."""
+
+    kind = ARTEFACT
+    parsed = staticmethod(artefact_manifest.from_json)
+
+    def verify(self) -> int:
+        """Compare the checksums of all files but code, which nobody reads who does not trust it,
+        and return the bytes that were read.
+
+        Raises:
+            ArtefactError: A file is damaged.
+        """
+        files = self.manifest.files
+        return sum(self.check(file) for file in files if not file.startswith(COMPILED))
 
 
-def open_snapshot(path: Path, wanted: Wanted) -> Snapshot:
-    """Open the version of a checkpoint that its name leads to now.
-
-    Args:
-        path: The checkpoint, or a link to one.
-        wanted: Selects the files that will be read.
-
-    Raises:
-        NoCheckpoint: There is no checkpoint.
-        CheckpointError: It is incomplete, damaged or of a later version.
-    """
-    attempts = ATTEMPTS
-    while True:
-        before = _identity(path)
-        attempts = attempts - 1
-        try:
-            return Snapshot(path, wanted)
-        except CheckpointError:
-            if not attempts or _identity(path) == before:
-                raise
+S = TypeVar("S", Checkpoint, Artefact)
 
 
-def _identity(path: Path) -> tuple[int, ...]:
-    """Return numbers that are equal while a name leads to one directory that nobody changes."""
-    with suppress(OSError):
-        found = os.stat(current_path(path))
-        return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+def every_file(manifest: CheckpointManifest) -> Iterable[str]:
+    """Select all files of a stored model."""
+    return manifest.files
+
+
+def no_file(manifest: Manifest) -> Iterable[str]:
+    """Select none of the files beside the manifest."""
     return ()
 
 
-def open_together(path: Path, wanted: Wanted, comm: Comm) -> Snapshot:
-    """Open the same version of a checkpoint on all ranks, even if it is replaced meanwhile.
+def open_snapshot(path: Path, kind: type[S], wanted: Callable[[Any], Iterable[str]]) -> S:
+    """Open the version of a stored model that its name leads to now.
+
+    Args:
+        path: The model, or a link to one.
+        kind: `Checkpoint` or `Artefact`.
+        wanted: Selects the files that will be read, by the manifest.
+
+    Raises:
+        RecappError: There is no such model, or it is incomplete, damaged or of a later version.
+    """
+    files = files_at(path)
+
+    def version() -> tuple[int, ...]:
+        return files.version(files.current(path, kind.kind.old))
+
+    attempts = ATTEMPTS
+    while True:
+        before = version()
+        attempts = attempts - 1
+        try:
+            return kind.at(path, wanted)
+        except (RecappError, FileNotFoundError) as error:
+            if attempts and version() != before:
+                continue
+            if isinstance(error, RecappError):
+                raise
+            raise kind.kind.error(why_none(path, kind.kind)) from error
+
+
+def open_together(
+    path: Path, kind: type[S], wanted: Callable[[Any], Iterable[str]], comm: Comm
+) -> S:
+    """Open the same version of a stored model on all ranks, even if it is replaced meanwhile.
 
     Every rank calls it.
 
     Args:
-        path: The checkpoint, or a link to one.
-        wanted: Selects the files that this rank will read.
+        path: The model, or a link to one.
+        kind: `Checkpoint` or `Artefact`.
+        wanted: Selects the files that this rank will read, by the manifest.
         comm: The ranks.
 
     Raises:
-        NoCheckpoint: There is no checkpoint.
-        CheckpointError: As of `open_snapshot`; or the ranks see different checkpoints at that path.
+        RecappError: As of `open_snapshot`; or the ranks see different models at that path.
         RankError: Another rank could not open it.
     """
     for _ in range(ATTEMPTS):
-        mine: Snapshot | None = None
-        failure: CheckpointError | None = None
+        mine: S | None = None
+        failure: RecappError | None = None
         try:
-            mine = open_snapshot(path, wanted)
-        except CheckpointError as error:
+            mine = open_snapshot(path, kind, wanted)
+        except RecappError as error:
             failure = error
         seen = comm.all_gather((mine and mine.manifest.identity, failure and str(failure)))
         if mine and len({identity for identity, _ in seen}) == 1:
@@ -207,16 +283,16 @@ def open_together(path: Path, wanted: Wanted, comm: Comm) -> Snapshot:
         if mine:
             mine.__exit__()
         refuse_together(path, failure, [text for _, text in seen])
-    raise CheckpointError(
-        f"the ranks do not see one checkpoint at {path}: is it on one file system?"
+    raise kind.kind.error(
+        f"the ranks do not see one {kind.kind.name} at {path}: is it on one file system?"
     )
 
 
 def refuse_together(path: Path, mine: Exception | None, error_W: Sequence[str | None]) -> None:
-    """Raise an error if any rank cannot use a checkpoint; return if all can.
+    """Raise an error if any rank cannot use a stored model; return if all can.
 
     Args:
-        path: The checkpoint.
+        path: The model.
         mine: This rank's own error, if it has one.
         error_W: The text of every rank's error; None where there is none.
 

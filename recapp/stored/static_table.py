@@ -9,7 +9,7 @@ from torch import Tensor
 from recapp.errors import CheckpointError, suggest
 from recapp.stored.block_files import WEIGHT
 from recapp.stored.checkpoint import load_table, read_manifest
-from recapp.stored.manifest import Manifest
+from recapp.stored.checkpoint_manifest import CheckpointManifest
 
 
 class StaticTable(NamedTuple):
@@ -55,6 +55,6 @@ def static_table(path: str | Path, table: str, tensor: str = WEIGHT) -> StaticTa
     return StaticTable(keys_R[order_R], load_table(path, table, tensor)[order_R])
 
 
-def _width(manifest: Manifest, table: str) -> int:
+def _width(manifest: CheckpointManifest, table: str) -> int:
     """Return the columns of a table of which no row is stored."""
     return max(shard.cols.stop for shard in manifest.plan.tables[table].shards)

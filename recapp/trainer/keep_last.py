@@ -20,8 +20,9 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.console import note
-from recapp.stored.checkpoint import is_checkpoint, link_checkpoint
-from recapp.stored.local_files import clean_up, new_version
+from recapp.stored.checkpoint import link_checkpoint
+from recapp.stored.directories import is_checkpoint
+from recapp.stored.local_files import files_at
 from recapp.trainer.restored import state_must_fit
 
 
@@ -95,11 +96,11 @@ class KeepLast(Checkpoint):
         self._step = trainer.global_step
         saved = _just_saved(trainer)
         if saved is None:
-            saved = new_version(self.path, trainer.global_step)
+            saved = files_at(self.path).new_version(self.path, trainer.global_step)
             trainer.save_checkpoint(saved)
         if trainer.is_global_zero:
             link_checkpoint(self.path, saved)
-            clean_up(self.path.parent)
+            files_at(self.path).clean_up(self.path.parent)
         trainer.strategy.barrier()
 
     def best_or_last(self, trainer: Trainer) -> str:

@@ -13,7 +13,7 @@ from recapp.engine.dynamic_blocks import (
 )
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.sharding.layout import Block
-from recapp.stored.manifest import Manifest
+from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.tables.dynamic import Counter
 
 
@@ -39,7 +39,7 @@ class StoredTables:
         self.fitting = fitting
         self.speaks = speaks
 
-    def to_fill(self, manifest: Manifest) -> Iterator[Block]:
+    def to_fill(self, manifest: CheckpointManifest) -> Iterator[Block]:
         """Yield the rectangles of this rank that are read from a checkpoint."""
         changed = self._changed_rules(manifest)
         dynamic = manifest.dynamic if self.fitting else without_waiting(manifest.dynamic)
@@ -50,7 +50,7 @@ class StoredTables:
                     yield block
 
     def _is_wanted(
-        self, block: Block, changed: Mapping[str, tuple[str, str]], manifest: Manifest
+        self, block: Block, changed: Mapping[str, tuple[str, str]], manifest: CheckpointManifest
     ) -> bool:
         if block.tensor in ALWAYS_LOADED or not self.fitting:
             return block.tensor in ALWAYS_LOADED
@@ -58,7 +58,7 @@ class StoredTables:
             return (block.table, block.tensor) in manifest.tensors
         return block.table not in changed
 
-    def filled(self, manifest: Manifest) -> None:
+    def filled(self, manifest: CheckpointManifest) -> None:
         """Go on from what was read. Every rank calls it.
 
         Raises:
@@ -76,7 +76,7 @@ class StoredTables:
                     "often keys without a row were seen is counted anew"
                 )
 
-    def _other_counters(self, manifest: Manifest) -> list[str]:
+    def _other_counters(self, manifest: CheckpointManifest) -> list[str]:
         """Return the tables whose keys the checkpoint has counted in another way than is done now;
         none where training does not go on.
         """
@@ -91,7 +91,7 @@ class StoredTables:
             and (table.name, tensor_of[table.dynamic.counter]) in manifest.tensors
         ]
 
-    def _changed_rules(self, manifest: Manifest) -> dict[str, tuple[str, str]]:
+    def _changed_rules(self, manifest: CheckpointManifest) -> dict[str, tuple[str, str]]:
         """Return by table the names of the stored rule and of today's, where training goes on by
         another: then the state of the optimiser begins anew.
         """

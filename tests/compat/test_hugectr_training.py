@@ -18,7 +18,7 @@ from jobs import environment, metrics_of, ranks_of, validation
 
 from recapp import hugectr
 from recapp.compat import hugectr_program
-from recapp.stored.checkpoint import is_checkpoint
+from recapp.stored.directories import is_checkpoint
 
 L = hugectr.Layer_t
 KIND = hugectr.Optimizer_t

@@ -10,7 +10,8 @@ from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.one_rank import one_rank
 from recapp.inference.row_writer import RowWriter
 from recapp.inference.storage import stored, values
-from recapp.stored.artefact import Artefact
+from recapp.stored.artefact_manifest import ArtefactManifest
+from recapp.stored.snapshot import Artefact
 from recapp.tables.collections import embedding_tables
 from recapp.tables.config import DataType
 from recapp.tables.dynamic import positions_of
@@ -63,7 +64,7 @@ def write(folder, seed):
             positions = positions_of(keys_that_exist(t, seed)) if dynamic else None
             writer.add(t, trained_rows(t, seed), chosen[t.name], positions, START)
         files = writer.finish()
-    return Artefact(folder, {}, tuple(writer.tables), files)
+    return ArtefactManifest(folder, {}, tuple(writer.tables), files)
 
 
 def mapped(artefact, seed, comm=None, plan=None):
@@ -71,7 +72,7 @@ def mapped(artefact, seed, comm=None, plan=None):
     model = on_meta(seed)
     for collection in dict.fromkeys(c for _, c in embedding_collections(model)):
         collection.store_as({t.name: t.data_type for t in artefact.tables})
-    make_store = mapped_tables(artefact).make_store
+    make_store = mapped_tables(Artefact.of(artefact)).make_store
     if plan is None:
         return one_rank(model, torch.device("cpu"), make_store)
     return shard_model(model, plan, comm, None, trains=False, make_store=make_store).eval()

@@ -29,11 +29,11 @@ from recapp.export import main
 from recapp.inference.probe import METRICS
 from recapp.inference.trained_tables import TrainedTables
 from recapp.metrics import click_metrics
-from recapp.stored.artefact import read_artefact
+from recapp.stored.artefact_files import read_example
 from recapp.stored.artefact_folder import unfinished
-from recapp.stored.local_files import MANIFEST
+from recapp.stored.kinds import MANIFEST
 from recapp.stored.manifest import sealed
-from recapp.stored.small_files import read_example
+from recapp.stored.stored_model import open_artefact
 
 GROWS = ("tables=dynamic", "tables.init_range=0.05")
 FAST = {"compile": False}
@@ -302,7 +302,7 @@ def test_an_export_that_fails_leaves_the_earlier_artefact(checkpoint, tmp_path, 
     def full(*_):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("recapp.inference.row_writer.os.fsync", full)
+    monkeypatch.setattr("recapp.stored.local_files.os.fsync", full)
     with pytest.raises(ArtefactError, match=r"cannot be written: No space left on device"):
         export(checkpoint, tmp_path / "art", report_rows=0, overwrite=True)
     assert recapp.load_model(tmp_path / "art").version == before
@@ -460,7 +460,7 @@ def test_files_that_are_short_or_missing_are_named(artefact, file):
     with pytest.raises(ArtefactError, match=said):
         recapp.load_model(artefact)
     (artefact / file).unlink()
-    with pytest.raises(ArtefactError, match=f"incomplete artefact: {file} is missing"):
+    with pytest.raises(ArtefactError, match=f"is incomplete: {file} is missing"):
         recapp.load_model(artefact)
 
 
@@ -474,7 +474,10 @@ def test_a_manifest_that_was_changed_is_refused(artefact):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda m: m.update(version=9), "has version 9, but this recapp reads version 1"),
+        (
+            lambda m: m.update(version=9),
+            "has format recapp-artefact 9, but this recapp reads format recapp-artefact 1",
+        ),
         (lambda m: m["tables"][0].update(rows=-1), "table C1 of -1 rows"),
         (lambda m: m["tables"][0].update(rows="7"), "rows='7'"),
         (lambda m: m["tables"][0].update(storage="int2"), "int2"),
@@ -482,7 +485,7 @@ def test_a_manifest_that_was_changed_is_refused(artefact):
         (lambda m: m["tables"][0].update(first_row=10**9), "C1 has rows that"),
         (lambda m: m["tables"].pop(), "settings and tables differ: C26"),
         (lambda m: m["tables"][0].update(file="../x"), "KeyError"),
-        (lambda m: m["files"].update({"../x": {"bytes": 1, "crc32": "0"}}), "file '../x'"),
+        (lambda m: m["files"].update({"../x": {"bytes": 1, "crc32": "0"}}), 'file "../x"'),
         (lambda m: m["files"].update({"/etc/passwd": {"bytes": 1, "crc32": "0"}}), "/etc/passwd"),
         (lambda m: m.update(logits=[0.5] * 16), "scores its example otherwise"),
         (lambda m: m.update(logits=[0.5]), "its example has 16 rows, and 1 scores"),
@@ -491,8 +494,8 @@ def test_a_manifest_that_was_changed_is_refused(artefact):
         (lambda m: m["tables"][0].update(start_hash=2**70), "start values of table C1"),
         (lambda m: m["tables"][0].update(start_range=1e400), "start values of table C1"),
         (lambda m: m["tables"][1].update(storage="int4"), "C2 is stored otherwise than others"),
-        (lambda m: m.pop("config"), "config=None"),
-        (lambda m: m.pop("name"), "name=None"),
+        (lambda m: m.pop("config"), "config is missing"),
+        (lambda m: m.pop("name"), "name is missing"),
     ],
 )
 def test_manifests_that_cannot_be_are_refused_in_one_line(artefact, change, said):
@@ -537,18 +540,18 @@ def bombs(kind, names):
     ],
 )
 def test_a_small_example_does_not_become_many_rows(artefact, kind, said):
-    names = read_example(read_artefact(artefact)).column_names
+    names = read_example(open_artefact(artefact)).column_names
     put(artefact, "example.arrow", bombs(kind, names))
     with pytest.raises(ArtefactError, match=f"example.arrow cannot be read: {said}"):
         recapp.load_model(artefact)
 
 
 def test_examples_of_any_encoding_are_read(artefact):
-    rows = read_example(read_artefact(artefact))
+    rows = read_example(open_artefact(artefact))
     words = pa.array(["a", "b"] * 16).dictionary_encode()
     coded = rows.set_column(0, "I1", pa.ListArray.from_arrays(list(range(0, 34, 2)), words))
     put(artefact, "example.arrow", arrow_file(coded))
-    assert read_example(read_artefact(artefact)) == coded
+    assert read_example(open_artefact(artefact)) == coded
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -614,12 +617,12 @@ def test_what_is_no_artefact_is_said(checkpoint, artefact, tmp_path):
     with pytest.raises(CheckpointError):
         recapp.load_model(tmp_path)
     rewrite(artefact, lambda info: info.update(format="other"))
-    with pytest.raises(ArtefactError, match="format 'other'"):
-        read_artefact(artefact)
+    with pytest.raises(ArtefactError, match='format "other"'):
+        open_artefact(artefact)
     with pytest.raises(ArtefactError, match=r"is a checkpoint: `python -m recapp\.export"):
-        read_artefact(checkpoint)
+        open_artefact(checkpoint)
     with pytest.raises(ArtefactError, match="there is no such directory"):
-        read_artefact(tmp_path / "none")
+        open_artefact(tmp_path / "none")
 
 
 def test_trust_of_code_that_is_not_there_is_noted(artefact, logs, capsys):

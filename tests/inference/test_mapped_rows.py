@@ -17,7 +17,7 @@ from parity.cases import sharding
 from recapp.engine.read_only_store import values_of
 from recapp.errors import ArtefactError
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.stored.artefact import Artefact
+from recapp.stored.artefact_manifest import ArtefactManifest
 from recapp.tables.collections import embedding_tables
 from recapp.tables.row_order import ROW_ORDERS
 
@@ -104,7 +104,7 @@ def test_a_file_that_is_shorter_than_its_tables_is_named(tmp_path):
     file = artefact.tables[0].file
     size = artefact.files[file]["bytes"] // 2
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:size])
-    shorter = Artefact(
+    shorter = ArtefactManifest(
         tmp_path, {}, artefact.tables, {**artefact.files, file: {"bytes": size, "crc32": ""}}
     )
     with pytest.raises(ArtefactError, match=r"has rows that|whole number"):
@@ -116,7 +116,7 @@ def test_a_file_of_keys_that_is_none_is_named(tmp_path):
     file = next(t.keys for t in artefact.tables if t.keys is not None)
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes() + b"abc")
     size = artefact.files[file]["bytes"] + 3
-    odd = Artefact(
+    odd = ArtefactManifest(
         tmp_path, {}, artefact.tables, {**artefact.files, file: {"bytes": size, "crc32": ""}}
     )
     with pytest.raises(ArtefactError, match="has no whole number of keys"):

@@ -20,8 +20,6 @@ from tables import blank, block, edit, save, whole
 from recapp.errors import CheckpointError, RankError
 from recapp.stored import checkpoint, meta_file, rectangles
 from recapp.stored.checkpoint import (
-    find_checkpoints,
-    is_checkpoint,
     load_blocks,
     load_table,
     read_manifest,
@@ -29,6 +27,7 @@ from recapp.stored.checkpoint import (
     remove_checkpoint,
     verify,
 )
+from recapp.stored.directories import find_checkpoints, is_checkpoint
 from recapp.stored.plain_types import plain
 from recapp.transport.communicator import Comm
 
@@ -116,10 +115,10 @@ STEPS = [
     ("block_files.zlib.crc32", 1, 1),
     ("meta_file.torch.save", 0, 1),
     ("checkpoint.to_json", 0, 1),
-    ("checkpoint.sync_folder", 0, 1),
+    ("local_files.Files.sync", 0, 1),
     ("local_files.Path.rename", 0, 1),
     ("local_files.Path.rename", 1, 1),
-    ("local_files.sync_folder", 0, 2),
+    ("local_files.Files.sync", 1, 2),
 ]
 """Calls of a save in the order in which they are made, how many of that name come before, and which
 checkpoint has the name at that time.
@@ -245,7 +244,7 @@ def test_a_hint_is_looked_for_near_by_and_not_in_all_of_a_disk(tmp_path, monkeyp
         (deep / str(folder)).mkdir(parents=True)
     save_value(deep / "9/b.ckpt", 1)
     assert len(find_checkpoints(tmp_path)) == 2
-    monkeypatch.setattr("recapp.stored.checkpoint.MOST_ENTRIES", 20)
+    monkeypatch.setattr("recapp.stored.directories.MOST_ENTRIES", 20)
     assert find_checkpoints(tmp_path) == [tmp_path / "near/a.ckpt"]
     (tmp_path / "near/gone").symlink_to(tmp_path / "nowhere")
     assert find_checkpoints(tmp_path) == [tmp_path / "near/a.ckpt"]

@@ -20,10 +20,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from tables import Comms
 
 from recapp.sharding.layout import Block
-from recapp.stored import checkpoint, local_files
+from recapp.stored import checkpoint
 from recapp.stored.checkpoint import (
-    find_checkpoints,
-    is_checkpoint,
     load_table,
     load_together,
     open_checkpoint,
@@ -33,6 +31,8 @@ from recapp.stored.checkpoint import (
     verify,
     write_checkpoint,
 )
+from recapp.stored.directories import find_checkpoints, is_checkpoint
+from recapp.stored.local_files import LOCAL
 from recapp.trainer.keep_last import KeepLast
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 from recapp.transport.communicator import Comm
@@ -312,7 +312,7 @@ def test_the_sweep_touches_nothing_that_is_not_a_leftover(tmp_path):
     for name in ("notes.txt", "a.ckpt.txt", "last.ckpt.bak", "last.ckpt.d"):
         (tmp_path / name).write_text("mine")
     (tmp_path / "kept.ckpt.000007").symlink_to("nowhere")
-    local_files.clean_up(tmp_path)
+    LOCAL.clean_up(tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {
         "notes.txt",
         "a.ckpt.txt",

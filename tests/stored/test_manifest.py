@@ -17,20 +17,22 @@ import pytest
 import torch
 from tables import edit, save, whole
 
-from recapp.errors import ArtefactError, CheckpointError, DataError
+from recapp.errors import ArtefactError, CheckpointError
 from recapp.sharding.layout import Block
-from recapp.stored.artefact import read_artefact
 from recapp.stored.checkpoint import (
-    is_checkpoint,
     load_table,
     read_manifest,
     read_meta,
     verify,
     write_checkpoint,
 )
-from recapp.stored.manifest import Manifest, from_json, to_json
+from recapp.stored.checkpoint_manifest import CheckpointManifest, from_json
+from recapp.stored.directories import is_checkpoint
+from recapp.stored.kinds import CHECKPOINT
+from recapp.stored.local_files import LOCAL
+from recapp.stored.manifest import to_json
 from recapp.stored.rectangles import StoredBlock, check_tiling
-from recapp.stored.stored_file import stored_file
+from recapp.stored.stored_model import open_artefact
 from recapp.transport.communicator import Comm
 
 PLAN = {
@@ -209,7 +211,7 @@ def test_wrong_entries_of_files_are_one_error(saved, wrong):
 
 def test_a_metric_that_the_rows_left_open_is_null_in_the_file_and_nan_once_read(tmp_path):
     info = INFO | {"metrics": {"val_auc": math.nan, "val_log_loss": 0.5, "val_x": -math.inf}}
-    text = to_json(Manifest(tmp_path, info, (), {"meta.pt": {"bytes": 0}}))
+    text = to_json(CheckpointManifest(tmp_path, info, (), {"meta.pt": {"bytes": 0}}))
     assert json.loads(text, parse_constant=pytest.fail)["metrics"] == {
         "val_auc": None,
         "val_log_loss": 0.5,
@@ -234,7 +236,7 @@ def test_an_earlier_manifest_without_a_checksum_loads_with_one_note(saved, capsy
 
 
 def read_plan():
-    return Manifest(Path(), {"plan": PLAN}, (), {}).plan
+    return CheckpointManifest(Path(), {"plan": PLAN}, (), {}).plan
 
 
 def test_a_manifest_is_parsed_once_however_often_it_is_asked_for(saved):
@@ -275,7 +277,7 @@ def test_a_disk_that_fails_while_a_manifest_is_read_is_one_error(saved):
     (saved / "manifest.json").symlink_to("/proc/self/mem")  # a file whose first byte is unreadable
     assert refused(saved) == f"{saved / 'manifest.json'} cannot be read: Input/output error"
     with pytest.raises(ArtefactError, match=r"manifest\.json cannot be read: Input/output error$"):
-        read_artefact(saved)
+        open_artefact(saved)
 
 
 @pytest.mark.parametrize(
@@ -288,11 +290,13 @@ def test_a_disk_that_fails_while_a_manifest_is_read_is_one_error(saved):
     ],
 )
 def test_every_way_of_reading_names_the_file_that_cannot_be_read(read):
+    pinned = LOCAL.pin(Path("/proc/self"))
     with (
-        stored_file(os.open("/proc/self/mem", os.O_RDONLY), Path("a/x"), DataError) as file,
-        pytest.raises(DataError, match=r"^a/x cannot be read: Input/output error$"),
+        pinned.open("mem", CHECKPOINT) as file,
+        pytest.raises(CheckpointError, match=r"^/proc/self/mem cannot be read: Input/output"),
     ):
         read(file)
+    pinned.close()
 
 
 def forged(saved, meta):

@@ -15,8 +15,10 @@ from recapp.app import build_trainer, build_training
 from recapp.app.build_strategy import build_strategy
 from recapp.errors import CheckpointError
 from recapp.stored.checkpoint import read_manifest, read_meta, verify, write_checkpoint
-from recapp.stored.manifest import Manifest, to_json
-from recapp.stored.meta_file import crc32_of, write_meta
+from recapp.stored.checkpoint_manifest import CheckpointManifest
+from recapp.stored.local_files import crc32_of
+from recapp.stored.manifest import to_json
+from recapp.stored.meta_file import write_meta
 from recapp.trainer.keep_last import KeepLast
 from recapp.transport.communicator import Comm
 
@@ -222,7 +224,7 @@ def test_a_plain_part_that_is_no_state_of_training_is_one_error(logs, tmp_path, 
         }
     files = manifest.files | {"meta.pt": entry}
     (tmp_path / "forged.ckpt/manifest.json").write_text(
-        to_json(Manifest(best, manifest.info, manifest.blocks, files))
+        to_json(CheckpointManifest(best, manifest.info, manifest.blocks, files))
     )
     with pytest.raises(CheckpointError) as raised:
         train(logs, tmp_path / "second", 0.6, ckpt=tmp_path / "forged.ckpt", epochs=2)

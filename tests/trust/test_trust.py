@@ -26,7 +26,8 @@ from recapp.settings.option_files import conf_dir
 from recapp.sharding.layout import Block
 from recapp.stored import trust
 from recapp.stored.checkpoint import read_manifest, write_checkpoint
-from recapp.stored.manifest import Manifest, to_json
+from recapp.stored.checkpoint_manifest import CheckpointManifest
+from recapp.stored.manifest import to_json
 from recapp.transport.communicator import Comm
 
 COMMANDS = {"train": train, "eval": evaluation}
@@ -111,7 +112,9 @@ def settings_of(name, checkpoint, config, *overrides):
     meanwhile.
     """
     whole = read_manifest(checkpoint)
-    stored = Manifest(checkpoint, {"config": config, "step": 1}, whole.blocks, whole.files)
+    stored = CheckpointManifest(
+        checkpoint, {"config": config, "step": 1}, whole.blocks, whole.files
+    )
     (checkpoint / "manifest.json").write_text(to_json(stored))
     canary["saw"] = []
     canary["watching"] = True
@@ -207,7 +210,7 @@ NASTY = {
     "recapp.app.build.import_module": {"name": "evil"},
     "recapp.app.build.write_generated": {},
     "recapp.stored.checkpoint.remove_checkpoint": {"path": "a.ckpt"},
-    "recapp.stored.local_files.remove": {"path": "a.ckpt"},
+    "recapp.stored.local_files.LOCAL.remove": {"path": "a.ckpt"},
     "recapp.optim.rules.RowRule": {},
     "recapp.optim.rules.math.sqrt": {},
     "recapp.optim.rules._sgd": {},
@@ -570,7 +573,9 @@ def test_the_command_writes_nothing_where_a_checkpoint_would(stored, tmp_path, n
     hostile = put(whole.config, "dataset.path", str(place))
     hostile = put(hostile, "dataset.generate.rows", 10**12)
     info = {**whole.info, "config": hostile}
-    (path / "manifest.json").write_text(to_json(Manifest(path, info, whole.blocks, whole.files)))
+    (path / "manifest.json").write_text(
+        to_json(CheckpointManifest(path, info, whole.blocks, whole.files))
+    )
     ran = command(name, f"ckpt_path={path}", cwd=tmp_path)
     assert ran.code == 1 and "the generated data of the checkpoint are not there" in ran.error()
     assert not place.parent.exists()

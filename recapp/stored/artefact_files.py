@@ -11,7 +11,8 @@ from torch import Tensor
 from recapp.dataset.arrow_messages import sizes_of
 from recapp.dataset.raw_rows import RawTable
 from recapp.errors import ArtefactError
-from recapp.stored.artefact import DENSE, EXAMPLE, Artefact
+from recapp.stored.artefact_manifest import DENSE, EXAMPLE
+from recapp.stored.snapshot import Artefact
 
 EXAMPLE_ROWS = 16
 MOST_EXAMPLE_ROWS = 4096
@@ -40,8 +41,8 @@ def read_dense(artefact: Artefact) -> dict[str, Tensor]:
         wide = values.float() if values.element_size() == 1 else values  # of 8 bits torch asks not
         if values.is_floating_point() and not bool(torch.isfinite(wide).all()):
             raise ArtefactError(
-                f"{artefact.folder / DENSE}: {name} has values that are not finite: export "
-                "another checkpoint"
+                f"{artefact.path / DENSE}: {name} has values that are not finite: export another "
+                "checkpoint"
             )
     return state
 

@@ -1,0 +1,137 @@
+"""The manifest of an artefact: everything that scoring needs, and nothing that can run code unless
+it is trusted.
+
+    manifest.json             the files below, with sizes and checksums; written last
+    rows/int8_16.bin          the rows of all int8 tables of 16 columns, table by table
+    rows/int8_16_dynamic.bin  those of dynamic tables, with the sorted positions of their keys
+    rows/int8_16_dynamic.keys
+    dense.safetensors         the other parameters and buffers of the model
+    example.arrow             a few raw rows, whose logits stand in the manifest
+    compiled/                 the dense part as machine code: read where it is trusted
+
+Rows lie as kernels read them, so a file is mapped and several processes share its pages. The model
+is built of the settings that the manifest has, which are judged as a checkpoint's are.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from recapp.stored.kinds import ARTEFACT
+from recapp.stored.manifest import Manifest, read_sealed
+from recapp.tables.config import DataType
+
+DENSE = "dense.safetensors"
+EXAMPLE = "example.arrow"
+COMPILED = "compiled/"  # in front of the files that are code
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTable:
+    """A table in an artefact.
+
+    Args:
+        name: Its name.
+        rows: Rows that are stored; of a dynamic table those that exist.
+        dim: Columns.
+        storage: How they are stored, a `DataType`.
+        file: The file of its rows.
+        first_row: Its first row in the file.
+        keys: The file of the positions of its keys, in which they begin at `first_row` as well;
+            None where rows have numbers.
+        id_rule: How an id becomes a row.
+        min_key: The id of row 0.
+        start_hash: What goes into the start values of keys without a row.
+        start_range: How far those are from 0 at most.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    storage: str
+    file: str
+    first_row: int
+    keys: str | None = None
+    id_rule: str = "error"
+    min_key: int = 0
+    start_hash: int = 0
+    start_range: float = 0.0
+
+    def __post_init__(self) -> None:
+        DataType(self.storage)
+        for f in fields(self):
+            kind: Any = f.type
+            value = getattr(self, f.name)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise TypeError(f"{f.name}={value!r}")
+        if min(self.rows, self.first_row, self.dim - 1) < 0:
+            raise ValueError(f"table {self.name} of {self.rows} rows from {self.first_row}")
+        if not (0 <= self.start_hash < 2**32 and 0 <= self.start_range < math.inf):
+            raise ValueError(f"start values of table {self.name}")
+
+    @property
+    def data_type(self) -> DataType:
+        """How its rows are stored."""
+        return DataType(self.storage)
+
+
+@dataclass(frozen=True)
+class ArtefactManifest(Manifest):
+    """The description of an artefact: its files and tables, and what the writer added.
+
+    Args:
+        folder: The directory.
+        info: All entries that have no place of their own here.
+        tables: Its tables, in the order of the model.
+        files: The bytes and the checksum of each file, by its path in the directory.
+        identity: The CRC-32 of the manifest, in which versions of an artefact differ.
+    """
+
+    kind = ARTEFACT
+    parts = "tables"
+    folder: Path
+    info: dict[str, Any]
+    tables: tuple[StoredTable, ...]
+    files: Mapping[str, Mapping[str, Any]]
+    identity: int = 0
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The tables as plain values."""
+        return [asdict(t) for t in self.tables]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all files."""
+        return sum(int(entry["bytes"]) for entry in self.files.values())
+
+    @property
+    def numbered_rows(self) -> dict[str, int]:
+        """The rows of the tables whose rows have numbers, by name."""
+        return {t.name: t.rows for t in self.tables if t.keys is None}
+
+
+def from_json(raw: bytes, folder: Path) -> ArtefactManifest:
+    """Return the manifest of a text that `recapp.stored.manifest.to_json` has made.
+
+    Args:
+        raw: The bytes of the file.
+        folder: The directory of the artefact, for messages and for the manifest itself.
+
+    Raises:
+        ArtefactError: It is no manifest, a damaged one, or one of a later version.
+    """
+
+    def made(
+        info: dict[str, Any], files: dict[str, dict[str, Any]], identity: int
+    ) -> ArtefactManifest:
+        tables = tuple(StoredTable(**t) for t in info.pop("tables"))
+        for t in tables:
+            _ = files[t.file], files[t.keys or t.file]
+        for entry in files.values():
+            _ = entry["crc32"]
+        return ArtefactManifest(folder, info, tables, files, identity)
+
+    return read_sealed(raw, folder, ARTEFACT, made)

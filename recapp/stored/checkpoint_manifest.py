@@ -1,0 +1,256 @@
+"""The manifest of a checkpoint: every stored rectangle, and the state of the run that saved it.
+
+    {"table": "C1", "tensor": "weight", "rows": [0, 600], ...}      a line per rectangle
+
+Where the rows of tables are mixed, `"row_orders": {"C1": {"order": "mixed", "multiplier": m,
+"shift": s}}` says so: row r of C1 is stored as row (m r + s) mod R of its R.
+
+Version 1 had no checksum; it is read with a note. A reader of version 2 knows no row orders, so
+version 3 is written where there are some.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from recapp.errors import CheckpointError, PlanError
+from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.stored.kinds import CHECKPOINT
+from recapp.stored.manifest import WRONG, Manifest, read_sealed
+from recapp.stored.rectangles import StoredBlock
+from recapp.tables.dynamic import RUNS
+from recapp.tables.row_order import RowOrder
+
+WITHOUT_ROW_ORDERS = 2
+META = "meta.pt"
+MOST_EXAMPLE_ROWS = 4096
+ROW_ORDERS = "row_orders"
+
+
+@dataclass(frozen=True)
+class CheckpointManifest(Manifest):
+    """The description of a checkpoint: its files, stored rectangles, and what the writer added.
+
+    Args:
+        folder: The directory of its files.
+        info: What the writer gave: config, plan, schema, metrics, position, ...
+        blocks: Every stored rectangle.
+        files: The size of each file and, for all but the blocks' files, its checksum.
+        identity: The CRC-32 of the manifest's bytes, in which versions of a checkpoint differ.
+    """
+
+    kind = CHECKPOINT
+    parts = "blocks"
+    folder: Path
+    info: dict[str, Any]
+    blocks: tuple[StoredBlock, ...]
+    files: dict[str, dict[str, Any]]
+    identity: int = 0
+
+    @cached_property
+    def tensors(self) -> dict[tuple[str, str], list[StoredBlock]]:
+        """The stored rectangles of each (table, tensor)."""
+        found: dict[tuple[str, str], list[StoredBlock]] = {}
+        for s in self.blocks:
+            found.setdefault((s.table, s.tensor), []).append(s)
+        return found
+
+    @property
+    def version(self) -> int:
+        """The version of the format: a reader of an earlier recapp refuses orders of rows alone."""
+        return self.kind.version if ROW_ORDERS in self.info else WITHOUT_ROW_ORDERS
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The rectangles as plain values."""
+        return [s.to_dict() for s in self.blocks]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings of the run that wrote it, under the names of today, as plain data.
+
+        Raises:
+            CheckpointError: A script wrote it that stored none, or they are no settings.
+        """
+        if "config" not in self.info:
+            raise CheckpointError(
+                f"{self.folder} holds no settings: it was not written by recapp.train, "
+                "so give model and data by hand"
+            )
+        return super().config
+
+    @property
+    def step(self) -> int:
+        """The number of training steps before it was saved.
+
+        Raises:
+            CheckpointError: It is no whole number of at least 0.
+        """
+        return self._count(self.info.get("step"), "step")
+
+    @property
+    def position(self) -> dict[str, int]:
+        """How far training had come: `epoch`, `batches` trained in it, `batch_size`.
+
+        Raises:
+            CheckpointError: It was saved without recapp's data module, or these are no whole
+                numbers.
+        """
+        found = self.info.get("position")
+        if not isinstance(found, dict):
+            raise self.wrong("position")
+        names = ("epoch", "batches", "batch_size")
+        return {name: self._count(found.get(name), f"position.{name}") for name in names}
+
+    @property
+    def example(self) -> list[dict[str, Any]]:
+        """Some rows of the data as plain values, to try the model with; empty where none were kept.
+
+        Raises:
+            CheckpointError: They are no rows, or more than `MOST_EXAMPLE_ROWS`.
+        """
+        found = self.info.get("example") or []
+        is_some = isinstance(found, list) and len(found) <= MOST_EXAMPLE_ROWS
+        if not is_some or not all(isinstance(row, dict) for row in found):
+            raise self.wrong("example")
+        return found
+
+    @property
+    def updates(self) -> list[int]:
+        """How often the tables of each collection were updated; empty where that was not stored.
+
+        Raises:
+            CheckpointError: It is no list of whole numbers.
+        """
+        found = self.info.get("updates", [])
+        if not isinstance(found, list):
+            raise self.wrong("updates")
+        return [self._count(count, "updates") for count in found]
+
+    @property
+    def rules(self) -> dict[str, str]:
+        """The name of the row rule that trained each table; empty where that was not stored.
+
+        Earlier versions stored one name, `rule`, for all tables.
+
+        Raises:
+            CheckpointError: They are no names.
+        """
+        found = self.info.get("rules")
+        if found is None:
+            one = self.info.get("rule")
+            found = {} if one is None else dict.fromkeys((s.table for s in self.blocks), one)
+        if not isinstance(found, dict) or not all(type(name) is str for name in found.values()):
+            raise self.wrong("rules" if "rules" in self.info else "rule")
+        return found
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """The table of each weight that was sharded, by its name in the module's state; empty where
+        that was not stored. A table that two parts of a module share has two names.
+
+        Raises:
+            CheckpointError: They are not the tables that are stored.
+        """
+        found = self.info.get("weights") or {}
+        if not isinstance(found, dict) or not all(type(name) is str for name in found.values()):
+            raise self.wrong("weights")
+        if found and set(found.values()) != {table for table, _ in self.tensors}:
+            raise self.wrong("weights")
+        return found
+
+    @cached_property
+    def row_orders(self) -> dict[str, RowOrder]:
+        """The order in which rows are stored, by table; of others they are stored by number.
+
+        Raises:
+            CheckpointError: One is none, or of a table that is not stored.
+        """
+        rows = {s.table: s.shape[0] for s in self.blocks}
+        try:
+            return {
+                table: RowOrder.from_dict(plain, rows[table])
+                for table, plain in self.info.get(ROW_ORDERS, {}).items()
+            }
+        except WRONG:
+            raise self.wrong(ROW_ORDERS) from None
+
+    @property
+    def dynamic(self) -> dict[str, dict[str, list[int]]]:
+        """How many rows each of the 64 runs of every dynamic table has, and how many keys are
+        counted that have no row yet: `{table: {"rows": [...], "waiting": [...]}}`.
+
+        Raises:
+            CheckpointError: They are no such numbers.
+        """
+        found = self.info.get("dynamic", {})
+        if not isinstance(found, dict):
+            raise self.wrong("dynamic")
+        for counts in found.values():
+            if not isinstance(counts, dict) or sorted(counts) != ["rows", "waiting"]:
+                raise self.wrong("dynamic")
+            for count_R in counts.values():
+                if not isinstance(count_R, list) or len(count_R) != RUNS:
+                    raise self.wrong("dynamic")
+                for count in count_R:
+                    self._count(count, "dynamic")
+        return found
+
+    @property
+    def plan(self) -> ShardingPlan:
+        """The sharding plan it was trained under.
+
+        Raises:
+            CheckpointError: There is no plan, or what is there is none.
+        """
+        try:
+            return ShardingPlan.from_dict(self.info["plan"])
+        except (*WRONG, PlanError):
+            raise self.wrong("plan") from None
+
+    def _count(self, value: Any, name: str) -> int:
+        if type(value) is not int or not 0 <= value < 2**63:
+            raise self.wrong(name)
+        return value
+
+
+@lru_cache(maxsize=1)  # a run asks for one manifest a dozen times; a large one takes a second
+def from_json(raw: bytes, folder: Path) -> CheckpointManifest:
+    """Return the manifest of a text that `recapp.stored.manifest.to_json` has made.
+
+    Args:
+        raw: The bytes of the file.
+        folder: The directory of the checkpoint, for messages and for the manifest itself.
+
+    Raises:
+        CheckpointError: It is no manifest, a damaged one, or one of a later version.
+    """
+
+    def made(
+        info: dict[str, Any], files: dict[str, dict[str, Any]], identity: int
+    ) -> CheckpointManifest:
+        blocks = tuple(StoredBlock.from_dict(block) for block in info.pop("blocks"))
+        _check_files(files, blocks)
+        return CheckpointManifest(folder, info, blocks, files, identity)
+
+    return read_sealed(raw, folder, CHECKPOINT, made)
+
+
+def _check_files(files: Mapping[str, Mapping[str, Any]], blocks: tuple[StoredBlock, ...]) -> None:
+    """Check that the blocks hold no more bytes than their files.
+
+    Raises:
+        ValueError: They do, or a file has another directory in its name.
+    """
+    held = dict.fromkeys(files, 0)
+    for s in blocks:
+        held[s.file] += s.end - s.begin
+        if s.end > files[s.file]["bytes"]:
+            raise ValueError(f"block {s.key!r} ends behind {s.file}")
+    for file, count in held.items():
+        if Path(file).name != file or count > files[file]["bytes"]:
+            raise ValueError(f"the blocks of {file} hold {count:,} bytes")
+    if META not in files:
+        raise ValueError(f"{META} is not listed")

@@ -12,7 +12,7 @@ programs that make awaitables of their own:
 
 import operator
 from abc import ABC, ABCMeta, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -26,6 +26,11 @@ _UNARY = ("neg", "pos", "invert", "abs")
 _COMPARED = ("eq", "ne", "lt", "gt", "le", "ge")
 _BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift")
 _OF_BITS = ("and", "or", "xor")
+_OF_ONE: Mapping[str, Callable[..., Any]] = {
+    "getitem": operator.getitem,
+    "contains": operator.contains,
+    **{kind.__name__: kind for kind in (iter, len, bool, int, float)},
+}
 
 
 class Awaitable(ABC, Generic[W]):
@@ -114,49 +119,15 @@ class LazyAwaitable(Awaitable[W], metaclass=_TracedAndAbstract):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.wait(), name)
 
-    def __getitem__(self, key: Any) -> Any:
-        value: Any = self.wait()
-        return value[_value(key)]
-
-    def __iter__(self) -> Iterator[Any]:
-        value: Any = self.wait()
-        return iter(value)
-
-    def __len__(self) -> int:
-        value: Any = self.wait()
-        return len(value)
-
-    def __contains__(self, item: Any) -> bool:
-        value: Any = self.wait()
-        return item in value
-
-    def __bool__(self) -> bool:
-        return bool(self.wait())
-
-    def __int__(self) -> int:
-        value: Any = self.wait()
-        return int(value)
-
-    def __float__(self) -> float:
-        value: Any = self.wait()
-        return float(value)
-
     __hash__ = object.__hash__  # which a class with `==` loses
 
 
-class LazyNoWait(LazyAwaitable[W]):
-    """A value that is there already, for who expects a lazy awaitable.
+class LazyNoWait(NoWait[W], LazyAwaitable[W]):
+    """A value that is there already, for a program that expects a lazy awaitable.
 
     Args:
         obj: The value.
     """
-
-    def __init__(self, obj: W) -> None:
-        super().__init__()
-        self._obj = obj
-
-    def _wait_impl(self) -> W:
-        return self._obj
 
 
 class LazyGetItemMixin(Generic[K, V]):
@@ -202,6 +173,8 @@ def _of_values(function: Callable[..., Any], *, swapped: bool = False) -> Callab
     return method
 
 
+for _name, _function in _OF_ONE.items():
+    setattr(LazyAwaitable, f"__{_name}__", _of_values(_function))
 for _name in (*_UNARY, *_COMPARED, *_BINARY, *_OF_BITS):
     _function = getattr(operator, f"__{_name}__")
     setattr(LazyAwaitable, f"__{_name}__", _of_values(_function))

@@ -37,6 +37,8 @@ class MCHEvictionPolicy(ABC):
 
     keeps: ClassVar[tuple[str, ...]]
     """What is kept for each row: its count, when it was last used, or both."""
+    eviction: Eviction
+    """The policy of a dynamic table that is nearest."""
 
     def __init__(self, threshold_filtering_func: Threshold | None = None) -> None:
         if threshold_filtering_func is not None and not callable(threshold_filtering_func):
@@ -45,11 +47,6 @@ class MCHEvictionPolicy(ABC):
                 "function of counts such as average_threshold_filter, or None"
             )
         self.threshold_filtering_func = threshold_filtering_func
-
-    @property
-    @abstractmethod
-    def eviction(self) -> Eviction:
-        """Return the policy of a dynamic table that is nearest."""
 
     @abstractmethod
     def scores(self, counts_N: Tensor, last_used_N: Tensor, now: int) -> Tensor:
@@ -68,11 +65,7 @@ class LFU_EvictionPolicy(MCHEvictionPolicy):
     """
 
     keeps = (COUNTS,)
-
-    @property
-    def eviction(self) -> Eviction:
-        """Return lfu."""
-        return Eviction.LFU
+    eviction = Eviction.LFU
 
     def scores(self, counts_N: Tensor, last_used_N: Tensor, now: int) -> Tensor:
         """Return the counts."""
@@ -91,6 +84,7 @@ class LRU_EvictionPolicy(MCHEvictionPolicy):
     """
 
     keeps = (LAST_USED,)
+    eviction = Eviction.LRU
 
     def __init__(
         self, decay_exponent: float = 1.0, threshold_filtering_func: Threshold | None = None
@@ -101,11 +95,6 @@ class LRU_EvictionPolicy(MCHEvictionPolicy):
                 f"decay_exponent={decay_exponent}: must be above 0 for LRU_EvictionPolicy, which "
                 "else would not evict the rows unused for the longest time"
             )
-
-    @property
-    def eviction(self) -> Eviction:
-        """Return lru."""
-        return Eviction.LRU
 
     def scores(self, counts_N: Tensor, last_used_N: Tensor, now: int) -> Tensor:
         """Return when the ids were used."""
@@ -139,11 +128,7 @@ class DistanceLFU_EvictionPolicy(MCHEvictionPolicy):
                 "DistanceLFU_EvictionPolicy"
             )
         self._decay_exponent = decay_exponent
-
-    @property
-    def eviction(self) -> Eviction:
-        """Return lru, or lfu where nothing decays."""
-        return Eviction.LRU if self._decay_exponent else Eviction.LFU
+        self.eviction = Eviction.LRU if decay_exponent else Eviction.LFU
 
     def scores(self, counts_N: Tensor, last_used_N: Tensor, now: int) -> Tensor:
         """Return counts that decay with the steps since the last use."""

@@ -5,7 +5,9 @@ Shapes: B batch, K columns, F vectors or numbers, D columns of a vector, P pairs
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,34 +81,20 @@ class Interaction(nn.Module):
         return torch.cat([bottom_BD, dots_BP, bottom_BD.new_zeros(len(bottom_BD), 1)], 1)
 
 
-class Sum(nn.Module):
-    """Adds tensors of one shape."""
+class Elementwise(nn.Module):
+    """Combines tensors of one shape, element by element and in order.
+
+    Args:
+        function: The operator, such as `operator.add`: it takes two tensors.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.function = function
 
     def forward(self, *parts: Tensor) -> Tensor:
-        """Return the sum, added in order."""
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
-
-
-class Product(nn.Module):
-    """Multiplies tensors of one shape, element by element."""
-
-    def forward(self, *parts: Tensor) -> Tensor:
-        """Return the product, multiplied in order."""
-        total = parts[0]
-        for part in parts[1:]:
-            total = total * part
-        return total
-
-
-class Difference(nn.Module):
-    """Subtracts the second of two tensors from the first."""
-
-    def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return first - second."""
-        return first - second
+        """Return the sum, product or difference of all."""
+        return reduce(self.function, parts)
 
 
 class Reshape(nn.Module):

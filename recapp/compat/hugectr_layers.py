@@ -10,6 +10,7 @@ HugeCTR's are.
 """
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,15 +21,13 @@ from recapp.compat.hugectr_arguments import number, switch, whole
 from recapp.compat.hugectr_enums import Initializer_t
 from recapp.compat.hugectr_layer_modules import (
     Concat,
-    Difference,
+    Elementwise,
     FmOrder2,
     Interaction,
     MultiCross,
-    Product,
     Reduction,
     Reshape,
     Slice,
-    Sum,
     WeightMultiply,
     initialise,
     linear,
@@ -206,13 +205,13 @@ def _same(module: Callable[[Layer], nn.Module]) -> Callable[[Layer, list[Shape]]
     return lambda layer, shapes: ([shapes[0]], lambda: module(layer))
 
 
-def _elementwise(module: Callable[[], nn.Module]) -> Callable[[Layer, list[Shape]], Made]:
+def _elementwise(function: Callable[[Any, Any], Any]) -> Callable[[Layer, list[Shape]], Made]:
     def make(layer: Layer, shapes: list[Shape]) -> Made:
         for k, shape in enumerate(shapes):
             if shape != shapes[0]:
                 pair = Layer(layer.type, (layer.bottoms[0], layer.bottoms[k]), layer.tops)
                 raise pair.refusal([shapes[0], shape], "takes tensors of one shape")
-        return [shapes[0]], module
+        return [shapes[0]], lambda: Elementwise(function)
 
     return make
 
@@ -368,7 +367,7 @@ def _dropout(layer: Layer) -> nn.Module:
 
 
 KINDS: Mapping[str, Kind] = {
-    "Add": Kind(_elementwise(Sum), least=2, most=None),
+    "Add": Kind(_elementwise(operator.add), least=2, most=None),
     "BatchNorm": Kind(
         _batch_norm,
         parameters={
@@ -382,7 +381,7 @@ KINDS: Mapping[str, Kind] = {
     "Concat": Kind(_concat, most=None, parameters={"axis": 1}),
     "Dropout": Kind(_same(_dropout), parameters={"dropout_rate": 0.5}),
     "ELU": Kind(_same(lambda layer: nn.ELU(layer["elu_alpha"])), parameters={"elu_alpha": 1.0}),
-    "ElementwiseMultiply": Kind(_elementwise(Product), least=2, most=None),
+    "ElementwiseMultiply": Kind(_elementwise(operator.mul), least=2, most=None),
     "FmOrder2": Kind(_fm_order2, parameters={"out_dim": 0}),
     "InnerProduct": Kind(_inner_product, parameters={"num_output": 1, **INITIALISERS}),
     "Interaction": Kind(_interaction, least=2, most=2),
@@ -404,7 +403,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "Sigmoid": Kind(_same(lambda _: nn.Sigmoid())),
     "Slice": Kind(_slice, parameters={"ranges": ()}, outputs=None),
-    "Sub": Kind(_elementwise(Difference), least=2, most=2),
+    "Sub": Kind(_elementwise(operator.sub), least=2, most=2),
     "WeightMultiply": Kind(
         _weight_multiply, parameters={"weight_dims": (), "weight_init_type": "Default"}
     ),

@@ -200,7 +200,7 @@ def _check_count(state_dict: Mapping[str, Any], own: int) -> None:
         raise ConfigError(f"the state has {found} param groups, this optimiser {own}")
 
 
-class OptimizerWrapper(KeyedOptimizer):
+class OptimizerWrapper(CombinedOptimizer):
     """A keyed optimiser that does something around another one's step; this class does nothing.
 
     Args:
@@ -216,13 +216,8 @@ class OptimizerWrapper(KeyedOptimizer):
                 f"{type(self).__name__} got a {type(optimizer).__name__}: wrap it first, "
                 "KeyedOptimizerWrapper(dict(model.named_parameters()), lambda params: ...)"
             )
+        super().__init__([optimizer])
         self.optimizer = optimizer
-        self._begin()
-
-    @property
-    def params(self) -> Mapping[str, Any]:  # type: ignore[override]
-        """Return the parameters of the wrapped optimiser."""
-        return self.optimizer.params
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -231,32 +226,14 @@ class OptimizerWrapper(KeyedOptimizer):
 
     @property
     def state(self) -> Mapping[Any, Any]:  # type: ignore[override]
-        """Return the state of the wrapped optimiser."""
+        """Return the live state of the wrapped optimiser."""
         return self.optimizer.state
-
-    @property
-    def table_gradients(self) -> list[TableGradients]:
-        """Return the gradients of table rows of the wrapped optimiser."""
-        return self.optimizer.table_gradients
 
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
         """Step the wrapped optimiser."""
         return self.optimizer.step(closure=closure)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients."""
-        self.optimizer.zero_grad(set_to_none)
-
-    def save_param_groups(self, save: bool) -> None:
-        """Say of the wrapped optimiser whether param groups are in state dicts."""
-        self.saves_groups = save
-        self.optimizer.save_param_groups(save)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimiser's state dict."""
-        return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned.
@@ -266,10 +243,6 @@ class OptimizerWrapper(KeyedOptimizer):
         """
         self.optimizer.load_state_dict(state_dict)
         self.post_load_state_dict()
-
-    def post_load_state_dict(self) -> None:
-        """Let the wrapped optimiser do what is to follow a load."""
-        self.optimizer.post_load_state_dict()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.optimizer})"

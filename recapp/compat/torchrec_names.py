@@ -29,9 +29,6 @@ _OF_EVERY_HOME = {
         "sparse.jagged_tensor.regroup_kts",
         "sparse.jagged_tensor_validator.validate_keyed_jagged_tensor",
     ),
-    "recapp.compat.feature_processor_sharder": (
-        "distributed.fp_embeddingbag.FeatureProcessedEmbeddingBagCollectionSharder",
-    ),
     "recapp.compat.feature_processors": (
         "modules.feature_processor_.FeatureProcessor",
         "modules.feature_processor_.FeatureProcessorsCollection",
@@ -43,7 +40,8 @@ _OF_EVERY_HOME = {
     "recapp.compat.feature_processors:FeatureProcessedEmbeddingBagCollection": (
         "distributed.fp_embeddingbag.ShardedFeatureProcessedEmbeddingBagCollection",
     ),
-    "recapp.compat.managed_collision_sharders": (
+    "recapp.compat.wrapped_sharders": (
+        "distributed.fp_embeddingbag.FeatureProcessedEmbeddingBagCollectionSharder",
         "distributed.mc_embedding.ManagedCollisionEmbeddingCollectionSharder",
         "distributed.mc_embeddingbag.ManagedCollisionEmbeddingBagCollectionSharder",
         "distributed.mc_modules.ManagedCollisionCollectionSharder",

@@ -1,5 +1,7 @@
-"""What TorchRec's sharders of modules that wrap a collection have in common: they shard the
-collection inside, and the module stands over its twin.
+"""TorchRec's sharders of modules that wrap a collection: feature processors and managed collisions.
+
+They shard the collection inside, and the module stands over its twin. Programs pass them to
+`DistributedModelParallel`, where any sharder shards every collection of a model.
 """
 
 from collections.abc import Mapping
@@ -8,6 +10,12 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from recapp.compat.feature_processors import FeatureProcessedEmbeddingBagCollection
+from recapp.compat.managed_collision_collections import (
+    ManagedCollisionEmbeddingBagCollection,
+    ManagedCollisionEmbeddingCollection,
+)
+from recapp.compat.managed_collisions import ManagedCollisionCollection
 from recapp.engine.sharder import CollectionSharder
 from recapp.errors import ConfigError
 from recapp.optim.rules import RowRule
@@ -77,3 +85,98 @@ class WrappedSharder(CollectionSharder):
             )
         twin = super().shard(module.collection, params, env, device, module_fqn)
         return module.over(twin)
+
+
+class FeatureProcessedEmbeddingBagCollectionSharder(WrappedSharder):
+    """A sharder of collections with feature processors, by every sharding type; TorchRec has no
+    row-wise types for them.
+
+    Args:
+        ebc_sharder: As of `WrappedSharder`.
+        qcomm_codecs_registry: As of `WrappedSharder`.
+    """
+
+    wraps = FeatureProcessedEmbeddingBagCollection
+
+    def __init__(
+        self, ebc_sharder: CollectionSharder | None = None, qcomm_codecs_registry: Any = None
+    ) -> None:
+        super().__init__(ebc_sharder, None, qcomm_codecs_registry)
+
+
+class ManagedCollisionEmbeddingBagCollectionSharder(WrappedSharder):
+    """A sharder of bags with managed collisions.
+
+    Args:
+        ebc_sharder: As of `WrappedSharder`.
+        mc_sharder: Not needed: managed collisions lie with the rows.
+        fused_params: As of `WrappedSharder`.
+        qcomm_codecs_registry: As of `WrappedSharder`.
+    """
+
+    wraps = ManagedCollisionEmbeddingBagCollection
+
+    def __init__(
+        self,
+        ebc_sharder: CollectionSharder | None = None,
+        mc_sharder: CollectionSharder | None = None,
+        fused_params: Mapping[str, Any] | RowRule | None = None,
+        qcomm_codecs_registry: Any = None,
+    ) -> None:
+        super().__init__(ebc_sharder, fused_params, qcomm_codecs_registry)
+
+
+class ManagedCollisionEmbeddingCollectionSharder(WrappedSharder):
+    """A sharder of sequences with managed collisions.
+
+    Args:
+        ec_sharder: As of `WrappedSharder`.
+        mc_sharder: Not needed: managed collisions lie with the rows.
+        fused_params: As of `WrappedSharder`.
+        qcomm_codecs_registry: As of `WrappedSharder`.
+    """
+
+    wraps = ManagedCollisionEmbeddingCollection
+
+    def __init__(
+        self,
+        ec_sharder: CollectionSharder | None = None,
+        mc_sharder: CollectionSharder | None = None,
+        fused_params: Mapping[str, Any] | RowRule | None = None,
+        qcomm_codecs_registry: Any = None,
+    ) -> None:
+        super().__init__(ec_sharder, fused_params, qcomm_codecs_registry)
+
+
+class ManagedCollisionCollectionSharder(CollectionSharder):
+    """A sharder of managed collisions, which lie with the rows of their tables.
+
+    Args:
+        qcomm_codecs_registry: As of `CollectionSharder`.
+    """
+
+    def __init__(self, qcomm_codecs_registry: Any = None) -> None:
+        super().__init__(None, qcomm_codecs_registry)
+
+    @property
+    def module_type(self) -> type[ManagedCollisionCollection]:
+        """Return the class of the modules that are sharded."""
+        return ManagedCollisionCollection
+
+    def shard(
+        self,
+        module: Any,
+        params: Mapping[str, TableSharding],
+        env: Any = None,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> Any:
+        """Refuse to shard managed collisions without their tables.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "ManagedCollisionCollectionSharder.shard: managed collisions lie with the rows of "
+            "their tables: shard the ManagedCollisionEmbeddingBagCollection, with its own sharder"
+        )

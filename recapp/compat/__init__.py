@@ -1,9 +1,28 @@
-"""What programs written for other systems find here: their module paths, and adapters where they
-shape a thing otherwise than recapp does. Nothing in the package rests on this room but the
-package's own `__init__`, which lets the paths be found.
+"""Adapters for programs that were written for TorchRec or HugeCTR: their module paths, and their
+names and arguments where recapp shapes a thing otherwise. No other room needs this one: the
+package's own `__init__` makes the paths found, and `app` reads HugeCTR's words and plans.
 
-    torchrec_names    which name of TorchRec is what here, path by path
-    hugectr_names     which name of HugeCTR is what here (hugectr_collection, hugectr_optimizers)
-    foreign_paths     lets `import` and attribute access find those paths
-    the others        adapters: TorchRec's DLRM, train pipeline, environments, plans by hand, ...
+| subject                    | files                                                              |
+|----------------------------|--------------------------------------------------------------------|
+| module paths               | foreign_paths, torchrec_names, hugectr_names                       |
+| **TorchRec**               |                                                                    |
+| models and modules         | torchrec_dlrm, small_modules, feature_processors, module_helpers   |
+| training                   | train_pipeline, awaitables, sharding_env, wrapped_sharders         |
+| optimisers                 | keyed_optimizers, warmup_optimizer, clipping_optimizer,            |
+|                            | rowwise_adagrad                                                    |
+| plans                      | planning, plans_by_hand, quantised_comms                           |
+| jagged tensors             | jagged_functions                                                   |
+| tables that take any ids   | managed_collisions, managed_collision_collections,                 |
+|                            | eviction_policies                                                  |
+| quantised models           | quantised_models, quantised_collections, quantised_rows,           |
+|                            | predict_modules                                                    |
+| data                       | random_data, movielens                                             |
+| notebooks about TorchRec   | benchmark_helpers, visualizer                                      |
+| **HugeCTR**                |                                                                    |
+| words in recapp's settings | hugectr_words                                                      |
+| plan files                 | hugectr_plan_format, hugectr_plan_lists, hugectr_plan_matrix       |
+| a program, from the top    | hugectr_model, hugectr_program, hugectr_solver, hugectr_reader     |
+| its tables                 | hugectr_collection, hugectr_optimizers                             |
+| its dense layers           | hugectr_graph, hugectr_layers, hugectr_layer_modules               |
+| its arguments              | hugectr_arguments, hugectr_enums                                   |
 """

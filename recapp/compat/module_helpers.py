@@ -1,19 +1,29 @@
-"""Small functions of TorchRec about modules, their names and sizes that programs call."""
+"""Small functions of TorchRec about modules and their state dicts, names and sizes.
+
+`recapp.gathered_state_dict(model)` does at once what programs do with `state_dict_gather` and
+`state_dict_to_device`.
+"""
 
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
+from recapp.engine.gathered_state import gathered_tables
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.engine.sharder import (
     CollectionSharder,
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
+    own_device,
 )
+from recapp.engine.table_strips import TableStrips, strips_in
+from recapp.errors import ConfigError
 from recapp.tables.config import DataType
+from recapp.transport.choose_transport import make_comm
 
 T = TypeVar("T")
 GB = 1024**3
@@ -112,3 +122,75 @@ def data_type_to_dtype(data_type: DataType | str) -> torch.dtype:
         ValueError: There is none of that name.
     """
     return DataType(data_type).dtype
+
+
+def state_dict_to_device(
+    state_dict: Mapping[str, Any], pg: "dist.ProcessGroup | None", device: torch.device
+) -> dict[str, Any]:
+    """Return a copy of a state dict whose tensors lie on a device.
+
+    Args:
+        state_dict: Of a sharded model: what this rank holds.
+        pg: Not needed: nothing is sent.
+        device: Where tensors shall lie.
+
+    Raises:
+        ConfigError: An entry is neither a tensor nor the strips of a table.
+    """
+    return {
+        name: _moved(value, device)
+        if isinstance(value, Tensor | TableStrips)
+        else [
+            (rows, cols, _moved(tensor, device), *mixed)
+            for rows, cols, tensor, *mixed in _strips(name, value)
+        ]
+        for name, value in state_dict.items()
+    }
+
+
+def state_dict_gather(src: Mapping[str, Any], dst: Mapping[str, Tensor]) -> None:
+    """Fill the state dict of an unsharded model on rank 0 from what all ranks hold, in place. Every
+    rank of the default group calls it; what another rank gives as `dst` only names the entries.
+
+    Args:
+        src: The state dict of the sharded model on this rank.
+        dst: That of the unsharded model; names that it lacks are left out.
+
+    Raises:
+        ConfigError: `src` lacks a name, or sizes differ.
+    """
+    missing = [name for name in dst if name not in src]
+    if missing:
+        raise ConfigError(f"state_dict_gather: src has no {missing[0]}, which dst has")
+    there = dist.is_available() and dist.is_initialized()
+    group = dist.group.WORLD if there else None
+    comm = make_comm(group, own_device(group), transport="gloo")
+    held = {name: _strips(name, src[name]) for name in dst if not isinstance(src[name], Tensor)}
+    whole: dict[str, Tensor] = gathered_tables(held, comm)
+    if comm.rank:
+        return
+    for name, target in dst.items():
+        value = whole.get(name, src[name])
+        if value.shape != target.shape:
+            raise ConfigError(
+                f"state_dict_gather: {name} is {list(value.shape)} in src and "
+                f"{list(target.shape)} in dst"
+            )
+        target.detach().copy_(value)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, TableStrips):
+        return value.each(lambda tensor: _moved(tensor, device))
+    return value.detach().to(device, copy=True)
+
+
+def _strips(name: str, value: Any) -> list[Any]:
+    """Return the strips of a table of a state dict."""
+    strips = strips_in(value)
+    if strips is None:
+        raise ConfigError(
+            f"state dict: {name} is a {type(value).__name__}: must be a tensor, or the strips of a "
+            "table as a sharded model has them"
+        )
+    return strips

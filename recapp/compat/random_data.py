@@ -1,19 +1,40 @@
 """TorchRec's random data set and its batch, and the names of Criteo's columns: what examples of
 TorchRec train on. Real logs are read by `recapp.ClickData`.
+
+TorchRec's pipelines ask for batches that are `Pipelineable`. Here any batch with `to` will do, so
+these classes are only a form that a program's own batches may follow.
 """
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from recapp.compat.streamable import Pipelineable
 from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+
+
+class Multistreamable(ABC):
+    """A batch whose memory another stream may use."""
+
+    @abstractmethod
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keep the memory until the work that `stream` has queued by now is done."""
+
+
+class Pipelineable(Multistreamable):
+    """A batch that can be moved to a device ahead of its turn."""
+
+    @abstractmethod
+    def to(self, device: torch.device, non_blocking: bool = False) -> Any:
+        """Return the batch on a device."""
+
 
 INT_FEATURE_COUNT = 13
 CAT_FEATURE_COUNT = 26

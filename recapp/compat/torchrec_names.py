@@ -98,6 +98,8 @@ _OF_EVERY_HOME = {
         "distributed.utils.get_unsharded_module_names",
         "distributed.utils.none_throws",
         "modules.embedding_configs.data_type_to_dtype",
+        "inference.state_dict_transform.state_dict_gather",
+        "inference.state_dict_transform.state_dict_to_device",
     ),
     "recapp.compat.movielens": (
         "datasets.movielens.DEFAULT_COLUMN_NAMES",
@@ -108,12 +110,10 @@ _OF_EVERY_HOME = {
         "datasets.movielens.movielens_20m",
         "datasets.movielens.movielens_25m",
     ),
-    "recapp.compat.parameter_sharding": (
+    "recapp.compat.plans_by_hand": (
         "distributed.ParameterSharding",
         "distributed.sharding_plan.placement",
         "distributed.types.ParameterSharding",
-    ),
-    "recapp.compat.plans_by_hand": (
         "distributed.ShardingPlan",
         "distributed.planner.types.ShardingPlan",
         "distributed.sharding_plan.apply_to_all",
@@ -172,6 +172,10 @@ _OF_EVERY_HOME = {
         "datasets.criteo.TOTAL_TRAINING_SAMPLES",
         "datasets.random.RandomRecDataset",
         "datasets.utils.Batch",
+        "Multistreamable",
+        "Pipelineable",
+        "streamable.Multistreamable",
+        "streamable.Pipelineable",
     ),
     "recapp.compat.sharding_env": (
         "distributed.ModuleSharder",
@@ -185,19 +189,9 @@ _OF_EVERY_HOME = {
         "distributed.types.ModuleSharder",
         "distributed.types.ShardingEnv",
     ),
-    "recapp.compat.state_dict_transform": (
-        "inference.state_dict_transform.state_dict_gather",
-        "inference.state_dict_transform.state_dict_to_device",
-    ),
     "recapp.compat.small_modules": (
         "modules.activation.SwishLayerNorm",
         "modules.regroup.KTRegroupAsDict",
-    ),
-    "recapp.compat.streamable": (
-        "Multistreamable",
-        "Pipelineable",
-        "streamable.Multistreamable",
-        "streamable.Pipelineable",
     ),
     "recapp.compat.torchrec_dlrm": (
         "models.dlrm.DLRM",

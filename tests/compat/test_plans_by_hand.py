@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from recapp.compat.parameter_sharding import ParameterSharding
 from recapp.compat.plans_by_hand import (
+    ParameterSharding,
     ShardingPlan,
     apply_to_all,
     column_wise,

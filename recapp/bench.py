@@ -40,7 +40,7 @@ from recapp import console
 from recapp.app.chosen_options import command_settings
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import with_absolute_paths
-from recapp.errors import ConfigError, suggest
+from recapp.errors import ConfigError
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.settings.option_files import options
@@ -48,7 +48,7 @@ from recapp.settings.primaries import VERBS
 
 ROWS_FILE = "rows.json"
 SHORT = ("plan", "model")  # groups have these names, and Hydra would look for an option there
-PLANS = {  # that are measured without plan=...
+PLANS: dict[str, Sequence[str]] = {  # that are measured without plan=...
     "step": (
         "table_wise",
         "row_wise",
@@ -63,6 +63,11 @@ PLANS = {  # that are measured without plan=...
     "data": ("table_wise",),
     "dynamic": ("table_wise",),
 }
+ALONE = {
+    "start": "runs whole commands",
+    "inference": "measures one process",
+}
+"""The verbs that no ranks may be started for beside their own process, and why."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,87 +81,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(config: dict[str, Any], job: Job) -> None:
-    """Run the measurement of the job's verb on its ranks, and print the records.
+    """Run the measurement of the job's verb, and print its records.
 
     Args:
         config: The composed settings of the command.
         job: The job: its verb, directory and overrides.
     """
     settings = settings_of(config, job)
-    if job.verb == "start":
-        _print(_commands_timed(settings, job), job.verb, config["format"])
-        return
     with TemporaryDirectory(prefix="recapp_bench_") as folder:
-        settings["folder"] = folder
-        worker = "recapp.benchmarks.bench_worker"
-        if job.verb == "inference":
-            settings["served"] = _served(settings, job, Path(folder))
-            worker = "recapp.app.inference_worker"
-        found = run_on_ranks(settings, job, worker, preload=f"torch {worker}")
-    if external_rank():
-        return
-    _print(found, job.verb, config["format"])
-
-
-def _commands_timed(settings: dict[str, Any], job: Job) -> dict[str, Any]:
-    """Time commands in processes of their own, and write the records into the job's directory.
-
-    Raises:
-        ConfigError: `bench.baseline` names no recapp.
-        LaunchError: A command failed.
-    """
-    from recapp.benchmarks.start_times import can_drop_caches, measure
-
-    if "cold" in settings["cache"] and not can_drop_caches():
-        console.note("cache=cold: only root may empty the page cache: those numbers are left out")
-    with (
-        TemporaryDirectory(prefix="recapp_bench_") as folder,
-        console.progress("start, rounds", settings["rounds"]) as advance,
-    ):
-        found = measure(settings, Path(folder), advance)
-    (job.directory / ROWS_FILE).write_text(json.dumps(found, indent=1) + "\n")
-    return {**found, "pictures": []}
-
-
-def _print(found: dict[str, Any], verb: str, format: str) -> None:
-    """Print records, and say where pictures are."""
-    from recapp.benchmarks import columns
-
-    pictures = found.pop("pictures")
-    if format == "json":
-        console.emit_document({k: v for k, v in found.items() if isinstance(v, list)})
-    else:
-        for name, rows in found.items():
-            kind = verb if name == "rows" else name
-            if kind in columns.COLUMNS:
-                console.emit(columns.shown(kind, rows), format, columns.COLUMNS[kind])
-    if verb == "inference":
-        from recapp.benchmarks.scoring_speed import goal_lines  # imports torch
-
-        for line in goal_lines(found["rows"]):
-            console.note(line)
-    for path in pictures:
-        console.note(f"picture {console.short_path(path)}")
-
-
-def _served(settings: dict[str, Any], job: Job, folder: Path) -> dict[str, str]:
-    """Return the checkpoint or artefact of each model that is measured, trained where it is a
-    generated one.
-
-    Raises:
-        ConfigError: Other ranks were started beside this process.
-    """
-    if external_rank() is not None:
-        raise ConfigError("bench inference measures one process: start it without torchrun or srun")
-    if settings["artefact"] is not None:
-        return {Path(settings["artefact"]).name.partition(".")[0]: settings["artefact"]}
-    from recapp.app.served_models import train_generated
-    from recapp.benchmarks.models import SERVED
-
-    return {
-        name: str(train_generated(SERVED[name], folder / f"{name}_trained", job))
-        for name in settings["model"]
-    }
+        found = _measured(settings | {"folder": folder}, job)
+    if found:  # ranks other than the first have nothing to print
+        _report(found, job.verb, config["format"])
 
 
 def _in_full(argument: str) -> str:
@@ -164,57 +99,51 @@ def _in_full(argument: str) -> str:
     return f"bench.{argument.lstrip('+')}" if name in SHORT and "=" in argument else argument
 
 
+# ---- the settings
+
+
 def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
-    """Return the settings of the ranks: checked, with the rules of each plan and no open value.
+    """Return the settings of the measurement: checked, with the rules of each plan and no open
+    value.
 
     Args:
         config: The composed settings of the command.
         job: The job: its verb and the folders of its options.
 
     Raises:
-        ConfigError: An unknown name, a number out of range, a backend that is not installed, or a
-            Python without TorchRec.
+        ConfigError: An unknown name, a backend that is not installed, a Python without TorchRec, or
+            ranks that were started beside this process, where it measures alone.
     """
+    if job.verb in ALONE and external_rank() is not None:
+        raise ConfigError(f"bench {job.verb} {ALONE[job.verb]}: start it without torchrun or srun")
     bench = config["bench"]
-    if job.verb == "start":
-        return _of_start(config)
-    from recapp.benchmarks.checks import checked
-
-    chosen = _names(
-        bench["plan"], PLANS.get(job.verb, ()), [*options("plan", job.folders), *bench["plans"]]
-    )
-    plans = {
-        name: bench["plans"].get(name) or command_settings("plan", [f"+plan={name}"])["plan"]
-        for name in chosen
-    }
     settings = with_absolute_paths(config) | {
         "verb": job.verb,
-        "plans": plans,
         "model": bench["model"],
         "artefact": _absolute(config["artefact"]),
         "torchrec_python": _absolute(bench["torchrec_python"]),
+        "baseline": _absolute(bench["baseline"]),
     }
     del settings["bench"]
+    if job.verb == "start":  # needs nothing that computes
+        given = settings["cache"]
+        caches = given if isinstance(given, list) else [given]
+        return settings | {"cache": list(dict.fromkeys(caches))}
+    from recapp.benchmarks.checks import check_names, checked
+
+    plans = bench["plans"]
+    known = [*options("plan", job.folders), *plans]
+    names = PLANS.get(job.verb, ())
+    if bench["plan"] is not None:
+        names = check_names("plan", bench["plan"], known)
+    settings["plans"] = {
+        name: plans.get(name) or command_settings("plan", [f"+plan={name}"])["plan"]
+        for name in names
+    }
     settings = checked(settings)
     if job.verb == "data":
         _write_logs(settings["dataset"])
     return settings | {"trainer": {"devices": settings["ranks"], "accelerator": "cpu"}}
-
-
-def _of_start(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of `start`, which needs nothing that computes.
-
-    Raises:
-        ConfigError: Ranks were started beside this process.
-    """
-    if external_rank() is not None:
-        raise ConfigError("bench start runs whole commands: start it without torchrun or srun")
-    cache = config["cache"]
-    return {
-        "rounds": config["rounds"],
-        "cache": list(dict.fromkeys(cache if isinstance(cache, list) else [cache])),
-        "baseline": _absolute(config["bench"]["baseline"]),
-    }
 
 
 def _absolute(path: str | None) -> str | None:
@@ -238,12 +167,75 @@ def _write_logs(dataset: dict[str, Any]) -> None:
         write_generated(dataset)
 
 
-def _names(given: object, default: Sequence[str], known: Sequence[str]) -> list[str]:
-    names = list(default) if given is None else list(given) if isinstance(given, list) else [given]
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"plan={name}: {suggest(str(name), known)}")
-    return list(dict.fromkeys(map(str, names)))
+# ---- the measurement
+
+
+def _measured(settings: dict[str, Any], job: Job) -> dict[str, Any]:
+    """Run a measurement and return its records by the names of their tables, and its `pictures`."""
+    if job.verb == "start":
+        return _commands_timed(settings, job)
+    worker = "recapp.benchmarks.bench_worker"
+    if job.verb == "inference":
+        worker = "recapp.app.bench_inference"
+        settings["served"] = _served(settings, job)
+    return run_on_ranks(settings, job, worker, preload=f"torch {worker}")
+
+
+def _commands_timed(settings: dict[str, Any], job: Job) -> dict[str, Any]:
+    """Time commands in processes of their own, and write the records into the job's directory.
+
+    Raises:
+        ConfigError: `bench.baseline` names no recapp.
+        LaunchError: A command failed.
+    """
+    from recapp.benchmarks.start_times import can_drop_caches, measure
+
+    if "cold" in settings["cache"] and not can_drop_caches():
+        console.note("cache=cold: only root may empty the page cache: those numbers are left out")
+    with console.progress("start, rounds", settings["rounds"]) as advance:
+        found = measure(settings, Path(settings["folder"]), advance)
+    (job.directory / ROWS_FILE).write_text(json.dumps(found, indent=1) + "\n")
+    return {**found, "pictures": []}
+
+
+def _served(settings: dict[str, Any], job: Job) -> dict[str, str]:
+    """Return the checkpoint or artefact of each model that is measured; a generated model is
+    trained first.
+    """
+    if settings["artefact"] is not None:
+        return {Path(settings["artefact"]).name.partition(".")[0]: settings["artefact"]}
+    from recapp.app.bench_inference import train_generated
+    from recapp.benchmarks.models import SERVED
+
+    folder = Path(settings["folder"])
+    return {
+        name: str(train_generated(SERVED[name], folder / f"{name}_trained", job))
+        for name in settings["model"]
+    }
+
+
+# ---- the report
+
+
+def _report(found: dict[str, Any], verb: str, format: str) -> None:
+    """Print records, and say where pictures are."""
+    from recapp.benchmarks import columns
+
+    pictures = found.pop("pictures")
+    if format == "json":
+        console.emit_document({k: v for k, v in found.items() if isinstance(v, list)})
+    else:
+        for name, rows in found.items():
+            kind = verb if name == "rows" else name
+            if kind in columns.COLUMNS:
+                console.emit(columns.shown(kind, rows), format, columns.COLUMNS[kind])
+    if verb == "inference":
+        from recapp.benchmarks.scoring_speed import goal_lines  # imports torch
+
+        for line in goal_lines(found["rows"]):
+            console.note(line)
+    for path in pictures:
+        console.note(f"picture {console.short_path(path)}")
 
 
 if __name__ == "__main__":

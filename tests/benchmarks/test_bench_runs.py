@@ -347,7 +347,7 @@ def test_the_commands_of_the_pages_mean_something(monkeypatch):
         )
         if c.arguments[0] == "start":  # which has no ranks of its own
             continue
-        measurements = MEASUREMENTS | {"inference": "recapp.app.inference_worker"}
+        measurements = MEASUREMENTS | {"inference": "recapp.app.bench_inference"}
         assert import_module(measurements[settings["verb"]]).run and bool(settings["plans"]) == (
             settings["verb"] not in ("kernels", "quantised", "memory", "inference", "serve")
         )

@@ -1,9 +1,9 @@
-"""The models that `bench inference` measures, made ready: a generated one is trained for a step, a
-checkpoint becomes an artefact for each way to store its tables.
+"""Models of `bench inference`, made ready with what only the application can do: training, export,
+loading. `recapp/benchmarks/scoring_speed.py` measures them.
 
-    shape -> logs, settings of recapp.train -> one rank -> checkpoint      (`train_generated`)
-    checkpoint -> export_model, width by width -> artefacts                (`served_model`)
-    validation rows -> the raw rows that batches are cut from
+    the command    shape -> logs, settings of recapp.train -> one rank -> checkpoint
+    its worker     checkpoint -> export_model, width by width -> artefacts
+                   validation rows -> the raw rows that batches are cut from
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,17 @@ from recapp.app.export_model import Export, export_model
 from recapp.app.load_artefact import settings_of_artefact
 from recapp.app.load_model import load_model
 from recapp.app.validation_rows import made_up_rows, validation_source
+from recapp.benchmarks import bench_worker, scoring_speed
 from recapp.benchmarks.models import ServedModel
 from recapp.benchmarks.scoring_speed import Served
+from recapp.benchmarks.session import Session
 from recapp.dataset.example_rows import example_rows
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.schema import schema_from
 from recapp.engine.read_only_store import like, values_of
 from recapp.engine.shard_model import embedding_collections
+from recapp.errors import ConfigError
+from recapp.inference.build_cpp import build, missing_tools
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.storage import values
 from recapp.stored.directories import is_artefact
@@ -73,6 +77,51 @@ def train_generated(model: ServedModel, folder: Path, job: Job) -> Path:
     return directory / "checkpoints" / "last.ckpt"
 
 
+def run(settings: dict[str, Any], job_dir: Path) -> None:
+    """Measure the models of the settings; records and pictures are as of `bench_worker`.
+
+    Args:
+        settings: The checked settings of `recapp.bench`, with the checkpoint or artefact of each
+            model as `served`.
+        job_dir: The directory of the records and pictures.
+    """
+    bench_worker.run(settings, job_dir, measure)
+
+
+def measure(session: Session) -> None:
+    """Measure every model of a session."""
+    settings = session.settings
+    program = cpp_program(session.folder / "cpp") if settings["compile"] else None
+    for name, path in settings["served"].items():
+        served = served_model(
+            name,
+            Path(path),
+            settings["quantize"],
+            settings["compile"],
+            session.folder,
+            program,
+        )
+        scoring_speed.run(session, served)
+
+
+def cpp_program(folder: Path) -> Path | None:
+    """Build the C++ program; return None where that does not work, which is noted.
+
+    Args:
+        folder: The directory of the program.
+    """
+    missing = missing_tools()
+    if missing:
+        console.note(f"the C++ program is left out: {', '.join(missing)} is not here")
+        return None
+    console.note("building the C++ program (a minute) ...")
+    try:
+        return build(folder)
+    except ConfigError as error:
+        console.note(f"the C++ program is left out: {error}")
+        return None
+
+
 def served_model(
     name: str,
     path: Path,
@@ -81,12 +130,12 @@ def served_model(
     folder: Path,
     program: Path | None,
 ) -> Served:
-    """Return a model as it is measured.
+    """Return a model with everything that is measured of it.
 
     Args:
-        name: What it is called in records.
+        name: The name of the model in records.
         path: A checkpoint, or an artefact, which is measured as it is.
-        quantize: How its tables are to be stored, one after the other.
+        quantize: The ways to store its tables, one after the other.
         compiles: Whether dense parts are compiled.
         folder: Where artefacts are written.
         program: The C++ program; None where it is not built.

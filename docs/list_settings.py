@@ -25,6 +25,8 @@ MARK = "<!-- What follows is written by docs/list_settings.py: edit conf/ and ru
 WIDTH = 100
 SHOWN = 50  # characters of a value
 EXPERIMENT = "experiment"  # the group whose options list settings of other groups
+WORD = re.compile(r"[\w-]+")
+OF_LISTS = {"a", "list", "of", "one", "or", "some", "them"}
 WHOLE = ("hardware", "plans")  # mappings that are listed without what is in them
 
 
@@ -121,6 +123,8 @@ def inner_lines(group: str, names: Sequence[str]) -> Iterator[str]:
 def setting(name: str, value: Any, words: str, kind: Any) -> Iterator[str]:
     """Yield the lines of one setting: name, value, what is allowed, what it means."""
     said = "must be given" if value == "???" else allowed(kind)
+    if set(WORD.findall(said)) - OF_LISTS <= set(WORD.findall(words)):
+        said = ""  # the words list it
     text = shown(value)
     text = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
     left = f"`{name}`" if value == "???" else f"`{name}={text}`"

@@ -64,8 +64,8 @@ class Command:
 
 
 def _swept(values):
-    """The values of a sweep: commas inside of brackets are those of a list."""
-    return re.findall(r"(?:\[[^]]*\]|\{[^}]*\}|[^,])+", values)
+    """The values of a sweep: commas inside of brackets are those of a list or of a function."""
+    return re.findall(r"(?:\[[^]]*\]|\{[^}]*\}|\((?:[^()]|\([^)]*\))*\)|[^,])+", values)
 
 
 def blocks(language=None, page=None):

@@ -3,6 +3,7 @@ pictures are drawn by their script, and the list of settings is that of the sett
 """
 
 import ast
+import json
 import os
 import re
 import socket
@@ -10,8 +11,10 @@ import subprocess
 import sys
 from dataclasses import fields
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
+from urllib.request import urlopen
 from xml.etree import ElementTree
 
 import architecture
@@ -44,7 +47,7 @@ from recapp.sharding.plan_file import read_plan
 from recapp.tables.config import EmbeddingBagConfig
 
 LANGUAGES = {"bash", "sh", "python", "yaml", "text"}
-README_LINES = 150
+README_LINES = 149
 COLUMNS = 100
 LINK = re.compile(r"!?\[[^]]*\]\(([^)]+)\)", re.DOTALL)
 COMMANDS = sorted(
@@ -54,6 +57,7 @@ COMMANDS = sorted(
     },
     key=lambda c: (c.name, c.arguments),
 )
+TOUR = "docs/tour.md"  # is typed in its order
 ON_PAPER = ("plan", "bench", "report", "serve")  # have a verb or a path, and tests of their own
 
 
@@ -163,10 +167,11 @@ def test_the_list_of_settings_is_that_of_the_settings():
 def test_every_command_of_the_pages_means_something(jobs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own_files(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path / "mine"))
+    for folder in ("mine", "shop"):
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
     made = [*small(tmp_path / "data/generated", rows=3000), "trainer.max_steps=1"]
     jobs.train("outputs/first", "+plan=mixed", *made)
-    composed = [c for c in COMMANDS if c.name not in ON_PAPER]
+    composed = [c for c in COMMANDS if c.name not in ON_PAPER and not missing(c)]
     assert len({c.name for c in composed}) > 1 and len(composed) >= 20
     for found, overrides in ((c, o) for c in composed for o in c.overrides):
         overrides = [
@@ -311,6 +316,15 @@ def test_variables_of_the_environment_are_read_somewhere():
 # ---- scripts
 
 
+def missing(found):
+    """The package that a command names, `pip install` fetches and this environment lacks, if any;
+    recapp is used with them, and never needs them.
+    """
+    packages = ("optuna", "wandb", "mlflow")
+    named = [name for name in packages if any(name in word for word in found.arguments)]
+    return next((name for name in named if find_spec(name) is None), None)
+
+
 def run_script(block, base, **variables):
     """What a script of a page prints: on two ranks if it makes a process group."""
     path = base / (block.file or f"{block.page.replace('/', '_').removesuffix('.md')}.py")
@@ -354,7 +368,11 @@ def test_the_script_of_the_readme_runs_on_one_rank(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("block", blocks("python"), ids=lambda b: f"{b.page} {b.file or ''}")
+@pytest.mark.parametrize(
+    "block",
+    [b for b in blocks("python") if b.page != TOUR],
+    ids=lambda b: f"{b.page} {b.file or ''}",
+)
 def test_every_script_runs(block, with_a_checkpoint):
     said = run_script(block, with_a_checkpoint)
     if block.file == "script.py":
@@ -367,6 +385,51 @@ def test_every_script_runs(block, with_a_checkpoint):
         assert list(found) == ["data_parallel", "table_wise", "row_wise", "column_wise"]
         assert found["data_parallel"] == "615680000, 615680000"
         assert found["row_wise"] == found["column_wise"] == "307840000, 307840000"
+
+
+def scores_over_http(found, folder, path):
+    """What a server that the command starts, at a free port, answers to the rows of its model."""
+    arguments = [a for a in found.arguments if not a.startswith("port=")]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "recapp.serve", *arguments, "port=0", "format=json"],
+        cwd=folder,
+        env=environment(PYTHONPATH=path),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with server:
+        try:
+            address = json.loads(server.stdout.readline())["rows"][0]["address"]
+            (name,) = (a.removeprefix("name=") for a in arguments if a.startswith("name="))
+            with urlopen(f"{address}/v2/models/{name}/example") as rows:
+                asked = rows.read()
+            with urlopen(f"{address}/v2/models/{name}/infer_rows", asked) as answer:
+                return json.load(answer)["scores"]
+        finally:
+            server.terminate()
+
+
+@pytest.mark.full
+def test_the_page_from_logs_to_a_served_model_is_typed_in_its_order(tmp_path):
+    own_files(tmp_path)
+    path = os.pathsep.join((str(REPOSITORY), "shop"))
+    typed = []
+    for block in blocks(page=TOUR):
+        if block.language == "python":
+            run_script(block, tmp_path)
+        for found in [c for c in commands([block.text]) if not missing(c)]:
+            if found.name == "serve":
+                assert all(0 < score < 1 for score in scores_over_http(found, tmp_path, path))
+                continue
+            short = ["trainer.max_steps=12"] if found.name == "train" else []
+            if "hydra/sweeper=optuna" in found.arguments:
+                short.append("hydra.sweeper.n_trials=2")
+            ran = command(
+                found.name, *found.arguments, *short, cwd=tmp_path, fresh=True, PYTHONPATH=path
+            )
+            assert ran.code == 0, (found, ran.err)
+            typed.append(found.name)
+    assert {"train", "predict", "export"} <= set(typed)
 
 
 @pytest.mark.full

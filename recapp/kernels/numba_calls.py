@@ -12,7 +12,8 @@ from torch import Tensor
 
 from recapp.kernels import numba_partition as partition
 from recapp.kernels.constants import CACHE_LINE_BYTES
-from recapp.kernels.links import Links, Rate, decay_of
+from recapp.kernels.links import Links, Rate
+from recapp.kernels.numba_vectors import Matrix, Touched
 
 STREAM_FROM_BYTES = 4 << 20  # smaller targets are read again from the caches
 # Waking a second thread takes 10 to 30 us: more than it gains with fewer bags or touched rows
@@ -49,18 +50,9 @@ def scalar(dtype: torch.dtype, value: float) -> Any:
     return np.float64(value) if dtype == torch.float64 else np.float32(value)
 
 
-def state_arrays(state: Sequence[Tensor], dtype: torch.dtype) -> list[Any]:
-    """Return the memory of a rule's state as two arrays, empty ones where it has less."""
-    arrays = [array(s.view(-1)) for s in state]
-    return [*arrays, *[array_or_empty(None, dtype)] * (2 - len(arrays))]
-
-
-def rate_arguments(lr: Rate, decay: float = 0.0) -> Any:
-    """Return learning rates as kernels take them, a number or a tuple of numbers; where weights
-    decay, the part of them that is lost, and these.
-    """
-    rates = tuple(map(float, lr)) if isinstance(lr, tuple) else float(lr)
-    return (float(decay_of(lr, decay)), rates) if decay else rates
+def rate_argument(lr: Rate) -> Any:
+    """Return learning rates as kernels take them, a number or a tuple of numbers."""
+    return tuple(map(float, lr)) if isinstance(lr, tuple) else float(lr)
 
 
 def past_caches(in_lines: bool, target: Tensor) -> bool:
@@ -72,16 +64,29 @@ def past_caches(in_lines: bool, target: Tensor) -> bool:
     )
 
 
-def matrix_and_result(
-    links: Links, target: Tensor, dtype: torch.dtype, scale: float
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return a sparse matrix and its target, as the kernels take them."""
-    matrix = (
+def matrix(links: Links, dtype: torch.dtype) -> Matrix:
+    """Return a sparse matrix as kernels take it, with entries of the type that is computed in."""
+    return Matrix(
         array(links.index_N),
         array_or_empty(links.offsets_M1, torch.int32),
         array_or_empty(links.weights_N, dtype),
     )
-    return matrix, (array(target), array_or_empty(links.at_M, torch.int32), scalar(dtype, scale))
+
+
+def touched(
+    row_U: Tensor,
+    mean_KU: Tensor | None,
+    weights_RD: Tensor,
+    state: Sequence[Tensor],
+    dtype: torch.dtype,
+    decay: float = 0.0,
+) -> Touched:
+    """Return the rows of a store that are updated as kernels take them."""
+    none = array_or_empty(None, dtype)
+    state0, state1, *_ = [*(array(s.view(-1)) for s in state), none, none]
+    means = none if mean_KU is None else array(mean_KU.view(-1))
+    rows = array(row_U), means, array(weights_RD.view(-1))
+    return Touched(*rows, state0, state1, float(decay), scalar(dtype, 0))
 
 
 def threads_of_torch() -> int:
@@ -89,7 +94,7 @@ def threads_of_torch() -> int:
     return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
 
 
-def run_on_threads(
+def run_bags(
     serial: Callable[..., Any],
     on_threads: Callable[..., Any],
     made_for: tuple[Any, ...],
@@ -109,8 +114,27 @@ def run_on_threads(
     if threads == 1 or links.bags < THREADS_FROM_ROWS:
         serial(*made_for)(*arguments, 0, links.bags)
         return
+    offsets_M1 = array_or_empty(links.offsets_M1, torch.int32)
     numba.set_num_threads(threads)
-    on_threads(*made_for)(
-        *arguments,
-        partition.split_bags(array_or_empty(links.offsets_M1, torch.int32), links.bags, threads),
-    )
+    on_threads(*made_for)(*arguments, partition.split_bags(offsets_M1, links.bags, threads))
+
+
+def run_strips(
+    serial: Callable[..., Any],
+    on_threads: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    threads: int,
+) -> None:
+    """Run a kernel whose strips have been assigned to threads.
+
+    Args:
+        serial: The kernel for one thread.
+        on_threads: The kernel for several threads.
+        arguments: The kernel's arguments before the threads.
+        threads: How many threads there are.
+    """
+    if threads == 1:
+        serial(*arguments, 0, 1)
+        return
+    numba.set_num_threads(threads)
+    on_threads(*arguments, np.arange(threads + 1))

@@ -6,7 +6,7 @@ is used again from batch to batch. The reference documents what the functions me
 `numba_integers.py`, `numba_unique.py` and `numba_vectors.py` how they are fast.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numba
@@ -30,19 +30,22 @@ from recapp.kernels.links import (
     Rule,
     Scratch,
     Staged,
+    decay_of,
 )
 from recapp.kernels.numba_calls import (
     THREADS_FROM_ROWS,
     array,
     array_or_empty,
-    matrix_and_result,
+    matrix,
     past_caches,
-    rate_arguments,
-    run_on_threads,
+    rate_argument,
+    run_bags,
+    run_strips,
     scalar,
-    state_arrays,
     threads_of_torch,
+    touched,
 )
+from recapp.kernels.numba_integers import Slots, Strips
 from recapp.kernels.numba_key_index import HashIndex
 from recapp.kernels.quantised import QuantisedRows
 
@@ -92,31 +95,26 @@ class NumbaBackend:
 
     def __init__(self) -> None:
         self._bucket_H = np.full(1024, -1, np.int32)
-        self._routes: dict[int, tuple[Routes, tuple[Any, ...]]] = {}
+        self._routes: dict[int, tuple[Routes, Strips]] = {}
         self._copies = Scratch()
 
-    def _buckets(self, n: int) -> Any:
-        """Return the hash table for up to n rows, filled with -1."""
+    def _buckets(self, n: int, threads: int = 1) -> Any:
+        """Return the hash table for up to n rows on each thread, filled with -1, [T, H]."""
+        n *= threads
         if len(self._bucket_H) < 4 * n:
             self._bucket_H = np.full(4 << max(n, 1).bit_length(), -1, np.int32)
-        return self._bucket_H
+        size = len(self._bucket_H) // threads
+        return self._bucket_H[: threads * size].reshape(threads, size)
 
-    def _arrays(self, r: Routes) -> tuple[Any, ...]:
-        """Return the routes' tensors as arrays, made once for each group.
-
-        Returns:
-            strip_S, rows_I, piece_I1, start_K, rank_K, base_K, and slot_I1: strip i has slots
-            slot[i] .. slot[i + 1].
-        """
-        known, found = self._routes.get(id(r), (None, ()))
-        if known is not r:
-            found = tuple(
-                map(
-                    array,
-                    (r.strip_S, r.rows_I, r.piece_I1, r.start_K, r.rank_K, r.base_K),
-                )
+    def _strips(self, r: Routes) -> Strips:
+        """Return the routes as kernels take them, made once for each group."""
+        known, found = self._routes.get(id(r), (None, None))
+        if known is not r or found is None:
+            strip_S, *rest = map(
+                array, (r.strip_S, r.rows_I, r.piece_I1, r.start_K, r.rank_K, r.base_K)
             )
-            found = *found, np.searchsorted(found[0], np.arange(len(r.rows_I) + 1))
+            slot_I1 = np.searchsorted(strip_S, np.arange(len(r.rows_I) + 1))
+            found = Strips(strip_S, slot_I1, *rest)
             self._routes[id(r)] = r, found
         return found
 
@@ -202,31 +200,19 @@ class NumbaBackend:
         self, r: Routes, b: Bags, world: int, take: Scratch
     ) -> tuple[UniqueRows, Counts]:
         """See the reference."""
-        _, rows_I, piece_I1, start_K, rank_K, base_K, slot_I1 = self._arrays(r)
+        strips = self._strips(r)
         P = b.pairs
-        strips = len(rows_I)
-        pair_I1 = np.concatenate([[0], np.cumsum(b.last_S - b.first_S)])[slot_I1]
-        first_I, found_I = np.zeros((2, strips), np.int64)
-        row_I1 = np.zeros(strips + 1, np.int64)
-        n_IW = np.zeros((strips, world), np.int64)
+        pair_I1 = np.concatenate([[0], np.cumsum(b.last_S - b.first_S)])[strips.slot_I1]
+        first_I, found_I = np.zeros((2, len(r.rows_I)), np.int64)
+        row_I1 = np.zeros(len(r.rows_I) + 1, np.int64)
+        n_IW = np.zeros((len(r.rows_I), world), np.int64)
         number, rank, count, bucket = (
             take(name, P, torch.int32) for name in ("number", "rank", "count", "bucket")
         )
         row = take("row", P, r.row_dtype if int(r.rows_I.max()) < 2**31 else torch.int64)
         threads = threads_of_torch() if P >= THREADS_FROM_PAIRS else 1
         thread_I = partition.assign_threads(np.diff(pair_I1), threads)
-        buckets = self._buckets(threads * int(np.diff(pair_I1).max(initial=1)))
-        whole = (
-            array(b.rows_L),
-            b.first_S,
-            b.last_S,
-            slot_I1,
-            pair_I1,
-            rows_I,
-            piece_I1,
-            start_K,
-            rank_K,
-            base_K,
+        found = unique_kernels.Found(
             array(number),
             array(row),
             array(rank),
@@ -236,14 +222,18 @@ class NumbaBackend:
             found_I,
             n_IW,
         )
-        if threads == 1:
-            unique_kernels.route_strips(thread_I, 0, threads, buckets, *whole)
-        else:
-            numba.set_num_threads(threads)
-            unique_kernels.route_strips_on_threads(thread_I, threads, buckets, *whole)
-        U = unique_kernels.compact_rows(
-            first_I, found_I, array(row), array(rank), array(count), row_I1
+        run_strips(
+            unique_kernels.route_strips,
+            unique_kernels.route_strips_on_threads,
+            (
+                unique_kernels.Pairs(array(b.rows_L), b.first_S, b.last_S, pair_I1, thread_I),
+                strips,
+                found,
+                self._buckets(int(np.diff(pair_I1).max(initial=1)), threads),
+            ),
+            threads,
         )
+        U = unique_kernels.compact_rows(found, row_I1)
         return UniqueRows(
             number, row[:U], rank[:U], count[:U], pair_I1, row_I1, thread_I, threads
         ), n_IW
@@ -293,35 +283,36 @@ class NumbaBackend:
             (None, None) if b.scale_M is None else (take("use", P, dtype), take("use_T", P, dtype))
         )
         staged, staged_S = self._staging(r, b, unique)
-        *_, slot_I1 = self._arrays(r)
-        whole = (
-            array(unique.number_P),
-            array(unique.count_U),
-            array(source_U),
-            b.first_S,
-            slot_I1,
-            unique.pair_I1,
-            unique.row_I1,
-            b.bag_S,
-            b.bags_S1,
-            array(b.lengths_N),
-            array(b.where_M),
-            array(b.scale_M),
-            array(b.weights_L),
-            array(start),
-            array(offsets),
-            array(index),
-            array(order),
-            array(use),
-            array(use_T),
-            staged_S,
-            r.width,
+        run_strips(
+            unique_kernels.link_strips,
+            unique_kernels.link_strips_on_threads,
+            (
+                _slots(b),
+                self._strips(r),
+                unique_kernels.Unique(
+                    array(unique.number_P),
+                    array(unique.count_U),
+                    array(source_U),
+                    unique.pair_I1,
+                    unique.row_I1,
+                    unique.thread_I,
+                ),
+                unique_kernels.Matrices(
+                    array(b.where_M),
+                    array_or_empty(b.scale_M, dtype),
+                    array_or_empty(b.weights_L, dtype),
+                    staged_S,
+                    r.width,
+                    array(offsets),
+                    array(index),
+                    array_or_empty(use, dtype),
+                    array(start),
+                    array(order),
+                    array_or_empty(use_T, dtype),
+                ),
+            ),
+            unique.threads,
         )
-        if unique.threads == 1:
-            unique_kernels.link_strips(unique.thread_I, 0, *whole)
-        else:
-            numba.set_num_threads(unique.threads)
-            unique_kernels.link_strips_on_threads(unique.thread_I, unique.threads, *whole)
         return Links(index, offsets, use, b.where_M, M), Links(order, start, use_T, None, U, staged)
 
     def _staging(self, r: Routes, b: Bags, unique: UniqueRows) -> tuple[Staged | None, Counts]:
@@ -331,32 +322,18 @@ class NumbaBackend:
             The copies, or None where they cost more than they gain; and the number of the bag in
             its strip's copy with which each slot begins.
         """
-        strip_S, *_, slot_I1 = self._arrays(r)
+        strips = self._strips(r)
         if b.pairs < STAGE_FROM_READS * len(b.where_M) or len(r.rows_I) < threads_of_torch():
             return None, np.zeros(0, np.int64)
-        bag_I1 = b.bags_S1[slot_I1]
-        return Staged(b.where_M, bag_I1, unique.row_I1), b.bags_S1[:-1] - bag_I1[strip_S]
+        bag_I1 = b.bags_S1[strips.slot_I1]
+        return Staged(b.where_M, bag_I1, unique.row_I1), b.bags_S1[:-1] - bag_I1[strips.strip_S]
 
     def route_bags(
         self, r: Routes, b: Bags, world: int, take: Scratch
     ) -> tuple[tuple[int, Counts], Counts]:
         """See the reference."""
-        strip_S, _, piece_I1, start_K, rank_K, *_ = self._arrays(r)
         last_W, rows_W, vectors_W = np.zeros((3, world), np.int64)
-        V = integers.route_bags(
-            array(b.rows_L),
-            b.first_S,
-            b.bag_S,
-            b.bags_S1,
-            array(b.lengths_N),
-            strip_S,
-            piece_I1,
-            start_K,
-            rank_K,
-            last_W,
-            rows_W,
-            vectors_W,
-        )
+        V = integers.route_bags(_slots(b), self._strips(r), last_W, rows_W, vectors_W)
         counts_W2 = np.stack([rows_W, vectors_W], 1)
         return (V, counts_W2), counts_W2
 
@@ -373,7 +350,6 @@ class NumbaBackend:
         take: Scratch,
     ) -> tuple[Links, Links]:
         """See the reference."""
-        strip_S, _, piece_I1, start_K, rank_K, base_K, _ = self._arrays(r)
         V, counts_W2 = found
         M = len(b.where_M)
         offsets = take("offsets", M + 1, torch.int32)
@@ -382,30 +358,14 @@ class NumbaBackend:
         use = None if b.scale_M is None else take("use", V, b.scale_M.dtype)
         length_W = id_first_W + counts_W2[:, 0]
         integers.write_bag_requests(
-            array(b.rows_L),
-            b.first_S,
-            b.bag_S,
-            b.bags_S1,
-            array(b.lengths_N),
-            strip_S,
-            piece_I1,
-            start_K,
-            rank_K,
-            base_K,
+            _slots(b),
+            self._strips(r),
+            integers.Requested(
+                id_first_W.copy(), length_W, length_W + counts_W2[:, 1], vector_first_W.copy()
+            ),
             np.zeros(len(length_W), np.int64),
-            vector_first_W.copy(),
-            id_first_W.copy(),
-            length_W,
             r.width,
-            array(b.where_M),
-            array(b.scale_M),
-            array(words_L),
-            length_W + counts_W2[:, 1],
-            array(ids),
-            array(offsets),
-            array(index),
-            array(source),
-            array(use),
+            *map(array, (b.where_M, b.scale_M, words_L, ids, offsets, index, source, use)),
         )
         return Links(index, offsets, use, b.where_M, M), Links(source, None, use, index, V)
 
@@ -464,7 +424,7 @@ class NumbaBackend:
             served.bags,
             array(served.weights_N),
             rows,
-            self._buckets(N),
+            self._buckets(N)[0],
             array(row),
             array(start),
             array(order),
@@ -486,25 +446,14 @@ class NumbaBackend:
         in_lines: bool = False,
     ) -> None:
         """See the reference."""
-        matrix, result = matrix_and_result(links, target, dtype, scale)
+        made_for = width, links.staged is None and past_caches(in_lines, target), 0
+        result = _target(links, target, dtype, scale)
         if links.staged is None:
-            run_on_threads(
-                vectors.pool,
-                vectors.pool_on_threads,
-                (width, past_caches(in_lines, target), 0),
-                (array(source), stride, *matrix, *result),
-                links,
-            )
+            arguments = array(source), matrix(links, dtype), result, stride
+            run_bags(vectors.pool, vectors.pool_on_threads, made_for, arguments, links)
         else:
-            self._run_staged(
-                vectors.pool_staged,
-                vectors.pool_staged_on_threads,
-                (width,),
-                source,
-                links,
-                (*matrix, *result),
-                dtype,
-            )
+            staged_for = width, vectors.pooling, *made_for
+            self._run_staged(staged_for, source, links, result, 1, dtype)
 
     def pool_quantised(
         self,
@@ -516,14 +465,10 @@ class NumbaBackend:
         in_lines: bool = False,
     ) -> None:
         """See the reference."""
-        matrix, result = matrix_and_result(links, target, dtype, scale)
-        run_on_threads(
-            vectors.pool,
-            vectors.pool_on_threads,
-            (rows.width, past_caches(in_lines, target), rows.bits),
-            (rows.arrays, rows.records_RK.shape[1], *matrix, *result),
-            links,
-        )
+        made_for = rows.width, past_caches(in_lines, target), rows.bits
+        result = _target(links, target, dtype, scale)
+        arguments = rows.arrays, matrix(links, dtype), result, rows.records_RK.shape[1]
+        run_bags(vectors.pool, vectors.pool_on_threads, made_for, arguments, links)
 
     def square_sums(
         self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
@@ -531,13 +476,7 @@ class NumbaBackend:
         """See the reference."""
         total_U = torch.empty(links.bags, dtype=torch.float64)
         statistics.squares(width)(
-            array(gradients),
-            array(links.index_N),
-            array(links.offsets_M1),
-            array_or_empty(links.weights_N, dtype),
-            scalar(dtype, 0),
-            links.bags,
-            array(total_U),
+            array(gradients), matrix(links, dtype), scalar(dtype, 0), links.bags, array(total_U)
         )
         return total_U
 
@@ -560,14 +499,9 @@ class NumbaBackend:
             rule.squares, tuple(rule.constants), kinds, rule.means, weights_RD.shape[1]
         )(
             array(gradients),
-            array(links.index_N),
-            array(links.offsets_M1),
-            array_or_empty(links.weights_N, dtype),
-            array(row_U),
-            array(weights_RD.view(-1)),
-            *state_arrays(state, dtype),
-            rate_arguments(lr),
-            scalar(dtype, 0),
+            matrix(links, dtype),
+            touched(row_U, None, weights_RD, state, dtype),
+            rate_argument(lr),
             array(total_KU.view(-1)),
         )
         return total_KU
@@ -630,35 +564,14 @@ class NumbaBackend:
             gradients, links = self._summed_once(gradients, width, links, dtype)
             sums_KU = self.row_squares(gradients, links, row_U, weights_RD, state, dtype, lr, rule)
             mean_U = (sums_KU / width).to(dtype)
-        arguments = (
-            array(links.index_N),
-            array(links.offsets_M1),
-            array_or_empty(links.weights_N, dtype),
-            array(row_U),
-            array_or_empty(None if mean_U is None else mean_U.view(-1), dtype),
-            array(weights_RD.view(-1)),
-            *state_arrays(state, dtype),
-            rate_arguments(lr, rule.decay),
-            scalar(dtype, 0),
-        )
+        rows = touched(row_U, mean_U, weights_RD, state, dtype, decay_of(lr, rule.decay))
+        rate = rate_argument(lr)
         if links.staged is None:
-            run_on_threads(
-                vectors.update,
-                vectors.update_on_threads,
-                made_for,
-                (array(gradients), *arguments),
-                links,
-            )
+            arguments = array(gradients), matrix(links, dtype), rows, rate
+            run_bags(vectors.update, vectors.update_on_threads, made_for, arguments, links)
         else:
-            self._run_staged(
-                vectors.update_staged,
-                vectors.update_staged_on_threads,
-                made_for,
-                gradients,
-                links,
-                arguments,
-                dtype,
-            )
+            staged_for = width, vectors.updating, *made_for
+            self._run_staged(staged_for, gradients, links, rows, rate, dtype)
 
     def _summed_once(
         self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
@@ -674,44 +587,52 @@ class NumbaBackend:
 
     def _run_staged(
         self,
-        serial: Callable[..., Any],
-        on_threads: Callable[..., Any],
         made_for: tuple[Any, ...],
         source: Tensor,
         links: Links,
-        arguments: tuple[Any, ...],
+        result: vectors.Target | vectors.Touched,
+        number: Any,
         dtype: torch.dtype,
     ) -> None:
         """Run a staged kernel strip by strip, on as many threads as torch uses.
 
         Args:
-            serial: Makes the kernel for one thread.
-            on_threads: Makes the kernel for several threads.
-            made_for: The arguments of both; the last one is the width.
+            made_for: What the kernel is made for, the width first.
             source: The source, which is copied.
             links: The sparse matrix, with `staged`.
-            arguments: The kernel's arguments after the source and its bags.
+            result: What the kernel writes.
+            number: The stride or the learning rate.
             dtype: The type of the copies.
         """
         staged = links.staged
         threads = threads_of_torch()
         assert staged is not None and links.offsets_M1 is not None
         bags_I = np.diff(staged.bag_I1)
-        copies = array(self._copies("copies", threads * int(bags_I.max()) * made_for[-1], dtype))
+        size = int(bags_I.max()) * made_for[0]
+        copies = array(self._copies("copies", threads * size, dtype)).reshape(threads, size)
         entries_I = np.diff(array(links.offsets_M1)[staged.row_I1])
         results_I = np.diff(staged.row_I1)
         thread_I = partition.assign_threads(bags_I + entries_I + results_I, threads)
-        whole = (
-            array(source),
-            array(staged.where_M),
-            staged.bag_I1,
-            staged.row_I1,
-            *arguments,
-            copies,
-            thread_I,
+        strips = array(staged.where_M), staged.bag_I1, staged.row_I1
+        run_strips(
+            vectors.run_staged(*made_for),
+            vectors.run_staged_on_threads(*made_for),
+            (
+                vectors.StagedSource(array(source), *strips, thread_I, copies),
+                matrix(links, dtype),
+                result,
+                number,
+            ),
+            threads,
         )
-        if threads == 1:
-            serial(*made_for)(*whole, 0)
-            return
-        numba.set_num_threads(threads)
-        on_threads(*made_for)(*whole, threads)
+
+
+def _slots(b: Bags) -> Slots:
+    """Return a batch as kernels take it."""
+    return Slots(array(b.rows_L), b.first_S, b.bag_S, b.bags_S1, array(b.lengths_N))
+
+
+def _target(links: Links, target: Tensor, dtype: torch.dtype, scale: float) -> vectors.Target:
+    """Return the memory of results as kernels take it."""
+    at_M = array_or_empty(links.at_M, torch.int32)
+    return vectors.Target(array(target), at_M, scalar(dtype, scale))

@@ -15,7 +15,7 @@ own, inlined by numba, by LLVM or not, it makes routing five to ten times as slo
 ms for 106,000 ids, measured). The home side of mode `unique` is in `numba_unique.py`.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,62 @@ jit = compiled()
 ERROR, HASH, CLAMP, DROP, DYNAMIC = range(5)  # rules, as `recapp/tables/ids.py` numbers them
 MISSING = np.int64(-(2**63))
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Knuth's multiplicative hashing
+
+
+class Strips(NamedTuple):
+    """The strips of a group, and where their rows lie (`recapp/kernels/links.py`: `Routes`).
+
+    Args:
+        strip_S: The strip of each slot.
+        slot_I1: Strip i has the slots slot[i] .. slot[i + 1].
+        rows_I: The rows of each strip.
+        piece_I1: Strip i is made of the pieces piece[i] .. piece[i + 1].
+        start_K: The first row of each piece within its strip.
+        rank_K: The owner of each piece.
+        base_K: The first row of each piece in the owner's store.
+    """
+
+    strip_S: Any
+    slot_I1: Any
+    rows_I: Any
+    piece_I1: Any
+    start_K: Any
+    rank_K: Any
+    base_K: Any
+
+
+class Slots(NamedTuple):
+    """The bags of a batch as the slots of a group see them (`recapp/kernels/links.py`: `Bags`).
+
+    Args:
+        rows_L: The rows of the whole batch.
+        first_S: Where the ids of each slot begin in them.
+        bag_S: The first bag of each slot in `lengths_N`.
+        bags_S1: Slot s has the bags bags[s] .. bags[s + 1] of the group.
+        lengths_N: The ids of each bag of the whole batch.
+    """
+
+    rows_L: Any
+    first_S: Any
+    bag_S: Any
+    bags_S1: Any
+    lengths_N: Any
+
+
+class Requested(NamedTuple):
+    """The next offset of each rank's part of a message; they move on.
+
+    Args:
+        row_W: Of a row.
+        length_W: Of the length of a bag.
+        word_W: Of a word of a sample weight.
+        vector_W: Of a vector, in the message of vectors.
+    """
+
+    row_W: Any
+    length_W: Any
+    word_W: Any
+    vector_W: Any
 
 
 @jit
@@ -137,33 +193,21 @@ def positions_of_rows(rows_L: Any, edge_F1: Any, numbers_F3: Any, made_L: Any) -
 
 
 @jit
-def route_bags(
-    rows_L: Any,
-    first_S: Any,
-    bag_S: Any,
-    bags_S1: Any,
-    lengths_N: Any,
-    strip_S: Any,
-    piece_I1: Any,
-    start_K: Any,
-    rank_K: Any,
-    last_W: Any,
-    rows_W: Any,
-    vectors_W: Any,
-) -> Any:
+def route_bags(b: Slots, strips: Strips, last_W: Any, rows_W: Any, vectors_W: Any) -> Any:
     """Count the rows and vectors that are requested of each rank; return the number of vectors."""
     last_W[:] = -1
     m = 0
     V = 0
-    for s in range(len(strip_S)):
-        at = first_S[s]
-        strip = strip_S[s]
-        bag = bag_S[s]
-        first = piece_I1[strip]
-        last = piece_I1[strip + 1]
-        for b in range(bags_S1[s + 1] - bags_S1[s]):
-            for _ in range(get(lengths_N, bag + b)):
-                rank = get(rank_K, piece_of(get(rows_L, at), start_K, first, last))
+    for s in range(len(strips.strip_S)):
+        at = b.first_S[s]
+        strip = strips.strip_S[s]
+        bag = b.bag_S[s]
+        first = strips.piece_I1[strip]
+        last = strips.piece_I1[strip + 1]
+        for nth in range(b.bags_S1[s + 1] - b.bags_S1[s]):
+            for _ in range(get(b.lengths_N, bag + nth)):
+                k = piece_of(get(b.rows_L, at), strips.start_K, first, last)
+                rank = get(strips.rank_K, k)
                 at += 1
                 put(rows_W, rank, get(rows_W, rank) + 1)
                 if get(last_W, rank) != m:
@@ -176,25 +220,14 @@ def route_bags(
 
 @jit
 def write_bag_requests(
-    rows_L: Any,
-    first_S: Any,
-    bag_S: Any,
-    bags_S1: Any,
-    lengths_N: Any,
-    strip_S: Any,
-    piece_I1: Any,
-    start_K: Any,
-    rank_K: Any,
-    base_K: Any,
+    b: Slots,
+    strips: Strips,
+    next: Requested,
     last_W: Any,
-    vector_W: Any,
-    row_W: Any,
-    length_W: Any,
     width: Any,
     where_M: Any,
     scale_M: Any,
     words_L: Any,
-    word_W: Any,
     ids: Any,
     offsets_M1: Any,
     index_V: Any,
@@ -209,36 +242,38 @@ def write_bag_requests(
     last_W[:] = -1
     m = 0
     v = 0
-    for s in range(len(strip_S)):
-        at = first_S[s]
-        strip = strip_S[s]
-        bag = bag_S[s]
-        first = piece_I1[strip]
-        last = piece_I1[strip + 1]
-        for b in range(bags_S1[s + 1] - bags_S1[s]):
+    for s in range(len(strips.strip_S)):
+        at = b.first_S[s]
+        strip = strips.strip_S[s]
+        bag = b.bag_S[s]
+        first = strips.piece_I1[strip]
+        last = strips.piece_I1[strip + 1]
+        for nth in range(b.bags_S1[s + 1] - b.bags_S1[s]):
             put(offsets_M1, m, v)
-            for _ in range(get(lengths_N, bag + b)):
-                row = get(rows_L, at)
-                k = piece_of(row, start_K, first, last)
-                rank = get(rank_K, k)
+            for _ in range(get(b.lengths_N, bag + nth)):
+                row = get(b.rows_L, at)
+                k = piece_of(row, strips.start_K, first, last)
+                rank = get(strips.rank_K, k)
                 if get(last_W, rank) != m:
                     put(last_W, rank, m)
-                    put(index_V, v, get(vector_W, rank))
+                    put(index_V, v, get(next.vector_W, rank))
                     put(source_V, v, get(where_M, m))
                     if use_V is not None:
                         put(use_V, v, scale_M[m])
                     v += 1
-                    put(vector_W, rank, get(vector_W, rank) + width)
-                    put(ids, get(length_W, rank), 0)
-                    put(length_W, rank, get(length_W, rank) + 1)
-                length = get(length_W, rank) - 1
+                    put(next.vector_W, rank, get(next.vector_W, rank) + width)
+                    put(ids, get(next.length_W, rank), 0)
+                    put(next.length_W, rank, get(next.length_W, rank) + 1)
+                length = get(next.length_W, rank) - 1
                 put(ids, length, get(ids, length) + 1)
-                put(ids, get(row_W, rank), row - get(start_K, k) + get(base_K, k))
-                put(row_W, rank, get(row_W, rank) + 1)
+                put(
+                    ids, get(next.row_W, rank), row - get(strips.start_K, k) + get(strips.base_K, k)
+                )
+                put(next.row_W, rank, get(next.row_W, rank) + 1)
                 if words_L is not None:
                     for word in range(words_L.shape[1]):
-                        put(ids, get(word_W, rank), words_L[at, word])
-                        put(word_W, rank, get(word_W, rank) + 1)
+                        put(ids, get(next.word_W, rank), words_L[at, word])
+                        put(next.word_W, rank, get(next.word_W, rank) + 1)
                 at += 1
             m += 1
     put(offsets_M1, m, v)

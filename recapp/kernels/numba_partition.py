@@ -1,18 +1,53 @@
-"""The partition of work over threads, by what it costs and not by how many pieces it has.
+"""Kernels on threads, and the partition of work over them: by its cost, not by the number of its
+pieces.
 
 Bags differ a hundredfold in ids (MLPerf's tables ask for 1 to 100 a sample), so with equal numbers
 of bags or of tables one thread would wait for the other half of the step. Which thread does what
-changes no result.
+changes no result. Threads are those of OpenMP's pool, which torch uses as well: two pools would
+compete for the cores.
+
+A function that runs on one thread or on several takes four arguments (arrays, or records of arrays
+and numbers: numba hands no tuples within tuples to threads) and the part `first .. last` of the
+work.
 """
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numba import prange
 
 from recapp.kernels.numba_cache import compiled
 from recapp.kernels.simd import get
 
 jit = compiled()
+Make = Callable[..., Callable[..., None]]
+"""Makes a function that is compiled into kernels, for the numbers that it closes over."""
+
+
+def on_one_thread(make: Make) -> Any:
+    """Return a function that makes the kernel for one thread: f(a, b, c, d, first, last)."""
+    return lru_cache(None)(lambda *made_for: jit(make(*made_for)))
+
+
+def on_threads(make: Make) -> Any:
+    """Return a function that makes the kernel for several threads: f(a, b, c, d, edge_T1). Thread t
+    does the part edge[t] .. edge[t + 1].
+    """
+
+    @lru_cache(None)
+    def made(*made_for: Any) -> Any:
+        serial = make(*made_for)
+
+        def kernel(a: Any, b: Any, c: Any, d: Any, edge_T1: Any) -> None:
+            for t in prange(len(edge_T1) - 1):
+                serial(a, b, c, d, edge_T1[t], edge_T1[t + 1])
+
+        kernel.__name__ = kernel.__qualname__ = f"{serial.__name__}_on_threads"
+        return compiled(parallel=True)(kernel)
+
+    return made
 
 
 def assign_threads(cost_I: Any, threads: int) -> Any:

@@ -10,7 +10,7 @@ from numba.extending import register_jitable
 
 from recapp.kernels.numba_cache import compiled
 from recapp.kernels.numba_integers import piece_of
-from recapp.kernels.numba_vectors import held_row, summed
+from recapp.kernels.numba_vectors import Matrix, Touched, held_row, summed
 from recapp.kernels.simd import get, load, put, sqrt, square_total
 
 jit = compiled()
@@ -25,11 +25,9 @@ def squares(width: int) -> Callable[..., None]:
     total = summed(width)
 
     @jit
-    def squares(
-        gradients: Any, index_N: Any, start_U1: Any, use_N: Any, like: Any, U: Any, square_U: Any
-    ) -> None:
+    def squares(gradients: Any, m: Matrix, like: Any, U: Any, square_U: Any) -> None:
         for u in range(U):
-            g = total(gradients, 1, index_N, use_N, get(start_U1, u), get(start_U1, u + 1), like)
+            g = total(gradients, 1, m, get(m.offsets_M1, u), get(m.offsets_M1, u + 1), like)
             put(square_U, u, square_total(g))
 
     return squares
@@ -73,28 +71,17 @@ def row_squares(
     read1, _ = held_row(second_kind, width)
 
     @jit
-    def row_squares(
-        gradients: Any,
-        index_N: Any,
-        start_U1: Any,
-        use_N: Any,
-        row_U: Any,
-        weights: Any,
-        state0: Any,
-        state1: Any,
-        lr: Any,
-        like: Any,
-        square_KU: Any,
-    ) -> None:
-        U = len(row_U)
+    def row_squares(gradients: Any, m: Matrix, t: Touched, lr: Any, square_KU: Any) -> None:
+        U = len(t.row_U)
         for u in range(U):
-            g = total(gradients, 1, index_N, use_N, get(start_U1, u), get(start_U1, u + 1), like)
-            row = int(get(row_U, u))
-            w = load(weights, row * width, like, width)
+            g = total(gradients, 1, m, get(m.offsets_M1, u), get(m.offsets_M1, u + 1), t.like)
+            row = int(get(t.row_U, u))
+            w = load(t.weights, row * width, t.like, width)
+            e = read0(t.state0, row, t.like)
             if second_kind == "none":
-                found = squared(w, g, lr, (read0(state0, row, like),))
+                found = squared(w, g, lr, (e,))
             else:
-                found = squared(w, g, lr, (read0(state0, row, like), read1(state1, row, like)))
+                found = squared(w, g, lr, (e, read1(t.state1, row, t.like)))
             put(square_KU, u, square_total(found[0]))
             put(square_KU, U + u, square_total(found[1]))
             if means == 4:

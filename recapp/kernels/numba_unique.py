@@ -7,189 +7,181 @@ properties of all strips are moved together (one thread alone leaves no gaps). T
 the strips, whatever the number of threads. Letters are those of `numba_integers.py`.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 from numba import prange
 
 from recapp.kernels.numba_cache import compiled
-from recapp.kernels.numba_integers import find, hashing, piece_of
+from recapp.kernels.numba_integers import Slots, Strips, find, hashing, piece_of
 from recapp.kernels.simd import get, put
 
 jit = compiled()
 parallel_jit = compiled(parallel=True)
 
 
-@jit
-def route_strips(
-    thread_I: Any,
-    thread: Any,
-    threads: Any,
-    bucket_H: Any,
-    rows_L: Any,
-    first_S: Any,
-    last_S: Any,
-    slot_I1: Any,
-    pair_I1: Any,
-    rows_I: Any,
-    piece_I1: Any,
-    start_K: Any,
-    rank_K: Any,
-    base_K: Any,
-    number_P: Any,
-    row_P: Any,
-    rank_P: Any,
-    count_P: Any,
-    bucket_P: Any,
-    first_I: Any,
-    found_I: Any,
-    vectors_IW: Any,
-) -> None:
-    """Number the distinct rows of the strips of `thread`, each strip's from 0; count their
-    uses and find their owners.
+class Pairs(NamedTuple):
+    """The (slot, id) pairs of a group, strip by strip.
 
-    The properties of a strip's distinct rows stand from first[i] on, found[i] of them.
+    Args:
+        rows_L: The rows of the whole batch.
+        first_S: Where the ids of each slot begin in them.
+        last_S: Where they end.
+        pair_I1: Strip i has the pairs pair[i] .. pair[i + 1].
+        thread_I: The thread that works on each strip.
+    """
+
+    rows_L: Any
+    first_S: Any
+    last_S: Any
+    pair_I1: Any
+    thread_I: Any
+
+
+class Found(NamedTuple):
+    """Memory for the distinct rows that are found; those of strip i stand from first[i] on,
+    found[i] of them.
+
+    Args:
+        number_P: The number of each pair's row among the distinct rows of its strip.
+        row_P: Each distinct row.
+        rank_P: Its owner.
+        count_P: The number of its pairs.
+        bucket_P: Its bucket of the hash table.
+        first_I: Where the distinct rows of each strip begin.
+        found_I: How many there are.
+        vectors_IW: How many of them each rank owns.
+    """
+
+    number_P: Any
+    row_P: Any
+    rank_P: Any
+    count_P: Any
+    bucket_P: Any
+    first_I: Any
+    found_I: Any
+    vectors_IW: Any
+
+
+class Unique(NamedTuple):
+    """The distinct rows of a batch, as their links read them.
+
+    Args:
+        number_P: The number of each pair's row among the distinct rows of its strip.
+        count_U: The number of pairs of each row.
+        source_U: Where the vector of each row stands.
+        pair_I1: Strip i has the pairs pair[i] .. pair[i + 1].
+        row_I1: Strip i has the distinct rows row[i] .. row[i + 1].
+        thread_I: The thread that works on each strip.
+    """
+
+    number_P: Any
+    count_U: Any
+    source_U: Any
+    pair_I1: Any
+    row_I1: Any
+    thread_I: Any
+
+
+class Matrices(NamedTuple):
+    """Memory for the matrix A and its transpose: bag m sums index[offsets[m] : offsets[m + 1]], and
+    the gradient of row u is summed from order[start[u] : start[u + 1]].
+
+    Args:
+        where_M: The offset of each bag in the output.
+        scale_M: The factor of each bag; empty: all are 1, and no entries are written.
+        weights_L: The weight of each id; empty: all are 1.
+        staged_S: The bag of its strip's copy with which each slot begins; empty where gradients
+            are read from the output.
+        width: The columns of a vector.
+        offsets_M1: Where the entries of each bag begin, written like the following arrays.
+        index_P: Where the vector of each entry of A stands.
+        use_P: The entries of A; empty where all are 1.
+        start_U1: Where the entries of each row begin in the transpose.
+        order_P: Where the vector of each entry of the transpose stands.
+        use_T: The entries of the transpose; empty where all are 1.
+    """
+
+    where_M: Any
+    scale_M: Any
+    weights_L: Any
+    staged_S: Any
+    width: Any
+    offsets_M1: Any
+    index_P: Any
+    use_P: Any
+    start_U1: Any
+    order_P: Any
+    use_T: Any
+
+
+@jit
+def route_strips(p: Pairs, strips: Strips, f: Found, bucket_TH: Any, first: Any, last: Any) -> None:
+    """Number the distinct rows of the strips of threads first .. last, each strip's from 0; count
+    their uses and find their owners. Each thread has its part of the hash table.
     """
     end = 0
-    for i in range(len(thread_I)):
-        if thread_I[i] != thread:
+    for i in range(len(p.thread_I)):
+        thread = p.thread_I[i]
+        if thread < first or thread >= last:
             continue
-        if threads > 1:
-            end = pair_I1[i]
+        bucket_H = bucket_TH[thread]
+        if len(bucket_TH) > 1:
+            end = p.pair_I1[i]
         begin = end
-        p = pair_I1[i]
-        multiplier, shift, mask = hashing(rows_I[i], pair_I1[i + 1] - p)
-        for slot in range(slot_I1[i], slot_I1[i + 1]):
-            for at in range(first_S[slot], last_S[slot]):
-                row = get(rows_L, at)
-                h = find(row, bucket_H, row_P, multiplier, shift, mask)
+        pair = p.pair_I1[i]
+        multiplier, shift, mask = hashing(strips.rows_I[i], p.pair_I1[i + 1] - pair)
+        for slot in range(strips.slot_I1[i], strips.slot_I1[i + 1]):
+            for at in range(p.first_S[slot], p.last_S[slot]):
+                row = get(p.rows_L, at)
+                h = find(row, bucket_H, f.row_P, multiplier, shift, mask)
                 u = int(get(bucket_H, h))
                 if u < 0:
                     u = end
                     put(bucket_H, h, u)
-                    put(bucket_P, u, h)
-                    put(row_P, u, row)
-                    put(count_P, u, 0)
+                    put(f.bucket_P, u, h)
+                    put(f.row_P, u, row)
+                    put(f.count_P, u, 0)
                     end += 1
-                put(count_P, u, get(count_P, u) + 1)
-                put(number_P, p, u - begin)
-                p += 1
-        first_I[i] = begin
-        found_I[i] = end - begin
-        _rows_at_owners(
-            row_P,
-            rank_P,
-            bucket_P,
-            begin,
-            end,
-            bucket_H,
-            start_K,
-            rank_K,
-            base_K,
-            piece_I1[i],
-            piece_I1[i + 1],
-            vectors_IW[i],
-        )
+                put(f.count_P, u, get(f.count_P, u) + 1)
+                put(f.number_P, pair, u - begin)
+                pair += 1
+        f.first_I[i] = begin
+        f.found_I[i] = end - begin
+        vectors_W = f.vectors_IW[i]
+        for u in range(begin, end):  # rows of the strip become rows of their owners' stores
+            row = get(f.row_P, u)
+            put(bucket_H, get(f.bucket_P, u), -1)
+            k = piece_of(row, strips.start_K, strips.piece_I1[i], strips.piece_I1[i + 1])
+            rank = get(strips.rank_K, k)
+            put(f.rank_P, u, rank)
+            put(f.row_P, u, row - get(strips.start_K, k) + get(strips.base_K, k))
+            put(vectors_W, rank, get(vectors_W, rank) + 1)
 
 
 @parallel_jit
 def route_strips_on_threads(
-    thread_I: Any,
-    threads: Any,
-    bucket_H: Any,
-    rows_L: Any,
-    first_S: Any,
-    last_S: Any,
-    slot_I1: Any,
-    pair_I1: Any,
-    rows_I: Any,
-    piece_I1: Any,
-    start_K: Any,
-    rank_K: Any,
-    base_K: Any,
-    number_P: Any,
-    row_P: Any,
-    rank_P: Any,
-    count_P: Any,
-    bucket_P: Any,
-    first_I: Any,
-    found_I: Any,
-    vectors_IW: Any,
+    p: Pairs, strips: Strips, f: Found, bucket_TH: Any, edge_T1: Any
 ) -> None:
-    """Run `route_strips` on every thread, each with its part of the hash table."""
-    size = len(bucket_H) // threads
-    for t in prange(threads):
-        # prange counts with an unsigned number, for which numba would compile `route_strips` anew
-        route_strips(
-            thread_I,
-            np.int64(t),
-            threads,
-            bucket_H[t * size : (t + 1) * size],
-            rows_L,
-            first_S,
-            last_S,
-            slot_I1,
-            pair_I1,
-            rows_I,
-            piece_I1,
-            start_K,
-            rank_K,
-            base_K,
-            number_P,
-            row_P,
-            rank_P,
-            count_P,
-            bucket_P,
-            first_I,
-            found_I,
-            vectors_IW,
-        )
+    """Run `route_strips` for the threads edge[t] .. edge[t + 1] on each thread t."""
+    for t in prange(len(edge_T1) - 1):
+        route_strips(p, strips, f, bucket_TH, edge_T1[t], edge_T1[t + 1])
 
 
 @jit
-def compact_rows(
-    first_I: Any, found_I: Any, row_P: Any, rank_P: Any, count_P: Any, row_I1: Any
-) -> Any:
+def compact_rows(f: Found, row_I1: Any) -> Any:
     """Move the distinct rows of all strips together; return how many there are."""
     U = 0
-    for i in range(len(found_I)):
+    for i in range(len(f.found_I)):
         row_I1[i] = U
-        if first_I[i] > U:
-            for k in range(found_I[i]):
-                put(row_P, U + k, get(row_P, first_I[i] + k))
-                put(rank_P, U + k, get(rank_P, first_I[i] + k))
-                put(count_P, U + k, get(count_P, first_I[i] + k))
-        U += found_I[i]
-    row_I1[len(found_I)] = U
+        first = f.first_I[i]
+        if first > U:
+            for k in range(f.found_I[i]):
+                put(f.row_P, U + k, get(f.row_P, first + k))
+                put(f.rank_P, U + k, get(f.rank_P, first + k))
+                put(f.count_P, U + k, get(f.count_P, first + k))
+        U += f.found_I[i]
+    row_I1[len(f.found_I)] = U
     return U
-
-
-@jit
-def _rows_at_owners(
-    row_U: Any,
-    rank_U: Any,
-    bucket_U: Any,
-    begin: Any,
-    end: Any,
-    bucket_H: Any,
-    start_K: Any,
-    rank_K: Any,
-    base_K: Any,
-    first: Any,
-    last: Any,
-    vectors_W: Any,
-) -> None:
-    """Replace rows of a strip by rows of their owners' stores, count them by owner, and clear their
-    buckets.
-    """
-    for u in range(begin, end):
-        row = get(row_U, u)
-        put(bucket_H, get(bucket_U, u), -1)
-        k = piece_of(row, start_K, first, last)
-        rank = get(rank_K, k)
-        put(rank_U, u, rank)
-        put(row_U, u, row - get(start_K, k) + get(base_K, k))
-        put(vectors_W, rank, get(vectors_W, rank) + 1)
 
 
 @jit
@@ -210,122 +202,56 @@ def write_row_requests(
 
 @jit
 def link_strips(
-    thread_I: Any,
-    thread: Any,
-    number_P: Any,
-    count_U: Any,
-    source_U: Any,
-    first_S: Any,
-    slot_I1: Any,
-    pair_I1: Any,
-    row_I1: Any,
-    bag_S: Any,
-    bags_S1: Any,
-    lengths_N: Any,
-    where_M: Any,
-    scale_M: Any,
-    weights_L: Any,
-    start_U1: Any,
-    offsets_M1: Any,
-    index_P: Any,
-    order_P: Any,
-    use_P: Any,
-    use_T: Any,
-    staged_S: Any,
-    width: Any,
+    b: Slots, strips: Strips, unique: Unique, m: Matrices, first: Any, last: Any
 ) -> None:
-    """Write the matrix A and its transpose: bag m sums index[offsets[m] : offsets[m + 1]], and the
-    gradient of vector u is summed from order[start[u] : start[u + 1]].
-
-    Only strips of `thread` are written; where two strips meet, their threads write the same number.
-    Where gradients are copied strip by strip, `staged_S` has the bag of its strip's copy with which
-    each slot begins; else it is empty.
+    """Write the parts of the matrices that the strips of threads first .. last have. Where two
+    strips meet, their threads write the same number.
     """
-    for i in range(len(thread_I)):
-        if thread_I[i] != thread:
+    scaled = len(m.scale_M) > 0
+    weighted = len(m.weights_L) > 0
+    for i in range(len(unique.thread_I)):
+        if unique.thread_I[i] < first or unique.thread_I[i] >= last:
             continue
-        start = pair_I1[i]
-        base = row_I1[i]
-        for u in range(base, row_I1[i + 1]):
-            count = get(count_U, u)
-            put(start_U1, u, start)
-            put(count_U, u, start)  # now a cursor
+        start = unique.pair_I1[i]
+        base = unique.row_I1[i]
+        for u in range(base, unique.row_I1[i + 1]):
+            count = get(unique.count_U, u)
+            put(m.start_U1, u, start)
+            put(unique.count_U, u, start)  # now a cursor
             start += count
-        put(start_U1, row_I1[i + 1], start)  # the next strip writes the same there
-        p = pair_I1[i]
-        for s in range(slot_I1[i], slot_I1[i + 1]):
-            at = first_S[s]
-            bag = bag_S[s]
-            m = bags_S1[s]
-            for b in range(bags_S1[s + 1] - m):
-                put(offsets_M1, m, p)
-                where = int(get(where_M, m)) if len(staged_S) == 0 else (staged_S[s] + b) * width
-                for _ in range(get(lengths_N, bag + b)):
-                    u = base + int(get(number_P, p))
-                    k = int(get(count_U, u))
-                    put(count_U, u, k + 1)
-                    put(index_P, p, get(source_U, u))
-                    put(order_P, k, where)
-                    if use_P is not None:
-                        use = scale_M[m] if weights_L is None else scale_M[m] * weights_L[at]
-                        put(use_P, p, use)
-                        put(use_T, k, use)
+        put(m.start_U1, unique.row_I1[i + 1], start)  # the next strip writes the same there
+        p = unique.pair_I1[i]
+        for s in range(strips.slot_I1[i], strips.slot_I1[i + 1]):
+            at = b.first_S[s]
+            of_lookup = b.bag_S[s]
+            bag = b.bags_S1[s]
+            for nth in range(b.bags_S1[s + 1] - bag):
+                put(m.offsets_M1, bag, p)
+                where = int(get(m.where_M, bag))
+                if len(m.staged_S) > 0:
+                    where = (m.staged_S[s] + nth) * m.width
+                for _ in range(get(b.lengths_N, of_lookup + nth)):
+                    u = base + int(get(unique.number_P, p))
+                    k = int(get(unique.count_U, u))
+                    put(unique.count_U, u, k + 1)
+                    put(m.index_P, p, get(unique.source_U, u))
+                    put(m.order_P, k, where)
+                    if scaled:
+                        use = get(m.scale_M, bag)
+                        if weighted:
+                            use = use * get(m.weights_L, at)
+                        put(m.use_P, p, use)
+                        put(m.use_T, k, use)
                     p += 1
                     at += 1
-                m += 1
-        put(offsets_M1, bags_S1[slot_I1[i + 1]], p)
+                bag += 1
+        put(m.offsets_M1, b.bags_S1[strips.slot_I1[i + 1]], p)
 
 
 @parallel_jit
 def link_strips_on_threads(
-    thread_I: Any,
-    threads: Any,
-    number_P: Any,
-    count_U: Any,
-    source_U: Any,
-    first_S: Any,
-    slot_I1: Any,
-    pair_I1: Any,
-    row_I1: Any,
-    bag_S: Any,
-    bags_S1: Any,
-    lengths_N: Any,
-    where_M: Any,
-    scale_M: Any,
-    weights_L: Any,
-    start_U1: Any,
-    offsets_M1: Any,
-    index_P: Any,
-    order_P: Any,
-    use_P: Any,
-    use_T: Any,
-    staged_S: Any,
-    width: Any,
+    b: Slots, strips: Strips, unique: Unique, m: Matrices, edge_T1: Any
 ) -> None:
-    """Run `link_strips` on every thread."""
-    for t in prange(threads):
-        link_strips(
-            thread_I,
-            np.int64(t),
-            number_P,
-            count_U,
-            source_U,
-            first_S,
-            slot_I1,
-            pair_I1,
-            row_I1,
-            bag_S,
-            bags_S1,
-            lengths_N,
-            where_M,
-            scale_M,
-            weights_L,
-            start_U1,
-            offsets_M1,
-            index_P,
-            order_P,
-            use_P,
-            use_T,
-            staged_S,
-            width,
-        )
+    """Run `link_strips` for the threads edge[t] .. edge[t + 1] on each thread t."""
+    for t in prange(len(edge_T1) - 1):
+        link_strips(b, strips, unique, m, edge_T1[t], edge_T1[t + 1])

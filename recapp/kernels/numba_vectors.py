@@ -5,18 +5,25 @@ bag or touched row and adds its entries in their order, so results are the same 
 number of threads. Threads are those of OpenMP's pool, which torch uses as well: two pools would
 compete for the cores.
 
-The functions here return kernels. A kernel for one thread takes the bags, touched rows or strips
-that it works on as its last arguments; a kernel on threads shares all of them out.
+The functions here return kernels, all of one form:
+
+    kernel(source, matrix, result, number, first, last)
+
+A kernel sums vectors of the source along a sparse matrix for the results first .. last. `pool`
+writes the sums to a `Target`, and its number is the stride of the source. `update` learns from the
+sums as gradients of `Touched` rows, and its number is the learning rate. A staged kernel reads
+`StagedSource` vectors and works for the threads first .. last. On threads, `edge_T1` stands for
+`first, last`: thread t has edge[t] .. edge[t + 1] (`numba_partition.py`).
 """
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from numba import prange
 from numba.extending import register_jitable
 
-from recapp.kernels.numba_cache import compiled, inlined
+from recapp.kernels.numba_cache import inlined
+from recapp.kernels.numba_partition import on_one_thread, on_threads
 from recapp.kernels.quantised import NUMBER_TYPES, bytes_of_record
 from recapp.kernels.simd import (
     broadcast,
@@ -46,17 +53,75 @@ FAR_RECORDS = 48
 NEAR_RECORDS = 12
 ROWS_AHEAD = 6  # how many rows before its update a row of the store is prefetched
 
-jit = compiled()
-parallel_jit = compiled(parallel=True)
 
-
-def on_one_thread(make: Callable[..., Callable[..., None]]) -> Any:
-    """Return a function that makes kernels for one thread.
+class Matrix(NamedTuple):
+    """A sparse matrix in arrays (`recapp/kernels/links.py`: `Links`).
 
     Args:
-        make: Makes the function that is compiled; kernels on threads contain the same one.
+        index_N: The index of each entry's vector in the source.
+        offsets_M1: Where the entries of each result begin and end; empty: one entry per result.
+        weights_N: The weight of each entry; empty: ones.
     """
-    return lru_cache(None)(lambda *made_for: jit(make(*made_for)))
+
+    index_N: Any
+    offsets_M1: Any
+    weights_N: Any
+
+
+class Target(NamedTuple):
+    """The memory to which sums are written.
+
+    Args:
+        memory: The flat buffer.
+        at_M: The offset of each result; empty: results stand side by side.
+        scale: The factor of all sums, in the type that is computed in.
+    """
+
+    memory: Any
+    at_M: Any
+    scale: Any
+
+
+class Touched(NamedTuple):
+    """The rows of a store that a batch updates.
+
+    Args:
+        row_U: The rows.
+        mean_KU: K mean squares of each row; empty where rows are whole.
+        weights: The weights of the store.
+        state0: The first state tensor of the rule; empty where it has none.
+        state1: The second one.
+        decay: The part of their weights that rows lose first.
+        like: Any number of the type that is computed in.
+    """
+
+    row_U: Any
+    mean_KU: Any
+    weights: Any
+    state0: Any
+    state1: Any
+    decay: Any
+    like: Any
+
+
+class StagedSource(NamedTuple):
+    """A source whose vectors are copied strip by strip before they are summed.
+
+    Args:
+        memory: The flat buffer.
+        where_M: The offset of each bag's vector in it.
+        bag_I1: Strip i has the bags bag[i] .. bag[i + 1].
+        row_I1: Strip i has the results row[i] .. row[i + 1].
+        thread_I: The thread that works on each strip.
+        copies_TC: Room for the copies of a strip on each thread, in the type that is computed in.
+    """
+
+    memory: Any
+    where_M: Any
+    bag_I1: Any
+    row_I1: Any
+    thread_I: Any
+    copies_TC: Any
 
 
 @lru_cache(None)
@@ -71,11 +136,10 @@ def summed(width: int) -> Callable[..., Any]:
     prefetch_loop = width > WIDE_COLUMNS
 
     @inlined(width)
-    def summed(
-        source: Any, stride: Any, index_N: Any, weights_N: Any, begin: Any, end: Any, like: Any
-    ) -> Any:
+    def summed(source: Any, stride: Any, m: Matrix, begin: Any, end: Any, like: Any) -> Any:
+        index_N = m.index_N
         row = zeros(like, width)
-        weighted = len(weights_N) > 0
+        weighted = len(m.weights_N) > 0
         N = len(index_N)
         if prefetch_loop:
             for k in range(begin + AHEAD, min(end + AHEAD, N)):
@@ -85,7 +149,7 @@ def summed(width: int) -> Callable[..., Any]:
                 prefetch(source, get(index_N, k + AHEAD) * stride, width)
             here = load(source, get(index_N, k) * stride, like, width)
             if weighted:
-                here = here * get(weights_N, k)
+                here = here * get(m.weights_N, k)
             row = row + here
         return row
 
@@ -103,12 +167,11 @@ def summed_packed(width: int, bits: int) -> Callable[..., Any]:
     numbers = size // NUMBER_TYPES[bits].itemsize
 
     @inlined(width, bits)
-    def summed_packed(
-        source: Any, stride: Any, index_N: Any, weights_N: Any, begin: Any, end: Any, like: Any
-    ) -> Any:
+    def summed_packed(source: Any, stride: Any, m: Matrix, begin: Any, end: Any, like: Any) -> Any:
         packed, held = source
+        index_N = m.index_N
         row = zeros(like, width)
-        weighted = len(weights_N) > 0
+        weighted = len(m.weights_N) > 0
         N = len(index_N)
         for k in range(begin, end):
             if k + FAR_RECORDS < N:
@@ -120,7 +183,7 @@ def summed_packed(width: int, bits: int) -> Callable[..., Any]:
             bias = broadcast(held, r * numbers + (numbers - 1), like, width)
             here = load_packed(packed, r * size, like, width, bits) * scale + bias
             if weighted:
-                here = here * get(weights_N, k)
+                here = here * get(m.weights_N, k)
             row = row + here
         return row
 
@@ -132,9 +195,8 @@ def pooling(width: int, streamed: bool, bits: int) -> Callable[..., None]:
     """Return the function that pools bags first .. last: target[at[m] : +width] = scale * sum of
     weights[k] * source[index[k] * stride : +width] over k in offsets[m] .. offsets[m + 1].
 
-    It is lookup, combine and, on transposes, the segment sums of backward. Empty offsets: one entry
-    per bag; empty weights: ones; empty `at`: bags side by side. (None instead of empty arrays would
-    compile a kernel for each combination.)
+    It is lookup, combine and, on transposes, the segment sums of backward. Arrays that are absent
+    are empty, because None instead would compile a kernel for each combination.
 
     Args:
         width: The columns of a vector.
@@ -146,38 +208,27 @@ def pooling(width: int, streamed: bool, bits: int) -> Callable[..., None]:
     size = bytes_of_record(width, bits) if bits else 0
 
     @inlined(width, streamed, bits)
-    def pooling(
-        source: Any,
-        stride: Any,
-        index_N: Any,
-        offsets_M1: Any,
-        weights_N: Any,
-        target: Any,
-        at_M: Any,
-        scale: Any,
-        first: Any,
-        last: Any,
-    ) -> None:
-        bags = len(offsets_M1) > 0
-        scattered = len(at_M) > 0
+    def pooling(source: Any, m: Matrix, t: Target, stride: Any, first: Any, last: Any) -> None:
+        bags = len(m.offsets_M1) > 0
+        scattered = len(t.at_M) > 0
         begin = first
         if bags:
-            begin = int(get(offsets_M1, first))
+            begin = int(get(m.offsets_M1, first))
         if bits:  # a small batch ends before what is fetched ahead of use would help it
-            for k in range(begin, min(begin + FAR_RECORDS, len(index_N))):
-                prefetch_far(source[0], get(index_N, k) * stride, size)
-        for m in range(first, last):
-            end = m + 1
+            for k in range(begin, min(begin + FAR_RECORDS, len(m.index_N))):
+                prefetch_far(source[0], get(m.index_N, k) * stride, size)
+        for b in range(first, last):
+            end = b + 1
             if bags:
-                end = int(get(offsets_M1, m + 1))
-            at = m * width
+                end = int(get(m.offsets_M1, b + 1))
+            at = b * width
             if scattered:
-                at = int(get(at_M, m))
-            row = total(source, stride, index_N, weights_N, begin, end, scale) * scale
+                at = int(get(t.at_M, b))
+            row = total(source, stride, m, begin, end, t.scale) * t.scale
             if streamed:
-                stream(target, at, row)
+                stream(t.memory, at, row)
             else:
-                store(target, at, row)
+                store(t.memory, at, row)
             begin = end
         if streamed:
             fence()
@@ -185,151 +236,45 @@ def pooling(width: int, streamed: bool, bits: int) -> Callable[..., None]:
     return pooling
 
 
-pool = on_one_thread(pooling)
-
-
 @lru_cache(None)
-def pool_on_threads(width: int, streamed: bool, bits: int) -> Callable[..., None]:
-    """Return the kernel that runs `pooling` of bags edge[t] .. edge[t + 1] on each thread t."""
-    serial = pooling(width, streamed, bits)
+def staging(
+    width: int, make: Callable[..., Callable[..., None]], *made_for: Any
+) -> Callable[..., None]:
+    """Return the function that runs `pooling` or `updating` for the strips of the threads
+    first .. last, from copies of the vectors of their bags.
 
-    @parallel_jit
-    def pool_on_threads(
-        source: Any,
-        stride: Any,
-        index_N: Any,
-        offsets_M1: Any,
-        weights_N: Any,
-        target: Any,
-        at_M: Any,
-        scale: Any,
-        edge_T1: Any,
-    ) -> None:
-        for t in prange(len(edge_T1) - 1):
-            serial(
-                source,
-                stride,
-                index_N,
-                offsets_M1,
-                weights_N,
-                target,
-                at_M,
-                scale,
-                edge_T1[t],
-                edge_T1[t + 1],
-            )
-
-    return pool_on_threads
-
-
-@lru_cache(None)
-def stage(width: int) -> Callable[..., None]:
-    """Return the function that copies vectors from their offsets in a buffer side by side."""
-
-    @inlined(width)
-    def stage(source: Any, where_M: Any, first: Any, last: Any, like: Any, copy: Any) -> None:
-        for m in range(first, last):
-            if m + AHEAD < last:
-                prefetch(source, get(where_M, m + AHEAD), width)
-            store(copy, (m - first) * width, load(source, get(where_M, m), like, width))
-
-    return stage
-
-
-@lru_cache(None)
-def pooling_staged(width: int) -> Callable[..., None]:
-    """Return the function that runs `pooling` for the strips of `thread`, from copies of the
-    vectors of their bags.
+    Args:
+        width: The columns of a vector.
+        make: `pooling` or `updating`.
+        made_for: What that makes its function for.
     """
-    serial = pooling(width, False, 0)
-    copied = stage(width)
+    serial = make(*made_for)
 
-    @inlined(width)
-    def pooling_staged(
-        source: Any,
-        where_M: Any,
-        bag_I1: Any,
-        row_I1: Any,
-        index_N: Any,
-        offsets_M1: Any,
-        weights_N: Any,
-        target: Any,
-        at_M: Any,
-        scale: Any,
-        copy: Any,
-        thread_I: Any,
-        thread: Any,
+    @inlined(serial)
+    def staging(
+        s: StagedSource, m: Matrix, result: Any, number: Any, first: Any, last: Any
     ) -> None:
-        for i in range(len(thread_I)):
-            if thread_I[i] == thread:
-                copied(source, where_M, bag_I1[i], bag_I1[i + 1], scale, copy)
-                serial(
-                    copy,
-                    1,
-                    index_N,
-                    offsets_M1,
-                    weights_N,
-                    target,
-                    at_M,
-                    scale,
-                    row_I1[i],
-                    row_I1[i + 1],
-                )
+        for thread in range(first, last):
+            copy = s.copies_TC[thread]
+            like = get(copy, 0)
+            for i in range(len(s.thread_I)):
+                if s.thread_I[i] == thread:
+                    begin = s.bag_I1[i]
+                    end = s.bag_I1[i + 1]
+                    for b in range(begin, end):
+                        if b + AHEAD < end:
+                            prefetch(s.memory, get(s.where_M, b + AHEAD), width)
+                        vector = load(s.memory, get(s.where_M, b), like, width)
+                        store(copy, (b - begin) * width, vector)
+                    serial(copy, m, result, number, s.row_I1[i], s.row_I1[i + 1])
 
-    return pooling_staged
-
-
-pool_staged = on_one_thread(pooling_staged)
-
-
-@lru_cache(None)
-def pool_staged_on_threads(width: int) -> Callable[..., None]:
-    """Return the kernel that runs `pooling_staged` on all threads, each with a part of `copies`."""
-    serial = pooling_staged(width)
-
-    @parallel_jit
-    def pool_staged_on_threads(
-        source: Any,
-        where_M: Any,
-        bag_I1: Any,
-        row_I1: Any,
-        index_N: Any,
-        offsets_M1: Any,
-        weights_N: Any,
-        target: Any,
-        at_M: Any,
-        scale: Any,
-        copies: Any,
-        thread_I: Any,
-        threads: Any,
-    ) -> None:
-        size = len(copies) // threads
-        for t in prange(threads):
-            serial(
-                source,
-                where_M,
-                bag_I1,
-                row_I1,
-                index_N,
-                offsets_M1,
-                weights_N,
-                target,
-                at_M,
-                scale,
-                copies[t * size : (t + 1) * size],
-                thread_I,
-                t,
-            )
-
-    return pool_staged_on_threads
+    return staging
 
 
 def _bound(
-    step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], decays: bool
+    step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...]
 ) -> Callable[..., Any]:
-    """Return a rule's expression with its constants filled in, as kernels are compiled with it; if
-    weights decay, `lr` is the part that they lose, and the rule's rates.
-    """
+    """Return a rule's expression with its constants filled in, as kernels are compiled with it."""
     # the expression stays a plain function: the cache on disk finds it by its name
     register_jitable(error_model="numpy")(step)
 
@@ -341,13 +286,7 @@ def _bound(
     def bound_bare(w: Any, g: Any, mean: Any, lr: Any, state: Any) -> Any:
         return step(w, g, mean, lr, sqrt, *state)
 
-    plain = bound if constants else bound_bare
-
-    @register_jitable(error_model="numpy")  # type: ignore[untyped-decorator]
-    def bound_decaying(w: Any, g: Any, mean: Any, lr: Any, state: Any) -> Any:
-        return plain(w - lr[0] * w, g, mean, lr[1], state)
-
-    return bound_decaying if decays else plain  # type: ignore[no-any-return]
+    return bound if constants else bound_bare  # type: ignore[no-any-return]
 
 
 @lru_cache(None)
@@ -428,8 +367,6 @@ def updating(
     """Return the function that updates touched rows first .. last: it sums the gradients of each
     and applies the rule to its weights and state, in one pass over memory.
 
-    Its `mean_KU` is empty where rows are whole, its state arrays are empty where the rule has none.
-
     Args:
         step: The rule's expression.
         constants: The constants of the rule.
@@ -439,7 +376,7 @@ def updating(
         squares: Whether they are of other things than the gradient: then they are given.
         width: The columns of the store.
     """
-    rule = _bound(step, constants, decays)
+    rule = _bound(step, constants)
     total = summed(width)
     first_kind, second_kind = (*state, "none", "none")[:2]
     read0, write0 = held_row(first_kind, width)
@@ -447,195 +384,45 @@ def updating(
     means_of = means_of_row(means, squares, width)
 
     @inlined(step, constants, decays, state, means, squares, width)
-    def updating(
-        gradients: Any,
-        index_N: Any,
-        start_U1: Any,
-        use_N: Any,
-        row_U: Any,
-        mean_KU: Any,
-        weights: Any,
-        state0: Any,
-        state1: Any,
-        lr: Any,
-        like: Any,
-        first: Any,
-        last: Any,
-    ) -> None:
+    def updating(gradients: Any, m: Matrix, t: Touched, lr: Any, first: Any, last: Any) -> None:
         for u in range(first, last):
             if u + ROWS_AHEAD < last:
-                soon = get(row_U, u + ROWS_AHEAD)
-                prefetch(weights, soon * width, width)
+                soon = get(t.row_U, u + ROWS_AHEAD)
+                prefetch(t.weights, soon * width, width)
                 if first_kind == "row":  # a cache miss of its own: a tenth of the update's time
-                    prefetch(state0, soon, 1)
+                    prefetch(t.state0, soon, 1)
                 elif first_kind == "element":
-                    prefetch(state0, soon * width, width)
+                    prefetch(t.state0, soon * width, width)
                 if second_kind == "row":
-                    prefetch(state1, soon, 1)
+                    prefetch(t.state1, soon, 1)
                 elif second_kind == "element":
-                    prefetch(state1, soon * width, width)
-            g = total(gradients, 1, index_N, use_N, get(start_U1, u), get(start_U1, u + 1), like)
-            row = int(get(row_U, u))
+                    prefetch(t.state1, soon * width, width)
+            g = total(gradients, 1, m, get(m.offsets_M1, u), get(m.offsets_M1, u + 1), t.like)
+            row = int(get(t.row_U, u))
             at = row * width
-            mean = means_of(mean_KU, g, u, like)
-            w = load(weights, at, like, width)
+            mean = means_of(t.mean_KU, g, u, t.like)
+            w = load(t.weights, at, t.like, width)
+            if decays:
+                w = w - t.decay * w
             if first_kind == "none":
                 (w,) = rule(w, g, mean, lr, ())
             elif second_kind == "none":
-                w, e = rule(w, g, mean, lr, (read0(state0, row, like),))
-                write0(state0, row, e)
+                w, e = rule(w, g, mean, lr, (read0(t.state0, row, t.like),))
+                write0(t.state0, row, e)
             else:
-                w, e, f = rule(w, g, mean, lr, (read0(state0, row, like), read1(state1, row, like)))
-                write0(state0, row, e)
-                write1(state1, row, f)
-            store(weights, at, w)
+                w, e, f = rule(
+                    w, g, mean, lr, (read0(t.state0, row, t.like), read1(t.state1, row, t.like))
+                )
+                write0(t.state0, row, e)
+                write1(t.state1, row, f)
+            store(t.weights, at, w)
 
     return updating
 
 
+pool = on_one_thread(pooling)
+pool_on_threads = on_threads(pooling)
 update = on_one_thread(updating)
-
-
-@lru_cache(None)
-def update_on_threads(*made_for: Any) -> Callable[..., None]:
-    """Return the kernel that runs `updating` of rows edge[t] .. edge[t + 1] on each thread t."""
-    serial = updating(*made_for)
-
-    @parallel_jit
-    def update_on_threads(
-        gradients: Any,
-        index_N: Any,
-        start_U1: Any,
-        use_N: Any,
-        row_U: Any,
-        mean_KU: Any,
-        weights: Any,
-        state0: Any,
-        state1: Any,
-        lr: Any,
-        like: Any,
-        edge_T1: Any,
-    ) -> None:
-        for t in prange(len(edge_T1) - 1):
-            serial(
-                gradients,
-                index_N,
-                start_U1,
-                use_N,
-                row_U,
-                mean_KU,
-                weights,
-                state0,
-                state1,
-                lr,
-                like,
-                edge_T1[t],
-                edge_T1[t + 1],
-            )
-
-    return update_on_threads
-
-
-@lru_cache(None)
-def updating_staged(*made_for: Any) -> Callable[..., None]:
-    """Return the function that runs `updating` for the strips of `thread`, from copies of the
-    gradients of their bags.
-    """
-    serial = updating(*made_for)
-    copied = stage(made_for[-1])
-
-    @inlined(*made_for)
-    def updating_staged(
-        source: Any,
-        where_M: Any,
-        bag_I1: Any,
-        row_I1: Any,
-        index_N: Any,
-        start_U1: Any,
-        use_N: Any,
-        row_U: Any,
-        mean_KU: Any,
-        weights: Any,
-        state0: Any,
-        state1: Any,
-        lr: Any,
-        like: Any,
-        copy: Any,
-        thread_I: Any,
-        thread: Any,
-    ) -> None:
-        for i in range(len(thread_I)):
-            if thread_I[i] == thread:
-                copied(source, where_M, bag_I1[i], bag_I1[i + 1], like, copy)
-                serial(
-                    copy,
-                    index_N,
-                    start_U1,
-                    use_N,
-                    row_U,
-                    mean_KU,
-                    weights,
-                    state0,
-                    state1,
-                    lr,
-                    like,
-                    row_I1[i],
-                    row_I1[i + 1],
-                )
-
-    return updating_staged
-
-
-update_staged = on_one_thread(updating_staged)
-
-
-@lru_cache(None)
-def update_staged_on_threads(*made_for: Any) -> Callable[..., None]:
-    """Return the kernel that runs `updating_staged` on all threads, each with a part of
-    `copies`.
-    """
-    serial = updating_staged(*made_for)
-
-    @parallel_jit
-    def update_staged_on_threads(
-        source: Any,
-        where_M: Any,
-        bag_I1: Any,
-        row_I1: Any,
-        index_N: Any,
-        start_U1: Any,
-        use_N: Any,
-        row_U: Any,
-        mean_KU: Any,
-        weights: Any,
-        state0: Any,
-        state1: Any,
-        lr: Any,
-        like: Any,
-        copies: Any,
-        thread_I: Any,
-        threads: Any,
-    ) -> None:
-        size = len(copies) // threads
-        for t in prange(threads):
-            serial(
-                source,
-                where_M,
-                bag_I1,
-                row_I1,
-                index_N,
-                start_U1,
-                use_N,
-                row_U,
-                mean_KU,
-                weights,
-                state0,
-                state1,
-                lr,
-                like,
-                copies[t * size : (t + 1) * size],
-                thread_I,
-                t,
-            )
-
-    return update_staged_on_threads
+update_on_threads = on_threads(updating)
+run_staged = on_one_thread(staging)
+run_staged_on_threads = on_threads(staging)

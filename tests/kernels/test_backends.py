@@ -221,7 +221,10 @@ def test_nothing_sums_to_zeros(kernels, rows):
     assert pooled(kernels, torch.ones(rows, 3), Links(none, None, None, None, 0)).shape == (0, 3)
 
 
-def test_several_threads_give_the_bits_of_one(cpu_kernels):
+@pytest.mark.parametrize(
+    "rule", [rowwise_adagrad(), adam(weight_decay=0.1)], ids=["rowwise_adagrad", "decaying_adam"]
+)
+def test_several_threads_give_the_bits_of_one(cpu_kernels, rule):
     rows_RD = torch.randn(3000, 16)
     row_U = torch.randperm(5000)[:4000].int()
     index = torch.randint(0, 3000, (9000,)).int()
@@ -235,7 +238,7 @@ def test_several_threads_give_the_bits_of_one(cpu_kernels):
         for threads in (1, 2):
             torch.set_num_threads(threads)
             weights_RD = torch.ones(5000, 16)
-            state = [torch.zeros(5000, 1)]
+            state = [torch.zeros(5000, 16 if kind == "element" else 1) for _, kind in rule.state]
             cpu_kernels.update(
                 rows_RD.view(-1),
                 gradient_links,
@@ -244,8 +247,8 @@ def test_several_threads_give_the_bits_of_one(cpu_kernels):
                 weights_RD,
                 state,
                 torch.float32,
-                0.1,
-                RULES[2],
+                rule.rate_of(0.1, 1),
+                rule,
             )
             found.append(
                 (

@@ -23,7 +23,8 @@ transport
 processes
 reporting
 planner
-models | dataset | metrics
+models | dataset | tasks
+metrics
 sharding
 optim
 kernels | tables

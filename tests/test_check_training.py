@@ -8,8 +8,6 @@ from jobs import environment, small
 from tiers import one_of
 
 from recapp import train
-from recapp.app.check_training import BETTER
-from recapp.metrics import click_metrics
 
 CHECKPOINT = "callbacks.checkpoint"
 
@@ -77,11 +75,6 @@ def line(tmp_path, monkeypatch, capfd):
 )  # fmt: skip
 def test_what_cannot_train_is_refused_before_ranks_start(line, arguments, says):
     assert says in line(*arguments)
-
-
-def test_what_is_better_is_what_the_metrics_say():
-    words = {True: "max", False: "min", None: None}
-    assert {name: words[m.higher_is_better] for name, m in click_metrics().items()} == BETTER
 
 
 def test_it_is_refused_without_torch(tmp_path):

@@ -14,9 +14,8 @@ from recapp import train
 from recapp.app.command import run
 from recapp.app.compose import compose, to_plain
 from recapp.errors import ConfigError, suggest
-from recapp.metrics import click_metrics
 from recapp.settings.check_settings import checked, known_part, names_of
-from recapp.settings.groups import ListedTable, Metric, Trainer
+from recapp.settings.groups import ListedTable, Trainer
 from recapp.settings.help_text import comments_of
 from recapp.settings.option_files import is_group
 from recapp.settings.primaries import COMMANDS
@@ -35,6 +34,7 @@ MAPPINGS = (
 FREE = (
     *MAPPINGS,
     "model",
+    "task",
     "optimizer.dense",
     "optimizer.sparse",
     "optimizer.schedule",
@@ -123,7 +123,6 @@ def test_an_absolute_folder_of_the_command_line_is_no_group(tmp_path):
 
 
 def test_words_stand_for_what_the_code_knows():
-    assert set(Metric.__args__) == set(click_metrics())
     assert set(SHARDING_TYPES) == {name.value for name in ShardingType}
     bounds = {"max_key"}
     of_programs = {"init_fn", "need_pos"}
@@ -297,8 +296,8 @@ def test_a_wrong_setting_is_refused_in_one_line_before_ranks_start(line, argumen
         [
             (
                 "+loss=focal",
-                "unknown setting loss: recapp.train has one loss, binary cross-entropy of the "
-                "logits; a LightningModule of your own",
+                "unknown setting loss: the loss is that of the task, for task=click binary "
+                "cross-entropy of the logits; a task of your own computes any",
             ),
             (
                 "+dataset.weight=w",
@@ -306,8 +305,8 @@ def test_a_wrong_setting_is_refused_in_one_line_before_ranks_start(line, argumen
             ),
             (
                 "+metrics.recall={_target_: torchmetrics.Recall}",
-                "metrics.names chooses of auc, log_loss, normalized_entropy, calibration; a "
-                "callback of your own logs others, +callbacks.NAME._target_=package.Class",
+                "metrics.names chooses of those of the task, and a task of your own measures "
+                "others",
             ),
             ("+metrics.name=[auc]", "unknown setting metrics.name: did you mean metrics.names?"),
             (

@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 
 from recapp.app.build import Settings, build_model, counts_ids, make, write_generated
 from recapp.app.build_rows import data_settings, most_rows
+from recapp.app.build_task import build_task
 from recapp.app.check_training import schedule_of
 from recapp.dataset.prediction_input import ScoringSettings
 from recapp.dataset.schema import schema_from
 from recapp.errors import ConfigError
-from recapp.metrics import click_metrics
 from recapp.trainer.datamodule import ClickData
-from recapp.trainer.module import ClickModule
+from recapp.trainer.module import TaskModule
 
 
 def build_data(
@@ -58,8 +58,8 @@ def build_data(
 
 def build_module(
     settings: Settings, make_model: Callable[[], nn.Module] | None = None
-) -> ClickModule:
-    """Return the LightningModule: loss, optimiser and metrics around the model.
+) -> TaskModule:
+    """Return the LightningModule: task and optimiser around the model.
 
     Args:
         settings: Those of a command.
@@ -68,10 +68,10 @@ def build_module(
     optimizer = dict(settings["optimizer"])
     schedule = schedule_of(settings) or {}
     monitor = schedule.pop("monitor", None)
-    return ClickModule(
+    return TaskModule(
+        build_task(settings),
         make_model or (lambda: build_model(settings)),
         partial(_dense_optimizer, optimizer["dense"]),
-        partial(click_metrics, settings["metrics"]["names"]),
         partial(make, schedule, "optimizer.schedule") if schedule else None,
         settings["seed"],
         monitor=monitor,

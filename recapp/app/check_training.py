@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from recapp.app.build_task import build_task
 from recapp.errors import ConfigError, alike, suggest
 from recapp.models.widths import check_dlrm
 from recapp.processes.launch import gpu_count, rank_count
@@ -21,9 +22,6 @@ Settings = Mapping[str, Any]
 
 WIDTHS: dict[str, Callable[..., None]] = {"recapp.models.published_dlrm.DLRM": check_dlrm}
 """What checks the layers of a model of recapp, by its `_target_`."""
-
-BETTER = {"auc": "max", "log_loss": "min", "normalized_entropy": "min", "calibration": None}
-"""Whether more (`max`) or less (`min`) of each metric is better; of calibration neither is."""
 
 _AVERAGES = "it averages parameters, and tables are none: half of the model would be an average"
 NOT_OF_TABLES = {  # Lightning's callbacks that cannot be used: why
@@ -87,7 +85,7 @@ def measured_by(settings: Settings) -> dict[str, str | None]:
     """Return the metrics of validation, each with whether more (`max`) or less (`min`) of it is
     better.
     """
-    return {f"val_{name}": BETTER[name] for name in settings["metrics"]["names"]}
+    return {each.of_validation: each.better for each in build_task(settings).measures}
 
 
 def all_known(settings: Settings) -> bool:

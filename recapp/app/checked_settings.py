@@ -1,10 +1,11 @@
-"""The check of a command's settings before anything is started, sharding types and columns
-included.
+"""The check of a command's settings before anything is started, tasks, sharding types and
+columns included.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recapp.app.build_task import build_task
 from recapp.compat.hugectr_words import in_recapp_words
 from recapp.errors import ConfigError, suggest
 from recapp.settings import check_settings
@@ -28,6 +29,8 @@ def checked(
     _check_one_for_each_column(settings.get("dataset"))
     translated = {"tables": in_recapp_words(settings["tables"])} if "tables" in settings else {}
     found = check_settings.checked({**settings, **translated}, command, overrides)
+    if "metrics" in found:
+        build_task(found)
     plan = found.get("plan")
     if isinstance(plan, Mapping) and plan.get("tables"):
         from recapp.sharding.sharding_types import SHARDING_TYPES  # imports numpy

@@ -25,9 +25,10 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from recapp.app.build_task import build_task
 from recapp.app.checked_settings import checked
 from recapp.console import note
-from recapp.errors import ConfigError, alike, suggest
+from recapp.errors import ConfigError, RecappError, alike, suggest
 from recapp.reporting.lock import new_directory
 from recapp.settings import option_files
 from recapp.settings.check_settings import known_part, names_of, unknown
@@ -83,6 +84,18 @@ OF_THE_INVOCATION = ("format", "trust", "resume_data", "hydra")
 
 # conf/command.yaml calls it; resolved once for a command and all jobs of its sweep
 OmegaConf.register_new_resolver("new_directory", new_directory, use_cache=True, replace=True)
+
+
+def best(key: str, *, _root_: DictConfig) -> str:
+    """Return by which metric the task of some settings chooses its best checkpoint: `monitor` is
+    its name, `mode` its direction. Files of `conf/` say `${best:monitor}`.
+    """
+    named: Any = OmegaConf.to_container(_root_.task, resolve=True) if "task" in _root_ else None
+    measures = build_task({"task": named}).measures
+    return measures.objective if key == "monitor" else measures.mode
+
+
+OmegaConf.register_new_resolver("best", best, replace=True)
 
 
 def compose(primary: str, overrides: Sequence[str] = (), folders: Folders = ()) -> DictConfig:
@@ -149,6 +162,8 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
         missing = sorted(OmegaConf.missing_keys(config)) if whole else []
         plain = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
+        if isinstance(error.__cause__, RecappError):
+            raise error.__cause__ from None
         raise ConfigError(f"{error.full_key}: {_first_line(error)}") from error
     if missing:
         raise ConfigError(f"{missing[0]} must be given: {missing[0]}=...")
@@ -285,8 +300,11 @@ def compose_over(
     OmegaConf.set_struct(config, False)
     named = {override.key_or_group: override.value() for override in groups}
     chosen = {**choices, **{group: str(option) for group, option in named.items() if option}}
-    plain = to_plain(config)
-    plain = judged(plain, plain.get("trust") or [])  # before anything that they name is imported
+    found = config.get("trust") or []
+    trust: Any = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+    if config.get("task"):  # what it says is best is asked for next
+        config.task = judged({"task": to_plain(config.task)}, trust)["task"]
+    plain = judged(to_plain(config), trust)  # before anything that they name is imported
     plain, dropped = known_part(plain, primary)
     for name in dropped:
         if any(override.key_or_group == name for override in parsed):

@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from recapp.app.artefact_model import check_logits
 from recapp.sparse.batch import Batch
 from recapp.stored.artefact_manifest import ArtefactManifest
-from recapp.trainer.module import ClickModule
+from recapp.trainer.module import TaskModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 
@@ -23,7 +23,7 @@ class RankModel:
         callbacks: What has to watch.
     """
 
-    module: ClickModule
+    module: TaskModule
     strategy: EmbeddingShardingStrategy
     ckpt_path: str | None
     callbacks: tuple[Callback, ...] = ()

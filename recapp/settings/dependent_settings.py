@@ -33,7 +33,7 @@ def check_together(config: Mapping[str, Any], set_by_user: Collection[str]) -> N
             raise ConfigError("dataset.path is empty: name a directory, a glob or Parquet files")
         check_share(dataset.get("val_share", 0))
         check_scale(dataset.get("scale", 1))
-    if config.get("metrics") and not config["metrics"]["names"]:
+    if config.get("metrics") and config["metrics"]["names"] == []:
         raise ConfigError("metrics.names=[]: name at least one, such as [auc]")
     trainer = config.get("trainer") or {}
     if (

@@ -20,7 +20,6 @@ Rows = Annotated[int, Within(1, 2**48)]  # rows of a table: more would fit nowhe
 Timeout = Annotated[float, Within(above=0, most=31_536_000)]  # seconds, at most a year
 Share = Annotated[float, Within(above=0, most=1)]
 Paths = str | list[str]
-Metric = Literal["auc", "log_loss", "normalized_entropy", "calibration"]
 Mode = Literal["auto", "unique", "pooled"]
 RowOrder = Literal["natural", "mixed"]
 Storage = Literal["fp32", "fp64", "fp16", "bf16"]
@@ -82,6 +81,14 @@ Model = Annotated[
         ),
         makes="torch.nn.Module",
         such_as="recapp.models.published_dlrm.DLRM",
+    ),
+]
+Task = Annotated[
+    dict[str, Any],
+    Made(
+        (("names", "the metrics that are measured, metrics.names"),),
+        makes="recapp.tasks.task.Task",
+        such_as="recapp.tasks.click.ClickTask",
     ),
 ]
 DenseOptimizer = Annotated[
@@ -259,11 +266,9 @@ class Optimizer:
 
 @dataclass
 class Metrics:
-    """The group `metrics`: the metrics that are measured."""
+    """The group `metrics`: the metrics that are measured, which the task knows."""
 
-    names: list[Metric] = field(
-        default_factory=lambda: ["auc", "log_loss", "normalized_entropy", "calibration"]
-    )
+    names: list[str] | None = None
 
 
 @dataclass

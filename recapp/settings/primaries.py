@@ -19,6 +19,7 @@ from recapp.settings.groups import (
     Planner,
     Positive,
     TablesOfDataset,
+    Task,
     Timeout,
     Topology,
     Trainer,
@@ -57,6 +58,7 @@ class Train(Run):
     ckpt_path: str | None = None
     resume_data: Literal["check", "ignore"] = "check"
     trust: list[str] = field(default_factory=list)
+    task: Task = ABSENT
     metrics: Metrics = ABSENT
     logger: dict[str, Logger] = ABSENT
     callbacks: dict[str, Callback] = ABSENT

@@ -1,21 +1,20 @@
 """Settings that other tools have and recapp has not: what to do instead."""
 
 import re
-from typing import get_args
-
-from recapp.settings.groups import Metric
 
 OWN_MODULE = "a LightningModule of your own computes any loss (docs/python.md, Lightning)"
+OWN_TASK = "a task of your own computes any (CONTRIBUTING.md, A task)"
 INSTEAD = {  # a pattern of whole names: the end of a sentence that begins with the setting
     r"((model|trainer|optimizer)\.)?(loss|criterion)(_\w+)?(\..+)?": (
-        f"recapp.train has one loss, binary cross-entropy of the logits; {OWN_MODULE}"
+        "the loss is that of the task, for task=click binary cross-entropy of the logits; "
+        f"{OWN_TASK}"
     ),
     r"dataset\.(\w+_)?weights?(_\w+)?(\..+)?": (
         f"weights of rows are not supported by recapp.train; {OWN_MODULE}"
     ),
     r"metrics\..+": (
-        f"metrics.names chooses of {', '.join(get_args(Metric))}; a callback of your own logs "
-        "others, +callbacks.NAME._target_=package.Class"
+        "metrics.names chooses of those of the task, and a task of your own measures others "
+        "(CONTRIBUTING.md, A task)"
     ),
 }
 

@@ -11,6 +11,7 @@ imported.
 | callbacks.NAME                           | a class of lightning.pytorch.callbacks                |
 | logger.NAME                              | recapp's, Lightning's CSVLogger and TensorBoardLogger |
 | model                                    | recapp's models, by name                              |
+| task                                     | recapp's tasks, by name                               |
 | anywhere else, in arguments and in lists | a class of any of these homes, of torch.nn or of      |
 |                                          | torchmetrics                                          |
 
@@ -58,6 +59,7 @@ MODELS = (
     "recapp.models.published_dlrm.DLRM",
     "recapp.compat.hugectr_graph.LayerGraph",
 )
+TASKS = ("recapp.tasks.click.ClickTask",)
 LINES = ("recapp.trainer.iteration_lines.IterationLines",)
 LOGGERS = (
     "recapp.trainer.curves.CSVCurves",
@@ -106,6 +108,7 @@ SLOTS: Mapping[str, Slot] = {
     "callbacks.*": _slot(LINES, CALLBACKS),
     "logger.*": _slot(LOGGERS, bases=[LOGGER]),
     "model": _slot(MODELS, bases=[MODULES.base]),
+    "task": _slot(TASKS, bases=["recapp.tasks.task.Task"]),
 }
 ELSEWHERE = _slot(
     (*RULES, *SCHEDULES, *MODELS, *LINES, *LOGGERS),

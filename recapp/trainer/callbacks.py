@@ -22,8 +22,9 @@ from recapp.reporting.phases import quartiles
 from recapp.reporting.plan_explanation import plan_rows, rank_rows
 from recapp.reporting.record import claim_directory
 from recapp.reporting.table_uses import table_uses
+from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
-from recapp.trainer.module import ClickModule
+from recapp.trainer.module import TaskModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 from recapp.transport.choose_transport import describe
 
@@ -47,7 +48,7 @@ def _strategy(trainer: Trainer) -> EmbeddingShardingStrategy:
     return trainer.strategy
 
 
-class ClaimDirectory(Callback):
+class ClaimDirectory(BatchCallback):
     """Claims the run's directory for this run (`recapp/reporting/record.py`) just before it writes
     there: a curve's first row or a checkpoint.
 
@@ -59,9 +60,7 @@ class ClaimDirectory(Callback):
         self.directory = directory
         self._done = False
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_step(self, trainer: Trainer, done: int) -> None:
         """Claim the directory where loggers write after this step."""
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if trainer.loggers and trainer.global_step % every == 0:
@@ -79,7 +78,7 @@ class ClaimDirectory(Callback):
         self._done = True
 
 
-class KeepPosition(Callback):
+class KeepPosition(BatchCallback):
     """Writes how far training has come into the data module, before checkpoints are written."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -106,21 +105,18 @@ class KeepPosition(Callback):
         """
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_step(self, trainer: Trainer, done: int) -> None:
         """Count one more trained batch; after an epoch's last one set the position to the start of
         the next epoch.
         """
         position = _data(trainer).position
-        done = batch_idx + 1
         over = done >= trainer.num_training_batches
         position.epoch, position.batches = (
             (trainer.current_epoch + 1, 0) if over else (trainer.current_epoch, done)
         )
 
 
-class StepClock(Callback):
+class StepClock(BatchCallback):
     """Measures every training step: milliseconds, rows, bytes sent, collectives.
 
     A step includes the wait for its data and excludes validation. Also measured is how long the
@@ -165,9 +161,7 @@ class StepClock(Callback):
         self._called = comm.calls
         self._input, self._exchange = _waited_ms(trainer)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_step(self, trainer: Trainer, done: int) -> None:
         """Record the step that has ended, and begin to measure the next one."""
         assert self._since is not None
         comm = _strategy(trainer).comm
@@ -239,7 +233,7 @@ def _waited_ms(trainer: Trainer) -> tuple[float, float]:
     )
 
 
-class LogRate(Callback):
+class LogRate(BatchCallback):
     """Logs the samples per second of all ranks, and how long a step of this rank waited for its
     input exchange.
 
@@ -250,19 +244,16 @@ class LogRate(Callback):
     def __init__(self, clock: StepClock) -> None:
         self.clock = clock
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_step(self, trainer: Trainer, done: int) -> None:
         """Log both after every `RATE_STEPS` steps."""
-        if batch_idx % RATE_STEPS == RATE_STEPS - 1:
+        if done % RATE_STEPS == 0:
+            log = trainer.lightning_module.log
             # As tensors of the host: Lightning would put numbers on the module's GPU, and wait for
             # all it has to do.
-            pl_module.log("samples_per_s", torch.tensor(self.clock.recent_rate()), batch_size=1)
+            log("samples_per_s", torch.tensor(self.clock.recent_rate()), batch_size=1)
             if not self.clock.input_wait_ms:
                 return
-            pl_module.log(
-                "input_wait_ms", torch.tensor(self.clock.recent_input_wait_ms()), batch_size=1
-            )
+            log("input_wait_ms", torch.tensor(self.clock.recent_input_wait_ms()), batch_size=1)
 
 
 class StartReport(Callback):
@@ -290,7 +281,7 @@ class StartReport(Callback):
         if not self.shown:
             return
         assert (
-            isinstance(pl_module, ClickModule)
+            isinstance(pl_module, TaskModule)
             and pl_module.model is not None
             and strategy.plan is not None
         )

@@ -16,13 +16,14 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from recapp.errors import TrainingError
 from recapp.processes import stopping
 from recapp.processes.stopping import Stopped
+from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.finite import LossWatch
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
@@ -30,7 +31,7 @@ from recapp.trainer.strategy import EmbeddingShardingStrategy
 SIGNAL_BITS = 8
 
 
-class EndTogether(Callback):
+class EndTogether(BatchCallback):
     """Ends training on all ranks at the same step. It stands before callbacks that save.
 
     `reason` is when and why a signal has ended training; None where it has not.
@@ -83,15 +84,7 @@ class EndTogether(Callback):
         """Refuse to validate a model whose loss was not finite."""
         self._check_all_losses(trainer)
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_batch(self, trainer: Trainer, done: int) -> None:
         """Break off a validation inside of training where a signal asks to stop."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._stop_after_signal(trainer, self._reports_of_ranks(trainer))

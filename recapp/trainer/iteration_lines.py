@@ -18,15 +18,15 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.sparse.batch import Batch
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
+from recapp.trainer.module import measures_of
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
-NAMES = {"val_auc": "AUC", "val_log_loss": "AverageLoss"}
-"""HugeCTR's name of each metric, by recapp's."""
+NAMES = {"log loss": "AverageLoss"}
+"""HugeCTR's name of a metric, by its title, where it has another one."""
 
 
 class IterationLines(ProgressBar):
-    """Prints a line every so many iterations and what each evaluation measured, on standard
-    output.
+    """Prints a line every few iterations, and the metrics of each evaluation, on standard output.
 
     Args:
         every: The iterations between two lines; 0 prints none.
@@ -48,14 +48,14 @@ class IterationLines(ProgressBar):
         """Do nothing: Lightning silences bars of other ranks, whose lines are not printed."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the time."""
+        """Start the clock."""
         self._began = time.perf_counter()
         self._first = trainer.global_step
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Go on with the time after an evaluation."""
+        """Start the clock again after an evaluation."""
         if self._since is None:
             self._since = time.perf_counter()
 
@@ -92,7 +92,7 @@ class IterationLines(ProgressBar):
         return self._seconds + running
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Halt the time of iterations, and start that of the evaluation."""
+        """Stop the clock of iterations, and start that of the evaluation."""
         self._seconds = self._stopped()
         self._since = None
         self._evaluation = time.perf_counter()
@@ -100,9 +100,10 @@ class IterationLines(ProgressBar):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print what the evaluation measured."""
         seconds = time.perf_counter() - self._evaluation
-        for name, title in NAMES.items():
-            if name in trainer.callback_metrics:
-                value = float(trainer.callback_metrics[name])
+        for measure in measures_of(pl_module):
+            if measure.shown and measure.of_validation in trainer.callback_metrics:
+                value = float(trainer.callback_metrics[measure.of_validation])
+                title = NAMES.get(measure.title, measure.title)
                 _line(trainer, f"Evaluation, {title}: {value:.6f}")
         if trainer.state.fn == TrainerFn.FITTING:
             batches = int(sum(trainer.num_val_batches))

@@ -23,10 +23,11 @@ from recapp.console import note
 from recapp.stored.checkpoint import link_checkpoint
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.local_files import files_at
+from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.restored import state_must_fit
 
 
-class KeepLast(Checkpoint):
+class KeepLast(BatchCallback, Checkpoint):
     """Validates at the last step of a run, however it ends, and leaves `last.ckpt`, from which
     training resumes.
 
@@ -69,9 +70,7 @@ class KeepLast(Checkpoint):
                     "the best from here on counts"
                 )
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_step(self, trainer: Trainer, done: int) -> None:
         """Make the last step a stop, and save after it where nothing validates."""
         epochs = trainer.max_epochs
         last_epoch = epochs is not None and 0 <= epochs <= trainer.current_epoch + 1

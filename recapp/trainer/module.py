@@ -1,5 +1,7 @@
-"""The LightningModule: loss, optimiser and metrics of a click model. It knows no ranks, no plan and
-no sharding.
+"""The LightningModule: model, optimiser and what the task trains. It knows no ranks, no plan and no
+sharding.
+
+    batch --model--> outputs by name --task--> loss, metrics, scores
 
 Any LightningModule that holds an `EmbeddingBagCollection` trains sharded under
 `EmbeddingShardingStrategy` all the same; this one is what recapp's commands use. Lightning's
@@ -12,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -22,19 +23,20 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric, MetricCollection
 
 from recapp.engine.shard_model import sharded_tables
-from recapp.errors import ConfigError
 from recapp.optim.optimizer import hybrid
 from recapp.sparse.batch import Batch
+from recapp.tasks.click import ClickTask
+from recapp.tasks.measures import Measures
+from recapp.tasks.task import Task
 
 
-class ClickModule(LightningModule):
-    """A click model with binary cross entropy of its logits.
+class TaskModule(LightningModule):
+    """A model that is trained for a task.
 
     Args:
+        task: What it is trained for: loss, metrics, outputs.
         make_model: Builds the model, tables on the meta device; called once, on every rank alike.
         make_optimizer: Makes the dense part's optimiser from its parameters.
-        make_metrics: Makes fresh metrics by name; each is updated with (logits_B, labels_B). It
-            takes torchmetrics' `sync_on_compute`.
         make_schedule: Makes a learning-rate schedule of the one optimiser, stepped every batch; a
             `ReduceLROnPlateau` is stepped after every validation. None keeps rates constant.
         seed: The seed of the dense part's start values.
@@ -43,24 +45,25 @@ class ClickModule(LightningModule):
 
     def __init__(
         self,
+        task: Task,
         make_model: Callable[[], nn.Module],
         make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
-        make_metrics: Callable[..., Mapping[str, Metric]],
         make_schedule: Callable[[Optimizer], LRScheduler] | None = None,
         seed: int = 1,
         monitor: str | None = None,
     ) -> None:
         super().__init__()
+        self.task = task
         self._monitor = monitor
         self._make_model = make_model
         self._make_optimizer = make_optimizer
         self._make_schedule = make_schedule
         self._seed = seed
-        self.val_metrics = MetricCollection(dict(make_metrics()), compute_groups=False)
-        # The running value on the bar is this rank's: only some ranks compute it, so it may not
-        # need the others.
+        self.val_metrics = MetricCollection(dict(task.make_metrics()), compute_groups=False)
+        # The running values on the bar are this rank's: only some ranks compute them, so they may
+        # not need the others.
         self.train_metrics = MetricCollection(
-            dict(make_metrics(sync_on_compute=False)), compute_groups=False
+            dict(task.make_metrics(sync_on_compute=False)), compute_groups=False
         )
         self.model: nn.Module | None = None
         self._loss_sum = torch.zeros(())
@@ -72,36 +75,39 @@ class ClickModule(LightningModule):
             torch.manual_seed(self._seed)
             self.model = self._make_model()
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Return the logits of a batch, [B].
+    def forward(self, batch: Batch) -> Tensor | dict[str, Tensor]:
+        """Return the outputs of the model by name, each [B]; of a task with one output the tensor
+        alone.
+
+        Raises:
+            ConfigError: The model returns something else.
+        """
+        outputs = self.outputs(batch)
+        return outputs if len(outputs) > 1 else next(iter(outputs.values()))
+
+    def outputs(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the outputs of the model by name, each [B].
 
         Raises:
             ConfigError: The model returns something else.
         """
         assert self.model is not None
-        logits_B = self.model(batch)
-        if not isinstance(logits_B, Tensor):
-            found = f"a {type(logits_B).__name__}"
-        elif logits_B.shape != (batch.rows,):
-            found = f"a tensor of shape {list(logits_B.shape)} for {batch.rows} samples"
-        else:
-            return logits_B
-        raise ConfigError(
-            f"model {type(self.model).__name__} returned {found}: its forward must return one "
-            "logit for each sample, [B]"
-        )
+        return self.task.named(self.model(batch), batch.rows, type(self.model).__name__)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the mean loss over this rank's batch; the strategy weighs it where ranks have
         batches of different size.
         """
-        logits_B = self(batch)
-        loss = F.binary_cross_entropy_with_logits(logits_B, batch.labels_B, reduction="sum") / max(
-            batch.rows, 1
-        )
+        outputs = self.outputs(batch)
+        loss = self.task.loss(outputs, batch)
         self.log("train_loss", self._mean_loss(loss.detach()), prog_bar=True, batch_size=batch.rows)
-        self.train_metrics.update(logits_B.detach().float(), batch.labels_B)
+        self._update(self.train_metrics, outputs, batch)
         return loss
+
+    def _update(
+        self, metrics: MetricCollection, outputs: Mapping[str, Tensor], batch: Batch
+    ) -> None:
+        self.task.update(dict(metrics.items(keep_base=True)), outputs, batch)
 
     def _mean_loss(self, loss: Tensor) -> Tensor:
         """Return the mean loss of the steps since loggers last wrote, this one included, without
@@ -120,22 +126,26 @@ class ClickModule(LightningModule):
         self._loss_steps = 0
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Log the running AUC where loggers write: every `log_every_n_steps`, and at a stop that a
-        callback may just have asked for.
+        """Log the running metrics where loggers write: every `log_every_n_steps`, and at a stop
+        that a callback may just have asked for.
         """
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        due = self.global_step % every == 0 or self.trainer.should_stop
-        if due and (auc := self.train_auc()) is not None:
-            self.log("train_auc", auc, batch_size=batch.rows)
+        if self.global_step % every == 0 or self.trainer.should_stop:
+            for name, value in self.running().items():
+                self.log(f"train_{name}", value, batch_size=batch.rows)
 
-    def train_auc(self) -> float | None:
-        """Return the AUC of this rank's training batches of the epoch so far; None before both
-        classes were seen. It takes 3 ms, because it walks a histogram.
+    def running(self) -> dict[str, float]:
+        """Return the running metrics of the task by name, over this rank's training batches of the
+        epoch so far. Those that these rows do not determine yet are left out.
+
+        An AUC takes 3 ms, because it walks a histogram.
         """
-        value = (
-            float(self.train_metrics["auc"].compute()) if "auc" in self.train_metrics else math.nan
-        )
-        return None if math.isnan(value) else value
+        found = {
+            measure.name: float(self.train_metrics[measure.name].compute())
+            for measure in self.task.measures
+            if measure.running
+        }
+        return {name: value for name, value in found.items() if not math.isnan(value)}
 
     def on_train_epoch_start(self) -> None:
         """Reset the running training metrics."""
@@ -143,8 +153,7 @@ class ClickModule(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Add a batch to the metrics; an empty one adds nothing but takes part in the exchange."""
-        logits_B = self(batch)
-        self.val_metrics.update(logits_B.float(), batch.labels_B)
+        self._update(self.val_metrics, self.outputs(batch), batch)
 
     def on_validation_epoch_start(self) -> None:
         """Reset the validation metrics."""
@@ -156,7 +165,7 @@ class ClickModule(LightningModule):
         """
         measured = {f"val_{name}": value for name, value in self.val_metrics.compute().items()}
         for name, value in measured.items():
-            self.log(name, value, prog_bar=name in ("val_auc", "val_log_loss"))
+            self.log(name, value, prog_bar=name in self.task.measures.shown)
         if self.trainer.state.fn == TrainerFn.FITTING and self._validation_is_due():
             for config in self.trainer.lr_scheduler_configs:
                 if isinstance(config.scheduler, ReduceLROnPlateau):
@@ -186,12 +195,12 @@ class ClickModule(LightningModule):
         for name, value in self.val_metrics.compute().items():
             self.log(f"test_{name}", value)
 
-    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the probabilities of a batch, float32 [B]; an empty one takes part in the
-        exchange.
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
+        """Return the scores of a batch by column, each float32 [B]; of a task with one column the
+        tensor alone. An empty batch takes part in the exchange.
         """
-        logits_B: Tensor = self(batch)
-        return torch.sigmoid(logits_B.float())
+        scores = self.task.scores(self.outputs(batch))
+        return scores if len(scores) > 1 else next(iter(scores.values()))
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Return one optimiser: the dense parameters' own, and a param group per row rule of the
@@ -209,3 +218,57 @@ class ClickModule(LightningModule):
             for group in optimizer.param_groups:
                 group.setdefault("initial_lr", group["lr"])
         return {"optimizer": optimizer, "lr_scheduler": schedule}  # type: ignore[return-value]
+
+
+def measures_of(module: LightningModule) -> Measures:
+    """Return the metrics of a module's task; those of clicks for a module of the user's own."""
+    return module.task.measures if isinstance(module, TaskModule) else ClickTask().measures
+
+
+class ClickModule(TaskModule):
+    """A click model with binary cross entropy of its logits, and metrics of the caller's.
+
+    Args:
+        make_model: Builds the model, as for `TaskModule`.
+        make_optimizer: Makes the dense part's optimiser from its parameters.
+        make_metrics: Makes fresh metrics by name; each is updated with (logits_B, labels_B). It
+            takes torchmetrics' `sync_on_compute`.
+        make_schedule: Makes a learning-rate schedule, as for `TaskModule`.
+        seed: The seed of the dense part's start values.
+        monitor: The metric, such as `val_auc`, that a `ReduceLROnPlateau` is stepped with.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], nn.Module],
+        make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+        make_metrics: Callable[..., Mapping[str, Metric]],
+        make_schedule: Callable[[Optimizer], LRScheduler] | None = None,
+        seed: int = 1,
+        monitor: str | None = None,
+    ) -> None:
+        task = _ClickTask(make_metrics)
+        super().__init__(task, make_model, make_optimizer, make_schedule, seed, monitor)
+
+    def train_auc(self) -> float | None:
+        """Return the AUC of this rank's training batches of the epoch so far; None before both
+        classes were seen.
+        """
+        return self.running().get("auc")
+
+
+class _ClickTask(ClickTask):
+    """Click prediction, measured by the metrics that a caller makes."""
+
+    def __init__(self, make_metrics: Callable[..., Mapping[str, Metric]]) -> None:
+        super().__init__([name for name in make_metrics() if name in _CLICK_METRICS])
+        self._make_metrics = make_metrics
+
+    def make_metrics(self, sync_on_compute: bool = True) -> dict[str, Metric]:
+        """Return fresh metrics of the caller's by name."""
+        if sync_on_compute:
+            return dict(self._make_metrics())
+        return dict(self._make_metrics(sync_on_compute=False))
+
+
+_CLICK_METRICS = [measure.name for measure in ClickTask.known]

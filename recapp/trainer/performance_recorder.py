@@ -11,17 +11,18 @@ of its parts ends: what lies between an end and the next beginning is not the co
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
 from recapp.engine.held_memory import held_bytes
 from recapp.engine.observer import EngineObserver
 from recapp.reporting.performance import write_performance
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock
+from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.callbacks import WARM_UP_STEPS, StepClock
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 
-class RecordPerformance(Callback):
+class RecordPerformance(BatchCallback):
     """Measures phases of training steps, memory and bytes sent on every rank; rank 0 writes them at
     the end of training, but not after an exception.
 
@@ -66,9 +67,7 @@ class RecordPerformance(Callback):
         self.phases(DATA)
         self._fetching = False
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_step(self, trainer: Trainer, done: int) -> None:
         """End the step, and begin the next."""
         self.phases.end(OUTSIDE)
         self._next_step()

@@ -4,9 +4,10 @@ steps.
     epoch 1 ━━━━━━━━━━━━━━ 120/167 0:00:03 loss 0.4226 AUC 0.7503 13,556 samples/s
     step 120/167, 0.94 s for 20 steps, loss 0.4226, lr 0.001, auc 0.7503
 
-Both fit 80 columns. Steps are those of the whole run; loss and AUC are rank 0's own, because no
-step is to wait for another rank's numbers. Loss is the mean since loggers last wrote. AUC is the
-epoch's so far, up to this step. Both print what each validation measured.
+Both fit 80 columns. Steps are those of the whole run. Loss and running metrics are rank 0's own,
+because no step waits for the numbers of another rank. The loss is the mean since loggers last
+wrote; a running metric, such as the AUC of clicks, is that of the epoch up to this step. Both print
+what each validation measured. The task says which metrics are shown, and their titles.
 """
 
 import math
@@ -31,16 +32,16 @@ from rich.progress import (
 
 from recapp.console import note, progress
 from recapp.dataset.prediction_input import RankInput
+from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.callbacks import StepClock
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
-from recapp.trainer.module import ClickModule
+from recapp.trainer.module import TaskModule, measures_of
 
-FALL = 0.005  # of AUC that is worth a note: seeds of one setting differ by up to .004
 # a loss is read off its device, which waits for it, and an AUC takes 3 ms
 SECONDS_BETWEEN_READINGS = 0.5
 
 
-class TerminalProgress(Callback):
+class TerminalProgress(BatchCallback):
     """A progress bar for terminals, on standard error.
 
     Args:
@@ -70,9 +71,7 @@ class TerminalProgress(Callback):
             )
             self._bar.start()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_step(self, trainer: Trainer, done: int) -> None:
         """Advance the bar by a step, and show the numbers at most twice a second."""
         if self._training is None:
             return
@@ -84,40 +83,30 @@ class TerminalProgress(Callback):
         )
         if (now := time.monotonic()) >= self._next_reading:
             self._next_reading = now + SECONDS_BETWEEN_READINGS
-            self._show_numbers(trainer, pl_module)
+            self._show_numbers(trainer)
 
-    def _show_numbers(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._training is not None:
-            numbers = _loss_and_auc(trainer, pl_module)
-            rate = self._clock.recent_rate() if self._clock else 0.0
-            text = " ".join(
-                [
-                    *(f"{title} {value:.4f}" for title, value in numbers.items()),
-                    f"{rate:,.0f} samples/s",
-                ]
-            )
-            self._bar.update(self._training, numbers=text)
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show a second bar while validation lasts."""
-        if trainer.is_global_zero:
-            self._validation = self._bar.add_task(
-                "validation", total=_batches(trainer.num_val_batches), numbers=""
-            )
-            self._bar.start()
-
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_batch(self, trainer: Trainer, done: int) -> None:
         """Advance the second bar by a batch."""
         if self._validation is not None:
             self._bar.advance(self._validation)
+
+    def _show_numbers(self, trainer: Trainer) -> None:
+        if self._training is not None:
+            rate = self._clock.recent_rate() if self._clock else 0.0
+            numbers = _loss_and_running(trainer)
+            texts = [*(f"{title} {value:.4f}" for title, value in numbers.items())]
+            self._bar.update(self._training, numbers=" ".join([*texts, f"{rate:,.0f} samples/s"]))
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show a second bar while validation lasts."""
+        self._begin(trainer, "validation", trainer.num_val_batches)
+
+    def _begin(self, trainer: Trainer, name: str, batches: int | float | list[int | float]) -> None:
+        if trainer.is_global_zero:
+            total = sum(batches) if isinstance(batches, list) else batches
+            known = int(total) if math.isfinite(total) else None
+            self._validation = self._bar.add_task(name, total=known, numbers="")
+            self._bar.start()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Replace the second bar by a line of what validation measured, where training goes on."""
@@ -129,23 +118,7 @@ class TerminalProgress(Callback):
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show a bar for the test rows."""
-        if trainer.is_global_zero:
-            self._validation = self._bar.add_task(
-                "test", total=_batches(trainer.num_test_batches), numbers=""
-            )
-            self._bar.start()
-
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Advance the bar by a batch."""
-        self.on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        self._begin(trainer, "test", trainer.num_test_batches)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the bar."""
@@ -153,7 +126,7 @@ class TerminalProgress(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the last numbers, and stop the bar."""
-        self._show_numbers(trainer, pl_module)
+        self._show_numbers(trainer)
         self._bar.stop()
 
     def on_exception(
@@ -163,7 +136,7 @@ class TerminalProgress(Callback):
         self._bar.stop()
 
 
-class ProgressLines(Callback):
+class ProgressLines(BatchCallback):
     """Prints lines on standard error where it is no terminal: step, seconds of the last n steps,
     loss, lr.
 
@@ -177,26 +150,24 @@ class ProgressLines(Callback):
         self._first = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the time."""
+        """Start the clock."""
         self._since = time.perf_counter()
         self._first = trainer.global_step
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_step(self, trainer: Trainer, done: int) -> None:
         """Print a line every `every` steps."""
         if trainer.global_step % self.every == 0 and trainer.is_global_zero:
             now = time.perf_counter()
-            loss, *auc = (
+            loss, *running = (
                 f"{title.lower()} {value:.4f}"
-                for title, value in _loss_and_auc(trainer, pl_module).items()
+                for title, value in _loss_and_running(trainer).items()
             )
             parts = [
                 _step(trainer),
                 f"{now - self._since:.2f} s for {trainer.global_step - self._first} steps",
                 loss,
                 f"lr {trainer.optimizers[0].param_groups[0]['lr']:.6g}",
-                *auc,
+                *running,
             ]
             print(", ".join(parts), file=sys.stderr, flush=True)
             self._since = now
@@ -210,7 +181,7 @@ class ProgressLines(Callback):
             self._first = trainer.global_step
 
 
-class PredictProgress(Callback):
+class PredictProgress(BatchCallback):
     """Shows how many of the rows are scored, on all ranks: a bar on a terminal, elsewhere lines."""
 
     def __init__(self) -> None:
@@ -227,20 +198,12 @@ class PredictProgress(Callback):
             self._done = 0
             self._advance = self._shown.enter_context(progress("rows scored", loader.rows))
 
-    def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_batch(self, trainer: Trainer, done: int) -> None:
         """Advance by the rows of all ranks' batches: each rank has scored as many batches."""
         if self._advance is not None and self._input is not None:
-            done = self._input.rows_after(batch_idx + 1)
-            self._advance(done - self._done)
-            self._done = done
+            rows = self._input.rows_after(done)
+            self._advance(rows - self._done)
+            self._done = rows
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the bar."""
@@ -257,19 +220,25 @@ class NoteFall(Callback):
     """Notes that validation gets worse while training goes on: a second epoch costs about .02 AUC
     on Criteo's logs.
 
-    A checkpoint keeps the best AUC so far, so a fall after a resume is noted as well.
+    It watches the metric that the task calls the best, where that says how large a fall is worth a
+    note. A checkpoint keeps the best value so far, so a fall after a resume is noted as well.
     """
 
     def __init__(self) -> None:
         self._best = -math.inf
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compare the validation AUC with the best so far."""
-        auc = float(trainer.callback_metrics.get("val_auc", math.nan))
+        """Compare the metric of this validation with the best so far."""
+        measures = measures_of(pl_module)
+        watched = measures.get(measures.best)
+        if watched is None or watched.fall is None:
+            return
+        value = float(trainer.callback_metrics.get(watched.of_validation, math.nan))
+        sign = -1 if watched.better == "min" else 1  # the best so far is kept as the largest
         if (
             trainer.state.fn == TrainerFn.FITTING
             and trainer.is_global_zero
-            and auc < self._best - FALL
+            and sign * value < self._best - watched.fall
         ):
             advice = (
                 ""
@@ -277,10 +246,11 @@ class NoteFall(Callback):
                 else ", and callbacks=early_stopping stops in time"
             )
             note(
-                f"validation AUC fell from {self._best:.4f} to {auc:.4f}: training longer on the "
-                f"same rows overfits; the best checkpoint is kept{advice}"
+                f"validation {watched.title} {'fell' if sign > 0 else 'rose'} from "
+                f"{sign * self._best:.4f} to {value:.4f}: training longer on the same rows "
+                f"overfits; the best checkpoint is kept{advice}"
             )
-        self._best = max(self._best, auc) if auc == auc else self._best
+        self._best = max(self._best, sign * value) if value == value else self._best
 
     @property
     def state_key(self) -> str:
@@ -288,11 +258,11 @@ class NoteFall(Callback):
         return "TellFall"  # the class had this name when the first checkpoints were written
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best AUC so far, for a checkpoint."""
+        """Return the best value so far, for a checkpoint."""
         return {"best": self._best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the best AUC so far from a checkpoint."""
+        """Take the best value so far from a checkpoint."""
         self._best = float(state_dict["best"])
 
 
@@ -333,21 +303,23 @@ def _early_stopping(trainer: Trainer) -> list[EarlyStopping]:
     ]
 
 
-def _loss_and_auc(trainer: Trainer, module: LightningModule) -> dict[str, float]:
-    """Return the loss, and the AUC where there is one, of the step that has just ended."""
-    auc = module.train_auc() if isinstance(module, ClickModule) else None
-    return {"loss": float(trainer.callback_metrics["train_loss"])} | (
-        {} if auc is None else {"AUC": auc}
-    )
+def _loss_and_running(trainer: Trainer) -> dict[str, float]:
+    """Return the loss of the step that has just ended and the running metrics, by title."""
+    module = trainer.lightning_module
+    running = module.running() if isinstance(module, TaskModule) else {}
+    titles = {measure.name: measure.title for measure in measures_of(module)}
+    return {"loss": float(trainer.callback_metrics["train_loss"])} | {
+        titles[name]: value for name, value in running.items()
+    }
 
 
 def validated(trainer: Trainer) -> str:
     """Return what a validation has measured, in one line."""
-    titles = {"val_auc": "AUC", "val_log_loss": "log loss"}
+    measured = trainer.callback_metrics
     found = [
-        f"{title} {float(trainer.callback_metrics[name]):.4f}"
-        for name, title in titles.items()
-        if name in trainer.callback_metrics
+        f"{measure.title} {float(measured[measure.of_validation]):.4f}"
+        for measure in measures_of(trainer.lightning_module)
+        if measure.shown and measure.of_validation in measured
     ]
     return f"{_step(trainer)}, validation: {', '.join(found)}"
 
@@ -374,8 +346,3 @@ def steps_planned(trainer: Trainer) -> int | None:
         total = trainer.global_step + left
         total = min(total, trainer.max_steps) if trainer.max_steps >= 0 else total
     return int(total)
-
-
-def _batches(counts: int | float | list[int | float]) -> int | None:
-    total = sum(counts) if isinstance(counts, list) else counts
-    return int(total) if math.isfinite(total) else None

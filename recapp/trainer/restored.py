@@ -68,7 +68,7 @@ def state_must_fit(what: str, setting: str) -> Iterator[None]:
         if isinstance(error, CheckpointError):
             raise
         text = " ".join(str(error).split())
-        text = text.removeprefix("Error(s) in loading state_dict for ClickModule: ")
+        text = re.sub(r"^Error\(s\) in loading state_dict for \w+: ", "", text)
         raise CheckpointError(
             f"{what} of the checkpoint does not fit: set {setting} as it was when it was saved "
             f"({type(error).__name__}: {text[:200]})"

@@ -103,7 +103,7 @@ class ScoreWriter(Callback):
         return from_rank_0(prepare, trainer.global_rank, trainer.strategy.broadcast)
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the time."""
+        """Start the clock."""
         self._since = time.perf_counter()
 
     def on_predict_batch_end(

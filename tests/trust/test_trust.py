@@ -390,6 +390,7 @@ def test_what_conf_names_is_known_without_importing_lightning():
         if "_target_:" in line
     }
     known = {*trust.OF_CONF, *trust.RULES, *trust.SCHEDULES, *trust.MODELS, *trust.LOGGERS}
+    known |= set(trust.TASKS)
     assert {name.split()[0] for name in conf} <= known
     for target in trust.OF_CONF:
         (home,) = [home for home in trust.ELSEWHERE[1] if target.rpartition(".")[0] == home.module]

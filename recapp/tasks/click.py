@@ -1,0 +1,49 @@
+"""Click prediction: one label of 0 or 1, one logit, binary cross entropy."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from recapp.tasks.measures import Measure
+from recapp.tasks.task import Output, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torchmetrics import Metric
+
+    from recapp.sparse.batch import Batch
+
+
+class ClickTask(Task):
+    """Predict whether a row was clicked.
+
+    The model gives the logit of a click for each sample, and the loss is the binary cross entropy
+    of it. Metrics are those of `recapp.metrics`.
+
+    Args:
+        names: The metrics that are measured; None takes all of them.
+    """
+
+    outputs = (Output("logit"),)
+    known = (
+        # seeds of one setting differ by up to .004
+        Measure("auc", "AUC", "max", training="train_auc", shown=True, fall=0.005),
+        Measure("log_loss", "log loss", "min", training="train_loss", shown=True, defined=True),
+        Measure("normalized_entropy", "normalised entropy", "min"),
+        Measure("calibration", "calibration"),
+    )
+    best = "auc"
+
+    def loss(self, outputs: "Mapping[str, Tensor]", batch: "Batch") -> "Tensor":
+        """Return the mean binary cross entropy in nats, a scalar; 0 for an empty batch."""
+        from torch.nn.functional import binary_cross_entropy_with_logits
+
+        (logits_B,) = outputs.values()
+        (labels_B,) = self.labels(batch).values()
+        loss = binary_cross_entropy_with_logits(logits_B, labels_B, reduction="sum")
+        return loss / max(batch.rows, 1)
+
+    def make_metric(self, name: str, sync_on_compute: bool) -> "Metric":
+        """Return a fresh metric of `recapp.metrics`."""
+        from recapp.metrics import click_metrics
+
+        return click_metrics([name], sync_on_compute)[name]

@@ -1,0 +1,200 @@
+"""A task is what a model is trained for. It names the outputs that the model gives and the labels
+that they are compared with, and has the loss and the metrics.
+
+    model(batch) -> outputs by name -> task.loss(outputs, batch) -> backward
+                                    -> task.update(metrics, outputs, batch) -> val_auc, ...
+                                    -> task.scores(outputs) -> columns of a prediction
+
+A task is one file and one file of settings, inside of recapp or in a folder of your own. Whoever
+trains, prints, compares, draws or predicts asks it. This one has two labels and two outputs:
+
+    # mine/shop_task.py
+    from recapp.metrics import AUC
+    from recapp.tasks.measures import Measure
+    from recapp.tasks.task import Output, Task
+
+
+    class ShopTask(Task):
+        outputs = (
+            Output("click", label="clicked", column="click_score"),
+            Output("order", label="ordered", column="order_score"),
+        )
+        known = (
+            Measure("click_auc", "AUC of clicks", "max", output="click", shown=True),
+            Measure("order_auc", "AUC of orders", "max", output="order", shown=True),
+        )
+        best = "order_auc"
+
+        def loss(self, outputs, batch):
+            return sum(
+                mean_cross_entropy(outputs[name], label)
+                for name, label in self.labels(batch).items()
+            )
+
+        def make_metric(self, name, sync_on_compute):
+            return AUC(sync_on_compute=sync_on_compute)
+
+    # mine/task/shop.yaml
+    _target_: shop_task.ShopTask
+
+Its model returns `{"click": logits_B, "order": logits_B}`. `PYTHONPATH=mine python -m recapp.train
+--config-dir mine task=shop model=...` trains it. Shapes: B samples of a batch on this rank.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from recapp.errors import ConfigError, suggest
+from recapp.tasks.measures import Measure, Measures
+
+if TYPE_CHECKING:  # commands make tasks without the seconds that importing torch takes
+    from torch import Tensor
+    from torchmetrics import Metric
+
+    from recapp.sparse.batch import Batch
+
+ACTIVATIONS = ("sigmoid", "identity")
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output of a model: a number for each sample.
+
+    Args:
+        name: The name under which the model gives it.
+        label: The label that it is compared with; None takes the only one of the batch.
+        column: The column of a prediction that it fills.
+        activation: `sigmoid` turns a logit into the probability that is written; `identity` leaves
+            the number as it is.
+    """
+
+    name: str
+    label: str | None = None
+    column: str = "score"
+    activation: str = "sigmoid"
+
+
+class Task(ABC):
+    """What is trained: a subclass names outputs and metrics, and computes the loss.
+
+    `outputs` are those of the model. `known` are the metrics that can be measured, and `best` is
+    the name of the one by which checkpoints are chosen and sweeps are won. `measures` are the
+    chosen metrics.
+
+    Args:
+        names: The metrics that are measured, `metrics.names`; None takes all that are known.
+
+    Raises:
+        ConfigError: A metric is not known.
+    """
+
+    outputs: ClassVar[tuple[Output, ...]]
+    known: ClassVar[tuple[Measure, ...]]
+    best: ClassVar[str]
+
+    def __init__(self, names: Sequence[str] | None = None) -> None:
+        known = {measure.name: measure for measure in self.known}
+        for name in () if names is None else names:
+            if name not in known:
+                raise ConfigError(f"metrics.names has {name}: {suggest(name, known)}")
+        chosen = known if names is None else {name: known[name] for name in names}
+        self.measures = Measures(tuple(chosen.values()), self.best)
+
+    @abstractmethod
+    def loss(self, outputs: "Mapping[str, Tensor]", batch: "Batch") -> "Tensor":
+        """Return the mean loss over the samples of a batch, a scalar; 0 where there are none.
+
+        Args:
+            outputs: The outputs of the model by name, each [B].
+            batch: The batch that they were computed from.
+        """
+
+    @abstractmethod
+    def make_metric(self, name: str, sync_on_compute: bool) -> "Metric":
+        """Return a fresh metric, which is updated with (output_B, label_B).
+
+        Args:
+            name: The name of one of `known`.
+            sync_on_compute: Whether `compute` covers the batches of all ranks, which then all have
+                to call it.
+        """
+
+    def make_metrics(self, sync_on_compute: bool = True) -> "dict[str, Metric]":
+        """Return fresh metrics by name, those of `measures`."""
+        return {one.name: self.make_metric(one.name, sync_on_compute) for one in self.measures}
+
+    def labels(self, batch: "Batch") -> "dict[str, Tensor]":
+        """Return the label of each output, by the output's name, each [B]."""
+        return {output.name: batch.labels_B for output in self.outputs}
+
+    def update(
+        self,
+        metrics: "Mapping[str, Metric]",
+        outputs: "Mapping[str, Tensor]",
+        batch: "Batch",
+    ) -> None:
+        """Add a batch to metrics; an empty batch changes nothing.
+
+        Args:
+            metrics: The metrics by name, as `make_metrics` gives them.
+            outputs: The outputs of the model by name, each [B].
+            batch: The batch that they were computed from.
+        """
+        labels = self.labels(batch)
+        for name, metric in metrics.items():
+            measure = self.measures.get(name)
+            read = (measure.output if measure else "") or self.outputs[0].name
+            metric.update(outputs[read].detach().float(), labels[read])
+
+    def scores(self, outputs: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+        """Return the columns of a prediction by name, each float32 [B].
+
+        Args:
+            outputs: The outputs of the model by name, each [B].
+        """
+        found = {output.column: outputs[output.name].float() for output in self.outputs}
+        for output in self.outputs:
+            if output.activation == "sigmoid":
+                found[output.column] = found[output.column].sigmoid()
+        return found
+
+    def named(self, found: object, rows: int, model: str) -> "dict[str, Tensor]":
+        """Return the outputs of a model by name.
+
+        Args:
+            found: What its forward has returned: a mapping, or a tensor, which is taken for the
+                only output.
+            rows: The samples of the batch, B.
+            model: The name of the model's class, for errors.
+
+        Raises:
+            ConfigError: An output is missing, or is not a number for each sample.
+        """
+        only = len(self.outputs) == 1
+        given: Mapping[str, Any] = (
+            found if isinstance(found, Mapping) else {self.outputs[0].name: found}
+        )
+        if not only and not isinstance(found, Mapping):
+            raise self._refused(f"a {type(found).__name__}", model)
+        for output in self.outputs:
+            value = given.get(output.name)
+            of = "" if only else f" as {output.name}"
+            if value is None and isinstance(found, Mapping):
+                raise self._refused(f"a mapping without {output.name}", model)
+            if (shape := getattr(value, "shape", None)) is None:
+                raise self._refused(f"a {type(value).__name__}{of}", model)
+            if tuple(shape) != (rows,):
+                found_shape = f"a tensor of shape {list(shape)} for {rows} samples"
+                raise self._refused(f"{found_shape}{of}", model)
+        return {output.name: given[output.name] for output in self.outputs}
+
+    def _refused(self, found: str, model: str) -> ConfigError:
+        names = [output.name for output in self.outputs]
+        wanted = (
+            "one logit for each sample, [B]"
+            if len(names) == 1
+            else f"a mapping with {' and '.join(names)}, each a number for each sample, [B]"
+        )
+        return ConfigError(f"model {model} returned {found}: its forward must return {wanted}")

@@ -1,0 +1,73 @@
+"""Two methods for callbacks that hear of every batch: one for steps of training, one for batches
+that are validated, tested or scored.
+"""
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+
+class BatchCallback(Callback):
+    """Calls `on_step` or `on_batch` after every batch.
+
+    Lightning has a hook for each stage, with arguments that most callbacks do not need. A stage has
+    one loader here.
+    """
+
+    def on_step(self, trainer: Trainer, done: int) -> None:
+        """Take note of a step of training.
+
+        Args:
+            trainer: That of the run.
+            done: The batches of the epoch so far, this one included.
+        """
+
+    def on_batch(self, trainer: Trainer, done: int) -> None:
+        """Take note of a batch that was validated, tested or scored.
+
+        Args:
+            trainer: That of the run.
+            done: The batches of the stage so far, this one included.
+        """
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Call `on_step`."""
+        self.on_step(trainer, batch_idx + 1)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Call `on_batch`."""
+        self.on_batch(trainer, batch_idx + 1)
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Call `on_batch`."""
+        self.on_batch(trainer, batch_idx + 1)
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Call `on_batch`."""
+        self.on_batch(trainer, batch_idx + 1)

@@ -1,0 +1,93 @@
+"""What click prediction says of itself is what its metrics and its loss do."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from recapp.errors import ConfigError
+from recapp.metrics import click_metrics
+from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tasks.click import ClickTask
+from recapp.tasks.measures import measures_from
+
+
+def batch_of(labels):
+    labels_B = torch.tensor(labels, dtype=torch.float32)
+    sparse = KeyedJaggedTensor(
+        ["C1"], torch.arange(len(labels)), lengths=torch.ones(len(labels), dtype=torch.int64)
+    )
+    return Batch(torch.zeros(len(labels), 0), sparse, labels_B)
+
+
+def test_it_knows_the_metrics_of_clicks_and_which_way_is_better():
+    words = {True: "max", False: "min", None: None}
+    known = {name: words[metric.higher_is_better] for name, metric in click_metrics().items()}
+    assert {measure.name: measure.better for measure in ClickTask().measures} == known
+
+
+def test_metrics_are_chosen_by_name_and_unknown_ones_refused():
+    task = ClickTask(["log_loss", "auc"])
+    assert list(task.make_metrics()) == ["log_loss", "auc"]
+    assert (task.measures.objective, task.measures.mode) == ("val_auc", "max")
+    with pytest.raises(ConfigError, match=r"metrics.names has auk: did you mean auc\?"):
+        ClickTask(["auk"])
+
+
+def test_the_loss_is_the_mean_cross_entropy_and_nothing_for_no_samples():
+    logits_B = torch.tensor([0.3, -2.0, 1.0])
+    task = ClickTask()
+    batch = batch_of([1, 0, 1])
+    expected = binary_cross_entropy_with_logits(logits_B, batch.labels_B, reduction="sum") / 3
+    assert torch.equal(task.loss({"logit": logits_B}, batch), expected)
+    assert task.loss({"logit": torch.zeros(0)}, batch_of([])) == 0
+
+
+def test_metrics_are_updated_with_logits_and_labels():
+    logits_B = torch.tensor([0.3, -2.0, 1.0], dtype=torch.bfloat16)
+    task = ClickTask()
+    metrics = task.make_metrics(sync_on_compute=False)
+    task.update(metrics, {"logit": logits_B}, batch_of([1, 0, 1]))
+    for name, metric in click_metrics(sync_on_compute=False).items():
+        metric.update(logits_B.float(), torch.tensor([1.0, 0.0, 1.0]))
+        assert torch.equal(metrics[name].compute(), metric.compute())
+
+
+def test_a_tensor_is_the_only_output_and_scores_are_probabilities():
+    task = ClickTask()
+    logits_B = torch.tensor([0.0, 3.0])
+    outputs = task.named(logits_B, 2, "Model")
+    assert outputs["logit"] is logits_B and task.named({"logit": logits_B}, 2, "M") == outputs
+    assert torch.equal(task.scores(outputs)["score"], torch.sigmoid(logits_B))
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ((1, 2), "returned a tuple"),
+        (torch.zeros(2, 1), r"returned a tensor of shape \[2, 1\] for 2 samples"),
+        ({"click": torch.zeros(2)}, "returned a mapping without logit"),
+    ],
+)
+def test_what_is_no_logit_for_each_sample_is_refused(found, says):
+    with pytest.raises(ConfigError, match=f"model Mine {says}.*one logit for each sample"):
+        ClickTask().named(found, 2, "Mine")
+
+
+def test_measures_come_back_from_what_a_run_stores():
+    measures = ClickTask().measures
+    plain = measures.plain()
+    plain["metrics"][0]["later"] = "of a newer version"
+    assert measures_from(plain) == measures
+    for damaged in ({}, {"best": "auc", "metrics": 3}, {"best": "auc", "metrics": [3]}):
+        with pytest.raises(ValueError, match="no metrics"):
+            measures_from(damaged)
+
+
+def test_a_task_is_made_without_torch():
+    said = "import sys; from recapp.tasks.click import ClickTask; ClickTask(); print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert not {"torch", "torchmetrics"} & set(out.stdout.split())

@@ -30,7 +30,7 @@ from recapp import (
     rowwise_adagrad,
     shard_model,
 )
-from recapp.compat.hugectr_plan_lists import plan_from_hugectr
+from recapp.compat.hugectr_plan_lists import plan_from_values
 from recapp.reporting.drawing import QUIET, Picture, sheet
 from recapp.transport.choose_transport import make_comm
 
@@ -631,7 +631,7 @@ def hugectr() -> Picture:
         EmbeddingBagConfig(name=n, num_embeddings=r, embedding_dim=4, feature_names=reads[n])
         for n, r in (("T0", 10), ("T1", 8), ("T2", 6), ("T3", 4))
     ]
-    plan = plan_from_hugectr(HUGECTR_PLAN, tables, "plan.json")
+    plan = plan_from_values(HUGECTR_PLAN, tables, "plan.json")
     with sheet(WIDTH, 4.3, rows=0) as s:
         c = Canvas(s.axes[0], 4.3)
         c.heading(0.2, 0.22, "plan.json")

@@ -15,7 +15,8 @@ Commands are modules: `python -m recapp.train`, or `recapp train` where the pack
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from recapp.compat import foreign_paths, hugectr_plan_format
+from recapp.compat import foreign_paths
+from recapp.sharding import plan_formats
 
 if TYPE_CHECKING:
     from recapp.app.export_model import Export, export_model
@@ -242,4 +243,4 @@ def __dir__() -> list[str]:
 
 
 foreign_paths.install()
-hugectr_plan_format.install()
+plan_formats.FOREIGN.append("recapp.compat.hugectr_plan_lists")

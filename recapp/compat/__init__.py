@@ -20,7 +20,7 @@ package's own `__init__` makes the paths found, and `app` reads HugeCTR's words 
 | notebooks about TorchRec   | benchmark_helpers, visualizer                                      |
 | **HugeCTR**                |                                                                    |
 | words in recapp's settings | hugectr_words                                                      |
-| plan files                 | hugectr_plan_format, hugectr_plan_lists, hugectr_plan_matrix       |
+| plan files                 | hugectr_plan_lists, hugectr_plan_matrix                            |
 | a program, from the top    | hugectr_model, hugectr_program, hugectr_solver, hugectr_reader     |
 | its tables                 | hugectr_collection, hugectr_optimizers                             |
 | its dense layers           | hugectr_graph, hugectr_layers, hugectr_layer_modules               |

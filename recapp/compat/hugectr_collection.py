@@ -32,7 +32,7 @@ from recapp.compat.hugectr_plan_lists import (
     Lists,
     hugectr_lists,
     notebook_lists,
-    plan_from_hugectr,
+    plan_from_values,
     printed,
 )
 from recapp.compat.hugectr_words import (
@@ -342,7 +342,7 @@ class _Lookups:
         tables = list(bare.tables)
         if set(numbers) == set(range(len(tables))):
             tables = [tables[numbers.index(k)] for k in range(len(tables))]
-        return self._collection(plan_from_hugectr(matrix, tables, "shard_matrix", bare.lookups))
+        return self._collection(plan_from_values(matrix, tables, "shard_matrix", bare.lookups))
 
 
 class EmbeddingPlanner(_Lookups):

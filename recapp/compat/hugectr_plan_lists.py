@@ -61,6 +61,8 @@ LOCAL, EVERY, PLACEMENT = REQUIRED
 COUNT = ("shards_count", "num_sharding")
 ID = ("shard_id", "sharding_id")
 WORDS = {"mp": "mp", "localized": "mp", "dp": "dp"}
+AGAIN = "export as=hugectr +plan=dp_and_localized"
+"""How `python -m recapp.plan` writes such a file (`recapp/sharding/plan_formats.py`)."""
 Lists = list[list[dict[str, Any]]]
 """The groups of every GPU, as JSON has them."""
 
@@ -89,7 +91,14 @@ class _Group:
     id: int
 
 
-def plan_from_hugectr(
+def takes(values: Any) -> bool:
+    """Return whether plain values are a HugeCTR plan: lists by GPU, or a matrix of GPUs and
+    tables.
+    """
+    return isinstance(values, list) or (isinstance(values, Mapping) and MATRIX in values)
+
+
+def plan_from_values(
     values: Any,
     tables: Sequence[EmbeddingConfig],
     source: str,

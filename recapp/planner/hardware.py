@@ -43,6 +43,7 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import ConfigError, suggest
+from recapp.settings.option_files import conf_dir
 from recapp.settings.text_file import read_text
 
 FILE_BYTES = 2**20
@@ -355,12 +356,9 @@ def _shipped(name: str) -> Hardware:
 
 
 def shipped_machines() -> dict[str, Path]:
-    """Return the files of `conf/topology` that carry hardware, by name; `conf` lies inside the
-    package where that is installed, else beside it.
-    """
-    package = Path(__file__).resolve().parents[1]
-    conf = package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
-    return {path.stem: path for path in sorted((conf / CONF).glob("*.yaml")) if path.stem != "auto"}
+    """Return the files of `conf/topology` that carry hardware, by name."""
+    files = sorted((conf_dir() / CONF).glob("*.yaml"))
+    return {path.stem: path for path in files if path.stem != "auto"}
 
 
 # ---- reading with messages

@@ -36,6 +36,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -212,13 +213,14 @@ def load_plan(
             or ranks; file, table and entry are named.
     """
     values = read_plain_values(path)
-    foreign = next((form for form in plan_formats.FOREIGN if form.takes(values)), None)
+    formats = map(import_module, plan_formats.FOREIGN)
+    foreign: Any = next((form for form in formats if form.takes(values)), None)
     plan = (
-        foreign.read(values, tables, str(path), lookups)
+        foreign.plan_from_values(values, tables, str(path), lookups)
         if foreign
         else plan_from_plain_values(values, str(path))
     )
-    again = foreign.again if foreign else "export"
+    again = foreign.AGAIN if foreign else "export"
     world = plan.world_size if world_size is None else world_size
     check_made_for(
         plan, tables, world, str(path), f"python -m recapp.plan {again} trainer.devices={world}"

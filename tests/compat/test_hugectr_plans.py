@@ -13,13 +13,13 @@ from jobs import resolved, small, validation
 
 from recapp.app.build import build_tables
 from recapp.app.planning_problem import plan_of_run
-from recapp.compat.hugectr_plan_format import is_hugectr
 from recapp.compat.hugectr_plan_lists import (
     hugectr_json,
     hugectr_lists,
     notebook_lists,
-    plan_from_hugectr,
+    plan_from_values,
     printed,
+    takes,
 )
 from recapp.errors import PlanError
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
@@ -126,7 +126,7 @@ def test_the_well_known_plan_is_made_by_name_and_falls_where_hugectrs_falls():
         k for k, t in enumerate(CRITEO) if plan.tables[t.name].sharding_type == "data_parallel"
     ] == REPLICATED
     assert json.loads(hugectr_json(plan, CRITEO)) == well_known()
-    assert plan_from_hugectr(well_known(), CRITEO, "x.json").tables == plan.tables
+    assert plan_from_values(well_known(), CRITEO, "x.json").tables == plan.tables
 
 
 def test_every_table_over_all_gpus_is_made_by_name_and_says_how_rows_moved():
@@ -135,14 +135,14 @@ def test_every_table_over_all_gpus_is_made_by_name_and_says_how_rows_moved():
         s.sharding_type for s in plan.tables.values()
     } == {"row_wise"}
     assert json.loads(hugectr_json(plan, CRITEO)) == by_rows()
-    made = plan_from_hugectr(by_rows(), CRITEO, "x.json")
+    made = plan_from_values(by_rows(), CRITEO, "x.json")
     assert made.tables == plan.tables and made.world_size == 8
     assert made.notes == (
         "HugeCTR puts row r of a sharded table on shard r mod n; here rows are mixed and shard s "
         "of n holds the s-th of n equal strips: as many rows, as evenly dealt, other ones",
     )
     assert {s.row_order for s in made.tables.values()} == {"mixed"}
-    well = plan_from_hugectr(well_known(), CRITEO, "x.json")
+    well = plan_from_values(well_known(), CRITEO, "x.json")
     assert not well.notes and {s.row_order for s in well.tables.values()} == {"natural"}
 
 
@@ -151,7 +151,7 @@ def test_named_plans_exist_for_any_number_of_ranks_and_come_back_from_json(world
     for option in ("dp_and_localized", "distributed"):
         plan = named(option, world)
         plan.check(CRITEO)
-        again = plan_from_hugectr(json.loads(hugectr_json(plan, CRITEO)), CRITEO, "x.json")
+        again = plan_from_values(json.loads(hugectr_json(plan, CRITEO)), CRITEO, "x.json")
         assert {n: s.shards for n, s in again.tables.items()} == {
             n: s.shards for n, s in plan.tables.items()
         }
@@ -180,16 +180,14 @@ def test_the_bound_of_replicas_is_a_setting_and_only_where_a_rule_asks_for_it():
 
 
 def test_the_dialects_of_key_names_mean_the_same():
-    whole = plan_from_hugectr(by_rows(), CRITEO, "x").tables
+    whole = plan_from_values(by_rows(), CRITEO, "x").tables
     assert (
-        plan_from_hugectr(
-            by_rows(8, "num_sharding", "sharding_id", "localized"), CRITEO, "x"
-        ).tables
+        plan_from_values(by_rows(8, "num_sharding", "sharding_id", "localized"), CRITEO, "x").tables
         == whole
     )
     names = [t.name for t in CRITEO]
     assert (
-        plan_from_hugectr(
+        plan_from_values(
             {
                 "shard_matrix": [[1] * 26] * 8,
                 "table_group_strategy": [list(range(26))],
@@ -201,16 +199,16 @@ def test_the_dialects_of_key_names_mean_the_same():
         == whole
     )
     assert (
-        plan_from_hugectr(
+        plan_from_values(
             {"shard_matrix": [names] * 8, "shard_strategy": [["mp", names]]}, CRITEO, "x"
         ).tables
         == whole
     )
-    split = plan_from_hugectr(well_known(), CRITEO, "x").tables
+    split = plan_from_values(well_known(), CRITEO, "x").tables
     ones = [[int(k in own or k in REPLICATED) for k in range(26)] for own in WHOLE]
     dealt = [k for k in range(26) if k not in REPLICATED]
     assert (
-        plan_from_hugectr(
+        plan_from_values(
             {
                 "shard_matrix": ones,
                 "emb_table_group_strategy": [dealt, REPLICATED],
@@ -224,13 +222,13 @@ def test_the_dialects_of_key_names_mean_the_same():
     rows = [[names[k] for k in (*own, *REPLICATED)] for own in WHOLE]
     strategy = [["mp", [names[k] for k in dealt]], ["dp", [names[k] for k in REPLICATED]]]
     assert (
-        plan_from_hugectr({"shard_matrix": rows, "shard_strategy": strategy}, CRITEO, "x").tables
+        plan_from_values({"shard_matrix": rows, "shard_strategy": strategy}, CRITEO, "x").tables
         == split
     )
 
 
 def test_a_matrix_may_cut_columns_and_say_how_tables_ask():
-    plan = plan_from_hugectr(
+    plan = plan_from_values(
         {
             "shard_matrix": [["a", "b"], ["a"], ["a"], ["a", "c"]],
             "shard_strategy": [["mp", [["a", 2], "b", "c"]]],
@@ -257,7 +255,7 @@ SHARED = [table("t", 10, ["f", "g"]), table("u", 7), table("v", 5)]
 
 def test_numbers_are_lookups_not_tables():
     every = [[0, 1], [2]]
-    plan = plan_from_hugectr(
+    plan = plan_from_values(
         [[group(every[g], every), group([3], [[3], [3]], "dp")] for g in range(2)], SHARED, "x"
     )
     assert [plan.tables[n].ranks for n in "tuv"] == [[0], [1], [0, 1]] and plan.tables[
@@ -293,10 +291,10 @@ MIXED = [[group(own, [[0, 2], [1, 3]]), group([4], [[4], [4]], "dp")] for own in
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 0, 3, 2)])
 def test_lookups_are_numbered_as_they_are_declared_whatever_the_order_of_tables(order):
     tables = [FOUR[k] for k in order]
-    plan = plan_from_hugectr(ALL_REPLICATED, tables, "x", FIVE)
+    plan = plan_from_values(ALL_REPLICATED, tables, "x", FIVE)
     assert {s.mode for s in plan.tables.values()} == {"replicated"}
     assert json.loads(hugectr_json(plan, tables, FIVE)) == ALL_REPLICATED
-    plan = plan_from_hugectr(MIXED, tables, "x", FIVE)
+    plan = plan_from_values(MIXED, tables, "x", FIVE)
     assert [plan.tables[f"t{k}"].ranks for k in range(4)] == [[0], [1], [0], [0, 1]]
     assert plan.tables["t3"].mode == "replicated"
     assert json.loads(hugectr_json(plan, tables, FIVE)) == MIXED
@@ -310,7 +308,7 @@ def test_a_plan_that_shards_lookups_of_one_table_differently_names_both_and_thei
         "GPU 1"
     )
     with pytest.raises(PlanError, match=f"^{re.escape(says)}$"):
-        plan_from_hugectr(MIXED, FOUR, "my.json", lookups)
+        plan_from_values(MIXED, FOUR, "my.json", lookups)
 
 
 def test_a_plan_file_is_read_by_the_lookups_that_are_declared(tmp_path):
@@ -347,7 +345,7 @@ def test_what_the_notebook_writes_and_prints_comes_out_byte_for_byte(
     plan = named(option, 8)
     text = hugectr_json(plan, CRITEO, indent=4)
     assert len(text) == size and sha256(text.encode()).hexdigest() == json_sum
-    assert plan_from_hugectr(json.loads(text), CRITEO, "x").tables == plan.tables
+    assert plan_from_values(json.loads(text), CRITEO, "x").tables == plan.tables
     shown = printed(notebook_lists(hugectr_lists(plan, CRITEO)))
     assert shown.count("\n") == lines and sha256(shown.encode()).hexdigest() == printed_sum
 
@@ -366,14 +364,14 @@ def test_whole_tables_are_dealt_to_fewer_gpus_as_the_notebook_deals_them(world, 
 
 
 def test_two_lookups_of_one_table_may_be_data_parallel_together():
-    plan = plan_from_hugectr([[group([0, 1, 2, 3], [[0, 1, 2, 3]] * 2, "dp")]] * 2, SHARED, "x")
+    plan = plan_from_values([[group([0, 1, 2, 3], [[0, 1, 2, 3]] * 2, "dp")]] * 2, SHARED, "x")
     assert {s.mode for s in plan.tables.values()} == {"replicated"}
 
 
 def test_shards_follow_their_ids_and_gpus_that_hold_nothing_have_empty_lists():
     every = [[0, 1, 2, 3], [], [0, 1, 2, 3], []]
     ids = [1, 0, 0, 0]
-    plan = plan_from_hugectr(
+    plan = plan_from_values(
         [
             [group(every[g], every, shards_count=2 if every[g] else 1, shard_id=ids[g])]
             for g in range(4)
@@ -389,11 +387,11 @@ def test_shards_follow_their_ids_and_gpus_that_hold_nothing_have_empty_lists():
     written = json.loads(hugectr_json(plan, SHARED))
     counted = [(g[0]["shards_count"], g[0]["shard_id"]) for g in written]
     assert counted == [(2, 1), (2, 0), (2, 0), (2, 1)]  # HugeCTR counts idle GPUs, too
-    assert plan_from_hugectr(written, SHARED, "x").tables == plan.tables
+    assert plan_from_values(written, SHARED, "x").tables == plan.tables
 
 
 def test_more_gpus_than_rows_leave_the_last_without_any():
-    plan = plan_from_hugectr(by_rows(), CRITEO, "x")
+    plan = plan_from_values(by_rows(), CRITEO, "x")
     assert plan.tables["C6"].ranks == [0, 1, 2, 3] and plan.tables["C13"].ranks == [
         0,
         1,
@@ -556,13 +554,13 @@ def test_a_broken_rule_is_named_with_gpu_group_and_lookup(name):
     plain, says = BROKEN[name]
     start = "^my.json: " if says.startswith("GPU") else ""
     with pytest.raises(PlanError, match=start + re.escape(says)):
-        plan_from_hugectr(plain, SHARED, "my.json")
+        plan_from_values(plain, SHARED, "my.json")
 
 
 def test_what_is_broken_above_is_whole_before():
     for plain in (good(), sharded()):
-        assert is_hugectr(plain)
-        plan_from_hugectr(copy.deepcopy(plain), SHARED, "x").check(SHARED)
+        assert takes(plain)
+        plan_from_values(copy.deepcopy(plain), SHARED, "x").check(SHARED)
 
 
 MATRIX = {
@@ -637,9 +635,9 @@ MATRIX = {
     ],
 )
 def test_a_broken_matrix_is_refused_with_gpu_group_and_table(changes, says):
-    plan_from_hugectr(MATRIX, SHARED, "x").check(SHARED)
+    plan_from_values(MATRIX, SHARED, "x").check(SHARED)
     with pytest.raises(PlanError, match=f"my.json: {says}"):
-        plan_from_hugectr(MATRIX | changes, SHARED, "my.json")
+        plan_from_values(MATRIX | changes, SHARED, "my.json")
 
 
 def test_a_matrix_of_groups_needs_as_many_words():
@@ -647,7 +645,7 @@ def test_a_matrix_of_groups_needs_as_many_words():
         PlanError,
         match="table_group_strategy and table_placement_strategy must be lists of one length",
     ):
-        plan_from_hugectr(
+        plan_from_values(
             {
                 "shard_matrix": [[1, 1, 1]],
                 "table_group_strategy": [[0, 1, 2]],
@@ -707,7 +705,7 @@ def test_mixed_placements_share_groups_where_they_can():
     assert [[g["global_embedding_list"] for g in own] for own in written[:1]] == [
         [[[0], [1], [1], [1], [1], [2]], [[3]] * 6, [[4], [], [], [], [], [4]]]
     ]
-    again = plan_from_hugectr(written, tables, "x")
+    again = plan_from_values(written, tables, "x")
     assert {n: s.shards for n, s in again.tables.items()} == {
         n: s.shards for n, s in shards.items()
     }

@@ -3,11 +3,15 @@ does not.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from recapp.errors import ConfigError, RecappError
 from recapp.settings.check_settings import TARGET, find_constructor
 from recapp.tasks.task import Task
+
+if TYPE_CHECKING:
+    from recapp.dataset.schema import Schema
 
 CLICK: Mapping[str, Any] = {TARGET: "recapp.tasks.click.ClickTask"}
 """The task of settings that were stored before there were others."""
@@ -38,3 +42,18 @@ def build_task(settings: Mapping[str, Any]) -> Task:
             f"task._target_={target}: must make a recapp.tasks.task.Task, as {CLICK[TARGET]} does"
         )
     return made
+
+
+def labelled_schema(settings: Mapping[str, Any]) -> "Schema":
+    """Return the schema of rows that the task of a run is trained on or measured on.
+
+    Args:
+        settings: Those of a run.
+
+    Raises:
+        ConfigError: The data do not have the labels of the task.
+    """
+    from recapp.dataset.schema import schema_from  # imports numpy
+
+    schema = schema_from(settings)
+    return replace(schema, real_labels=build_task(settings).check_labels(schema.labels))

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from recapp.app.build import Settings, build_model, counts_ids, make, write_generated
 from recapp.app.build_rows import data_settings, most_rows
-from recapp.app.build_task import build_task
+from recapp.app.build_task import build_task, labelled_schema
 from recapp.app.check_training import schedule_of
 from recapp.dataset.prediction_input import ScoringSettings
 from recapp.dataset.schema import schema_from
@@ -46,7 +46,7 @@ def build_data(
     prepare = None if dataset["generate"] is None else partial(write_generated, dataset)
     return ClickData(
         data_settings(settings),
-        schema_from(settings),
+        schema_from(settings) if scoring else labelled_schema(settings),
         settings["seed"],
         prepare,
         set_table_rows=rows,

@@ -13,6 +13,7 @@ from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recapp.app.build_task import labelled_schema
 from recapp.console import note, short_path
 from recapp.errors import ConfigError
 from recapp.processes.launch import rank_count
@@ -38,9 +39,9 @@ def check_data(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError, DataError: The error that a rank would raise.
     """
-    from recapp.dataset.schema import NO_LABEL, check_sizes, schema_from
+    from recapp.dataset.schema import NO_LABEL, check_sizes
 
-    schema = schema_from(config)
+    schema = labelled_schema(config)
     if not schema.labels:
         raise ConfigError(NO_LABEL)
     if (config.get("tables") or {}).get("source") == "from_dataset":

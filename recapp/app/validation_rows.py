@@ -7,9 +7,10 @@ import pyarrow as pa
 
 from recapp import console
 from recapp.app.build_rows import rows_of
+from recapp.app.build_task import labelled_schema
 from recapp.dataset.collate import Collate
 from recapp.dataset.raw_rows import RawTable
-from recapp.dataset.schema import Schema, schema_from
+from recapp.dataset.schema import Schema
 from recapp.dataset.sequential_chunks import decoded_chunks
 from recapp.dataset.source import Source
 from recapp.errors import DataError
@@ -37,7 +38,7 @@ def validation_batches(source: Source, settings: Mapping[str, Any], most: int) -
         settings: Those of the run.
         most: The largest number of rows.
     """
-    schema = schema_from(settings)
+    schema = labelled_schema(settings)
     transform = settings["dataset"]["dense_transform"]
     rows = source.slice(0, min(most, source.rows))
     collate = Collate(schema, rows.bags, transform)

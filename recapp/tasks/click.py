@@ -1,6 +1,6 @@
 """Click prediction: one label of 0 or 1, one logit, binary cross entropy."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from recapp.tasks.measures import Measure
@@ -21,9 +21,9 @@ class ClickTask(Task):
 
     Args:
         names: The metrics that are measured; None takes all of them.
+        label: The label that is predicted; None takes the only one of the data.
     """
 
-    outputs = (Output("logit"),)
     known = (
         # seeds of one setting differ by up to .004
         Measure("auc", "AUC", "max", training="train_auc", shown=True, fall=0.005),
@@ -33,13 +33,20 @@ class ClickTask(Task):
     )
     best = "auc"
 
+    def __init__(self, names: Sequence[str] | None = None, label: str | None = None) -> None:
+        super().__init__(names)
+        self.outputs = (Output("logit", label),)
+
     def loss(self, outputs: "Mapping[str, Tensor]", batch: "Batch") -> "Tensor":
-        """Return the mean binary cross entropy in nats, a scalar; 0 for an empty batch."""
+        """Return the mean binary cross entropy in nats, a scalar; 0 for an empty batch. Weights of
+        samples multiply their entropies.
+        """
         from torch.nn.functional import binary_cross_entropy_with_logits
 
         (logits_B,) = outputs.values()
         (labels_B,) = self.labels(batch).values()
-        loss = binary_cross_entropy_with_logits(logits_B, labels_B, reduction="sum")
+        weights_B = next(iter(self.weights(batch).values()), None)
+        loss = binary_cross_entropy_with_logits(logits_B, labels_B, weights_B, reduction="sum")
         return loss / max(batch.rows, 1)
 
     def make_metric(self, name: str, sync_on_compute: bool) -> "Metric":

@@ -64,7 +64,8 @@ class Output:
 
     Args:
         name: The name under which the model gives it.
-        label: The label that it is compared with; None takes the only one of the batch.
+        label: The label that it is compared with; None takes the only one of the data.
+        real: Whether the label may be any finite number; else it is 0 or 1.
         column: The column of a prediction that it fills.
         activation: `sigmoid` turns a logit into the probability that is written; `identity` leaves
             the number as it is.
@@ -72,6 +73,7 @@ class Output:
 
     name: str
     label: str | None = None
+    real: bool = False
     column: str = "score"
     activation: str = "sigmoid"
 
@@ -90,7 +92,7 @@ class Task(ABC):
         ConfigError: A metric is not known.
     """
 
-    outputs: ClassVar[tuple[Output, ...]]
+    outputs: tuple[Output, ...]
     known: ClassVar[tuple[Measure, ...]]
     best: ClassVar[str]
 
@@ -127,7 +129,45 @@ class Task(ABC):
 
     def labels(self, batch: "Batch") -> "dict[str, Tensor]":
         """Return the label of each output, by the output's name, each [B]."""
-        return {output.name: batch.labels_B for output in self.outputs}
+        return {
+            output.name: batch.labels_B if output.label is None else batch.labels[output.label]
+            for output in self.outputs
+        }
+
+    def weights(self, batch: "Batch") -> "dict[str, Tensor]":
+        """Return the weights of the samples by output, each [B]; samples of an output that is
+        missing count 1 each.
+        """
+        given = batch.weights
+        names = {output.name: output.label or next(iter(given), "") for output in self.outputs}
+        return {name: given[label] for name, label in names.items() if label in given}
+
+    def check_labels(self, labels: Sequence[str]) -> tuple[str, ...]:
+        """Check that the data have the labels of the outputs, and return the names of those that
+        may be any finite number.
+
+        Args:
+            labels: The names of the labels of the data, `dataset.label`.
+
+        Raises:
+            ConfigError: A label is missing, or it is not clear which one an output is compared
+                with.
+        """
+        several = f"[{','.join(labels)}]"
+        of_data = f"dataset.label={several if len(labels) != 1 else labels[0]}"
+        for output in self.outputs:
+            if output.label is not None and output.label not in labels:
+                raise ConfigError(
+                    f"{of_data}: {type(self).__name__} compares {output.name} with the label "
+                    f"{output.label}: {suggest(output.label, labels)}"
+                )
+            if output.label is None and len(labels) > 1:
+                raise ConfigError(
+                    f"{of_data}: {type(self).__name__} reads one label: name it, such as "
+                    f"task.label={labels[0]}"
+                )
+        real = [output.label or next(iter(labels), "") for output in self.outputs if output.real]
+        return tuple(name for name in real if name in labels)
 
     def update(
         self,

@@ -91,3 +91,25 @@ def test_a_task_is_made_without_torch():
     said = "import sys; from recapp.tasks.click import ClickTask; ClickTask(); print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
     assert not {"torch", "torchmetrics"} & set(out.stdout.split())
+
+
+def test_the_label_is_the_only_one_or_the_one_that_is_named():
+    assert ClickTask().check_labels(["clicked"]) == ()
+    assert ClickTask(label="bought").check_labels(["clicked", "bought"]) == ()
+    with pytest.raises(ConfigError, match=r"dataset.label=\[clicked,bought\]: .*task.label=click"):
+        ClickTask().check_labels(["clicked", "bought"])
+    with pytest.raises(ConfigError, match=r"dataset.label=clicked: .* label klicked: did you mean"):
+        ClickTask(label="klicked").check_labels(["clicked"])
+
+
+def test_weights_multiply_the_loss_of_each_sample():
+    logits_B = torch.tensor([0.3, -2.0])
+    labels = {"clicked": torch.tensor([1.0, 0.0]), "bought": torch.tensor([0.0, 1.0])}
+    weights = {"bought": torch.tensor([2.0, 0.0])}
+    plain = batch_of([1, 0])
+    batch = Batch(plain.dense_BI, plain.sparse, labels, weights)
+    found = ClickTask(label="bought").loss({"logit": logits_B}, batch)
+    alone = binary_cross_entropy_with_logits(logits_B[:1], labels["bought"][:1])
+    assert found == 2 * alone / 2
+    unweighted = ClickTask(label="clicked").loss({"logit": logits_B}, batch)
+    assert unweighted == binary_cross_entropy_with_logits(logits_B, labels["clicked"])

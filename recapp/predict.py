@@ -67,7 +67,7 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
         ConfigError: No checkpoint, input or output is named.
         CheckpointError: The checkpoint does not exist or is incomplete.
     """
-    from recapp.app.trained_model import trained_model
+    from recapp.app.trained_model import scoring_settings
 
     for name, words in MUST_BE_GIVEN.items():
         if not config[name]:
@@ -77,7 +77,7 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     def compose(stored: Mapping[str, Any]) -> dict[str, Any]:
         return compose_over(stored, "predict", job.overrides, job.folders)
 
-    settings = trained_model(path).settings(compose, job.overrides)
+    settings = scoring_settings(path, compose, job.overrides)
     return with_absolute_paths(settings) | {"ckpt_path": str(path)}
 
 

@@ -176,12 +176,12 @@ def predict(settings: dict[str, Any]) -> dict[str, Any]:
     """
     from recapp.app import build_trainer, build_training
     from recapp.app.check_prediction import model_of, scoring_of
-    from recapp.app.trained_model import trained_model
+    from recapp.app.trained_model import model_on_ranks
     from recapp.trainer.progress import PredictProgress
     from recapp.trainer.score_writer import ScoreWriter
 
     data = build_training.build_data(settings, scoring=scoring_of(settings))
-    model = trained_model(settings["ckpt_path"]).on_ranks(settings)
+    model = model_on_ranks(settings)
     writer = ScoreWriter(
         settings["output"], overwrite=settings["overwrite"], model=model_of(settings)
     )

@@ -12,7 +12,8 @@ import pytest
 from jobs import validation
 
 import recapp
-from recapp.stored.artefact_files import read_example
+from recapp.stored.artefact_files import example_table
+from recapp.stored.artefact_manifest import EXAMPLE
 from recapp.stored.checkpoint import read_manifest, verify
 from recapp.stored.static_table import static_table
 from recapp.stored.stored_model import open_artefact
@@ -29,7 +30,7 @@ def plain_kernels(reference_kernels):
 
 
 def rows_of(kind):
-    return read_example(open_artefact(OLD / kind / "artefact"))
+    return example_table(open_artefact(OLD / kind / "artefact").read(EXAMPLE))
 
 
 def close(value):

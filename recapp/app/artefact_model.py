@@ -14,8 +14,8 @@ from recapp.dataset.schema import schema_from
 from recapp.engine.shard_model import embedding_collections, sharded_collections
 from recapp.engine.sharded_state import without_tables
 from recapp.errors import ArtefactError, RecappError
-from recapp.stored.artefact_files import read_dense
 from recapp.stored.artefact_manifest import ArtefactManifest
+from recapp.stored.manifest import Manifest
 from recapp.stored.snapshot import Artefact
 from recapp.tables.collections import embedding_tables
 from recapp.trainer.restored import state_must_fit
@@ -26,25 +26,27 @@ size: other machines add numbers in another order.
 """
 
 
-def meta_model(artefact: ArtefactManifest, settings: dict[str, Any]) -> nn.Module:
-    """Return the model, its tables on the meta device and to be stored as the artefact has them.
+def meta_model(manifest: Manifest, settings: dict[str, Any]) -> nn.Module:
+    """Return the model, its tables on the meta device and to be stored as an artefact has them.
 
     Raises:
         ArtefactError: Its settings make other tables.
     """
     model = build.build_model(settings)
+    if not isinstance(manifest, ArtefactManifest):
+        return model  # blocks are compared with tables where they are read
     made = {t.name: t for t in embedding_tables(model)}
-    stored = {t.name: t for t in artefact.tables}
+    stored = {t.name: t for t in manifest.tables}
     if made.keys() != stored.keys():
         odd = ", ".join(sorted(made.keys() ^ stored.keys())[:5])
-        raise artefact.damaged(f"settings and tables differ: {odd}")
+        raise manifest.damaged(f"settings and tables differ: {odd}")
     for name, table in made.items():
         own = stored[name]
         dynamic = table.dynamic is not None
         said = (table.embedding_dim, str(table.id_rule), table.min_key, dynamic)
         rows = own.rows if dynamic else table.num_embeddings
         if said != (own.dim, own.id_rule, own.min_key, own.keys is not None) or own.rows != rows:
-            raise artefact.damaged(f"table {name} is another one in its settings")
+            raise manifest.damaged(f"table {name} is another one in its settings")
     for collection in dict.fromkeys(c for _, c in embedding_collections(model)):
         collection.store_as({name: t.data_type for name, t in stored.items()})
     return model
@@ -56,7 +58,7 @@ def load_dense(artefact: Artefact, model: nn.Module) -> None:
     Raises:
         ArtefactError: It does not fit.
     """
-    state = read_dense(artefact)
+    state = artefact.dense()
     try:
         with state_must_fit("the dense part", "model"), without_tables(sharded_collections(model)):
             model.load_state_dict(state)
@@ -74,7 +76,7 @@ def model_to_shard(artefact: Artefact, settings: dict[str, Any]) -> nn.Module:
     tables = {name for name, p in model.named_parameters() if p.device.type == "meta"}
     try:
         with state_must_fit("the dense part", "model"):
-            missing, unknown = model.load_state_dict(read_dense(artefact), strict=False)
+            missing, unknown = model.load_state_dict(artefact.dense(), strict=False)
     except RecappError as error:
         raise artefact.damaged(str(error)) from error
     if odd := [*(set(missing) - tables), *unknown]:
@@ -87,36 +89,23 @@ def raw_rows_of(settings: dict[str, Any]) -> RawRows:
     return RawRows(schema_from(settings), settings["dataset"]["dense_transform"])
 
 
-def check_logits(artefact: ArtefactManifest, logits: Tensor) -> None:
-    """Compare logits of the example with the exported ones.
+def check_logits(manifest: Manifest, logits: Tensor) -> None:
+    """Compare logits of the example with those that it was stored with, if any.
 
     Raises:
         ArtefactError: They differ by more than rounding does.
     """
-    expected = torch.tensor(logits_of(artefact), dtype=torch.float64)
+    if manifest.logits is None:
+        return
+    expected = torch.tensor(manifest.logits, dtype=torch.float64)
     found = logits.double().cpu()
     if found.shape != expected.shape:
-        raise artefact.damaged(f"its example has {len(found)} rows, and {len(expected)} scores")
+        raise manifest.damaged(f"its example has {len(found)} rows, and {len(expected)} scores")
     apart = (found - expected).abs() / expected.abs().clamp(min=1)
     if not bool((apart <= TOLERANCE).all()):
         worst = int(apart.nan_to_num(math.inf).argmax())
         raise ArtefactError(
-            f"artefact {artefact.folder} scores its example otherwise than it was exported: row "
+            f"artefact {manifest.folder} scores its example otherwise than it was exported: row "
             f"{worst} has the logit {float(found[worst]):.6f}, must be "
             f"{float(expected[worst]):.6f}: its files do not belong together; export it again"
         )
-
-
-def logits_of(artefact: ArtefactManifest) -> list[float]:
-    """Return the logits that the example was exported with.
-
-    Raises:
-        ArtefactError: They are no numbers.
-    """
-    logits = artefact.entry("logits", list)
-    if not all(isinstance(x, int | float) and not isinstance(x, bool) for x in logits):
-        raise artefact.damaged("logits are no numbers")
-    try:
-        return [float(x) for x in logits]
-    except OverflowError as error:
-        raise artefact.damaged("logits are no numbers") from error

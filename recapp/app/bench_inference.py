@@ -19,8 +19,7 @@ from recapp.app.build import write_generated
 from recapp.app.chosen_options import command_settings
 from recapp.app.command import Job, run_on_ranks
 from recapp.app.export_model import Export, export_model
-from recapp.app.load_artefact import settings_of_artefact
-from recapp.app.load_model import load_model
+from recapp.app.load_model import load_model, settings_of
 from recapp.app.validation_rows import made_up_rows, validation_source
 from recapp.benchmarks import bench_worker, scoring_speed
 from recapp.benchmarks.models import ServedModel
@@ -149,7 +148,7 @@ def served_model(
             artefacts[width] = folder / f"{name}_{width}"
             export_model(path, artefacts[width], options)
     artefact = open_artefact(next(iter(artefacts.values())))
-    settings = settings_of_artefact(artefact.manifest)
+    settings = settings_of(artefact.manifest)
     return Served(
         name,
         artefacts,

@@ -22,7 +22,7 @@ from recapp.settings.values import shown
 
 if TYPE_CHECKING:
     from recapp.dataset.schema import Schema
-    from recapp.stored.checkpoint_manifest import CheckpointManifest
+    from recapp.stored.manifest import Manifest
 
 
 def check_data(config: Mapping[str, Any]) -> None:
@@ -165,39 +165,16 @@ def check_resumed(settings: Mapping[str, Any]) -> None:
     )
 
 
-def match_checkpoint(settings: dict[str, Any], manifest: "CheckpointManifest") -> dict[str, Any]:
-    """Return settings under which a checkpoint's model reads the same ids into tables of the same
-    size.
+def match_checkpoint(settings: dict[str, Any], manifest: "Manifest") -> dict[str, Any]:
+    """Return settings under which a stored model reads the same ids into tables of the same size.
 
-    Tables that would be sized by the ids of the data set keep the checkpoint's sizes. A checkpoint
-    of an earlier recapp does not say how it read text ids; it read all of them as hexadecimal, so
-    they are read in this way again, which is noted.
-
-    Args:
-        settings: Those of a run that loads the checkpoint.
-        manifest: That of the checkpoint.
-
-    Raises:
-        CheckpointError: Text ids would be read otherwise than they were in training.
-    """
-    rows = {
-        table: blocks[0].shape[0]
-        for (table, tensor), blocks in manifest.tensors.items()
-        if tensor == "weight"
-    }
-    return match_trained(settings, manifest.folder, manifest.info, rows)
-
-
-def match_trained(
-    settings: dict[str, Any], folder: Path, info: Mapping[str, Any], rows: Mapping[str, int]
-) -> dict[str, Any]:
-    """Return settings under which a trained model reads ids as it did (`match_checkpoint`).
+    Tables that would be sized by the ids of the data set keep the stored sizes. A checkpoint of an
+    earlier recapp does not say how it read text ids; it read all of them as hexadecimal, so they
+    are read in this way again, which is noted.
 
     Args:
-        settings: Those of a run that loads it.
-        folder: Where it is.
-        info: What its manifest says, `ids` among it.
-        rows: The rows of each table.
+        settings: Those of a run that loads the model.
+        manifest: That of the checkpoint or artefact.
 
     Raises:
         CheckpointError: Text ids would be read otherwise than they were in training.
@@ -207,17 +184,18 @@ def match_trained(
     dataset = dict(settings["dataset"])
     settings = {**settings, "dataset": dataset}
     sparse = schema_from(settings).sparse
-    stored = info.get("ids")
-    if "ids" not in info:
+    stored = manifest.info.get("ids")
+    if "ids" not in manifest.info:
         stored = {"text": TEXT_HASH, "hex": list(sparse)}
         dataset["hex"] = dataset.get("hex") or list(sparse)
         if not external_rank():
             note(
-                f"{short_path(folder)} does not say how text ids were read: "
+                f"{short_path(manifest.folder)} does not say how text ids were read: "
                 "it was as hexadecimal, so it is now"
             )
     if stored is not None:
-        schema_from(settings).check_id_encoding(stored, str(folder))
+        schema_from(settings).check_id_encoding(stored, str(manifest.folder))
+    rows = manifest.numbered_rows
     sized = dataset["table_rows"] or dataset["cardinality"] or dataset["generate"]
     if (
         not sized

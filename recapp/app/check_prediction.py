@@ -33,10 +33,10 @@ def model_of(settings: Settings) -> dict[str, Any]:
     """Return what distinguishes the scores of a model from those of others: the checkpoint, and
     the settings of arithmetic.
     """
-    from recapp.app.trained_model import trained_model
+    from recapp.stored.stored_model import read_stored
 
     return {
-        **trained_model(settings["ckpt_path"]).identity,
+        **read_stored(settings["ckpt_path"]).version_entry,
         "precision": settings["trainer"].get("precision"),
         "payload": settings["engine"]["payload"],
     }

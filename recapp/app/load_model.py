@@ -14,22 +14,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from recapp.app import build
-from recapp.app.artefact_model import raw_rows_of
+from recapp import console
+from recapp.app.artefact_model import check_logits, load_dense, meta_model, raw_rows_of
 from recapp.app.check_data import match_checkpoint
 from recapp.app.compose import compose_over, trusting
-from recapp.app.load_artefact import load_artefact
-from recapp.dataset.example_rows import table_of
 from recapp.dataset.raw_rows import RawRows, RawTable
 from recapp.engine.shard_model import sharded_collections, sharded_tables
 from recapp.engine.sharded_state import without_tables
 from recapp.engine.sharder import own_device, process_group_of, tables_group
-from recapp.errors import CheckpointError, ConfigError, DataError
+from recapp.errors import ConfigError
+from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
+from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.placed_model import placed, together
 from recapp.inference.scorer import Scorer
-from recapp.stored.checkpoint import load_together, read_manifest
-from recapp.stored.checkpoint_manifest import CheckpointManifest
+from recapp.stored.checkpoint import fill_together, open_checkpoint
 from recapp.stored.directories import is_artefact
+from recapp.stored.manifest import Manifest
+from recapp.stored.snapshot import Artefact, Checkpoint, every_file
+from recapp.stored.stored_model import StoredModel, open_stored
 from recapp.trainer.restored import OF_MODEL, check_state, dense_state, state_must_fit
 from recapp.trainer.stored_tables import StoredTables
 from recapp.transport.choose_transport import make_comm
@@ -111,9 +113,10 @@ def _own_module(
     configure = getattr(module, "configure_model", None)
     if configure is not None:
         configure()
-    manifest = load_weights(path, placed(module, comm), comm, of_model="")
-    raw_rows = None if data is None else RawRows(data.schema, data.settings.dense_transform)
-    return _scorer(path, module, raw_rows, manifest)
+    with open_checkpoint(path, every_file, comm) as stored:
+        load_weights(stored, placed(module, comm), comm, of_model="")
+        raw_rows = None if data is None else RawRows(data.schema, data.settings.dense_transform)
+        return _scorer(stored, module, raw_rows, None)
 
 
 def load_on(
@@ -126,87 +129,102 @@ def load_on(
     """Return a trained model whose tables some ranks hold, each of which calls this; arguments and
     errors are those of `load_model`.
     """
-    if is_artefact(path):
-        return load_artefact(comm, path, trust, check_rows, trust_compiled)
+    with open_stored(path, comm) as stored:
 
-    def read() -> tuple[dict[str, Any], nn.Module]:
-        settings = settings_of(read_manifest(path), trust)
-        return settings, build.build_model(settings)
+        def read() -> tuple[dict[str, Any], nn.Module]:
+            settings = settings_of(stored.manifest, trust)
+            return settings, meta_model(stored.manifest, settings)
 
-    settings, model = together(comm, read)
-    manifest = load_weights(path, placed(model, comm), comm)
-    raw_rows = raw_rows_of(settings)
-    return _scorer(path, model, raw_rows, manifest, _example_of(manifest, raw_rows))
+        settings, model = together(comm, read)
+        _place(stored, model, comm, check_rows)
+        raw_rows = raw_rows_of(settings)
+        example = together(comm, lambda: stored.example(raw_rows))
+        scorer = _scorer(stored, model, raw_rows, example)
+        if trust_compiled and isinstance(stored, Artefact):
+            compiled = together(comm, lambda: _compiled(stored, model))
+            scorer.model = compiled or model
+            scorer.info["compiled"] = compiled is not None
+        if example is not None:
+            check_logits(stored.manifest, scorer(scorer.batch(example)))
+        return scorer
 
 
-def _example_of(manifest: CheckpointManifest, raw_rows: RawRows) -> RawTable | None:
-    """Return the rows that a checkpoint has kept of its data; None where there are none.
-
-    Raises:
-        CheckpointError: They are no rows that its model could read.
+def _place(stored: StoredModel, model: nn.Module, comm: Comm, check_rows: bool) -> None:
+    """Give ranks the rows of a model's tables and its dense part: read from a checkpoint, which is
+    compared with its checksums meanwhile, or mapped of an artefact.
     """
-    if not (rows := manifest.example):
-        return None
-    try:
-        table = table_of(rows, raw_rows.schema)
-        raw_rows.batch(table)
-    except (DataError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise CheckpointError(
-            f"checkpoint {manifest.folder}: its example is no row of its data: {error}; use "
-            "another checkpoint"
-        ) from error
-    return table
+    if not isinstance(stored, Artefact):
+        return load_weights(stored, placed(model, comm), comm)
+    if check_rows:
+        together(comm, lambda: 0 if comm.rank else stored.verify())
+    placed(model, comm, together(comm, lambda: mapped_tables(stored).make_store))
+    together(comm, lambda: load_dense(stored, model))
+
+
+def _compiled(artefact: Artefact, model: nn.Module) -> CompiledModel | None:
+    """Return the model with its compiled dense part; None where that cannot run here, which is
+    noted.
+    """
+    why = "it was exported without one"
+    if artefact.manifest.info.get("compiled") is not None:
+        try:
+            if next(model.parameters()).device.type != "cpu":
+                raise NotCompiled("it is code for the CPU")
+            return load_compiled(artefact, artefact.manifest.entry("compiled", dict), model)
+        except NotCompiled as error:
+            why = str(error)
+    console.note(
+        f"trust_compiled=true: {console.short_path(artefact.path)} runs without its compiled "
+        f"dense part, by the portable one: {why}"
+    )
+    return None
 
 
 def _scorer(
-    path: str | Path,
-    model: nn.Module,
-    raw_rows: RawRows | None,
-    manifest: CheckpointManifest,
-    example: RawTable | None = None,
+    stored: StoredModel, model: nn.Module, raw_rows: RawRows | None, example: RawTable | None
 ) -> Scorer:
+    logits = stored.manifest.logits
     return Scorer(
         model,
         raw_rows,
-        Path(path).absolute().name.partition(".")[0],
-        f"{manifest.identity:08x}",
-        {"path": str(Path(path).absolute()), "step": manifest.step, "metrics": manifest.metrics},
+        stored.name,
+        f"{stored.manifest.identity:08x}",
+        stored.facts(),
         example,
+        None if logits is None else torch.sigmoid(torch.tensor(logits)),
     )
 
 
-def settings_of(manifest: CheckpointManifest, trust: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the settings that a checkpoint's model was made with, judged.
+def settings_of(manifest: Manifest, trust: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the settings that a stored model was made with, judged.
 
     Raises:
         CheckpointError: They are damaged, or name something that may not be called.
+        ArtefactError: They are damaged.
     """
     return match_checkpoint(compose_over(manifest.config, "eval", trusting(trust)), manifest)
 
 
 def load_weights(
-    path: str | Path, model: nn.Module, comm: Comm, of_model: str = OF_MODEL
-) -> CheckpointManifest:
+    checkpoint: Checkpoint, model: nn.Module, comm: Comm, of_model: str = OF_MODEL
+) -> None:
     """Fill a model from a checkpoint: this rank's rows of tables, and the dense part. Every rank
     calls it.
 
     Args:
-        path: The checkpoint.
+        checkpoint: The checkpoint, with all its files open.
         model: As `recapp.inference.placed_model` makes it.
         comm: The ranks that hold it.
         of_model: What stands in front of its parameters' names in the checkpoint.
-
-    Returns:
-        The manifest of the version that was read.
 
     Raises:
         CheckpointError: It is damaged, or of another model.
     """
     tables = StoredTables(sharded_tables(model), fitting=False, speaks=False)
     dense = [f"{of_model}{name}" for name, _ in model.named_parameters()]
-    manifest, meta = load_together(path, tables.to_fill, dense, comm)
-    tables.filled(manifest)
-    check_state(meta, path)
+    held = list(tables.to_fill(checkpoint.manifest))
+    meta = fill_together(checkpoint, held, dense, comm)
+    tables.filled(checkpoint.manifest)
+    check_state(meta, checkpoint.path)
     with state_must_fit("the dense part", "model"), without_tables(sharded_collections(model)):
         model.load_state_dict(dense_state(meta, of_model))
-    return manifest

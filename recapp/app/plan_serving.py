@@ -6,7 +6,7 @@ from typing import Any
 from recapp import console
 from recapp.app.artefact_model import meta_model
 from recapp.app.command import Job
-from recapp.app.load_artefact import settings_of_artefact
+from recapp.app.load_model import settings_of
 from recapp.app.planning_problem import planning_problem
 from recapp.inference.choose_storage import storage_of
 from recapp.inference.storage import QUANTIZE
@@ -57,7 +57,7 @@ def _tables_of(path: str) -> tuple[list[EmbeddingConfig], list[TableLookup]]:
     the rows that exist.
     """
     artefact = open_artefact(path).manifest
-    model = meta_model(artefact, settings_of_artefact(artefact))
+    model = meta_model(artefact, settings_of(artefact))
     count = {t.name: max(t.rows, 1) for t in artefact.tables}
     tables = {
         t.name: t if t.dynamic is None else replace(t, num_embeddings=count[t.name], dynamic=None)

@@ -7,7 +7,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from recapp.app.artefact_model import check_logits
 from recapp.sparse.batch import Batch
-from recapp.stored.artefact_manifest import ArtefactManifest
+from recapp.stored.manifest import Manifest
 from recapp.trainer.module import TaskModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
@@ -38,7 +38,7 @@ class CheckExample(Callback):
         batch: Its example.
     """
 
-    def __init__(self, artefact: ArtefactManifest, batch: Batch) -> None:
+    def __init__(self, artefact: Manifest, batch: Batch) -> None:
         self.artefact = artefact
         self.batch = batch
 

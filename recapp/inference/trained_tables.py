@@ -17,12 +17,12 @@ from torch import Tensor
 from recapp.engine.dynamic_blocks import KEYS
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import Block
+from recapp.stored.rectangles import WEIGHT
 from recapp.stored.snapshot import Checkpoint
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.dynamic import positions_of
 
 MEMORY_BYTES = 1 << 28  # of a table that is read into memory
-WEIGHT = "weight"
 
 
 class TrainedTables:

@@ -10,9 +10,6 @@ from torch import Tensor
 
 from recapp.dataset.arrow_messages import sizes_of
 from recapp.dataset.raw_rows import RawTable
-from recapp.errors import ArtefactError
-from recapp.stored.artefact_manifest import DENSE, EXAMPLE
-from recapp.stored.snapshot import Artefact
 
 EXAMPLE_ROWS = 16
 MOST_EXAMPLE_ROWS = 4096
@@ -27,23 +24,20 @@ def dense_bytes(state: Mapping[str, Tensor]) -> bytes:
     return raw
 
 
-def read_dense(artefact: Artefact) -> dict[str, Tensor]:
-    """Read the dense part.
+def dense_state(raw: bytes) -> dict[str, Tensor]:
+    """Return the dense part of the bytes of a safetensors file.
 
     Raises:
-        ArtefactError: It is damaged, or has values that are not finite.
+        ValueError: They are none, or have values that are not finite.
     """
     try:
-        state: dict[str, Tensor] = safetensors.torch.load(artefact.read(DENSE))
+        state: dict[str, Tensor] = safetensors.torch.load(raw)
     except (ValueError, KeyError, safetensors.SafetensorError) as error:
-        raise artefact.damaged(f"{DENSE} cannot be read: {error}") from error
+        raise ValueError(str(error)) from error
     for name, values in state.items():
-        wide = values.float() if values.element_size() == 1 else values  # of 8 bits torch asks not
+        wide = values.float() if values.element_size() == 1 else values  # isfinite lacks 8 bits
         if values.is_floating_point() and not bool(torch.isfinite(wide).all()):
-            raise ArtefactError(
-                f"{artefact.path / DENSE}: {name} has values that are not finite: export another "
-                "checkpoint"
-            )
+            raise ValueError(f"{name} has values that are not finite")
     return state
 
 
@@ -55,28 +49,26 @@ def example_bytes(rows: RawTable) -> bytes:
     return out.getvalue()
 
 
-def read_example(artefact: Artefact) -> RawTable:
-    """Read the raw rows that an artefact is tried with.
+def example_table(raw: bytes) -> RawTable:
+    """Return the raw rows of the bytes of an Arrow file.
 
-    What they say of themselves is compared with the bytes that there are before anything is made
-    of it: no few bytes become many rows, and nothing is decompressed.
+    The counts that it states are compared with its bytes before anything is made of it: no few
+    bytes become many rows, and nothing is decompressed.
 
     Raises:
-        ArtefactError: They are damaged.
+        ValueError: They are no such file.
     """
-    raw = artefact.read(EXAMPLE)
+    if not raw.startswith(_ARROW):
+        raise ValueError("it is no Arrow file")
     try:
-        if not raw.startswith(_ARROW):
-            raise ValueError("it is no Arrow file")
         _check_sizes(raw[len(_ARROW) :])
         # as messages one after the other: the footer could name others
         with pa.ipc.open_stream(raw[len(_ARROW) :]) as reader:
             rows = reader.read_all()
         rows.validate(full=True)
-        return rows
     except (ValueError, OSError, pa.ArrowException) as error:
-        why = " ".join(str(error).split())
-        raise artefact.damaged(f"{EXAMPLE} cannot be read: {why[:200]}") from error
+        raise ValueError(" ".join(str(error).split())[:200]) from error
+    return rows
 
 
 def _check_sizes(raw: bytes) -> None:

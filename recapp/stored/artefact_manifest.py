@@ -103,6 +103,21 @@ class ArtefactManifest(Manifest):
         return [asdict(t) for t in self.tables]
 
     @property
+    def logits(self) -> list[float]:
+        """The logits that its example was exported with.
+
+        Raises:
+            ArtefactError: They are no numbers.
+        """
+        logits = self.entry("logits", list)
+        if not all(isinstance(x, int | float) and not isinstance(x, bool) for x in logits):
+            raise self.damaged("logits are no numbers")
+        try:
+            return [float(x) for x in logits]
+        except OverflowError as error:
+            raise self.damaged("logits are no numbers") from error
+
+    @property
     def bytes(self) -> int:
         """The bytes of all files."""
         return sum(int(entry["bytes"]) for entry in self.files.values())

@@ -33,6 +33,7 @@ from recapp.sharding.layout import Block, copy_rows, overlap
 from recapp.stored.local_files import files_at
 from recapp.stored.rectangles import (
     DTYPES,
+    WEIGHT,
     StoredBlock,
     block_key,
     by,
@@ -42,7 +43,6 @@ from recapp.stored.rectangles import (
 from recapp.tables.row_order import RowOrder
 
 LENGTH_BYTES = 8  # of the header's length; data is aligned to as much
-WEIGHT = "weight"  # the tensor of a table that is not its optimiser's
 NOT_SAVED = (
     "weights that are not finite (NaN or infinity), so this checkpoint is not written and earlier "
     "ones stay as they are; go on from one of those with smaller rates (optimizer.sparse.lr, "

@@ -17,7 +17,7 @@ together. Each rank can load by itself; it opens all files that it needs at once
 (`recapp/stored/snapshot.py`). What is loaded has been compared with its checksum.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,14 +27,14 @@ from torch import Tensor
 
 from recapp.errors import CheckpointError, RankError
 from recapp.sharding.layout import Block
-from recapp.stored.block_files import NOT_SAVED, WEIGHT, is_finite, sources_of, write_blocks
+from recapp.stored.block_files import NOT_SAVED, is_finite, sources_of, write_blocks
 from recapp.stored.checkpoint_manifest import META, ROW_ORDERS, CheckpointManifest
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.kinds import MANIFEST
 from recapp.stored.local_files import TMP, beside, files_at
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import write_meta
-from recapp.stored.rectangles import StoredBlock, check_tiling
+from recapp.stored.rectangles import WEIGHT, StoredBlock, check_tiling
 from recapp.stored.snapshot import (
     Checkpoint,
     every_file,
@@ -309,22 +309,33 @@ def load_together(
         RankError: Another rank could not load its part.
     """
     held: list[Block] = []
-    meta = dict[str, Any]()
-    failure = None
 
     def wanted(manifest: CheckpointManifest) -> Iterable[str]:
         held[:] = blocks_of(manifest)
         return files_of(held)(manifest)
 
     with open_checkpoint(path, wanted, comm) as snapshot:
-        try:
-            snapshot.fill(held)
-            meta = snapshot.meta()
-            _refuse_non_finite(path, held, meta, parameters)
-        except CheckpointError as error:
-            failure = error
-        refuse_together(Path(path), failure, comm.all_gather(failure and str(failure)))
-        return snapshot.manifest, meta
+        return snapshot.manifest, fill_together(snapshot, held, parameters, comm)
+
+
+def fill_together(
+    snapshot: Checkpoint, blocks: Sequence[Block], parameters: Iterable[str], comm: Comm
+) -> dict[str, Any]:
+    """Fill the blocks of all ranks from an open checkpoint, and return the plain part.
+
+    Every rank calls it; all return or all raise. Arguments and errors are those of
+    `load_together`.
+    """
+    meta = dict[str, Any]()
+    failure = None
+    try:
+        snapshot.fill(blocks)
+        meta = snapshot.meta()
+        _refuse_non_finite(snapshot.path, blocks, meta, parameters)
+    except CheckpointError as error:
+        failure = error
+    refuse_together(snapshot.path, failure, comm.all_gather(failure and str(failure)))
+    return meta
 
 
 def _refuse_non_finite(

@@ -19,7 +19,7 @@ from recapp.errors import CheckpointError, PlanError
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.kinds import CHECKPOINT
 from recapp.stored.manifest import WRONG, Manifest, read_sealed
-from recapp.stored.rectangles import StoredBlock
+from recapp.stored.rectangles import WEIGHT, StoredBlock
 from recapp.tables.dynamic import RUNS
 from recapp.tables.row_order import RowOrder
 
@@ -59,13 +59,18 @@ class CheckpointManifest(Manifest):
 
     @property
     def version(self) -> int:
-        """The version of the format: a reader of an earlier recapp refuses orders of rows alone."""
+        """The version of the format: 3 where the order of rows is one that version 2 lacks."""
         return self.kind.version if ROW_ORDERS in self.info else WITHOUT_ROW_ORDERS
 
     @property
     def lines(self) -> list[dict[str, Any]]:
         """The rectangles as plain values."""
         return [s.to_dict() for s in self.blocks]
+
+    @property
+    def numbered_rows(self) -> dict[str, int]:
+        """The stored rows of each table, by name."""
+        return {s.table: s.shape[0] for s in self.blocks if s.tensor == WEIGHT}
 
     @property
     def config(self) -> dict[str, Any]:

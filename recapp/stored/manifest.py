@@ -71,6 +71,11 @@ class Manifest:
         raise AttributeError
 
     @property
+    def numbered_rows(self) -> Mapping[str, int]:
+        """The rows of each table that a run takes its size from, by name."""
+        raise AttributeError
+
+    @property
     def config(self) -> dict[str, Any]:
         """The settings of the run that made it, under the names of today.
 
@@ -99,6 +104,16 @@ class Manifest:
         if not isinstance(found, dict) or not all(type(v) in kinds for v in found.values()):
             raise self.wrong("metrics")
         return {name: math.nan if value is None else value for name, value in found.items()}
+
+    @property
+    def logits(self) -> list[float] | None:
+        """The logits of its example when it was stored; None where none were kept."""
+        return None
+
+    @property
+    def version_entry(self) -> dict[str, str]:
+        """Its kind and version, by which scores of models are told apart."""
+        return {self.kind.name: f"{self.identity:08x}"}
 
     def entry(self, name: str, kind: type[T]) -> T:
         """Return an entry that the writer gave.

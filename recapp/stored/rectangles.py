@@ -22,6 +22,7 @@ import torch
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import Block, overlap
 
+WEIGHT = "weight"  # the tensor of a table that is not its optimiser's
 BLOCK_BYTES = 64 * 2**20  # at most in a stored block: what saving copies at a time
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype

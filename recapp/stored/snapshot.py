@@ -13,12 +13,14 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Generic, Self, TypeVar
 
-from recapp.errors import RankError, RecappError
+from torch import Tensor
+
+from recapp.errors import DataError, RankError, RecappError
 from recapp.sharding.layout import Block
 from recapp.stored import artefact_manifest, checkpoint_manifest
-from recapp.stored.artefact_manifest import COMPILED, ArtefactManifest
+from recapp.stored.artefact_manifest import COMPILED, DENSE, EXAMPLE, ArtefactManifest
 from recapp.stored.block_files import Sources, check_bytes, fill_blocks, sources_of
 from recapp.stored.checkpoint_manifest import META, CheckpointManifest
 from recapp.stored.directories import why_none
@@ -29,8 +31,13 @@ from recapp.stored.meta_file import read_meta
 from recapp.stored.rectangles import check_tiling
 from recapp.transport.communicator import Comm
 
+if TYPE_CHECKING:  # checks of a path do without pyarrow
+    from recapp.dataset.raw_rows import RawRows, RawTable
+    from recapp.dataset.schema import Schema
+
 ATTEMPTS = 100  # to open a model whose name is given to other directories again and again
 
+T = TypeVar("T")
 M = TypeVar("M", bound=Manifest)
 
 
@@ -120,6 +127,29 @@ class Snapshot(Generic[M]):
         """Return the error of a manifest that cannot be."""
         return self.manifest.damaged(why)
 
+    def example(self, raw_rows: "RawRows") -> "RawTable | None":
+        """Return rows of the data that were kept to try the model with; None where none were.
+
+        Args:
+            raw_rows: Reads them.
+
+        Raises:
+            RecappError: They are no rows that it can read.
+        """
+        try:
+            table = self._example(raw_rows.schema)
+            if table is not None:
+                raw_rows.batch(table)
+        except (DataError, ValueError, KeyError, TypeError, OverflowError) as error:
+            raise self.kind.error(
+                f"{self.kind.name} {self.manifest.folder}: its example is no row of its data: "
+                f"{error}; {self.kind.fix}"
+            ) from error
+        return table
+
+    def _example(self, schema: "Schema") -> "RawTable | None":
+        raise AttributeError
+
     def opened(self, file: str) -> BinaryIO:
         """Return one of the files that were opened, at its beginning."""
         found = self._files[file]
@@ -171,6 +201,22 @@ class Checkpoint(Snapshot[CheckpointManifest]):
         """
         fill_blocks(self.manifest.folder, self.sources(blocks), self.opened)
 
+    @property
+    def name(self) -> str:
+        """What it is called, for people and servers."""
+        return self.path.absolute().name.partition(".")[0]
+
+    def facts(self) -> dict[str, Any]:
+        """Return plain facts about it, for people and servers."""
+        found = self.manifest
+        path = str(self.path.absolute())
+        return {"path": path, "step": found.step, "metrics": found.metrics}
+
+    def _example(self, schema: "Schema") -> "RawTable | None":
+        from recapp.dataset.example_rows import table_of
+
+        return table_of(self.manifest.example, schema) if self.manifest.example else None
+
     def meta(self) -> dict[str, Any]:
         """Return the plain part: dense parameters and Lightning's state, with tensors on the CPU.
 
@@ -198,6 +244,54 @@ class Artefact(Snapshot[ArtefactManifest]):
 
     kind = ARTEFACT
     parsed = staticmethod(artefact_manifest.from_json)
+
+    @property
+    def name(self) -> str:
+        """What it is called, for people and servers."""
+        return self.manifest.entry("name", str)
+
+    def facts(self) -> dict[str, Any]:
+        """Return plain facts about it, for people and servers."""
+        return {
+            "path": str(self.manifest.folder.absolute()),
+            "metrics": self.manifest.entry("metrics", dict),
+            "made": self.manifest.entry("made", dict),
+            "tables": [
+                {
+                    "name": t.name,
+                    "rows": t.rows,
+                    "dim": t.dim,
+                    "storage": t.storage,
+                    "dynamic": t.keys is not None,
+                }
+                for t in self.manifest.tables
+            ],
+            "bytes": self.manifest.bytes,
+            "compiled": False,
+        }
+
+    def dense(self) -> dict[str, Tensor]:
+        """Return the parameters and buffers of the model beside its tables.
+
+        Raises:
+            ArtefactError: The file is damaged.
+        """
+        from recapp.stored.artefact_files import dense_state
+
+        return self._made(DENSE, dense_state)
+
+    def _example(self, schema: "Schema") -> "RawTable":
+        from recapp.stored.artefact_files import example_table
+
+        return self._made(EXAMPLE, example_table)
+
+    def _made(self, file: str, make: Callable[[bytes], T]) -> T:
+        """Return a file's content, made of its bytes."""
+        raw = self.read(file)
+        try:
+            return make(raw)
+        except ValueError as error:
+            raise self.damaged(f"{file} cannot be read: {error}") from error
 
     def verify(self) -> int:
         """Compare the checksums of all files but code, which nobody reads who does not trust it,

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from recapp.errors import CheckpointError, suggest
-from recapp.stored.block_files import WEIGHT
 from recapp.stored.checkpoint import load_table, read_manifest
 from recapp.stored.checkpoint_manifest import CheckpointManifest
+from recapp.stored.rectangles import WEIGHT
 
 
 class StaticTable(NamedTuple):

@@ -29,8 +29,9 @@ from recapp.export import main
 from recapp.inference.probe import METRICS
 from recapp.inference.trained_tables import TrainedTables
 from recapp.metrics import click_metrics
-from recapp.stored.artefact_files import read_example
+from recapp.stored.artefact_files import example_table
 from recapp.stored.artefact_folder import unfinished
+from recapp.stored.artefact_manifest import EXAMPLE
 from recapp.stored.kinds import MANIFEST
 from recapp.stored.manifest import sealed
 from recapp.stored.stored_model import open_artefact
@@ -540,18 +541,18 @@ def bombs(kind, names):
     ],
 )
 def test_a_small_example_does_not_become_many_rows(artefact, kind, said):
-    names = read_example(open_artefact(artefact)).column_names
+    names = example_table(open_artefact(artefact).read(EXAMPLE)).column_names
     put(artefact, "example.arrow", bombs(kind, names))
     with pytest.raises(ArtefactError, match=f"example.arrow cannot be read: {said}"):
         recapp.load_model(artefact)
 
 
 def test_examples_of_any_encoding_are_read(artefact):
-    rows = read_example(open_artefact(artefact))
+    rows = example_table(open_artefact(artefact).read(EXAMPLE))
     words = pa.array(["a", "b"] * 16).dictionary_encode()
     coded = rows.set_column(0, "I1", pa.ListArray.from_arrays(list(range(0, 34, 2)), words))
     put(artefact, "example.arrow", arrow_file(coded))
-    assert read_example(open_artefact(artefact)) == coded
+    assert example_table(open_artefact(artefact).read(EXAMPLE)) == coded
 
 
 @pytest.mark.parametrize("seed", range(20))

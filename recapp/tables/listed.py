@@ -18,7 +18,7 @@ from recapp.tables.config import (
     check_max_key,
     check_tables,
 )
-from recapp.tables.lookups import TableLookup, lookups_of
+from recapp.tables.lookups import TableLookup, lookups_of, output_of
 
 
 def listed_tables(
@@ -123,21 +123,16 @@ def _lookup_entry(
 def _lookups(
     read: Sequence[Mapping[str, Any]], tables: Mapping[str, EmbeddingBagConfig]
 ) -> tuple[TableLookup, ...]:
-    """Return the lookups, those without an output called as `lookups_of` calls them."""
+    """Return the lookups."""
     features = [entry["feature"] for entry in read]
-    made = []
-    for entry in read:
-        table = tables[entry["table"]]
-        feature = entry["feature"]
-        own = f"{feature}@{table.name}" if features.count(feature) > 1 else feature
-        made.append(
-            TableLookup(
-                table,
-                feature,
-                entry.get("output") or own,
-                entry.get("combiner") or table.pooling,
-                entry.get("hotness"),
-                entry.get("truncates") or False,
-            )
+    return tuple(
+        TableLookup(
+            tables[entry["table"]],
+            entry["feature"],
+            entry.get("output") or output_of(entry["table"], entry["feature"], features),
+            entry.get("combiner") or tables[entry["table"]].pooling,
+            entry.get("hotness"),
+            entry.get("truncates") or False,
         )
-    return tuple(made)
+        for entry in read
+    )

@@ -93,20 +93,26 @@ def lookups_of(tables: Sequence[EmbeddingConfig]) -> tuple[TableLookup, ...]:
     """List the lookups that tables declare by `feature_names`: table by table, feature by feature.
 
     Returns:
-        Lookups with the table's pooling. An output is called like its feature, or `feature@table`
-        where several tables read that feature.
+        Lookups with the table's pooling, and the outputs that `output_of` names.
     """
     pairs = [(table, feature) for table in tables for feature in table.feature_names]
     features = [feature for _, feature in pairs]
     return tuple(
-        TableLookup(
-            table,
-            feature,
-            f"{feature}@{table.name}" if features.count(feature) > 1 else feature,
-            table.pooling,
-        )
+        TableLookup(table, feature, output_of(table.name, feature, features), table.pooling)
         for table, feature in pairs
     )
+
+
+def output_of(table: str, feature: str, features: Sequence[str]) -> str:
+    """Return the name of the output of a lookup that is given none: its feature, or
+    `feature@table` where several lookups read that feature.
+
+    Args:
+        table: The name of the table.
+        feature: The feature.
+        features: The feature of every lookup.
+    """
+    return f"{feature}@{table}" if features.count(feature) > 1 else feature
 
 
 def outputs_by_table(lookups: Sequence[TableLookup]) -> list[list[str]]:

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from recapp.app import compose
 from recapp.app.checked_settings import checked
 from recapp.compat.hugectr_words import in_recapp_words
 from recapp.errors import ConfigError
@@ -156,9 +157,25 @@ def test_settings_are_in_recapps_words_once_they_are_checked(composed_plan):
     assert tables["lookups"] == [{"table": "table_7", "feature": "f"}]
 
 
+def test_stored_settings_in_hugectrs_words_are_read_in_recapps():
+    """As checkpoints of earlier versions keep them."""
+    config = compose.to_plain(compose.without_hydra(compose.compose("train")))
+    stored = config | {
+        "choices": {"tables": "sample"},
+        "tables": {
+            "source": "list",
+            "tables": [{"id_space": 3, "max_vocabulary_size": -1, "ev_size": 4}],
+            "lookups": [{"emb_table": "table_3", "input": "C1", "combiner": "average"}],
+        },
+    }
+    tables = compose.compose_over(stored, "eval", ["ckpt_path=elsewhere"])["tables"]
+    assert tables["tables"] == [
+        {"name": "table_3", "num_embeddings": "dynamic", "embedding_dim": 4}
+    ]
+    assert tables["lookups"] == [{"table": "table_3", "feature": "C1", "combiner": "mean"}]
+
+
 @pytest.fixture
 def composed_plan():
     """The settings of `python -m recapp.plan` as Hydra composes them."""
-    from recapp.app import compose
-
     return compose.to_plain(compose.without_hydra(compose.compose("plan")), whole=False)

@@ -6,8 +6,9 @@ package's own `__init__` makes the paths found, and `app` reads HugeCTR's words 
 |----------------------------|--------------------------------------------------------------------|
 | module paths               | foreign_paths, torchrec_names, hugectr_names                       |
 | **TorchRec**               |                                                                    |
-| models and modules         | torchrec_dlrm, small_modules, feature_processors, module_helpers   |
-| training                   | train_pipeline, awaitables, sharding_env, wrapped_sharders         |
+| models and modules         | torchrec_dlrm, small_modules, module_helpers                       |
+| training                   | train_pipeline, awaitables, sharding_env                           |
+| modules around collections | collection_wrapper, feature_processors, wrapped_sharders           |
 | optimisers                 | keyed_optimizers, warmup_optimizer, clipping_optimizer,            |
 |                            | rowwise_adagrad                                                    |
 | plans                      | planning, plans_by_hand, quantised_comms                           |

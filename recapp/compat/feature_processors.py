@@ -9,24 +9,21 @@ engine returns the gradients of the weights there (`recapp/engine/lookup.py`). S
 plan, row-wise as well, and DDP averages their gradients like those of layers.
 """
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from recapp.compat.collection_wrapper import CollectionWrapper
 from recapp.errors import ConfigError, DataError, suggest
 from recapp.sparse.bags import first_ones, on_host
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import EmbeddingConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.module_by_name import ModuleByName
-
-P = TypeVar("P", bound="FeatureProcessedEmbeddingBagCollection")
 
 
 class FeatureProcessor(nn.Module, ABC):
@@ -171,7 +168,7 @@ class FeatureProcessorDictWrapper(FeatureProcessorsCollection):
         return KeyedJaggedTensor.from_jt_dict(made)
 
 
-class FeatureProcessedEmbeddingBagCollection(nn.Module):
+class FeatureProcessedEmbeddingBagCollection(CollectionWrapper):
     """A collection of bags whose sample weights come from processors.
 
     Args:
@@ -181,6 +178,8 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
     Raises:
         ConfigError: The collection ignores weights, or features and processors are not the same.
     """
+
+    holds = "_embedding_bag_collection"
 
     def __init__(
         self,
@@ -212,28 +211,9 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
         return processors, self._embedding_bag_collection
 
     def is_weighted(self) -> bool | None:
-        """Return what the collection says."""
-        bags: Any = self._embedding_bag_collection
-        found: bool | None = bags.is_weighted()
+        """Return whether the collection takes sample weights."""
+        found: bool | None = self.collection.is_weighted()
         return found
-
-    def tables(self) -> list[EmbeddingConfig]:
-        """Return the tables, in order."""
-        bags: Any = self._embedding_bag_collection
-        found: list[EmbeddingConfig] = bags.tables()
-        return found
-
-    @property
-    def collection(self) -> nn.Module:
-        """Return the collection, sharded or not."""
-        return self._embedding_bag_collection
-
-    def over(self: P, collection: nn.Module) -> P:
-        """Return the same over another collection: the sharded one."""
-        made = copy.copy(self)
-        made._modules = dict(self._modules)
-        made._modules["_embedding_bag_collection"] = collection
-        return made
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Weigh and pool every bag.

@@ -14,16 +14,16 @@ of training, so that a program numbers ids alike on any number of ranks, and as 
 module is no collection but holds one, which is sharded as any other in a model, under every plan.
 """
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
+from recapp.compat.collection_wrapper import CollectionWrapper
 from recapp.compat.managed_collisions import ManagedCollisionCollection
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.errors import ConfigError
@@ -37,10 +37,8 @@ from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.initial import fill_initial, start_values
 from recapp.tables.unsharded_collection import UnshardedCollection
 
-M = TypeVar("M", bound="BaseManagedCollisionEmbeddingCollection")
 
-
-class BaseManagedCollisionEmbeddingCollection(nn.Module, ABC):
+class BaseManagedCollisionEmbeddingCollection(CollectionWrapper, ABC):
     """A collection whose tables take any ids and have a fixed number of rows.
 
     Args:
@@ -60,8 +58,9 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module, ABC):
     collection had are not taken over.
     """
 
+    holds = "_embedding_module"
     kind: ClassVar[type[UnshardedCollection]]
-    """What is wrapped."""
+    """The class of the collection that is wrapped."""
 
     def __init__(
         self,
@@ -139,24 +138,6 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module, ABC):
     @abstractmethod
     def _dynamic(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> UnshardedCollection:
         """Return a collection with the settings of another and other tables."""
-
-    def tables(self) -> list[EmbeddingConfig]:
-        """Return the tables, in order."""
-        found: list[EmbeddingConfig] = self._embedding_module.tables()
-        return found
-
-    @property
-    def collection(self) -> nn.Module:
-        """Return the collection inside, sharded or not."""
-        module: nn.Module = self._embedding_module
-        return module
-
-    def over(self: M, embedding_module: nn.Module) -> M:
-        """Return the same over another collection: the sharded one."""
-        made = copy.copy(self)
-        made._modules = dict(self._modules)
-        made._embedding_module = embedding_module
-        return made
 
     def forward(
         self, features: KeyedJaggedTensor
@@ -236,7 +217,7 @@ class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollec
         super().__init__(embedding_bag_collection, *others, **named)
 
     @property
-    def _embedding_bag_collection(self) -> nn.Module:
+    def _embedding_bag_collection(self) -> Any:
         return self.collection
 
     def _dynamic(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> UnshardedCollection:
@@ -270,7 +251,7 @@ class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollectio
         super().__init__(embedding_collection, *others, **named)
 
     @property
-    def _embedding_collection(self) -> nn.Module:
+    def _embedding_collection(self) -> Any:
         return self.collection
 
     def _dynamic(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> UnshardedCollection:

@@ -16,7 +16,7 @@ import yaml
 
 from recapp.errors import ConfigError
 from recapp.settings import groups, primaries
-from recapp.settings.help_text import comments_of
+from recapp.app.help_text import comments_of
 from recapp.settings.option_files import conf_dir, option_file, options
 from recapp.settings.values import read, shown
 

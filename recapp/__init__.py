@@ -19,7 +19,7 @@ from recapp.compat import foreign_paths
 from recapp.sharding import plan_formats
 
 if TYPE_CHECKING:
-    from recapp.app.export_model import Export, export_model
+    from recapp.app.export_model import export_model
     from recapp.app.load_model import load_model
     from recapp.compat.eviction_policies import (
         DistanceLFU_EvictionPolicy,
@@ -35,13 +35,14 @@ if TYPE_CHECKING:
         MCHManagedCollisionModule,
     )
     from recapp.dataset.data_settings import DataSettings
-    from recapp.dataset.prediction_input import ScoringSettings
+    from recapp.dataset.scoring_settings import ScoringSettings
     from recapp.engine.gathered_state import gathered_state_dict
     from recapp.engine.model_parallel import DistributedModelParallel
     from recapp.engine.shard_model import shard_model
     from recapp.engine.sharded_embedding import ShardedEmbeddingCollection
     from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
     from recapp.engine.sharder import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
+    from recapp.inference.export_settings import Export
     from recapp.metrics import AUC, Calibration, LogLoss, NormalizedEntropy
     from recapp.models.published_dlrm import DLRM
     from recapp.optim.fused_params import EmbOptimType
@@ -109,7 +110,7 @@ _HOMES = {
     "EmbeddingConfig": "recapp.tables.config",
     "EmbeddingShardingPlanner": "recapp.planner.embedding_planner",
     "EmbeddingShardingStrategy": "recapp.trainer.strategy",
-    "Export": "recapp.app.export_model",
+    "Export": "recapp.inference.export_settings",
     "HybridOptimizer": "recapp.optim.optimizer",
     "IdRule": "recapp.tables.config",
     "JaggedTensor": "recapp.sparse.jagged_tensor",
@@ -126,7 +127,7 @@ _HOMES = {
     "ParameterConstraints": "recapp.planner.constraints",
     "PoolingType": "recapp.tables.config",
     "ScoreWriter": "recapp.trainer.score_writer",
-    "ScoringSettings": "recapp.dataset.prediction_input",
+    "ScoringSettings": "recapp.dataset.scoring_settings",
     "ShardedEmbeddingBagCollection": "recapp.engine.sharded_embedding_bag",
     "ShardedEmbeddingCollection": "recapp.engine.sharded_embedding",
     "ShardingPlan": "recapp.sharding.sharding_plan",

@@ -64,7 +64,7 @@ def _list() -> str:
 
 
 def _complete(flag: str, rest: Sequence[str]) -> int:
-    from recapp.settings.completion import candidates, shell_script
+    from recapp.app.completion import candidates, shell_script
 
     if flag == COMPLETE:
         print("\n".join(candidates(rest[0] if rest else "", COMMANDS)))

@@ -37,14 +37,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from recapp import console
-from recapp.app.chosen_options import command_settings
+from recapp.app.chosen_options import plan_settings
 from recapp.app.command import Job, run, run_on_ranks
-from recapp.app.compose import with_absolute_paths
+from recapp.dataset.data_settings import DataSettings
 from recapp.errors import ConfigError
+from recapp.processes.launch_settings import LaunchSettings
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
+from recapp.recipe.commands import VERBS, Bench
 from recapp.settings.option_files import options
-from recapp.settings.primaries import VERBS
+from recapp.settings.records import record, to_plain
 
 ROWS_FILE = "rows.json"
 SHORT = ("plan", "model")  # groups have these names, and Hydra would look for an option there
@@ -80,18 +82,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run("bench", measure, verbs=VERBS["bench"], argv=arguments)
 
 
-def measure(config: dict[str, Any], job: Job) -> None:
+def measure(given: Bench, job: Job) -> None:
     """Run the measurement of the job's verb, and print its records.
 
     Args:
-        config: The composed settings of the command.
+        given: The settings of the command.
         job: The job: its verb, directory and overrides.
     """
-    settings = settings_of(config, job)
+    settings = settings_of(to_plain(given), job)
     with TemporaryDirectory(prefix="recapp_bench_") as folder:
         found = _measured(settings | {"folder": folder}, job)
     if found:  # ranks other than the first have nothing to print
-        _report(found, job.verb, config["format"])
+        _report(found, job.verb, given.format)
 
 
 def _in_full(argument: str) -> str:
@@ -117,7 +119,7 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     if job.verb in ALONE and external_rank() is not None:
         raise ConfigError(f"bench {job.verb} {ALONE[job.verb]}: start it without torchrun or srun")
     bench = config["bench"]
-    settings = with_absolute_paths(config) | {
+    settings = config | {
         "verb": job.verb,
         "model": bench["model"],
         "artefact": _absolute(config["artefact"]),
@@ -136,14 +138,11 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     names = PLANS.get(job.verb, ())
     if bench["plan"] is not None:
         names = check_names("plan", bench["plan"], known)
-    settings["plans"] = {
-        name: plans.get(name) or command_settings("plan", [f"+plan={name}"])["plan"]
-        for name in names
-    }
+    settings["plans"] = {name: plans.get(name) or to_plain(plan_settings(name)) for name in names}
     settings = checked(settings)
     if job.verb == "data":
         _write_logs(settings["dataset"])
-    return settings | {"trainer": {"devices": settings["ranks"], "accelerator": "cpu"}}
+    return settings
 
 
 def _absolute(path: str | None) -> str | None:
@@ -162,9 +161,9 @@ def _write_logs(dataset: dict[str, Any]) -> None:
             "dataset=generated or dataset=criteo_kaggle dataset.path=DIR"
         )
     if dataset["generate"] is not None:
-        from recapp.app.build import write_generated
+        from recapp.recipe.run_rows import write_generated
 
-        write_generated(dataset)
+        write_generated(record(DataSettings, dataset, "dataset"))
 
 
 # ---- the measurement
@@ -178,7 +177,15 @@ def _measured(settings: dict[str, Any], job: Job) -> dict[str, Any]:
     if job.verb == "inference":
         worker = "recapp.app.bench_inference"
         settings["served"] = _served(settings, job)
-    return run_on_ranks(settings, job, worker, preload=f"torch {worker}")
+    return run_on_ranks(
+        settings,
+        job,
+        worker,
+        0 if external_rank() is not None else settings["ranks"],
+        record(LaunchSettings, settings["launch"], "launch"),
+        to_stderr=settings["format"] == "json",
+        preload=f"torch {worker}",
+    )
 
 
 def _commands_timed(settings: dict[str, Any], job: Job) -> dict[str, Any]:

@@ -16,19 +16,15 @@ if __name__ == "__main__":
     start_early()  # what ranks need is imported meanwhile
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from recapp import console
 from recapp.app.check_checkpoint import check_fits_checkpoint
-from recapp.app.check_data import check_data, check_generated, match_checkpoint, note_scale
-from recapp.app.command import Job, run, run_on_ranks
-from recapp.app.compose import compose_over, with_absolute_paths
-from recapp.errors import ConfigError, suggest
+from recapp.app.check_data import check_data, check_generated, note_scale
+from recapp.app.command import Job, run, run_recipe
+from recapp.errors import ConfigError
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
-
-SPLITS = ("val", "test")
+from recapp.recipe.commands import Eval
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,47 +36,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run("eval", evaluate, argv=argv)
 
 
-def evaluate(config: dict[str, Any], job: Job) -> float | None:
-    """Measure the checkpoint of one job on its ranks, and return the AUC."""
-    settings = settings_of(config, job)
-    check_data(settings)
-    if settings["split"] != "test":
-        check_generated(settings, job.overrides)
-    check_fits_checkpoint(settings, job.overrides)
-    note_scale(settings)
-    metrics = run_on_ranks(settings, job, "recapp.worker")
-    if config["format"] == "json" and not external_rank():
-        console.emit([metrics], "json")
-    return metrics.get(f"{settings['split']}_auc")
+def evaluate(recipe: Eval, job: Job) -> float | None:
+    """Measure the checkpoint of one job on its ranks, and return the AUC.
 
-
-def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
-    """Return the checkpoint's settings, with what the command line sets replaced.
+    Args:
+        recipe: The checkpoint's, with exactly what the command line sets replaced.
+        job: Where the metrics are written.
 
     Raises:
-        ConfigError: No checkpoint is named, the split is unknown, or there are no test data.
-        CheckpointError: The checkpoint does not exist or is incomplete.
+        ConfigError: No checkpoint is named, or there are no test data.
     """
-    from recapp.stored.checkpoint import read_manifest
-
-    if not config["ckpt_path"]:
+    if not recipe.ckpt_path:
         raise ConfigError(
             "ckpt_path must be given: ckpt_path=DIR, a checkpoint that recapp.train has named"
         )
-    path = Path(with_absolute_paths(config)["ckpt_path"])
-    manifest = read_manifest(path)
-    settings = with_absolute_paths(
-        compose_over(manifest.config, "eval", job.overrides, job.folders)
-    )
-    settings = match_checkpoint(settings, manifest)
-    if settings["split"] not in SPLITS:
-        raise ConfigError(f"split={settings['split']}: {suggest(str(settings['split']), SPLITS)}")
-    if settings["split"] == "test" and settings["dataset"]["test_path"] is None:
+    test = recipe.split == "test"
+    if test and recipe.dataset.test_path is None:
         raise ConfigError(
             "dataset.test_path is not set: split=test needs it (a directory, a glob, a "
             "_file_list.txt or a list of those)"
         )
-    return settings | {"ckpt_path": str(path)}
+    check_data(recipe, test=test)
+    if not test:
+        check_generated(recipe, job.overrides)
+    check_fits_checkpoint(recipe, job.overrides)
+    note_scale(recipe)
+    metrics = run_recipe(recipe, job)
+    if recipe.format == "json" and not external_rank():
+        console.emit([metrics], "json")
+    return metrics.get(f"{recipe.split}_auc")
 
 
 if __name__ == "__main__":

@@ -24,13 +24,11 @@ if __name__ == "__main__":
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
 
-from recapp import console
 from recapp.app.command import Job, run
-from recapp.app.compose import with_absolute_paths
 from recapp.processes.rank_process import leave
 from recapp.processes.startup_and_exit import loading
+from recapp.recipe.commands import OnPaper
 
 VERBS = {
     "explain": "recapp.app.plan_on_paper",
@@ -54,12 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run("plan", answer, verbs=tuple(VERBS), writes=False, argv=argv)
 
 
-def answer(config: dict[str, Any], job: Job) -> None:
-    """Run the verb, under settings with absolute paths."""
-    console.check_format(config["format"])
+def answer(recipe: OnPaper, job: Job) -> None:
+    """Run the verb."""
     with loading():
         verb = getattr(import_module(VERBS[job.verb]), job.verb)
-    verb(with_absolute_paths(config), job)
+    verb(recipe, job)
 
 
 if __name__ == "__main__":

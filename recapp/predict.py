@@ -16,18 +16,16 @@ if __name__ == "__main__":
     end_on_signals()  # before the imports below, which take a while
     start_early()  # what ranks need is imported meanwhile
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from recapp import console
 from recapp.app.check_prediction import check_prediction
-from recapp.app.command import Job, run, run_on_ranks
-from recapp.app.compose import compose_over, with_absolute_paths
+from recapp.app.command import Job, run, run_recipe
 from recapp.errors import ConfigError
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import Stopped
+from recapp.recipe.commands import Predict
 
 MUST_BE_GIVEN = {
     "ckpt_path": "ckpt_path=DIR, a checkpoint that recapp.train has named",
@@ -45,40 +43,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run("predict", predict, argv=argv)
 
 
-def predict(config: dict[str, Any], job: Job) -> float | None:
-    """Score the input of one job on its ranks, and return the mean score."""
-    settings = settings_of(config, job)
-    check_prediction(settings)
+def predict(recipe: Predict, job: Job) -> float | None:
+    """Score the input of one job on its ranks, and return the mean score.
+
+    Args:
+        recipe: The stored model's, with exactly what the command line sets replaced.
+        job: Where the metrics are written.
+
+    Raises:
+        ConfigError: No checkpoint, input or output is named.
+    """
+    for name, words in MUST_BE_GIVEN.items():
+        if not getattr(recipe, name):
+            raise ConfigError(f"{name} must be given: {words}")
+    check_prediction(recipe)
     try:
-        metrics = run_on_ranks(settings, job, "recapp.worker")
+        metrics = run_recipe(recipe, job)
     except Stopped:
         if not external_rank():
             console.note("finished parts are kept: the same command goes on")
         raise
-    if config["format"] == "json" and not external_rank():
+    if recipe.format == "json" and not external_rank():
         console.emit([metrics], "json")
     return metrics.get("mean_score")
-
-
-def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
-    """Return the checkpoint's settings, with what the command line sets replaced.
-
-    Raises:
-        ConfigError: No checkpoint, input or output is named.
-        CheckpointError: The checkpoint does not exist or is incomplete.
-    """
-    from recapp.app.trained_model import scoring_settings
-
-    for name, words in MUST_BE_GIVEN.items():
-        if not config[name]:
-            raise ConfigError(f"{name} must be given: {words}")
-    path = Path(with_absolute_paths(config)["ckpt_path"])
-
-    def compose(stored: Mapping[str, Any]) -> dict[str, Any]:
-        return compose_over(stored, "predict", job.overrides, job.folders)
-
-    settings = scoring_settings(path, compose, job.overrides)
-    return with_absolute_paths(settings) | {"ckpt_path": str(path)}
 
 
 if __name__ == "__main__":

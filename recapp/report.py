@@ -21,6 +21,7 @@ from recapp.app.chosen_options import default_settings
 from recapp.app.command import Job, run
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
+from recapp.recipe.commands import Report
 
 COLUMNS = (console.Column("what", "what"), console.Column("file", "file"))
 
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run("report", report, writes=False, argv=argv)
 
 
-def report(config: dict[str, Any], job: Job) -> None:
+def report(settings: Report, job: Job) -> None:
     """Write the report of a directory, and print which files it has.
 
     Raises:
@@ -43,14 +44,14 @@ def report(config: dict[str, Any], job: Job) -> None:
     from recapp.reporting.sweep_report import write_report
 
     try:
-        rows = write_report(Path(str(config["path"])).expanduser(), default_settings)
+        rows = write_report(Path(settings.path).expanduser(), default_settings)
     except OSError as error:
         raise ConfigError(
-            f"path={config['path']}: {error.filename} cannot be written ({error.strerror})"
+            f"path={settings.path}: {error.filename} cannot be written ({error.strerror})"
         ) from error
-    if config["format"] == "text":
+    if settings.format == "text":
         rows = [{**row, "file": _file_or_why(row)} for row in rows]
-    console.emit(rows, config["format"], COLUMNS)
+    console.emit(rows, settings.format, COLUMNS)
 
 
 def _file_or_why(row: Mapping[str, Any]) -> str:

@@ -12,10 +12,10 @@ if __name__ == "__main__":
     end_on_signals()  # before the imports below, which take a while
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
@@ -27,6 +27,8 @@ from recapp.processes.launch import launch
 from recapp.processes.rank_environment import rank_info
 from recapp.processes.rank_process import as_rank, leave
 from recapp.processes.stopping import Stopped
+from recapp.recipe.commands import Serve
+from recapp.settings.records import to_plain
 from recapp.transport.pulse import SILENT_SECONDS
 
 NEEDED = ("starlette", "uvicorn")
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run("serve", serve, writes=False, argv=argv)
 
 
-def serve(config: dict[str, Any], job: Job) -> None:
+def serve(given: Serve, job: Job) -> None:
     """Answer requests until a signal comes.
 
     Raises:
@@ -55,48 +57,48 @@ def serve(config: dict[str, Any], job: Job) -> None:
                 f"recapp.serve needs {name}, which is not there: in the clone of recapp, "
                 'pip install ".[serve]"'
             )
-    settings = config | {"artefact": str(Path(config["artefact"]).expanduser().absolute())}
+    settings = replace(given, artefact=str(Path(given.artefact).expanduser().absolute()))
     if (here := rank_info()) is not None:
-        return _serve_as_rank(settings | {"ranks": here.world})
-    build_server.check_serving(settings, settings["ranks"])
-    if settings["ranks"] > 1:
+        return _serve_as_rank(replace(settings, ranks=here.world))
+    build_server.check_serving(settings, settings.ranks)
+    if settings.ranks > 1:
         _serve_on_ranks(settings)
     else:
         _serve_alone(settings)
 
 
-def _serve_alone(settings: dict[str, Any]) -> None:
+def _serve_alone(settings: Serve) -> None:
     import torch
 
     from recapp.app.load_model import load_model
     from recapp.processes.startup_and_exit import freeze_loaded_objects
 
-    torch.set_num_threads(settings["threads"])
+    torch.set_num_threads(settings.threads)
     freeze_loaded_objects()
     device = build_server.device_of(settings)
     build_server.serve(
         settings,
         lambda: load_model(
-            settings["artefact"],
+            settings.artefact,
             device,
-            trust=settings["trust"],
-            trust_compiled=settings["trust_compiled"],
+            trust=settings.trust,
+            trust_compiled=settings.trust_compiled,
         ),
     )
 
 
-def _serve_on_ranks(settings: dict[str, Any]) -> None:
+def _serve_on_ranks(settings: Serve) -> None:
     """Start the ranks, and wait for their end."""
-    console.note(f"starting {settings['ranks']} ranks")
+    console.note(f"starting {settings.ranks} ranks")
     with TemporaryDirectory() as folder:
         path = Path(folder, "settings.yaml")
-        path.write_text(yaml.safe_dump(settings))
+        path.write_text(yaml.safe_dump(to_plain(settings)))
         try:
             launch(
                 path,
-                settings["ranks"],
+                settings.ranks,
                 module="recapp.app.serving_worker",
-                grace=settings["timeout_s"] + SECONDS_TO_END,
+                grace=settings.timeout_s + SECONDS_TO_END,
                 timeout=SILENT_SECONDS,
                 reloads=True,
             )
@@ -104,12 +106,12 @@ def _serve_on_ranks(settings: dict[str, Any]) -> None:
             return
 
 
-def _serve_as_rank(settings: dict[str, Any]) -> None:
+def _serve_as_rank(settings: Serve) -> None:
     """Do the part of a rank that others have started."""
     from recapp.app.serving_worker import run as run_rank
 
     with as_rank():
-        run_rank(settings)
+        run_rank(to_plain(settings))
 
 
 if __name__ == "__main__":

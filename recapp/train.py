@@ -19,27 +19,17 @@ if __name__ == "__main__":
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from recapp import console
 from recapp.app.check_checkpoint import check_fits_checkpoint
-from recapp.app.check_data import (
-    check_data,
-    check_generated,
-    check_resumed,
-    match_checkpoint,
-    note_scale,
-)
+from recapp.app.check_data import check_data, check_generated, check_resumed, note_scale
 from recapp.app.check_training import check_training
-from recapp.app.command import Job, run, run_on_ranks
-from recapp.app.compose import compose_over, with_absolute_paths
+from recapp.app.command import Job, run, run_recipe
 from recapp.app.sweep_progress import SweepProgress
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
-from recapp.settings.dependent_settings import without_validation
+from recapp.recipe.recipe import Train
 
-LENGTH = ("max_epochs", "max_steps")
 # no report after a signal, as whoever stops a sweep does not wait: python -m recapp.report makes it
 FIRST_CODE_OF_SIGNALS = 128
 OBJECTIVE = "val_auc"  # what a sweeper maximises
@@ -61,65 +51,33 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") ->
     return code
 
 
-def train_job(
-    config: dict[str, Any], job: Job, *, worker: str, sweep: SweepProgress
-) -> float | None:
+def train_job(recipe: Train, job: Job, *, worker: str, sweep: SweepProgress) -> float | None:
     """Train one job on its ranks, and return the objective of a sweeper.
 
     Args:
-        config: The settings of the job.
+        recipe: That of the job.
         job: Where it writes.
         worker: The module that the ranks run.
         sweep: The jobs of the sweep so far.
     """
-    sweep.job_begins(job, config["format"])
-    settings = settings_of(config, job)
-    check_data(settings)
-    check_training(settings)
-    if settings["ckpt_path"]:
-        check_generated(settings, job.overrides)
-        check_fits_checkpoint(settings, job.overrides)
-        check_resumed(settings)
-    note_scale(settings)
-    note_no_validation_rows(settings)
-    metrics = run_on_ranks(settings, job, worker)
-    if config["format"] == "json" and job.sweep is None and not external_rank():
+    sweep.job_begins(job, recipe.format)
+    check_data(recipe)
+    check_training(recipe)
+    if recipe.ckpt_path:
+        check_generated(recipe, job.overrides)
+        check_fits_checkpoint(recipe, job.overrides)
+        check_resumed(recipe)
+    note_scale(recipe)
+    note_no_validation_rows(recipe)
+    metrics = run_recipe(recipe, job, worker)
+    if recipe.format == "json" and job.sweep is None and not external_rank():
         console.emit([metrics], "json")
     return metrics.get(OBJECTIVE)
 
 
-def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
-    """Return the settings of a run, with absolute paths, so that a checkpoint can be evaluated from
-    anywhere.
-
-    They are those of the command line; with `ckpt_path` those of the checkpoint, with what the
-    command line sets replaced. How long to train is one decision: a command line with one of
-    trainer.max_epochs and trainer.max_steps lifts the checkpoint's other one.
-    """
-    config = with_absolute_paths(config)
-    if not config["ckpt_path"]:
-        return config
-    from recapp.stored.checkpoint import read_manifest
-
-    manifest = read_manifest(Path(config["ckpt_path"]))
-    settings = with_absolute_paths(
-        compose_over(manifest.config, "train", job.overrides, job.folders)
-    )
-    settings = match_checkpoint(settings, manifest)
-    set_by_user = {override.lstrip("+").partition("=")[0] for override in job.overrides}
-    for one, other in (LENGTH, LENGTH[::-1]):
-        if (
-            f"trainer.{one}" in set_by_user
-            and f"trainer.{other}" not in set_by_user
-            and settings["trainer"][one] is not None
-        ):
-            settings["trainer"][other] = None
-    return settings
-
-
-def note_no_validation_rows(settings: dict[str, Any]) -> None:
+def note_no_validation_rows(recipe: Train) -> None:
     """Note where no row validates: such a run has no metrics, and no checkpoint is the best."""
-    named = without_validation(settings)
+    named = recipe.without_validation
     if named and not external_rank():
         console.note(
             f"{named}: no row validates, so there are no metrics, and last.ckpt is the only "

@@ -15,7 +15,11 @@ from typing import Any
 from recapp.app.rank_setup import leave_ranks, prepare_process, ranks_here, wants_bar
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.stopping import Stopped
+from recapp.recipe.commands import Eval, Predict
+from recapp.recipe.read import recipe_of
+from recapp.recipe.recipe import Train
 from recapp.reporting.record import update_settings
+from recapp.settings.records import to_plain
 
 
 def run(settings: dict[str, Any], job_dir: Path) -> None:
@@ -30,34 +34,37 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
         RecappError: An error that a person can mend.
         Stopped: A signal has ended training, and what is left of it is written.
     """
-    prepare_process(settings)
+    command = "predict" if "input" in settings else "eval" if "split" in settings else "train"
+    recipe = recipe_of(settings, command)
+    prepare_process(recipe)
     from recapp.app.summary import report_end, report_prediction
 
     stopped = None
-    if "input" in settings:
-        if measured := predict(settings):
-            report_prediction(settings, measured, job_dir)
+    if isinstance(recipe, Predict):
+        if measured := predict(recipe):
+            report_prediction(recipe, measured, job_dir)
         return leave_ranks(None)
-    if "split" in settings:
-        measured = evaluate(settings)
+    if isinstance(recipe, Eval):
+        measured = evaluate(recipe)
     else:
-        measured, stopped = fit(settings, job_dir)
+        measured, stopped = fit(recipe, job_dir)
     if measured:
-        report_end(settings, measured, job_dir, stopped)
+        report_end(recipe, measured, job_dir, stopped)
     leave_ranks(stopped)
 
 
-def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
+def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
     """Train one model.
 
     Returns:
         On rank 0 what goes into `metrics.json`, on other ranks nothing; and the signal that has
         ended training early, or None.
     """
-    from recapp.app import build_trainer, build_training
-    from recapp.app.build_strategy import build_strategy
     from recapp.app.measured import metrics_of_run, note_no_validation, write_prediction
     from recapp.app.resume import catch_up, changed_optimizer, end_without_training
+    from recapp.recipe import lightning_trainer, training
+    from recapp.recipe.model import build_model
+    from recapp.recipe.strategy_of_run import build_strategy
     from recapp.trainer.callbacks import (
         ClaimDirectory,
         KeepPosition,
@@ -71,125 +78,133 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
     from recapp.trainer.performance_recorder import RecordPerformance
     from recapp.trainer.progress import NoteEarlyStop, NoteFall, ProgressLines, TerminalProgress
 
-    if (ended := end_without_training(settings)) is not None:
+    if (ended := end_without_training(recipe)) is not None:
         return ended, None
 
-    write_sizes = None if external_rank() else partial(update_settings, settings, job_dir)
-    data = build_training.build_data(settings, write_sizes)
-    module = build_training.build_module(settings)
-    strategy = build_strategy(settings, training=True)
+    data = training.build_data(recipe, partial(_write_sizes, recipe, job_dir))
+    sized = training.sized_by(recipe, data)
+    module = training.build_module(recipe, lambda: build_model(sized()))
+    strategy = build_strategy(recipe, training=True, sized=sized)
 
-    loggers = build_trainer.build_loggers(settings, job_dir)
-    chosen = build_trainer.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers))
+    loggers = lightning_trainer.build_loggers(recipe, job_dir)
+    chosen = lightning_trainer.build_callbacks(
+        recipe, job_dir / "checkpoints", logging=bool(loggers)
+    )
     clock = StepClock()
     last = KeepLast(job_dir / "checkpoints")
     end = EndTogether(
         lambda trainer: last.on_train_end(trainer, trainer.lightning_module),
-        settings["launch"]["grace"],
+        recipe.launch.grace,
     )
     performance = RecordPerformance(job_dir, clock)
     early_stop = NoteEarlyStop()
     progress = (
         TerminalProgress(clock)
-        if wants_bar(settings)
-        else ProgressLines(settings["trainer"]["log_every_n_steps"])
+        if wants_bar(recipe)
+        else ProgressLines(recipe.trainer.log_every_n_steps)
     )
     callbacks = [
         ClaimDirectory(job_dir),
         KeepPosition(),
-        *changed_optimizer(settings),
+        *changed_optimizer(recipe),
         clock,
         performance,
         LogRate(clock),
         LogDynamicRows(),
         end,
         StartReport(
-            settings["seed"],
-            settings["format"] == "text",
+            recipe.seed,
+            recipe.format == "text",
             dense_columns=len(data.schema.dense),
             features=data.schema.sparse,
         ),
-        *([] if build_trainer.has_bar(chosen) else [progress]),
+        *([] if lightning_trainer.has_bar(chosen) else [progress]),
         NoteFall(),
         early_stop,
         *chosen,
         last,
     ]
-    trainer = build_trainer.build_trainer(
-        settings, strategy, callbacks, loggers, ranks=ranks_here()
+    trainer = lightning_trainer.build_trainer(
+        recipe, strategy, callbacks, loggers, ranks=ranks_here()
     )
 
-    catch_up(trainer, settings)
+    catch_up(trainer, recipe)
     try:
-        with build_trainer.in_one_line():
-            trainer.fit(module, datamodule=data, ckpt_path=settings["ckpt_path"])
+        with lightning_trainer.in_one_line():
+            trainer.fit(module, datamodule=data, ckpt_path=recipe.ckpt_path)
     except Stopped as stopped:
         if end.reason is None:  # stopped before the first step, or without the other ranks
             raise
         performance.on_train_end(trainer, module)
-        measured = metrics_of_run(settings, trainer, clock, last, end.reason)
+        measured = metrics_of_run(sized(), trainer, clock, last, end.reason)
         how = {"status": "stopped", "last_checkpoint": str(last.path)}
         return measured and measured | how, stopped
 
-    write_prediction(settings, strategy, data.val_rows, job_dir)
+    write_prediction(sized(), strategy, data.val_rows, job_dir)
     note_no_validation(trainer, data.val_rows)
-    return metrics_of_run(settings, trainer, clock, last, early_stop.reason), None
+    return metrics_of_run(sized(), trainer, clock, last, early_stop.reason), None
 
 
-def evaluate(settings: dict[str, Any]) -> dict[str, Any]:
+def _write_sizes(recipe: Train, job_dir: Path, table_rows: list[int]) -> None:
+    """Write the sizes of tables that were found in the data into the settings of the run."""
+    if not external_rank():
+        update_settings(to_plain(recipe.sized(table_rows)), job_dir)
+
+
+def evaluate(recipe: Eval) -> dict[str, Any]:
     """Measure a checkpoint.
 
     Returns:
         On rank 0 what goes into `metrics.json`, on other ranks nothing.
     """
-    from recapp.app import build_trainer, build_training
-    from recapp.app.build_strategy import build_strategy
+    from recapp.recipe import lightning_trainer, training
+    from recapp.recipe.model import build_model
+    from recapp.recipe.strategy_of_run import build_strategy
     from recapp.trainer.progress import TerminalProgress
 
-    data = build_training.build_data(settings)
-    module = build_training.build_module(settings)
-    strategy = build_strategy(settings, training=False)
-    callbacks = [TerminalProgress()] if wants_bar(settings) else []
-    trainer = build_trainer.build_trainer(settings, strategy, callbacks, [], ranks=ranks_here())
+    data = training.build_data(recipe)
+    module = training.build_module(recipe, partial(build_model, recipe))
+    strategy = build_strategy(recipe, training=False)
+    callbacks = [TerminalProgress()] if wants_bar(recipe) else []
+    trainer = lightning_trainer.build_trainer(recipe, strategy, callbacks, [], ranks=ranks_here())
 
-    measure = trainer.validate if settings["split"] == "val" else trainer.test
-    with build_trainer.in_one_line():
-        results = measure(module, datamodule=data, ckpt_path=settings["ckpt_path"], verbose=False)
+    measure = trainer.validate if recipe.split == "val" else trainer.test
+    with lightning_trainer.in_one_line():
+        results = measure(module, datamodule=data, ckpt_path=recipe.ckpt_path, verbose=False)
 
     if strategy.comm.rank:
         return {}
     assert strategy.plan is not None
     return {name: float(value) for name, value in results[0].items()} | {
-        "checkpoint": settings["ckpt_path"],
-        "split": settings["split"],
+        "checkpoint": recipe.ckpt_path,
+        "split": recipe.split,
         "ranks": strategy.comm.world,
         "plan": strategy.plan.name,
         "status": "ok",
     }
 
 
-def predict(settings: dict[str, Any]) -> dict[str, Any]:
+def predict(recipe: Predict) -> dict[str, Any]:
     """Score the rows of the input, and write the scores.
 
     Returns:
         On rank 0 what goes into `metrics.json`, on other ranks nothing.
     """
-    from recapp.app import build_trainer, build_training
-    from recapp.app.check_prediction import model_of, scoring_of
+    from recapp.app.check_prediction import model_of
     from recapp.app.trained_model import model_on_ranks
+    from recapp.recipe import lightning_trainer, training
     from recapp.trainer.progress import PredictProgress
     from recapp.trainer.score_writer import ScoreWriter
 
-    data = build_training.build_data(settings, scoring=scoring_of(settings))
-    model = model_on_ranks(settings)
-    writer = ScoreWriter(
-        settings["output"], overwrite=settings["overwrite"], model=model_of(settings)
+    assert recipe.ckpt_path is not None and recipe.output is not None
+    data = training.build_data(recipe, scoring=recipe)
+    model = model_on_ranks(recipe)
+    writer = ScoreWriter(recipe.output, overwrite=recipe.overwrite, model=model_of(recipe))
+    progress = [PredictProgress()] if recipe.trainer.enable_progress_bar else []
+    trainer = lightning_trainer.build_trainer(
+        recipe, model.strategy, [*progress, *model.callbacks, writer], [], ranks=ranks_here()
     )
-    progress = [PredictProgress()] if settings["trainer"]["enable_progress_bar"] else []
-    trainer = build_trainer.build_trainer(
-        settings, model.strategy, [*progress, *model.callbacks, writer], [], ranks=ranks_here()
-    )
-    with build_trainer.in_one_line():
+    with lightning_trainer.in_one_line():
         trainer.predict(
             model.module, datamodule=data, ckpt_path=model.ckpt_path, return_predictions=False
         )
@@ -202,8 +217,8 @@ def predict(settings: dict[str, Any]) -> dict[str, Any]:
         "rows_scored": writer.rows,
         "seconds": writer.seconds,
         "rows_per_second": writer.rows / writer.seconds,
-        "output": settings["output"],
-        "checkpoint": settings["ckpt_path"],
+        "output": recipe.output,
+        "checkpoint": recipe.ckpt_path,
         "ranks": model.strategy.comm.world,
         "plan": model.strategy.plan.name,
         "status": "ok",

@@ -15,6 +15,7 @@ LAYERS = f"""
 app
 compat
 benchmarks
+recipe
 serving
 trainer | inference
 engine
@@ -55,7 +56,7 @@ THIRD_PARTIES = {
     ),
     "starlette": ("serving",),
     "uvicorn": ("serving",),
-    "lightning": ("trainer", "app"),
+    "lightning": ("trainer", "recipe", "app"),
     "torch.distributed": (
         "transport",
         "processes",

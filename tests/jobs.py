@@ -198,24 +198,23 @@ def refusal(job, *arguments, **options):
 
 def resolved(name, overrides, folders=()):
     """The settings that the command `name` would hand to its ranks."""
-    from importlib import import_module
+    from recapp.settings.records import to_plain
 
-    from omegaconf import OmegaConf
+    return to_plain(recipe(name, overrides, folders))
 
+
+def recipe(name, overrides, folders=()):
+    """The recipe of the command `name`."""
     from recapp.app import compose
-    from recapp.app.checked_settings import checked
-    from recapp.app.command import Job
+    from recapp.app.recipe_of_job import recipe_of_job
 
     overrides = [str(override) for override in overrides]
     composed = compose.compose(
         name, [*compose.stored_choices(name, overrides, folders), *overrides], folders
     )
     choices = compose.choices(composed.hydra)
-    config = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
-    plain = compose.to_plain(config, whole=not compose.names_checkpoint(config))
-    plain = checked(plain, name, overrides)
-    job = Job(Path(), tuple(overrides), choices, folders=folders)
-    return import_module(f"recapp.{name}").settings_of({**plain, "choices": choices}, job)
+    config = compose.without_hydra(composed)
+    return recipe_of_job(config, name, tuple(overrides), choices, folders)
 
 
 def _serve(rank, python_path, pipe):

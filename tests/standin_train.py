@@ -7,9 +7,10 @@ from pathlib import Path
 import standin_conf
 
 from recapp import train
-from recapp.settings import option_files, primaries
+from recapp.recipe import commands
+from recapp.settings import option_files
 
-primaries.COMMANDS.update(standin_conf.COMMANDS)
+commands.COMMANDS.update(standin_conf.COMMANDS)
 option_files.conf_dir = lambda: Path(os.environ["STANDIN_CONF"])
 
 if __name__ == "__main__":

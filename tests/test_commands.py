@@ -12,7 +12,8 @@ import standin_conf
 
 from recapp.app import command, compose
 from recapp.errors import ConfigError, DataError
-from recapp.settings import option_files, primaries
+from recapp.recipe import commands
+from recapp.settings import option_files
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -25,7 +26,7 @@ def base(tmp_path, monkeypatch):
     (tmp_path / "conf").mkdir()
     conf = standin_conf.write(tmp_path / "conf")
     monkeypatch.setattr(option_files, "conf_dir", lambda: conf)
-    monkeypatch.setattr(primaries, "COMMANDS", standin_conf.COMMANDS)
+    monkeypatch.setattr(commands, "COMMANDS", standin_conf.COMMANDS)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "RECAPP_TRACEBACK"):

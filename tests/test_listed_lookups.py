@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from jobs import command, metrics_of, resolved, small
+from jobs import command, metrics_of, recipe, resolved, small
 
 from recapp import plan
-from recapp.app.build import build_tables
 from recapp.errors import ConfigError
-from recapp.settings.check_settings import checked
+from recapp.recipe.model_tables import check_features
+from recapp.recipe.read import checked
 
 TABLES = """
 source: list
@@ -100,7 +100,8 @@ def test_a_feature_that_the_data_set_does_not_have_is_refused_with_the_close_one
     path = folder / "mine/tables/theirs.yaml"
     path.write_text(path.read_text().replace("input: C2", "input: C99"))
     with pytest.raises(ConfigError, match=r"table_1 reads feature C99, .* did you mean C9 or C19"):
-        build_tables(resolved("train", arguments()[2:], [folder / "mine"]))
+        found = recipe("train", arguments()[2:], [folder / "mine"])
+        check_features(found.table_configs, found.schema)
 
 
 def test_settings_that_list_lookups_are_kept_in_recapps_words(folder):

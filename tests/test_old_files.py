@@ -9,14 +9,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from jobs import resolved, validation
+from jobs import recipe, resolved, validation
 from tiers import one_of
 
 from recapp import plan, report, train
-from recapp.app.build import build_tables
-from recapp.app.planning_problem import plan_of_run
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
+from recapp.recipe.plan_of_run import plan_of_run
 from recapp.reporting.comparison import overrides_of
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.renamed import MODULES, SETTINGS, with_names_of_today
@@ -120,9 +119,8 @@ def test_what_its_command_line_said_is_compared_with_runs_of_today(run):
 @pytest.mark.parametrize("name", ["plan.yaml", "plan.json"])
 def test_a_plan_file_loads(name):
     overrides = [f"ckpt_path={CHECKPOINT}", "+plan=file", f"plan.path={OLD / name}"]
-    settings = resolved("train", overrides)
-    tables = build_tables(settings)
-    made = plan_of_run(settings, PlanningProblem(tables, Topology(2)))
+    settings = recipe("train", overrides)
+    made = plan_of_run(settings, PlanningProblem(settings.table_configs, Topology(2)))
     kinds = [sharding.sharding_type for sharding in made.tables.values()]
     second = "column_wise" if name == "plan.yaml" else "table_wise"
     assert kinds == ["row_wise", second, "data_parallel"]

@@ -6,10 +6,10 @@ import json
 
 import pytest
 from jobs import refusal, small, validation
+from recapp.app.own_types import register_own_types
 from row_wise_on_two import NAME, row_wise_on_two, write_plan
 
 from recapp import plan
-from recapp.app.own_types import register_own_types
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.rules import sgd
 from recapp.planner.constraints import ParameterConstraints

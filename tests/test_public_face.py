@@ -12,7 +12,8 @@ import pytest
 
 import recapp
 from recapp import __main__ as console_command
-from recapp.settings import completion, primaries
+from recapp.app import completion
+from recapp.recipe import commands
 
 PACKAGE = Path(recapp.__file__).parent
 NAMES = [
@@ -215,7 +216,7 @@ def test_the_verbs_are_those_of_the_commands():
     from recapp import plan
     from recapp.benchmarks.bench_worker import MEASUREMENTS
 
-    assert tuple(plan.VERBS) == primaries.VERBS["plan"]
+    assert tuple(plan.VERBS) == commands.VERBS["plan"]
     by_ranks = MEASUREMENTS.keys() - {"calibrate"}
     # one that trains a model first, and one that runs whole commands
-    assert set(primaries.VERBS["bench"]) == by_ranks | {"inference", "start"}
+    assert set(commands.VERBS["bench"]) == by_ranks | {"inference", "start"}

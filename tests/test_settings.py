@@ -8,6 +8,9 @@ import pytest
 import yaml
 from hypothesis import given, settings, strategies
 from omegaconf import OmegaConf
+from recapp.settings.groups import ListedTable, Trainer
+from recapp.settings.help_text import comments_of
+from recapp.settings.primaries import COMMANDS
 from tiers import one_of
 
 from recapp import train
@@ -15,10 +18,7 @@ from recapp.app.command import run
 from recapp.app.compose import compose, to_plain
 from recapp.errors import ConfigError, suggest
 from recapp.settings.check_settings import checked, known_part, names_of
-from recapp.settings.groups import ListedTable, Trainer
-from recapp.settings.help_text import comments_of
 from recapp.settings.option_files import is_group
-from recapp.settings.primaries import COMMANDS
 from recapp.settings.values import Within, read
 from recapp.sharding.sharding_types import SHARDING_TYPES, ShardingType
 from recapp.tables.config import EmbeddingBagConfig

@@ -18,8 +18,9 @@ import yaml
 
 from recapp import train
 from recapp.console import print_table
+from recapp.recipe import commands
 from recapp.reporting import comparison
-from recapp.settings import option_files, primaries
+from recapp.settings import option_files
 
 TESTS = Path(__file__).resolve().parent
 MEASURED = {
@@ -44,7 +45,7 @@ def base(tmp_path, monkeypatch):
     (tmp_path / "conf/model/bad.yaml").write_text("ranks: [wait, raise]")
     (tmp_path / "conf/model/slow.yaml").write_text("ranks: [wait, wait]")
     monkeypatch.setattr(option_files, "conf_dir", lambda: conf)
-    monkeypatch.setattr(primaries, "COMMANDS", standin_conf.COMMANDS)
+    monkeypatch.setattr(commands, "COMMANDS", standin_conf.COMMANDS)
     monkeypatch.setenv("STANDIN_CONF", str(conf))
     monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent}{os.pathsep}{TESTS}")
     monkeypatch.delenv("COLUMNS", raising=False)

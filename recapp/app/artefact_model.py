@@ -3,17 +3,16 @@ be filled on one rank. Ranks use it, so it does without Hydra.
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recapp.app import build
 from recapp.dataset.raw_rows import RawRows
-from recapp.dataset.schema import schema_from
 from recapp.engine.shard_model import embedding_collections, sharded_collections
 from recapp.engine.sharded_state import without_tables
 from recapp.errors import ArtefactError, RecappError
+from recapp.recipe.model import build_model
+from recapp.recipe.recipe import Recipe
 from recapp.stored.artefact_manifest import ArtefactManifest
 from recapp.stored.manifest import Manifest
 from recapp.stored.snapshot import Artefact
@@ -26,13 +25,13 @@ size: other machines add numbers in another order.
 """
 
 
-def meta_model(manifest: Manifest, settings: dict[str, Any]) -> nn.Module:
+def meta_model(manifest: Manifest, recipe: Recipe) -> nn.Module:
     """Return the model, its tables on the meta device and to be stored as an artefact has them.
 
     Raises:
         ArtefactError: Its settings make other tables.
     """
-    model = build.build_model(settings)
+    model = build_model(recipe)
     if not isinstance(manifest, ArtefactManifest):
         return model  # blocks are compared with tables where they are read
     made = {t.name: t for t in embedding_tables(model)}
@@ -66,13 +65,13 @@ def load_dense(artefact: Artefact, model: nn.Module) -> None:
         raise artefact.damaged(str(error)) from error
 
 
-def model_to_shard(artefact: Artefact, settings: dict[str, Any]) -> nn.Module:
+def model_to_shard(artefact: Artefact, recipe: Recipe) -> nn.Module:
     """Return the model with its dense part, its tables on the meta device: ranks shard them.
 
     Raises:
         ArtefactError: Settings and files do not fit together.
     """
-    model = meta_model(artefact.manifest, settings)
+    model = meta_model(artefact.manifest, recipe)
     tables = {name for name, p in model.named_parameters() if p.device.type == "meta"}
     try:
         with state_must_fit("the dense part", "model"):
@@ -84,9 +83,9 @@ def model_to_shard(artefact: Artefact, settings: dict[str, Any]) -> nn.Module:
     return model
 
 
-def raw_rows_of(settings: dict[str, Any]) -> RawRows:
+def raw_rows_of(recipe: Recipe) -> RawRows:
     """Return what reads raw rows as a run's data set was read."""
-    return RawRows(schema_from(settings), settings["dataset"]["dense_transform"])
+    return RawRows(recipe.schema, recipe.dataset.dense_transform)
 
 
 def check_logits(manifest: Manifest, logits: Tensor) -> None:

@@ -6,7 +6,7 @@ loading. `recapp/benchmarks/scoring_speed.py` measures them.
                    validation rows -> the raw rows that batches are cut from
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,10 @@ from torch import nn
 
 from recapp import console
 from recapp.app.artefact_model import model_to_shard
-from recapp.app.build import write_generated
-from recapp.app.chosen_options import command_settings
-from recapp.app.command import Job, run_on_ranks
-from recapp.app.export_model import Export, export_model
-from recapp.app.load_model import load_model, settings_of
+from recapp.app.chosen_options import recipe_under
+from recapp.app.command import Job, run_recipe
+from recapp.app.export_model import export_model
+from recapp.app.load_model import load_model, recipe_of_stored
 from recapp.app.validation_rows import made_up_rows, validation_source
 from recapp.benchmarks import bench_worker, scoring_speed
 from recapp.benchmarks.models import ServedModel
@@ -27,13 +26,15 @@ from recapp.benchmarks.scoring_speed import Served
 from recapp.benchmarks.session import Session
 from recapp.dataset.example_rows import example_rows
 from recapp.dataset.raw_rows import RawTable
-from recapp.dataset.schema import schema_from
 from recapp.engine.read_only_store import like, values_of
 from recapp.engine.shard_model import embedding_collections
 from recapp.errors import ConfigError
 from recapp.inference.build_cpp import build, missing_tools
+from recapp.inference.export_settings import Export, Quantize
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.storage import values
+from recapp.recipe.recipe import Recipe
+from recapp.recipe.run_rows import write_generated
 from recapp.stored.directories import is_artefact
 from recapp.stored.snapshot import Artefact
 from recapp.stored.stored_model import open_artefact
@@ -51,8 +52,7 @@ def train_generated(model: ServedModel, folder: Path, job: Job) -> Path:
         folder: Where logs and checkpoint are written.
         job: The job of the command.
     """
-    settings = command_settings(
-        "train",
+    recipe = recipe_under(
         [
             "dataset=generated",
             f"dataset.path={folder / 'logs'}",
@@ -67,12 +67,13 @@ def train_generated(model: ServedModel, folder: Path, job: Job) -> Path:
             "trainer.enable_progress_bar=false",
             "logger=none",
             "callbacks=none",
-        ],
-    ) | {"format": "json"}
-    write_generated(settings["dataset"])
+            "format=json",
+        ]
+    )
+    write_generated(recipe.dataset)
     directory = folder / "run"
     directory.mkdir(parents=True)
-    run_on_ranks(settings, replace(job, directory=directory), "recapp.worker")
+    run_recipe(recipe, replace(job, directory=directory))
     return directory / "checkpoints" / "last.ckpt"
 
 
@@ -124,7 +125,7 @@ def cpp_program(folder: Path) -> Path | None:
 def served_model(
     name: str,
     path: Path,
-    quantize: Sequence[str],
+    quantize: Sequence[Quantize],
     compiles: bool,
     folder: Path,
     program: Path | None,
@@ -148,13 +149,13 @@ def served_model(
             artefacts[width] = folder / f"{name}_{width}"
             export_model(path, artefacts[width], options)
     artefact = open_artefact(next(iter(artefacts.values())))
-    settings = settings_of(artefact.manifest)
+    recipe = recipe_of_stored(artefact.manifest)
     return Served(
         name,
         artefacts,
-        _rows(settings, model_to_shard(artefact, settings)),
+        _rows(recipe, model_to_shard(artefact, recipe)),
         load_model,
-        _plain_model(artefact, settings),
+        _plain_model(artefact, recipe),
         program,
     )
 
@@ -165,22 +166,22 @@ def _storage_of(artefact: Artefact) -> str:
     return "none" if kinds == {"fp32"} else kinds.pop() if len(kinds) == 1 else "mixed"
 
 
-def _rows(settings: Mapping[str, Any], model: nn.Module) -> RawTable:
+def _rows(recipe: Recipe, model: nn.Module) -> RawTable:
     """Return the rows that batches are cut from."""
-    schema = schema_from(settings)
-    source = validation_source(settings)
+    schema = recipe.schema
+    source = validation_source(recipe)
     if source is not None:
         return example_rows(source, schema, min(source.rows, MOST_ROWS))
     console.note("so every row is one and the same, whose vectors stay in the caches")
     return made_up_rows(schema, {x.feature: x.table for x in embedding_lookups(model)})
 
 
-def _plain_model(artefact: Artefact, settings: dict[str, Any]) -> nn.Module | None:
+def _plain_model(artefact: Artefact, recipe: Recipe) -> nn.Module | None:
     """Return the model with tables of `torch.nn.EmbeddingBag` in floats; None where it has tables
     that grew, which is noted.
     """
     held = mapped_tables(artefact).tables
-    model = model_to_shard(artefact, settings)
+    model = model_to_shard(artefact, recipe)
     for _, collection in embedding_collections(model):
         modules: Any = getattr(collection, collection.tables_of)
         for t in collection.tables():

@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 from recapp import console
 from recapp.errors import ConfigError
 from recapp.processes.rank_environment import RankInfo
+from recapp.recipe.commands import Serve
+from recapp.serving.limits import Limits
 
 if TYPE_CHECKING:
     import torch
 
     from recapp.inference.led_ranks import Leader
     from recapp.inference.scorer import Scorer
-    from recapp.serving.limits import Limits
     from recapp.serving.served_model import Served
 
 COLUMNS = (console.Column("what", "serving"), console.Column("value", ""))
 SWITCH_SECONDS = 0.0005  # between threads: the worker computes in Python while requests come
 
 
-def check_serving(settings: dict[str, Any], ranks: int) -> None:
+def check_serving(settings: Serve, ranks: int) -> None:
     """Check what would end a server some seconds later: its model, its address, its GPUs.
 
     Args:
@@ -35,7 +36,7 @@ def check_serving(settings: dict[str, Any], ranks: int) -> None:
     from recapp.serving import http
     from recapp.stored.stored_model import read_stored
 
-    if settings["device"] == "cuda":
+    if settings.device == "cuda":
         import torch
 
         if (gpus := torch.cuda.device_count()) < ranks:
@@ -43,11 +44,11 @@ def check_serving(settings: dict[str, Any], ranks: int) -> None:
                 f"device=cuda ranks={ranks}: each rank needs a GPU of its own, and there are "
                 f"{gpus} here: use device=cpu, or fewer ranks"
             )
-    read_stored(settings["artefact"])
-    http.bound_socket(settings["host"], settings["port"]).close()
+    read_stored(settings.artefact)
+    http.bound_socket(settings.host, settings.port).close()
 
 
-def device_of(settings: dict[str, Any], rank: RankInfo | None = None) -> "torch.device":
+def device_of(settings: Serve, rank: RankInfo | None = None) -> "torch.device":
     """Return where this process computes.
 
     Args:
@@ -59,16 +60,14 @@ def device_of(settings: dict[str, Any], rank: RankInfo | None = None) -> "torch.
     """
     import torch
 
-    if settings["device"] == "cpu":
+    if settings.device == "cpu":
         return torch.device("cpu")
     number = rank.gpu(torch.cuda.device_count()) if rank else 0
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
 
 
-def serve(
-    settings: dict[str, Any], load: "Callable[[], Scorer]", leader: "Leader | None" = None
-) -> None:
+def serve(settings: Serve, load: "Callable[[], Scorer]", leader: "Leader | None" = None) -> None:
     """Answer requests until a signal comes, or the ranks have lost each other.
 
     Args:
@@ -82,46 +81,44 @@ def serve(
     """
     from recapp.serving import http
 
-    listener = http.bound_socket(settings["host"], settings["port"])
+    listener = http.bound_socket(settings.host, settings.port)
     with listener:
         server, served = _server(settings, load, leader)
         address = http.address_of(listener)
-        http.serve(server, listener, lambda: _say(settings, address, served, server.limits))
+        http.serve(server, listener, lambda: _say(settings, address, served))
     console.note("ended")
 
 
-def _server(settings: dict[str, Any], load: "Callable[[], Scorer]", leader: "Leader | None") -> Any:
+def _server(settings: Serve, load: "Callable[[], Scorer]", leader: "Leader | None") -> Any:
     """Return the routes, and the model that they answer with at first."""
     from recapp.processes.startup_and_exit import loading
     from recapp.serving.app import Server
     from recapp.serving.batching import Batcher
-    from recapp.serving.limits import Limits
     from recapp.serving.metrics_text import Counts
     from recapp.serving.reload import ModelInService
 
     sys.setswitchinterval(SWITCH_SECONDS)
-    limits = Limits(**{name: settings[name] for name in Limits.__dataclass_fields__})
     counts = Counts()
     with loading():
-        model = ModelInService(load, settings["name"], counts)
-    batcher = Batcher(model.current, settings["max_batch"], settings["max_wait_ms"], counts.batch)
-    server = Server(model, batcher, limits, counts, version("recapp"), leader)
+        model = ModelInService(load, settings.name, counts)
+    batcher = Batcher(model.current, settings.max_batch, settings.max_wait_ms, counts.batch)
+    server = Server(model, batcher, settings, counts, version("recapp"), leader)
     return server, model.current()
 
 
-def _say(settings: dict[str, Any], address: str, served: "Served", limits: "Limits") -> None:
+def _say(settings: Serve, address: str, served: "Served") -> None:
     """Print where the server answers, with which model, and what it accepts."""
     row = {
         "address": address,
         "model": served.name,
         "version": served.version,
-        "artefact": str(served.scorer.info.get("path", settings["artefact"])),
-        "ranks": settings["ranks"],
-        "threads": settings["threads"],
-        "max_batch": settings["max_batch"],
-        "max_wait_ms": settings["max_wait_ms"],
-    } | {name: getattr(limits, name) for name in limits.__dataclass_fields__}
-    if settings["format"] == "json":
+        "artefact": str(served.scorer.info.get("path", settings.artefact)),
+        "ranks": settings.ranks,
+        "threads": settings.threads,
+        "max_batch": settings.max_batch,
+        "max_wait_ms": settings.max_wait_ms,
+    } | {name: getattr(settings, name) for name in Limits.__dataclass_fields__}
+    if settings.format == "json":
         console.emit([row], "json")
     else:
         rows = [{"what": name, "value": _shown(value)} for name, value in row.items()]

@@ -3,9 +3,10 @@ changed: ranks would find out some seconds later, or, where nothing is left to t
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from recapp.errors import CheckpointError, suggest
+from recapp.recipe.recipe import Train
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -30,11 +31,11 @@ OF_THE_MODEL = (  # settings that change the shape of tables or of the dense par
 )
 
 
-def check_fits_checkpoint(settings: Mapping[str, Any], overrides: Sequence[str]) -> None:
+def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
     """Check that the tables and the dense part of a checkpoint are those of the model.
 
     Args:
-        settings: Those of a run that loads `ckpt_path`.
+        recipe: That of a run that loads `ckpt_path`.
         overrides: Its command line; where it changes no setting of the model nothing is read.
 
     Raises:
@@ -44,17 +45,18 @@ def check_fits_checkpoint(settings: Mapping[str, Any], overrides: Sequence[str])
     names = (override.lstrip("+~").partition("=")[0] for override in overrides)
     if not any(f"{name}.".startswith(f"{each}.") for name in names for each in OF_THE_MODEL):
         return
-    from recapp.app.build import build_lookups, build_model, counts_ids
+    from recapp.recipe.model import build_model
+    from recapp.recipe.model_tables import check_features
     from recapp.stored.checkpoint import read_manifest, read_meta
     from recapp.trainer.restored import dense_state
 
-    manifest = read_manifest(settings["ckpt_path"])
-    tables, lookups = build_lookups(settings)
-    for table in tables:
-        sized = not counts_ids(settings)
-        _check_table(manifest, table, table.num_embeddings if sized else None)
-    model = build_model(settings, tables, lookups, on_paper=True)
-    _check_dense(model, dense_state(read_meta(settings["ckpt_path"])))
+    assert recipe.ckpt_path is not None
+    manifest = read_manifest(recipe.ckpt_path)
+    check_features(recipe.table_configs, recipe.schema)
+    for table in recipe.table_configs:
+        _check_table(manifest, table, None if recipe.counts_ids else table.num_embeddings)
+    model = build_model(recipe, on_paper=True)
+    _check_dense(model, dense_state(read_meta(recipe.ckpt_path)))
 
 
 def _check_table(

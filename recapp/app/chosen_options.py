@@ -1,6 +1,6 @@
 """Settings that options of `conf/` stand for, composed apart from a command line.
 
-plan, [+plan=mixed]         -> the settings of `recapp.plan +plan=mixed`
+mixed                       -> the settings of `recapp.plan +plan=mixed`, its group `plan`
 train, {"plan": "mixed"}    -> the settings of `recapp.train +plan=mixed`
 """
 
@@ -15,13 +15,27 @@ from recapp.app.compose import (
     with_absolute_paths,
     without_hydra,
 )
+from recapp.planner.planner_settings import PlanSettings
+from recapp.recipe.read import checked, read_settings
+from recapp.recipe.recipe import Train
+from recapp.settings.records import record
 
 
-def command_settings(command: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of a command under some overrides as plain values, with paths as they are
-    written.
+def plan_settings(option: str) -> PlanSettings:
+    """Return the settings of an option of the group `plan`; inside of a job `--config-dir` counts.
+
+    Args:
+        option: The name of an option that exists.
     """
-    return to_plain(without_hydra(compose(command, overrides)))
+    plain = to_plain(without_hydra(compose("plan", [f"+plan={option}"])))
+    return record(PlanSettings, checked(plain, "plan")["plan"], "plan")
+
+
+def recipe_under(overrides: Sequence[str]) -> Train:
+    """Return the recipe of `recapp.train` under some overrides, with absolute paths."""
+    plain = with_absolute_paths(to_plain(without_hydra(compose("train", overrides))))
+    recipe: Train = read_settings(plain, "train", overrides)
+    return recipe
 
 
 def default_settings(chosen: Mapping[str, str]) -> dict[str, Any]:

@@ -32,7 +32,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recapp.app import compose
-from recapp.app.checked_settings import checked
 from recapp.app.command_line import (
     HELP,
     directory_overrides,
@@ -42,12 +41,14 @@ from recapp.app.command_line import (
     is_sweep,
     take_verb,
 )
+from recapp.app.recipe_of_job import recipe_of_job
 from recapp.app.sweep_values import check_sweep
 from recapp.console import note, short_path, stop_printing, tracebacks_wanted
 from recapp.errors import ConfigError, LaunchError, RecappError
 from recapp.processes.faults import TIMEOUT
 from recapp.processes.fork_server import MODULES_OF_TRAINING
 from recapp.processes.launch import launch, rank_count, stdout_to_stderr
+from recapp.processes.launch_settings import LaunchSettings
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import as_rank, wait_for_rank_0_error, write_error_file
 from recapp.processes.stopping import (
@@ -56,10 +57,12 @@ from recapp.processes.stopping import (
     raising_if_stopped,
     stoppable,
 )
+from recapp.recipe.recipe import Train
 from recapp.reporting import record
 from recapp.reporting.lock import locked, locked_as_named
 from recapp.settings import option_files
 from recapp.settings.option_files import named_folders
+from recapp.settings.records import to_plain
 
 INTERRUPTED = 128 + signal.SIGINT
 RANKS_PER_CORE = 4  # more of them are noted
@@ -91,7 +94,8 @@ class Job:
     folders: tuple[Path, ...] = ()
 
 
-Task = Callable[[dict[str, Any], Job], Any]
+Task = Callable[[Any, Job], Any]
+"""The work of one job: it gets the record of the command's settings."""
 
 
 def run(
@@ -158,8 +162,28 @@ def run(
     return 1
 
 
+def run_recipe(recipe: Train, job: Job, module: str = "recapp.worker") -> dict[str, Any]:
+    """Run a recipe on its ranks and return its metrics (`run_on_ranks`)."""
+    devices = recipe.trainer.devices
+    ranks = 0 if external_rank() is not None else rank_count(devices, recipe.trainer.accelerator)
+    if ranks > RANKS_PER_CORE * (cores := len(os.sched_getaffinity(0))):
+        note(
+            f"trainer.devices={ranks}: there are {cores} cores here, which that many ranks share; "
+            "fewer are faster"
+        )
+    to_stderr = recipe.format == "json"
+    return run_on_ranks(to_plain(recipe), job, module, ranks, recipe.launch, to_stderr=to_stderr)
+
+
 def run_on_ranks(
-    config: dict[str, Any], job: Job, module: str, preload: str = MODULES_OF_TRAINING
+    settings: dict[str, Any],
+    job: Job,
+    module: str,
+    ranks: int,
+    starting: LaunchSettings,
+    *,
+    to_stderr: bool,
+    preload: str = MODULES_OF_TRAINING,
 ) -> dict[str, Any]:
     """Run a job on ranks and return its metrics.
 
@@ -167,36 +191,29 @@ def run_on_ranks(
     of the job.
 
     Args:
-        config: The settings, resolved; they become `resolved.yaml` in the job's directory once it
-            writes there.
-        job: Where the ranks write.
-        module: The module that a rank runs: it has `run(config, directory)`.
-        preload: What a fork server imports for all ranks, unless it runs already.
+        settings: Plain settings; they become `resolved.yaml` in the job's directory once it writes
+            there.
+        job: The job, whose directory the ranks write in.
+        module: The module that a rank runs: it has `run(settings, directory)`.
+        ranks: The number of ranks that are started.
+        starting: How they are started.
+        to_stderr: Whether ranks print on standard error, where standard output is for JSON alone.
+        preload: The modules that a fork server imports for all ranks, unless it runs already.
 
     Returns:
-        What rank 0 has left in `metrics.json`; nothing for other ranks.
+        The content of rank 0's `metrics.json`; nothing for other ranks.
 
     Raises:
         RecappError: A setting is not allowed, or a rank has raised it.
-        Stopped: A signal has ended the run; what it has left of checkpoints, curves and metrics is
-            in its directory.
+        Stopped: A signal has ended the run; its checkpoints, curves and metrics are in its
+            directory.
     """
     rank = external_rank()
-    ranks = (
-        0
-        if rank is not None
-        else rank_count(config["trainer"]["devices"], config["trainer"]["accelerator"])
-    )
-    if ranks > RANKS_PER_CORE * (cores := len(os.sched_getaffinity(0))):
-        note(
-            f"trainer.devices={ranks}: there are {cores} cores here, which that many ranks share; "
-            "fewer are faster"
-        )
     written = record.written_at(job.directory)
     pending = record.pending_settings(job.directory)
     try:
         if not rank:
-            pending.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+            pending.write_text(OmegaConf.to_yaml(OmegaConf.create(settings)))
         if rank is None:
             if sys.stderr.isatty():
                 note(
@@ -208,16 +225,16 @@ def run_on_ranks(
                 ranks,
                 module=module,
                 preload=preload,
-                method=config["launch"]["start_method"],
-                port=config["launch"]["port"],
-                to_stderr=config["format"] == "json",
-                grace=config["launch"]["grace"],
-                timeout=config["launch"]["timeout"],
+                method=starting.start_method,
+                port=starting.port,
+                to_stderr=to_stderr,
+                grace=starting.grace,
+                timeout=starting.timeout,
                 timeout_setting=TIMEOUT,
             )
         else:
-            with as_rank(job.directory), stdout_to_stderr(config["format"] == "json"):
-                import_module(module).run(config, job.directory)
+            with as_rank(job.directory), stdout_to_stderr(to_stderr):
+                import_module(module).run(settings, job.directory)
         if rank:
             return {}
         if record.written_at(job.directory) in (None, written):
@@ -319,10 +336,8 @@ class _Jobs:
             self._forget_error(job)
         try:
             with raising_if_stopped():
-                whole = not compose.names_checkpoint(config)
-                plain = checked(compose.to_plain(config, whole=whole), self.name, job.overrides)
-                plain |= {"choices": job.choices}
-                result = self.task(plain, job)
+                recipe = recipe_of_job(config, self.name, job.overrides, job.choices, job.folders)
+                result = self.task(recipe, job)
             self._forget_error(job)
         # `| head` has read enough and closed standard output: there is nobody to print for
         except BrokenPipeError:

@@ -29,7 +29,7 @@ def help_of(name: str, arguments: Sequence[str]) -> str:
         name: The command.
         arguments: Its command line.
     """
-    from recapp.settings.help_text import help_text
+    from recapp.app.help_text import help_text
 
     overrides = [
         argument for argument in arguments if "=" in argument and not argument.startswith("-")

@@ -25,19 +25,22 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recapp.app.build_task import build_task
-from recapp.app.checked_settings import checked
+from recapp.compat.hugectr_words import in_recapp_words
 from recapp.console import note
 from recapp.errors import ConfigError, RecappError, alike, suggest
+from recapp.recipe.commands import COMMANDS
+from recapp.recipe.read import checked, recipe_of
+from recapp.recipe.task_of_run import build_task
 from recapp.reporting.lock import new_directory
 from recapp.settings import option_files
 from recapp.settings.check_settings import known_part, names_of, unknown
-from recapp.settings.groups import Trainer
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
+from recapp.settings.records import constructor
 from recapp.settings.renamed import new_name
 from recapp.settings.text_file import read_text
 from recapp.stored.kinds import CHECKPOINT, MANIFEST
 from recapp.stored.trust import check_trust, judged, marked
+from recapp.trainer.trainer_settings import TrainerSettings
 
 HYDRA_VERSION_BASE = "1.3"
 PATHS = (
@@ -87,11 +90,11 @@ OmegaConf.register_new_resolver("new_directory", new_directory, use_cache=True, 
 
 
 def best(key: str, *, _root_: DictConfig) -> str:
-    """Return by which metric the task of some settings chooses its best checkpoint: `monitor` is
-    its name, `mode` its direction. Files of `conf/` say `${best:monitor}`.
+    """Return the metric by which the task of some settings chooses its best checkpoint: `monitor`
+    is its name, `mode` its direction. Files of `conf/` say `${best:monitor}`.
     """
     named: Any = OmegaConf.to_container(_root_.task, resolve=True) if "task" in _root_ else None
-    measures = build_task({"task": named}).measures
+    measures = build_task(constructor(named) if named else None).measures
     return measures.objective if key == "monitor" else measures.mode
 
 
@@ -148,7 +151,7 @@ def names_checkpoint(config: DictConfig) -> bool:
 
 
 def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
-    """Return settings as plain dicts and lists, every reference resolved.
+    """Return settings as plain dicts and lists, every reference resolved, in recapp's words.
 
     Args:
         config: Composed settings.
@@ -168,7 +171,8 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
     if missing:
         raise ConfigError(f"{missing[0]} must be given: {missing[0]}=...")
     assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    named = {str(key): value for key, value in plain.items()}
+    return named | ({"tables": in_recapp_words(named["tables"])} if "tables" in named else {})
 
 
 def trusting(trust: Sequence[str]) -> list[str]:
@@ -259,8 +263,9 @@ def overrides_that_choose(
 
 def compose_over(
     stored: Mapping[str, Any], primary: str, overrides: Sequence[str], folders: Folders = ()
-) -> dict[str, Any]:
-    """Return a checkpoint's settings, with exactly what the command line sets replaced.
+) -> Any:
+    """Return the recipe of a stored model, with exactly what the command line sets replaced, and
+    with absolute paths.
 
     Args:
         stored: Plain settings, as `resolved.yaml` and the checkpoint's manifest hold them.
@@ -302,18 +307,19 @@ def compose_over(
     chosen = {**choices, **{group: str(option) for group, option in named.items() if option}}
     found = config.get("trust") or []
     trust: Any = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
-    if config.get("task"):  # what it says is best is asked for next
+    if config.get("task"):  # its best metric is asked for next
         config.task = judged({"task": to_plain(config.task)}, trust)["task"]
     plain = judged(to_plain(config), trust)  # before anything that they name is imported
-    plain, dropped = known_part(plain, primary)
+    plain, dropped = known_part(plain, COMMANDS[primary])
     for name in dropped:
         if any(override.key_or_group == name for override in parsed):
-            raise ConfigError(unknown(name, names_of(primary)))
+            raise ConfigError(unknown(name, names_of(COMMANDS[primary])))
     if dropped:
         note(
             f"the checkpoint's settings {', '.join(dropped)} do not exist any more and are left out"
         )
-    return checked(plain, primary, overrides) | {"choices": chosen}
+    whole = with_absolute_paths(checked(plain, primary, overrides))
+    return recipe_of(whole | {"choices": chosen}, primary)
 
 
 def check_groups(arguments: Sequence[str]) -> None:
@@ -481,8 +487,8 @@ def _unknown(name: str, known: Sequence[str]) -> str:
             f'"{SCHEDULE}={{_target_: torch.optim.lr_scheduler.StepLR, step_size: 1000}}", or '
             f"write each of its settings with a plus: +{name}=..."
         )
-    if top == "trainer" and name.rpartition(".")[2] in Trainer.refused:
-        return f"{name}: cannot be set: {Trainer.refused[name.rpartition('.')[2]]}"
+    if top == "trainer" and name.rpartition(".")[2] in TrainerSettings.refused:
+        return f"{name}: cannot be set: {TrainerSettings.refused[name.rpartition('.')[2]]}"
     if not name.startswith("hydra."):
         known = [key for key in known if key.partition(".")[0] != "hydra"]
     if new_name(name, known) is not None:

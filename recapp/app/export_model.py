@@ -8,9 +8,7 @@
 Everything is written under another name first; the artefact gets its own in one rename.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from recapp import console
-from recapp.app import build
 from recapp.app.artefact_model import load_dense, meta_model, raw_rows_of
 from recapp.app.export_report import table_rows, width_rows
-from recapp.app.load_model import settings_of
+from recapp.app.load_model import recipe_of_stored
 from recapp.app.validation_rows import (
     made_up_rows,
     validation_batches,
@@ -30,12 +27,10 @@ from recapp.app.validation_rows import (
 )
 from recapp.dataset.example_rows import example_rows
 from recapp.dataset.raw_rows import RawTable
-from recapp.dataset.schema import schema_from
 from recapp.engine.shard_model import embedding_collections, sharded_collections
 from recapp.engine.sharded_state import without_tables
-from recapp.errors import CheckpointError, ConfigError, suggest
+from recapp.errors import CheckpointError, ConfigError
 from recapp.inference.choose_storage import (
-    AUTO,
     least_storage,
     measurements,
     storage_by_hand,
@@ -48,12 +43,15 @@ from recapp.inference.compiled import (
     compile_dense,
     load_compiled,
 )
+from recapp.inference.export_settings import AUTO, Export
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.one_rank import one_rank
 from recapp.inference.probe import Probe
 from recapp.inference.row_writer import RowWriter
-from recapp.inference.storage import QUANTIZE
 from recapp.inference.trained_tables import TrainedTables
+from recapp.recipe.model import build_model
+from recapp.recipe.recipe import Train
+from recapp.settings.records import to_plain
 from recapp.sparse.batch import Batch
 from recapp.stored.artefact_files import EXAMPLE_ROWS, dense_bytes, example_bytes
 from recapp.stored.artefact_folder import unfinished
@@ -69,62 +67,15 @@ from recapp.tables.dynamic import keys_of
 from recapp.tables.initial import start_values
 from recapp.trainer.restored import check_state, dense_state, state_must_fit
 
-REPORT_ROWS = 100_000
 BUDGET_NE = 1e-4
 OF_THE_MODEL = ("dataset", "tables", "model")  # settings
-
-
-@dataclass(frozen=True, kw_only=True)
-class Export:
-    """How a checkpoint is exported.
-
-    Args:
-        quantize: How tables are stored: none (as they were trained), fp16, int8, int4, or auto.
-        quantize_tables: How some are stored, by name or glob.
-        budget_ne: Of auto alone: by how much the normalised entropy of the validation rows may
-            rise; None takes `BUDGET_NE`.
-        report_rows: The validation rows that are measured at most; 0 measures none.
-        compile: Whether the dense part is compiled as well, which takes a minute.
-        name: What the model is called; None takes the name of the directory.
-        overwrite: Whether an artefact of that name is replaced.
-    """
-
-    quantize: str = "none"
-    quantize_tables: Mapping[str, str] = field(default_factory=dict)
-    budget_ne: float | None = None
-    report_rows: int = REPORT_ROWS
-    compile: bool = True
-    name: str | None = None
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        if self.quantize not in (*QUANTIZE, AUTO):
-            known = (*QUANTIZE, AUTO)
-            raise ConfigError(f"quantize={self.quantize}: {suggest(str(self.quantize), known)}")
-        if self.budget_ne is not None:
-            if not (math.isfinite(self.budget_ne) and self.budget_ne >= 0):
-                raise ConfigError(f"budget_ne={self.budget_ne}: must be a number of at least 0")
-            if self.quantize != AUTO:
-                raise ConfigError(
-                    f"budget_ne={self.budget_ne:g} quantize={self.quantize}: a budget is for "
-                    "quantize=auto: choose that, or leave budget_ne out"
-                )
-        if self.report_rows < 0:
-            raise ConfigError(
-                f"report_rows={self.report_rows}: must be at least 0; 0 measures none"
-            )
-        if self.quantize == AUTO and not self.report_rows:
-            raise ConfigError(
-                "quantize=auto report_rows=0: it measures tables on validation rows, so it needs "
-                "some: leave report_rows out, or choose quantize=int8"
-            )
 
 
 def export_model(
     path: str | Path,
     output: str | Path,
     options: Export | None = None,
-    settings: Mapping[str, Any] | None = None,
+    recipe: Train | None = None,
     trust: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Write an artefact of a checkpoint.
@@ -133,7 +84,7 @@ def export_model(
         path: The checkpoint.
         output: The directory of the artefact.
         options: How tables are stored, and what is measured; None stores them as trained.
-        settings: Those of the model and its data, judged; None takes the checkpoint's own.
+        recipe: That of the model and its data, judged; None takes the checkpoint's own.
         trust: Packages of your own whose classes its settings may name.
 
     Returns:
@@ -152,11 +103,11 @@ def export_model(
             "directory beside it"
         )
     with open_checkpoint(path, every_file) as snapshot:
-        if settings is None:
-            settings = settings_of(snapshot.manifest, trust)
+        if recipe is None:
+            recipe = recipe_of_stored(snapshot.manifest, trust)
         with unfinished(Path(output), options.overwrite) as folder:
             name = options.name or Path(output).absolute().name
-            return _Exporter(snapshot, dict(settings), options, folder, name).run()
+            return _Exporter(snapshot, recipe, options, folder, name).run()
 
 
 class _Exporter:
@@ -165,12 +116,12 @@ class _Exporter:
     def __init__(
         self,
         snapshot: Checkpoint,
-        settings: dict[str, Any],
+        recipe: Train,
         options: Export,
         folder: Path,
         name: str,
     ) -> None:
-        self.settings = settings
+        self.recipe = recipe
         self.options = options
         self.folder = folder
         self.name = name
@@ -188,7 +139,7 @@ class _Exporter:
         self.rows = {
             t.name: len(self.positions.get(t.name, range(t.num_embeddings))) for t in self.tables
         }
-        self.source = validation_source(settings)
+        self.source = validation_source(recipe)
 
     def run(self) -> dict[str, Any]:
         """Write everything, and return the report."""
@@ -213,24 +164,24 @@ class _Exporter:
         return {"name": self.name, "bytes": artefact.bytes, **report}
 
     def _model(self) -> nn.Module:
-        return build.build_model(self.settings)
+        return build_model(self.recipe)
 
     def _storage_by_hand(self) -> dict[str, DataType]:
         quantize = "none" if self.options.quantize == AUTO else self.options.quantize
-        by_hand = storage_by_hand(self.tables, self.options.quantize_tables)
+        by_hand = storage_by_hand(self.tables, self.options.quantize_tables or {})
         return {t.name: by_hand.get(t.name, storage_of(t, quantize)) for t in self.tables}
 
     def _probe(self) -> Probe:
         """Return the model with the rows that validation reads."""
         assert self.source is not None
-        batches = validation_batches(self.source, self.settings, self.options.report_rows)
+        batches = validation_batches(self.source, self.recipe, self.options.report_rows)
         console.note("measuring what each width costs on validation rows ...")
         return Probe(self._model, self._load_dense, batches, self._rows_of)
 
     def _least(self, probe: Probe) -> dict[str, DataType]:
         """Return how tables are stored in as few bytes as the budget allows."""
         budget = BUDGET_NE if self.options.budget_ne is None else self.options.budget_ne
-        fixed = storage_by_hand(self.tables, self.options.quantize_tables)
+        fixed = storage_by_hand(self.tables, self.options.quantize_tables or {})
         with console.progress("trying tables", measurements(self.tables, fixed)) as advance:
             return least_storage(self.tables, self.rows, probe, budget, fixed, advance)
 
@@ -273,7 +224,7 @@ class _Exporter:
         files[DENSE] = self._written(DENSE, dense_bytes(self.dense))
         example = self._example()
         files[EXAMPLE] = self._written(EXAMPLE, example_bytes(example))
-        schema = schema_from(self.settings)
+        schema = self.recipe.schema
         info: dict[str, Any] = {
             "name": self.name,
             "made": _made(self.snapshot),
@@ -282,20 +233,23 @@ class _Exporter:
                 "dense": list(schema.dense),
                 "sparse": list(schema.sparse),
                 "text": {name: str(schema.text_ids(name)) for name in schema.sparse},
-                "transform": self.settings["dataset"]["dense_transform"],
+                "transform": self.recipe.dataset.dense_transform,
             },
             "lookups": _lookups(self._model()),
             "ids": schema.id_encoding(),
             # a command line may have changed what the model computes
-            "config": {**manifest.config, **{key: self.settings[key] for key in OF_THE_MODEL}},
+            "config": {
+                **manifest.config,
+                **{key: to_plain(getattr(self.recipe, key)) for key in OF_THE_MODEL},
+            },
             "report": report,
         }
         described = ArtefactManifest(self.folder, info, tuple(writer.tables), files)
         artefact = Artefact.of(described)
-        model = meta_model(described, self.settings)
+        model = meta_model(described, self.recipe)
         one_rank(model, torch.device("cpu"), mapped_tables(artefact).make_store)
         load_dense(artefact, model)
-        batch = raw_rows_of(self.settings).batch(example)
+        batch = raw_rows_of(self.recipe).batch(example)
         info["logits"] = self._logits(model, batch)
         info["compiled"] = self._compiled(described, model, files, batch)
         self._written(MANIFEST, to_json(described).encode())
@@ -305,7 +259,7 @@ class _Exporter:
         return files_at(self.folder).write(self.folder / file, content)
 
     def _example(self) -> RawTable:
-        schema = schema_from(self.settings)
+        schema = self.recipe.schema
         if self.source is None:
             read = {x.feature: x.table for x in embedding_lookups(self._model())}
             return made_up_rows(schema, read)
@@ -325,7 +279,7 @@ class _Exporter:
             return None
         console.note("compiling the dense part (half a minute or more; compile=false: without) ...")
         try:
-            raw, entry = compile_dense(model, len(schema_from(self.settings).dense))
+            raw, entry = compile_dense(model, len(self.recipe.schema.dense))
             files[COMPILED] = self._written(COMPILED, raw)
             compiled = load_compiled(Artefact.of(described), entry, model)
             entry["largest_difference"] = check_compiled(compiled, model, batch)

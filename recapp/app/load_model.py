@@ -16,8 +16,8 @@ from torch import nn
 
 from recapp import console
 from recapp.app.artefact_model import check_logits, load_dense, meta_model, raw_rows_of
-from recapp.app.check_data import match_checkpoint
 from recapp.app.compose import compose_over, trusting
+from recapp.app.match_trained import match_stored
 from recapp.dataset.raw_rows import RawRows, RawTable
 from recapp.engine.shard_model import sharded_collections, sharded_tables
 from recapp.engine.sharded_state import without_tables
@@ -27,6 +27,7 @@ from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.placed_model import placed, together
 from recapp.inference.scorer import Scorer
+from recapp.recipe.recipe import Train
 from recapp.stored.checkpoint import fill_together, open_checkpoint
 from recapp.stored.directories import is_artefact
 from recapp.stored.manifest import Manifest
@@ -131,13 +132,13 @@ def load_on(
     """
     with open_stored(path, comm) as stored:
 
-        def read() -> tuple[dict[str, Any], nn.Module]:
-            settings = settings_of(stored.manifest, trust)
-            return settings, meta_model(stored.manifest, settings)
+        def read() -> tuple[Train, nn.Module]:
+            recipe = recipe_of_stored(stored.manifest, trust)
+            return recipe, meta_model(stored.manifest, recipe)
 
-        settings, model = together(comm, read)
+        recipe, model = together(comm, read)
         _place(stored, model, comm, check_rows)
-        raw_rows = raw_rows_of(settings)
+        raw_rows = raw_rows_of(recipe)
         example = together(comm, lambda: stored.example(raw_rows))
         scorer = _scorer(stored, model, raw_rows, example)
         if trust_compiled and isinstance(stored, Artefact):
@@ -195,14 +196,15 @@ def _scorer(
     )
 
 
-def settings_of(manifest: Manifest, trust: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the settings that a stored model was made with, judged.
+def recipe_of_stored(manifest: Manifest, trust: Sequence[str] = ()) -> Train:
+    """Return the recipe that a stored model was made with, judged.
 
     Raises:
         CheckpointError: They are damaged, or name something that may not be called.
         ArtefactError: They are damaged.
     """
-    return match_checkpoint(compose_over(manifest.config, "eval", trusting(trust)), manifest)
+    recipe: Train = compose_over(manifest.config, "eval", trusting(trust))
+    return match_stored(recipe, manifest)
 
 
 def load_weights(

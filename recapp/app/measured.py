@@ -1,18 +1,19 @@
 """The measurements of a run and the prediction for it, as its directory keeps them."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from lightning.pytorch import Trainer
 
-from recapp.app.build import click_model_auc
-from recapp.app.planning_problem import predicted
 from recapp.console import note
 from recapp.planner.rank_memory import bytes_per_rank
+from recapp.recipe.plan_of_run import problem_of_run
+from recapp.recipe.recipe import Train
+from recapp.recipe.run_rows import click_model_auc
 from recapp.reporting.about import about
 from recapp.reporting.performance import write_predicted
+from recapp.reporting.plan_explanation import explained
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.callbacks import StepClock
 from recapp.trainer.data_protocols import datamodule_of
@@ -20,11 +21,9 @@ from recapp.trainer.keep_last import KeepLast
 from recapp.trainer.progress import steps_planned
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
-Settings = Mapping[str, Any]
-
 
 def metrics_of_run(
-    settings: Settings, trainer: Trainer, clock: StepClock, last: KeepLast, stopped: str | None
+    recipe: Train, trainer: Trainer, clock: StepClock, last: KeepLast, stopped: str | None
 ) -> dict[str, Any]:
     """Return what goes into `metrics.json`: the validation metrics of the checkpoint that the
     summary names, and what the steps cost over all ranks.
@@ -32,7 +31,7 @@ def metrics_of_run(
     It is collective; other ranks than 0 return nothing.
 
     Args:
-        settings: Those of the run.
+        recipe: That of the run.
         trainer: That of the run.
         clock: What measured the steps.
         last: What kept the checkpoints.
@@ -59,7 +58,9 @@ def metrics_of_run(
     tables = [t for c in strategy.sharded_tables() for t in c.tables()]
     held = [r.total for r in bytes_per_rank(tables, strategy.plan, strategy.rule)]
     description = about(
-        settings,
+        recipe.dataset,
+        recipe.model.target,
+        recipe.trainer.precision,
         rows=data.rows,
         hosts=[rank["host"] for rank in strategy.ranks],
         tables=tables,
@@ -78,7 +79,7 @@ def metrics_of_run(
         "checkpoint": best,
         "checkpoint_step": manifest.step,
         "stopped": stopped,
-        "seed": settings["seed"],
+        "seed": recipe.seed,
         "bytes_per_rank": max(held),
         "bytes_by_rank": held,
         "bytes_exchanged_per_step": sum(sent),
@@ -87,18 +88,21 @@ def metrics_of_run(
         "exchange_wait_ms": None if None in waits[1] else mean(waits[1]),
         "ids_changed": sum(changed),
         **{f"hidden_share_{phase}": mean(rank[phase] for rank in shares) for phase in shares[0]},
-        "hidden_model_auc": click_model_auc(settings, data.val_rows),
+        "hidden_model_auc": click_model_auc(
+            recipe.dataset, recipe.trainer.limit_val_batches, data.val_rows
+        ),
         **description,
         "status": "ok",
     }
 
 
 def write_prediction(
-    settings: Settings, strategy: EmbeddingShardingStrategy, val_rows: int, job_dir: Path
+    recipe: Train, strategy: EmbeddingShardingStrategy, val_rows: int, job_dir: Path
 ) -> None:
     """Write what the planner predicts of this plan beside what was measured, on rank 0."""
     if strategy.problem is not None and strategy.plan is not None and strategy.sharded_tables():
-        write_predicted(predicted(settings, strategy.plan, strategy.problem, val_rows), job_dir)
+        problem = problem_of_run(recipe, strategy.problem, val_rows=val_rows)
+        write_predicted(explained(strategy.plan, problem, alternatives=False), job_dir)
 
 
 def note_no_validation(trainer: Trainer, val_rows: int) -> None:

@@ -6,14 +6,14 @@ from textwrap import fill
 from typing import Any
 
 from recapp import console
-from recapp.app.build import build_rules
 from recapp.app.command import Job
-from recapp.app.own_types import register_own_types
 from recapp.app.plan_on_paper import BEST
 from recapp.errors import ConfigError, suggest
 from recapp.planner.constraints import MODES
 from recapp.planner.hardware import default_hardware
 from recapp.planner.topology import hardware_of
+from recapp.recipe.commands import OnPaper
+from recapp.recipe.own_sharding_types import register_own_types
 from recapp.reporting.performance import (
     PERFORMANCE_FILE,
     PREDICTED_FILE,
@@ -28,23 +28,24 @@ from recapp.reporting.prediction_errors import (
     separated_pairs,
 )
 from recapp.reporting.scaling import scaled
+from recapp.settings.records import to_plain
 from recapp.settings.values import shown
 from recapp.sharding.sharding_types import SHARDING_TYPES
 
 Settings = dict[str, Any]
 
 
-def check(settings: Settings, job: Job) -> None:
+def check(recipe: OnPaper, job: Job) -> None:
     """Print what was predicted of runs beside what they measured."""
-    if settings["path"] is None:
+    if recipe.path is None:
         raise ConfigError(
             "path must be given: a run or a sweep of recapp.train, path=outputs/first"
         )
-    rows = compared(measured_runs(settings["path"]))
+    rows = compared(measured_runs(recipe.path))
     tau = order_of_plans(rows)
     steps = [row for row in rows if row["what"] == STEP]
     apart, right = separated_pairs(rows)
-    if settings["format"] == "json":
+    if recipe.format == "json":
         console.emit_document(
             {"rows": rows, "kendall_tau": tau, "pairs_told_apart": apart, "pairs_in_order": right}
         )
@@ -98,38 +99,30 @@ def measured_runs(path: str) -> list[tuple[str, Settings, Settings]]:
     return found
 
 
-def scale(settings: Settings, job: Job) -> None:
+def scale(recipe: OnPaper, job: Job) -> None:
     """Print step time, memory and bytes as ranks grow."""
-    register_own_types(settings)
-    ranks = settings["ranks"]
-    plans = settings["plans"]
+    register_own_types(recipe)
     known = [BEST, *SHARDING_TYPES]
-    if (
-        not isinstance(ranks, list)
-        or not ranks
-        or any(not isinstance(r, int) or r < 1 for r in ranks)
-    ):
-        raise ConfigError(
-            f"ranks={ranks}: must be a list of numbers of ranks, such as ranks=[8,16,32]"
-        )
-    for name in plans if isinstance(plans, list) else [plans]:
+    if not recipe.ranks:
+        raise ConfigError("ranks=[]: must be a list of numbers of ranks, such as ranks=[8,16,32]")
+    chosen = [recipe.plans] if isinstance(recipe.plans, str) else list(recipe.plans)
+    for name in chosen:
         if name not in known:
-            raise ConfigError(f"plans={shown(plans)}: {name}: {suggest(str(name), known)}")
-    checked = (
-        compared_by_ranks(measured_runs(settings["path"])) if settings["path"] is not None else []
-    )
-    hardware = hardware_of(settings["topology"]["hardware"]) or default_hardware("cpu")
-    chosen = plans if isinstance(plans, list) else [plans]
-    with console.progress("planning, sizes", 2 * len(MODES) * len(ranks) * len(chosen)) as advance:
+            said = shown(to_plain(recipe.plans))
+            raise ConfigError(f"plans={said}: {name}: {suggest(name, known)}")
+    checked = compared_by_ranks(measured_runs(recipe.path)) if recipe.path is not None else []
+    hardware = hardware_of(recipe.topology.hardware) or default_hardware("cpu")
+    sizes = 2 * len(MODES) * len(recipe.ranks) * len(chosen)
+    with console.progress("planning, sizes", sizes) as advance:
         rows = scaled(
-            sorted(ranks),
+            sorted(recipe.ranks),
             chosen,
             hardware,
-            build_rules(settings),
-            settings["weak_batch"],
+            recipe.rules,
+            recipe.weak_batch,
             advance,
         )
-    if settings["format"] == "json":
+    if recipe.format == "json":
         console.emit_document({"rows": rows, "checked": checked})
         return
     columns = [
@@ -145,10 +138,10 @@ def scale(settings: Settings, job: Job) -> None:
     ]
     console.print_table(rows, columns, title=f"MLPerf's tables on {hardware.name}; -: no room")
     _print_checked(checked, hardware.name)
-    if settings["out"]:
+    if recipe.out:
         from recapp.reporting.scale_figure import draw_scale
 
-        for path in draw_scale(rows, Path(settings["out"])):
+        for path in draw_scale(rows, Path(recipe.out)):
             console.note(f"written {console.short_path(path)}")
 
 

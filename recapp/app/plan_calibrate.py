@@ -3,45 +3,51 @@
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from recapp import console
-from recapp.app.chosen_options import command_settings
-from recapp.app.command import Job, run_on_ranks
-from recapp.app.compose import with_absolute_paths
+from recapp.app.chosen_options import recipe_under
+from recapp.app.command import Job, run_on_ranks, run_recipe
 from recapp.benchmarks.calibrate import settings_for, with_overhead
 from recapp.processes.launch import rank_count
 from recapp.processes.rank_environment import external_rank
+from recapp.recipe.commands import OnPaper
+from recapp.recipe.recipe import Train
 from recapp.reporting.performance import PREDICTED_FILE, read_document, read_performance
 
-Settings = dict[str, Any]
 RUN_BATCH = 512
 """Samples of a rank in the run by which a step's overhead is measured."""
 RUN_STEPS = 60
 """Steps of that run."""
 
 
-def calibrate(settings: Settings, job: Job) -> None:
+def calibrate(recipe: OnPaper, job: Job) -> None:
     """Time this machine, and write its hardware file."""
-    timing = settings_for(settings, settings["path"])
+    devices = recipe.trainer.devices
+    ranks = rank_count(devices, recipe.trainer.accelerator)
+    to_stderr = recipe.format == "json"
+    timing = settings_for(recipe)
     path = Path(timing["path"])
     with TemporaryDirectory(prefix="recapp_calibrate_") as folder:
         rows = run_on_ranks(
-            timing, replace(job, directory=Path(folder)), "recapp.benchmarks.bench_worker"
+            timing,
+            replace(job, directory=Path(folder)),
+            "recapp.benchmarks.bench_worker",
+            ranks,
+            recipe.launch,
+            to_stderr=to_stderr,
         )["rows"]
         if external_rank() is None:  # ranks that others have started train once
             run = Path(folder) / "run"
             run.mkdir()
-            run_on_ranks(
-                short_run(settings, str(path), Path(folder) / "logs"),
+            run_recipe(
+                short_run(recipe, ranks, str(path), Path(folder) / "logs"),
                 replace(job, directory=run),
-                "recapp.worker",
             )
             measured = read_performance(run)
             predicted = read_document(run / PREDICTED_FILE)
             assert measured is not None and predicted is not None
             rows.append(with_overhead(path, measured, predicted))
-    if settings["format"] == "json":
+    if recipe.format == "json":
         console.emit(rows, "json")
         return
     columns = [
@@ -61,15 +67,15 @@ def calibrate(settings: Settings, job: Job) -> None:
     print(f"\nPlan with it: topology.hardware={console.short_path(path)}")
 
 
-def short_run(settings: Settings, hardware: str, data: Path) -> Settings:
-    """Return the settings of a short run of recapp.train on data generated for it.
+def short_run(recipe: OnPaper, ranks: int, hardware: str, data: Path) -> Train:
+    """Return the recipe of a short run on data that are generated for it.
 
     Args:
-        settings: Those of `recapp.plan`.
+        recipe: That of `recapp.plan`.
+        ranks: The number of ranks.
         hardware: The hardware file that the run is priced with.
-        data: Where the data are written.
+        data: The directory of the data.
     """
-    ranks = rank_count(settings["trainer"]["devices"], settings["trainer"]["accelerator"])
     asked = {
         "dataset.path": data,
         "dataset.batch_size": RUN_BATCH * ranks,
@@ -78,20 +84,23 @@ def short_run(settings: Settings, hardware: str, data: Path) -> Settings:
         "trainer.limit_val_batches": 1,
         "callbacks": "none",
         "logger": "none",
-        "trainer.enable_progress_bar": False,
+        "trainer.enable_progress_bar": "false",
         "trainer.log_every_n_steps": RUN_STEPS,
         "+plan": "row_wise",
+        "format": "json",
     }
-    overrides = [
-        f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-        for key, value in asked.items()
-    ]
-    train = command_settings("train", overrides) | {"choices": {}, "format": "json"}
-    for group, kept in (
-        ("trainer", ("devices", "accelerator")),
-        ("engine", ("transport", "backend", "keep_freed_memory")),
-        ("launch", settings["launch"]),
-    ):
-        train[group] |= {key: settings[group][key] for key in kept}
-    train["topology"]["hardware"] = hardware
-    return with_absolute_paths(train)
+    train = recipe_under([f"{key}={value}" for key, value in asked.items()])
+    own = recipe.trainer
+    engine = recipe.engine
+    return replace(
+        train,
+        trainer=replace(train.trainer, devices=own.devices, accelerator=own.accelerator),
+        engine=replace(
+            train.engine,
+            transport=engine.transport,
+            backend=engine.backend,
+            keep_freed_memory=engine.keep_freed_memory,
+        ),
+        launch=recipe.launch,
+        topology=replace(train.topology, hardware=str(Path(hardware).absolute())),
+    )

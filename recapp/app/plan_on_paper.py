@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from recapp import console
-from recapp.app.chosen_options import command_settings
+from recapp.app.chosen_options import plan_settings
 from recapp.app.command import Job
-from recapp.app.planning_problem import best_plan, build_plan, made_for, planning_problem
 from recapp.compat.hugectr_plan_lists import (
     hugectr_json,
     hugectr_lists,
@@ -15,78 +13,80 @@ from recapp.compat.hugectr_plan_lists import (
     printed,
 )
 from recapp.errors import ConfigError, suggest
+from recapp.planner.planner_settings import PlanSettings
 from recapp.planner.problem import PlanningProblem
+from recapp.recipe.commands import OnPaper
+from recapp.recipe.plan_of_run import best_plan, build_plan, made_for, problem_on_paper
 from recapp.reporting.plan_explanation import explained
 from recapp.reporting.plan_tables import difference, print_difference, print_plan
 from recapp.settings.option_files import Folders, options
 from recapp.sharding.plan_file import plan_to_yaml
 from recapp.sharding.sharding_plan import ShardingPlan
 
-Settings = dict[str, Any]
 BEST = "best"
 """The planner's own plan, where a name is asked for."""
 
 
-def explain(settings: Settings, job: Job) -> None:
+def explain(recipe: OnPaper, job: Job) -> None:
     """Print a plan: what lies where and what it costs; with `out` draw it as well, with
     `as=hugectr` as HugeCTR's notebook prints it.
     """
-    problem = planning_problem(settings)
-    plan, bound = chosen_plan(settings, problem)
+    problem = problem_on_paper(recipe)
+    plan, bound = chosen_plan(recipe, problem)
     report = explained(plan, problem, lower_bound_seconds=bound)
-    if settings["as"] == "hugectr":
+    if recipe.as_ == "hugectr":
         lists = notebook_lists(hugectr_lists(plan, problem.tables, problem.lookups))
-        if settings["format"] == "json":
+        if recipe.format == "json":
             console.emit_document({"plan": lists})
         else:
             print(printed(lists), end="")
-    elif settings["format"] == "json":
+    elif recipe.format == "json":
         console.emit_document(report)
     else:
         print_plan(report)
-    if settings["out"]:
+    if recipe.out:
         from recapp.reporting.plan_figures import draw_plan
         from recapp.reporting.plan_page import plan_page
 
-        folder = Path(settings["out"])
+        folder = Path(recipe.out)
         for path in [*draw_plan(report, folder), plan_page(report, folder / "plan.html")]:
             console.note(f"written {console.short_path(path)}")
 
 
-def compare(settings: Settings, job: Job) -> None:
+def compare(recipe: OnPaper, job: Job) -> None:
     """Print two plans side by side."""
-    problem = planning_problem(settings)
+    problem = problem_on_paper(recipe)
     plans = (
-        chosen_plan(with_named_plan(settings, name, job.folders), problem)[0]
-        for name in (settings["a"], settings["b"])
+        chosen_plan(with_named_plan(recipe, name, job.folders), problem)[0]
+        for name in (recipe.a, recipe.b)
     )
     a, b = (explained(plan, problem, alternatives=False) for plan in plans)
     rows = difference(a, b)
-    if settings["format"] == "json":
+    if recipe.format == "json":
         console.emit(rows, "json")
     else:
         print_difference(a, b, rows)
 
 
-def export(settings: Settings, job: Job) -> None:
+def export(recipe: OnPaper, job: Job) -> None:
     """Print the plan as a file, or write it to `path`."""
-    for_hugectr = settings["as"] == "hugectr"
-    if settings["indent"] is not None and not for_hugectr:
+    for_hugectr = recipe.as_ == "hugectr"
+    if recipe.indent is not None and not for_hugectr:
         raise ConfigError(
-            f"indent={settings['indent']}: is for JSON, as=hugectr; leave it out for a plan in YAML"
+            f"indent={recipe.indent}: is for JSON, as=hugectr; leave it out for a plan in YAML"
         )
-    problem = planning_problem(settings)
-    plan, _ = chosen_plan(settings, problem)
+    problem = problem_on_paper(recipe)
+    plan, _ = chosen_plan(recipe, problem)
     plan = replace(plan, made_for=made_for(plan, problem))
     text = (
-        hugectr_json(plan, problem.tables, problem.lookups, settings["indent"])
+        hugectr_json(plan, problem.tables, problem.lookups, recipe.indent)
         if for_hugectr
         else plan_to_yaml(plan)
     )
-    if settings["path"] is None:
+    if recipe.path is None:
         print(text.rstrip("\n"))
         return
-    path = Path(settings["path"])
+    path = Path(recipe.path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -95,11 +95,11 @@ def export(settings: Settings, job: Job) -> None:
     console.note(f"written {console.short_path(path)}")
 
 
-def with_named_plan(settings: Settings, name: str | None, folders: Folders = ()) -> Settings:
-    """Return the settings with another plan.
+def with_named_plan(recipe: OnPaper, name: str | None, folders: Folders = ()) -> OnPaper:
+    """Return the recipe with another plan.
 
     Args:
-        settings: Those of `recapp.plan`.
+        recipe: That of `recapp.plan`.
         name: An option of the group `plan`, a file, or `best`, the planner's own.
         folders: Directories in which options are looked for beside recapp's own.
 
@@ -111,27 +111,27 @@ def with_named_plan(settings: Settings, name: str | None, folders: Folders = ())
             "a and b must be given: names of plans, files, or best: a=mixed b=row_wise"
         )
     if name == BEST:
-        return {k: v for k, v in settings.items() if k != "plan"}
+        return replace(recipe, plan=None)
     if Path(name).suffix in (".yaml", ".yml", ".json"):
-        return settings | {"plan": {"path": str(Path(name).absolute())}}
+        return replace(recipe, plan=PlanSettings(path=str(Path(name).absolute())))
     known = [option for option in options("plan", folders) if option != "file"]
     if name not in known:
         raise ConfigError(
             f"plan {name}: neither a file nor a plan of conf/plan; {suggest(name, [*known, BEST])}"
         )
-    return settings | {"plan": command_settings("plan", [f"+plan={name}"])["plan"]}
+    return replace(recipe, plan=plan_settings(name))
 
 
-def chosen_plan(settings: Settings, problem: PlanningProblem) -> tuple[ShardingPlan, float | None]:
+def chosen_plan(recipe: OnPaper, problem: PlanningProblem) -> tuple[ShardingPlan, float | None]:
     """Return the plan that the settings ask for, and the lower bound of a step in seconds where the
     planner has computed one.
     """
-    plan = settings.get("plan") or {}
-    if "path" in plan or "rules" in plan:
-        return build_plan(settings, problem), None
+    plan = recipe.plan
+    if plan is not None and (plan.path is not None or plan.rules is not None):
+        return build_plan(recipe, problem), None
     with console.progress(
         f"planning {len(problem.tables):,} tables on {problem.topology.world_size:,} ranks", 1
     ) as advance:
-        outcome = best_plan(settings, problem)
+        outcome = best_plan(recipe, problem)
         advance(1)
     return outcome.plan, outcome.lower_bound_seconds

@@ -6,18 +6,17 @@ from typing import Any
 from recapp import console
 from recapp.app.artefact_model import meta_model
 from recapp.app.command import Job
-from recapp.app.load_model import settings_of
-from recapp.app.planning_problem import planning_problem
+from recapp.app.load_model import recipe_of_stored
 from recapp.inference.choose_storage import storage_of
 from recapp.inference.storage import QUANTIZE
 from recapp.planner.serving import fewest_ranks, stored_as
 from recapp.planner.topology import Topology
+from recapp.recipe.commands import OnPaper
+from recapp.recipe.plan_of_run import problem_on_paper
 from recapp.stored.stored_model import open_artefact
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup
-
-Settings = dict[str, Any]
 
 COLUMNS = (
     console.Column("quantize", "tables\nstored as"),
@@ -28,22 +27,22 @@ COLUMNS = (
 )
 
 
-def devices(settings: Settings, job: Job) -> None:
+def devices(recipe: OnPaper, job: Job) -> None:
     """Print the fewest devices on which the tables fit, for each width; of an artefact (`path`) as
     it is.
     """
-    problem = planning_problem(settings)
+    problem = problem_on_paper(recipe)
     topology = problem.topology
-    if settings["path"] is None:
+    if recipe.path is None:
         ways = {q: {t.name: str(storage_of(t, q)) for t in problem.tables} for q in QUANTIZE}
         tables = list(problem.tables)
         lookups = list(problem.lookups)
     else:
-        tables, lookups = _tables_of(settings["path"])
+        tables, lookups = _tables_of(recipe.path)
         ways = {"stored": {}}
     rows = [_row(name, tables, lookups, topology, ways[name]) for name in ways]
     memory = topology.memory_bytes
-    if settings["format"] == "json":
+    if recipe.format == "json":
         console.emit_document({"rows": rows, "memory_bytes": memory and memory[0]})
         return
     assert memory is not None
@@ -57,7 +56,7 @@ def _tables_of(path: str) -> tuple[list[EmbeddingConfig], list[TableLookup]]:
     the rows that exist.
     """
     artefact = open_artefact(path).manifest
-    model = meta_model(artefact, settings_of(artefact))
+    model = meta_model(artefact, recipe_of_stored(artefact))
     count = {t.name: max(t.rows, 1) for t in artefact.tables}
     tables = {
         t.name: t if t.dynamic is None else replace(t, num_embeddings=count[t.name], dynamic=None)

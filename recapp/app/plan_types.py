@@ -2,17 +2,17 @@
 
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import Any
 
 from recapp import console
 from recapp.app.command import Job
-from recapp.app.own_types import register_own_types
+from recapp.recipe.commands import OnPaper
+from recapp.recipe.own_sharding_types import register_own_types
 from recapp.sharding.sharding_types import SHARDING_TYPES
 
 
-def types(settings: dict[str, Any], job: Job) -> None:
+def types(recipe: OnPaper, job: Job) -> None:
     """Print what each sharding type is for, those of the user's own included."""
-    register_own_types(settings)
+    register_own_types(recipe)
     rows = [
         {
             "type": record.name,
@@ -23,7 +23,7 @@ def types(settings: dict[str, Any], job: Job) -> None:
         }
         for record in SHARDING_TYPES.values()
     ]
-    if settings["format"] == "json":
+    if recipe.format == "json":
         console.emit(rows, "json")
         return
     for row in rows:

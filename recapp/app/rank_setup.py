@@ -3,34 +3,33 @@
 import logging
 import sys
 import warnings
-from collections.abc import Mapping
-from typing import Any
 
 from recapp.processes.rank_environment import external_rank, rank_info
 from recapp.processes.startup_and_exit import freeze_loaded_objects, loading
 from recapp.processes.stopping import Stopped, disregard_signals
+from recapp.recipe.recipe import Train
 
 
-def prepare_process(settings: Mapping[str, Any]) -> None:
+def prepare_process(recipe: Train) -> None:
     """Load torch and Lightning, and set what has to be set before a run begins.
 
     Args:
-        settings: Those of the run.
+        recipe: That of the run.
     """
     with loading():
         import torch
         from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-        from recapp.app import build_trainer  # noqa: F401  (imports what a run needs)
         from recapp.kernels.row_memory import keep_rows_from_children
         from recapp.processes.process_memory import keep_freed_memory
+        from recapp.recipe import lightning_trainer  # noqa: F401  (imports what a run needs)
 
         # which Lightning asks the environment when it is imported: a fork server is no rank
         vars(rank_zero_only)["rank"] = external_rank() or 0
         # after Lightning: it sets its loggers' levels when it is imported
-        silence_lightning(profiles="profiler" in settings["trainer"])
+        silence_lightning(profiles="profiler" in recipe.trainer.more)
     freeze_loaded_objects()
-    if settings["engine"]["keep_freed_memory"]:
+    if recipe.engine.keep_freed_memory:
         keep_freed_memory()
     keep_rows_from_children()
     torch.set_float32_matmul_precision("high")
@@ -60,13 +59,9 @@ def ranks_here() -> tuple[int, int]:
     return (info.local_world, -(-info.world // info.local_world)) if info else (1, 1)
 
 
-def wants_bar(settings: Mapping[str, Any]) -> bool:
+def wants_bar(recipe: Train) -> bool:
     """Return whether a progress bar is shown: it needs a terminal; elsewhere lines are printed."""
-    return (
-        bool(settings["trainer"]["enable_progress_bar"])
-        and sys.stderr.isatty()
-        and sys.stdout.isatty()
-    )
+    return recipe.trainer.enable_progress_bar and sys.stderr.isatty() and sys.stdout.isatty()
 
 
 def leave_ranks(stopped: Stopped | None) -> None:

@@ -1,79 +1,77 @@
 """Resuming from a checkpoint: what is left to train, and which optimiser settings have changed."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Trainer
 
-from recapp.app.build_trainer import length
 from recapp.console import short_path
 from recapp.processes.rank_environment import rank_info
-from recapp.settings.dependent_settings import without_validation
+from recapp.recipe.recipe import Train
+from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest, read_meta
 from recapp.trainer.changed_optimizer import ChangedOptimizer
 from recapp.trainer.keep_last import best_known
 from recapp.trainer.missed_validation import validate_first
 
-Settings = Mapping[str, Any]
 
-
-def limit_reached(settings: Settings) -> str | None:
+def limit_reached(recipe: Train) -> str | None:
     """Return the setting whose limit the checkpoint to resume from has reached, such as
     `trainer.max_steps=20`; None where there is something to train.
     """
-    if not settings["ckpt_path"]:
+    if not recipe.ckpt_path:
         return None
-    manifest = read_manifest(settings["ckpt_path"])
-    epochs, steps = length(settings["trainer"])
+    manifest = read_manifest(recipe.ckpt_path)
+    epochs, steps = recipe.trainer.length
     if 0 <= steps <= manifest.step:
         return f"trainer.max_steps={steps}"
     return f"trainer.max_epochs={epochs}" if 0 <= epochs <= manifest.position["epoch"] else None
 
 
-def end_without_training(settings: Settings) -> dict[str, Any] | None:
+def end_without_training(recipe: Train) -> dict[str, Any] | None:
     """Return what goes into `metrics.json` where nothing is left to train, and say so; None where
     something is left, be it the validation of a last step that a signal has cut off.
 
     Args:
-        settings: Those of the run.
+        recipe: That of the run.
     """
-    limit = limit_reached(settings)
-    if limit is None or _lacks_validation(settings):
+    limit = limit_reached(recipe)
+    if limit is None or _lacks_validation(recipe):
         return None
-    return _metrics_of_checkpoint(settings, limit)
+    return _metrics_of_checkpoint(recipe, limit)
 
 
-def catch_up(trainer: Trainer, settings: Settings) -> None:
+def catch_up(trainer: Trainer, recipe: Train) -> None:
     """Have a trainer validate the step of the checkpoint first, where a signal has cut that off.
 
     Args:
         trainer: The trainer, before `fit`.
-        settings: Those of the run.
+        recipe: That of the run.
     """
-    if settings["ckpt_path"] and _lacks_validation(settings):
-        validate_first(trainer, over=limit_reached(settings) is not None)
+    if recipe.ckpt_path and _lacks_validation(recipe):
+        validate_first(trainer, over=limit_reached(recipe) is not None)
 
 
-def _lacks_validation(settings: Settings) -> bool:
+def _lacks_validation(recipe: Train) -> bool:
     """Return whether the checkpoint to resume from was saved by a signal, and not validated though
     rows validate.
     """
-    metrics = read_manifest(settings["ckpt_path"]).metrics
-    return not metrics and without_validation(settings) is None
+    assert recipe.ckpt_path is not None
+    return not read_manifest(recipe.ckpt_path).metrics and recipe.without_validation is None
 
 
-def _metrics_of_checkpoint(settings: Settings, limit: str) -> dict[str, Any]:
+def _metrics_of_checkpoint(recipe: Train, limit: str) -> dict[str, Any]:
     """Print that nothing is left to train, and return what the run's end has left to say for
     `metrics.json`: the metrics of its best checkpoint.
 
     Other ranks than 0 print and return nothing.
 
     Args:
-        settings: Those of the run.
+        recipe: That of the run.
         limit: What `limit_reached` returned.
     """
     here = rank_info()
-    path = settings["ckpt_path"]
+    path = recipe.ckpt_path
+    assert path is not None
     if here and here.rank:
         return {}
     manifest = read_manifest(path)
@@ -95,19 +93,19 @@ def _metrics_of_checkpoint(settings: Settings, limit: str) -> dict[str, Any]:
         "plan": manifest.plan.name,
         "checkpoint": str(best),
         "checkpoint_step": of_best.step,
-        "seed": settings["seed"],
+        "seed": recipe.seed,
         "status": "ok",
     }
 
 
-def changed_optimizer(settings: Settings) -> list[ChangedOptimizer]:
+def changed_optimizer(recipe: Train) -> list[ChangedOptimizer]:
     """Return the callback that applies changed optimiser settings to a resumed run, in a list; an
     empty list where no run is resumed.
     """
-    if not settings["ckpt_path"]:
+    if not recipe.ckpt_path:
         return []
     return [
         ChangedOptimizer(
-            read_manifest(settings["ckpt_path"]).config.get("optimizer"), settings["optimizer"]
+            read_manifest(recipe.ckpt_path).config.get("optimizer"), to_plain(recipe.optimizer)
         )
     ]

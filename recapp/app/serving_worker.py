@@ -26,24 +26,27 @@ from recapp.processes.rank_environment import rank_info
 from recapp.processes.rank_process import write_error_file
 from recapp.processes.startup_and_exit import end_at_once, freeze_loaded_objects
 from recapp.processes.stopping import listen
+from recapp.recipe.commands import Serve
+from recapp.recipe.read import recipe_of
 from recapp.transport.communicator import leave_process_group
 from recapp.transport.join_ranks import join_ranks
 
 SECONDS_TO_END = 3.0  # for what has come to be answered, once the ranks are lost
 
 
-def run(settings: dict[str, Any], job_dir: Path | None = None) -> None:
+def run(plain: dict[str, Any], job_dir: Path | None = None) -> None:
     """Answer requests on rank 0, together with the other ranks, until a signal comes.
 
     Args:
-        settings: Those of `recapp.serve`.
+        plain: The settings of `recapp.serve`, as plain values.
         job_dir: The directory of the ranks' logs; nothing is written there. None where others have
             started the ranks.
 
     Raises:
         RecappError: The model cannot be loaded, or the ranks have lost each other.
     """
-    torch.set_num_threads(settings["threads"])
+    settings: Serve = recipe_of(plain, "serve")
+    torch.set_num_threads(settings.threads)
     here = rank_info()
     assert here is not None
     device = build_server.device_of(settings, here)
@@ -53,9 +56,9 @@ def run(settings: dict[str, Any], job_dir: Path | None = None) -> None:
     def load() -> Scorer:
         return load_on(
             tables,
-            settings["artefact"],
-            trust=settings["trust"],
-            trust_compiled=settings["trust_compiled"],
+            settings.artefact,
+            trust=settings.trust,
+            trust_compiled=settings.trust_compiled,
         )
 
     if words.rank:
@@ -70,7 +73,7 @@ def run(settings: dict[str, Any], job_dir: Path | None = None) -> None:
     leave_process_group()
 
 
-def lead(settings: dict[str, Any], leader: Leader, load: Any) -> None:
+def lead(settings: Serve, leader: Leader, load: Any) -> None:
     """Answer requests until a signal comes, or the ranks have lost each other.
 
     Raises:

@@ -8,18 +8,19 @@ from typing import Any
 from recapp.console import note, print_table, short_path
 from recapp.errors import TrainingError
 from recapp.processes.stopping import Stopped
+from recapp.recipe.recipe import Command
 from recapp.reporting.record import write_metrics
 
 SPLITS = {"val": "validation", "test": "test"}
 
 
 def report_end(
-    settings: Mapping[str, Any], measured: dict[str, Any], job_dir: Path, stopped: Stopped | None
+    recipe: Command, measured: dict[str, Any], job_dir: Path, stopped: Stopped | None
 ) -> None:
     """Write `metrics.json` and print the summary; called on rank 0.
 
     Args:
-        settings: Those of the run.
+        recipe: That of the run.
         measured: What goes into `metrics.json`.
         job_dir: The directory of the run.
         stopped: The signal that has ended training early; None where none has.
@@ -27,7 +28,7 @@ def report_end(
     Raises:
         TrainingError: The log loss is not a finite number.
     """
-    split = settings.get("split", "val")
+    split = measured.get("split", "val")
     refuse_nan(measured, split)
     metrics = write_metrics(measured, job_dir)
     if undefined := [n for n in metrics.get("undefined", []) if n.startswith(f"{split}_")]:
@@ -36,24 +37,24 @@ def report_end(
             "class only; choose others with "
             f"dataset.{'test_path' if split == 'test' else 'val_share or dataset.val_path'}"
         )
-    if settings["format"] == "text":
+    if recipe.format == "text":
         print_summary(metrics, job_dir)
     if stopped is not None:
         note(f"to go on: python -m recapp.train ckpt_path={short_path(metrics['last_checkpoint'])}")
 
 
-def report_prediction(settings: Mapping[str, Any], measured: dict[str, Any], job_dir: Path) -> None:
+def report_prediction(recipe: Command, measured: dict[str, Any], job_dir: Path) -> None:
     """Write `metrics.json` of a prediction and print its summary; called on rank 0.
 
     Args:
-        settings: Those of the run.
+        recipe: That of the run.
         measured: What goes into `metrics.json`.
         job_dir: The directory of the run.
     """
     metrics = write_metrics(measured, job_dir)
     if metrics["rows"] and metrics["mean_score"] is None:
         note("some scores are not finite: the model's logits are too large for its numbers")
-    if settings["format"] != "text":
+    if recipe.format != "text":
         return
     earlier = metrics["rows"] - metrics["rows_scored"]
     shown = [

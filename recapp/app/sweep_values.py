@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override, ValueType
 from omegaconf import DictConfig, OmegaConf
 
 from recapp.app import compose
-from recapp.app.checked_settings import checked
+from recapp.recipe.read import checked, read_settings
 from recapp.settings.option_files import Folders, is_group
 
 
@@ -67,4 +67,5 @@ def _values(override: Override, text: str) -> list[str]:
 def _check(command: str, composed: DictConfig, overrides: Sequence[str]) -> None:
     config = compose.without_hydra(composed)
     whole = not compose.names_checkpoint(config)
-    checked(compose.to_plain(config, whole=whole), command, overrides)
+    plain = compose.to_plain(config, whole=whole)
+    (read_settings if whole else checked)(plain, command, overrides)

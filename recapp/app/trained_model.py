@@ -1,6 +1,6 @@
 """A stored model for whoever scores with it, of whichever kind a path names.
 
-    path -> scoring_settings -> settings, judged, with the command line's           the command
+    path -> scoring_recipe   -> recipe, judged, with the command line's           the command
          -> model_on_ranks   -> module, strategy, what Lightning restores           each rank
 
 The rows of a checkpoint are read into tables as those of training, under any plan; the rows of an
@@ -8,11 +8,14 @@ artefact are mapped. `recapp/app/load_model.py` does without Lightning.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recapp.app.check_checkpoint import check_fits_checkpoint
-from recapp.app.check_data import match_checkpoint
+from recapp.app.match_trained import match_stored
+from recapp.recipe.commands import Predict
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.directories import is_artefact
 from recapp.stored.stored_model import read_stored
@@ -20,21 +23,12 @@ from recapp.stored.stored_model import read_stored
 if TYPE_CHECKING:
     from recapp.app.rank_model import RankModel
 
-SCORED = (
-    ("planner", "mode", "unique"),
-    ("trainer", "precision", "32-true"),
-    ("engine", "payload", "full"),
-)
-"""Settings of training that a prediction takes from its command line alone."""
-Settings = Mapping[str, Any]
-Compose = Callable[[Settings], dict[str, Any]]
+Compose = Callable[[Mapping[str, Any]], Predict]
 """Puts a command line over stored settings; ranks have none, and do without Hydra."""
 
 
-def scoring_settings(
-    path: str | Path, compose: Compose, overrides: Sequence[str]
-) -> dict[str, Any]:
-    """Return the settings that a model was stored with, as a command line changes them, under which
+def scoring_recipe(path: str | Path, compose: Compose, overrides: Sequence[str]) -> Predict:
+    """Return the recipe that a model was stored with, as a command line changes it, under which
     scores do not depend on ranks (`_as_scored`).
 
     Args:
@@ -47,45 +41,51 @@ def scoring_settings(
         ArtefactError: As of a checkpoint, of an artefact.
     """
     manifest = read_stored(path)
-    found = match_checkpoint(compose(manifest.config), manifest)
+    found = match_stored(compose(manifest.config), manifest)
     if isinstance(manifest, CheckpointManifest):
-        check_fits_checkpoint({**found, "ckpt_path": str(path)}, overrides)
+        check_fits_checkpoint(found, overrides)
     return _as_scored(found, overrides)
 
 
-def _as_scored(found: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return settings under which every way to score makes the same bits, unless the command line
+def _as_scored(found: Predict, overrides: Sequence[str]) -> Predict:
+    """Return a recipe under which every way to score makes the same bits, unless the command line
     sets another value.
 
-    Sums that owners make of bags have other last bits on other numbers of ranks; so have vectors
-    that are rounded on their way, and only a trainer computes in narrower floats.
+    Settings of training that change last bits are taken from the command line alone: sums that
+    owners make of bags have other last bits on other numbers of ranks; so have vectors that are
+    rounded on their way, and only a trainer computes in narrower floats.
     """
     said = {override.lstrip("+").partition("=")[0] for override in overrides}
-    plan = found.get("plan")
-    for group, name, value in SCORED:
-        if not said & {group, f"{group}.{name}"}:
-            found = {**found, group: {**found[group], name: value}}
-    if isinstance(plan, Mapping) and "mode" in plan and not said & {"plan", "plan.mode"}:
-        found = {**found, "plan": {**plan, "mode": "unique"}}
+    if not said & {"planner", "planner.mode"}:
+        found = replace(found, planner=replace(found.planner, mode="unique"))
+    if not said & {"trainer", "trainer.precision"}:
+        found = replace(found, trainer=replace(found.trainer, precision="32-true"))
+    if not said & {"engine", "engine.payload"}:
+        found = replace(found, engine=replace(found.engine, payload="full"))
+    plan = found.plan
+    if plan is not None and plan.mode is not None and not said & {"plan", "plan.mode"}:
+        found = replace(found, plan=replace(plan, mode="unique"))
     return found
 
 
-def model_on_ranks(settings: Settings) -> "RankModel":
+def model_on_ranks(recipe: Predict) -> "RankModel":
     """Return the module and strategy that predict with the model `ckpt_path`. Every rank calls it.
 
     Raises:
         CheckpointError: There is no model, or it is damaged.
         ArtefactError: As of a checkpoint, of an artefact.
     """
-    from recapp.app.build_strategy import build_strategy
-    from recapp.app.build_training import build_module
     from recapp.app.rank_model import CheckExample, RankModel
+    from recapp.recipe.model import build_model
+    from recapp.recipe.strategy_of_run import build_strategy
+    from recapp.recipe.training import build_module
 
-    path = settings["ckpt_path"]
+    path = recipe.ckpt_path
+    assert path is not None
     if not is_artefact(path):
-        strategy = build_strategy(settings, training=False)
+        strategy = build_strategy(recipe, training=False)
         strategy.modes = {}  # those of training are of its number of ranks
-        return RankModel(build_module(settings), strategy, path)
+        return RankModel(build_module(recipe, partial(build_model, recipe)), strategy, path)
     from recapp.app.artefact_model import model_to_shard, raw_rows_of
     from recapp.inference.mapped_rows import mapped_tables
     from recapp.processes.rank_environment import rank_info
@@ -96,9 +96,8 @@ def model_on_ranks(settings: Settings) -> "RankModel":
     if here is None or here.rank == 0:
         artefact.verify()
     make_store = mapped_tables(artefact).make_store
-    strategy = build_strategy(settings, training=False, make_store=make_store)
-    plain = dict(settings)
-    module = build_module(settings, lambda: model_to_shard(artefact, plain))
-    raw_rows = raw_rows_of(plain)
+    strategy = build_strategy(recipe, training=False, make_store=make_store)
+    module = build_module(recipe, lambda: model_to_shard(artefact, recipe))
+    raw_rows = raw_rows_of(recipe)
     example = raw_rows.batch(artefact.example(raw_rows))
     return RankModel(module, strategy, None, (CheckExample(artefact.manifest, example),))

@@ -10,15 +10,15 @@ from importlib import import_module
 
 MODULES = (
     "omegaconf",  # Lightning imports it when it saves
-    "recapp.app.build_strategy",
-    "recapp.app.build_trainer",
-    "recapp.app.build_training",
     "recapp.app.measured",
     "recapp.app.resume",
     "recapp.app.summary",
     "recapp.dataset.column_types",
     "recapp.engine.held_memory",
     "recapp.models.published_dlrm",
+    "recapp.recipe.lightning_trainer",
+    "recapp.recipe.strategy_of_run",
+    "recapp.recipe.training",
     "recapp.trainer.dynamic_rows",
     "recapp.trainer.ending",
     "recapp.trainer.finite",

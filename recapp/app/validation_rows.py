@@ -1,45 +1,44 @@
 """The rows that training validated on, for whoever measures or tries a model without a trainer."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import pyarrow as pa
 
 from recapp import console
-from recapp.app.build_rows import rows_of
-from recapp.app.build_task import labelled_schema
 from recapp.dataset.collate import Collate
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.schema import Schema
 from recapp.dataset.sequential_chunks import decoded_chunks
 from recapp.dataset.source import Source
 from recapp.errors import DataError
+from recapp.recipe.recipe import Recipe, Train
+from recapp.recipe.run_rows import rows_of
 from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingConfig
 
 
-def validation_source(settings: Mapping[str, Any]) -> Source | None:
+def validation_source(recipe: Recipe) -> Source | None:
     """Return the validation rows of a run's data set; None where its files are not here, which is
     noted.
     """
     try:
-        val = rows_of(settings).val
+        val = rows_of(recipe).val
     except DataError as error:
         console.note(f"validation rows are not here, so nothing is measured on them: {error}")
         return None
     return val if val.rows else None
 
 
-def validation_batches(source: Source, settings: Mapping[str, Any], most: int) -> list[Batch]:
+def validation_batches(source: Source, recipe: Train, most: int) -> list[Batch]:
     """Return the first validation rows, decoded, in file order.
 
     Args:
         source: The rows.
-        settings: Those of the run.
+        recipe: That of the run.
         most: The largest number of rows.
     """
-    schema = labelled_schema(settings)
-    transform = settings["dataset"]["dense_transform"]
+    schema = recipe.labelled_schema
+    transform = recipe.dataset.dense_transform
     rows = source.slice(0, min(most, source.rows))
     collate = Collate(schema, rows.bags, transform)
     return [collate.batch([part]) for part in decoded_chunks(rows, schema, transform)]

@@ -45,8 +45,7 @@ from recapp.benchmarks.link_costs import (
 from recapp.benchmarks.models import DENSE, NamedModel
 from recapp.benchmarks.session import Session
 from recapp.console import progress
-from recapp.errors import ConfigError, suggest
-from recapp.kernels.backend import BACKENDS, SETTING
+from recapp.errors import ConfigError
 from recapp.kernels.backend import backend as make_backend
 from recapp.models.published_dlrm import DLRM
 from recapp.planner.cost import VECTOR_PASSES
@@ -63,12 +62,12 @@ from recapp.planner.problem import dense_of
 from recapp.planner.topology import hosts_in_blocks
 from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
 from recapp.processes.rank_environment import rank_info
+from recapp.recipe.commands import OnPaper
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import lookups_of
-from recapp.transport.choose_transport import check_transport
 from recapp.transport.communicator import Comm
 
 PATH = "hardware.yaml"  # where the settings name no file
@@ -83,21 +82,21 @@ FEWER = 4
 KINDS: tuple[Kind, Kind] = ("all_to_all", "all_reduce")
 
 
-def settings_for(config: Mapping[str, Any], path: str | None = None) -> dict[str, Any]:
+def settings_for(recipe: OnPaper) -> dict[str, Any]:
     """Return the settings of the ranks, checked before any rank is started.
 
     Args:
-        config: Settings with `trainer` (devices, accelerator), `engine` (transport, backend,
-            keep_freed_memory), `launch` and `format`.
-        path: The path of the hardware file; None for `hardware.yaml` in the working directory.
+        recipe: That of `recapp.plan`: its engine, and `path`, the hardware file; None for
+            `hardware.yaml` in the working directory.
 
     Returns:
         What `recapp.app.command.run_on_ranks` gives to the ranks of
         `recapp.benchmarks.bench_worker`; its rows are then in `metrics.json`.
 
     Raises:
-        ConfigError: The file cannot be written, or the transport or the backend is unknown.
+        ConfigError: The file cannot be written.
     """
+    path = recipe.path
     file = Path(path or PATH).expanduser().absolute()
     if (
         file.is_dir()
@@ -109,28 +108,23 @@ def settings_for(config: Mapping[str, Any], path: str | None = None) -> dict[str
             f"path={path or PATH}: {why}: name a file in a directory that is there, such as "
             f"path={PATH}"
         )
-    engine = config["engine"]
-    check_transport(engine["transport"])
-    if engine["backend"] not in BACKENDS:
-        raise ConfigError(
-            f"{SETTING}={engine['backend']}: unknown; {suggest(str(engine['backend']), BACKENDS)}"
-        )
+    engine = recipe.engine
     return {
         "verb": "calibrate",
         "path": str(file),
-        "transport": engine["transport"],
-        "backend": engine["backend"],
-        "keep_freed_memory": engine["keep_freed_memory"],
+        "transport": engine.transport,
+        "backend": engine.backend,
+        "keep_freed_memory": engine.keep_freed_memory,
         "rounds": ROUNDS,
         "folder": "",
-        **{key: config[key] for key in ("trainer", "launch", "format")},
+        "accelerator": recipe.trainer.accelerator,
     }
 
 
 def run(session: Session) -> None:
     """Measure this machine, write its hardware file, and add the records of the table."""
     settings = session.settings
-    device = _device(session.settings["trainer"]["accelerator"])
+    device = _device(settings["accelerator"])
     make_backend(settings["backend"], device)
     hardware, rows = calibrate(
         session.comm, device, settings["transport"], settings["backend"], rounds=settings["rounds"]

@@ -10,7 +10,7 @@ rounds, from batches of it that are held in memory; a round counts as the mean o
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import count, islice, product
 from statistics import mean
@@ -21,13 +21,14 @@ from recapp.benchmarks.rivals import Absent
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.timing import Contender, Measured, Steps, compared
 from recapp.benchmarks.whole_step import TrainingStep
-from recapp.dataset.data_scale import scaled
+from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.parquet import column_bytes
 from recapp.dataset.schema import criteo_schema
 from recapp.dataset.sequential_chunks import arrow_chunks, decoded_chunks
 from recapp.dataset.source import Source, open_source
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.errors import ConfigError
+from recapp.settings.records import record
 from recapp.sparse.batch import Batch
 from recapp.tables.config import IdRule
 from recapp.transport.communicator import Comm
@@ -79,16 +80,16 @@ def endless(stream: BatchStream, workers: int) -> Iterator[Batch]:
 def run(session: Session) -> None:
     """Measure the stages of reading, then training from Parquet and from memory."""
     settings = session.settings
-    dataset = scaled(settings["dataset"])
+    dataset = record(DataSettings, settings["dataset"], "dataset").scaled
     (comm,) = session.open_transports().values()
-    source = open_source(dataset["path"], criteo_schema())
+    source = open_source(dataset.path, criteo_schema())
     _measure_stages(session, source.slice(0, MOST_ROWS), dataset)
     for model, plan in product(settings["model"], settings["plans"]):
         _measure_training(session, MODELS[model], source, dataset, plan, comm)
 
 
 def stream_of(
-    source: Source, dataset: Mapping[str, Any], batch_size: int, rank: int, world: int
+    source: Source, dataset: DataSettings, batch_size: int, rank: int, world: int
 ) -> BatchStream:
     """Return a rank's part of the stream of batches that training reads.
 
@@ -103,18 +104,18 @@ def stream_of(
         source,
         criteo_schema(),
         batch_size=batch_size,
-        lanes=dataset["lanes"],
-        shuffle_rows=dataset["shuffle_rows"],
+        lanes=dataset.lanes,
+        shuffle_rows=dataset.shuffle_rows,
         rank=rank,
         world=world,
-        dense_transform=dataset["dense_transform"],
+        dense_transform=dataset.dense_transform,
     )
 
 
-def _measure_stages(session: Session, source: Source, dataset: Mapping[str, Any]) -> None:
+def _measure_stages(session: Session, source: Source, dataset: DataSettings) -> None:
     schema = criteo_schema()
-    transform = dataset["dense_transform"]
-    batch_size = min(dataset["batch_size"], source.rows // dataset["lanes"] * dataset["lanes"])
+    transform = dataset.dense_transform
+    batch_size = min(dataset.batch_size, source.rows // dataset.lanes * dataset.lanes)
     stages: dict[str, Callable[[], Iterable[Any]]] = {
         "parquet": lambda: arrow_chunks(source),
         "decoded": lambda: decoded_chunks(source, schema, transform),
@@ -142,7 +143,7 @@ def _measure_training(
     session: Session,
     model: NamedModel,
     source: Source,
-    dataset: Mapping[str, Any],
+    dataset: DataSettings,
     plan_name: str,
     comm: Comm,
 ) -> None:
@@ -153,10 +154,10 @@ def _measure_training(
             f"dataset.path has {source.rows:,} rows, fewer than a batch of {model.name} on "
             f"{world} ranks: {batch_size:,}"
         )
-    id_rule = IdRule(dataset["id_rule"])
+    id_rule = IdRule(dataset.id_rule)
     tables = [replace(t, id_rule=id_rule) for t in model.workload().tables()]
     batches = endless(
-        stream_of(source, dataset, batch_size, session.comm.rank, world), dataset["num_workers"]
+        stream_of(source, dataset, batch_size, session.comm.rank, world), dataset.num_workers
     )
     kept = list(islice(batches, KEPT_BATCHES))
     plan = session.plan(plan_name, tables, [batch.sparse for batch in kept])

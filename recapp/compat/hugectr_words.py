@@ -17,10 +17,11 @@ from typing import Annotated, Any, Literal
 
 from recapp.errors import ConfigError, suggest
 from recapp.settings.check_settings import unknown
-from recapp.settings.groups import ListedTable, Natural, Width
+from recapp.settings.value_kinds import Natural, Width
 from recapp.settings.values import Within, read
 from recapp.tables.config import PoolingType
 from recapp.tables.dynamic import DYNAMIC
+from recapp.tables.table_settings import ListedTable
 
 TABLE_WORDS = {"max_vocabulary_size": "num_embeddings", "ev_size": "embedding_dim"}
 LOOKUP_WORDS = {

@@ -9,10 +9,9 @@ It does without Lightning: a plan on paper looks at the same rows as the ranks o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import islice
 
-from recapp.dataset.data_settings import DataSettings, Paths
+from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.first_rows import table_rows
 from recapp.dataset.schema import NO_LABEL, Schema
 from recapp.dataset.source import Source, open_source, split
@@ -57,9 +56,7 @@ class ClickRows:
                 "dataset.test_path is not set: split=test needs it (a directory, a glob, a "
                 "_file_list.txt or a list of them)"
             )
-        return open_source(
-            _paths(self.settings.test_path), self.schema, setting="dataset.test_path"
-        )
+        return open_source(self.settings.test_path, self.schema, setting="dataset.test_path")
 
     def training_stream(self, rank: int = 0, world: int = 1) -> BatchStream:
         """Return a rank's part of every global training batch."""
@@ -146,22 +143,9 @@ def open_rows(settings: DataSettings, schema: Schema, seed: int = 1) -> ClickRow
     """
     if not schema.labels:
         raise ConfigError(NO_LABEL)
-    train = open_source(_paths(settings.path), schema)
+    train = open_source(settings.path, schema)
     if settings.val_path is None:
-        train, val = split(train, _share(settings.val_share), settings.val_share)
+        train, val = split(train, settings.share_that_validates, settings.val_share)
     else:
-        val = open_source(_paths(settings.val_path), schema, setting="dataset.val_path")
+        val = open_source(settings.val_path, schema, setting="dataset.val_path")
     return ClickRows(settings, schema, seed, train, val)
-
-
-def _paths(paths: Paths) -> str | list[str]:
-    return paths if isinstance(paths, str) else list(paths)
-
-
-def _share(text: str) -> Fraction:
-    try:
-        return Fraction(str(text))
-    except (ValueError, ZeroDivisionError):
-        raise ConfigError(
-            f"dataset.val_share={text}: write a fraction such as 1/7 or 0.1"
-        ) from None

@@ -1,46 +1,176 @@
-"""Which rows of a data set come in which order, as far as settings decide it."""
+"""The settings of a data set, the group `dataset`: files, columns, order, sizes of tables."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Annotated, Literal
 
 from recapp.errors import ConfigError
+from recapp.settings.value_kinds import IdRule, Natural, Paths, Positive, Rows, Width
+from recapp.settings.values import Within
 
-Paths = str | Sequence[str]
+
+@dataclass(frozen=True, kw_only=True)
+class Generate:
+    """The settings `dataset.generate`: data that recapp writes itself.
+
+    Args:
+        kind: Criteo's columns, or the three tables of `tables=sample`.
+        rows: Rows, training and validation together.
+        seed: The seed of the generated values.
+        separability: How far labels follow the ids; 0 is noise.
+        positives: The share of clicks.
+    """
+
+    kind: Literal["criteo", "sample"] = "criteo"
+    rows: Positive = 200_000
+    seed: Natural = 1
+    separability: Annotated[float, Within(0)] = 1.0
+    positives: Annotated[float, Within(above=0, most=1)] = 0.257
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """The settings of a data set that decide which rows come in which order.
+    """The group `dataset`.
 
     Args:
-        path: Training logs: a directory, a glob, a `_file_list.txt`, a file, or a list of those.
+        path: Training logs: a directory, a glob, a `_file_list.txt`, a file, or several of those.
         val_path: Validation logs; None cuts them off the end of `path`.
         test_path: Test logs; None where there are none.
         val_share: The part of `path` that validates, as a fraction such as "1/7".
+        naming: Whether columns have Criteo's names or those that follow.
+        label: The column of the label, or of several; None for rows that can only be predicted.
+        weight: The column of the weights of rows, or that of each label.
+        dense: The columns of numbers.
+        sparse: The columns of ids.
+        hex: The sparse columns whose text is hexadecimal.
+        dense_transform: The function applied to dense columns.
+        id_rule: How ids become rows.
+        cardinality: The number of distinct ids of each sparse column.
+        table_rows: The rows of the table of each sparse column.
+        table_dims: The dimension of single tables, by column.
         batch_size: The rows of a GLOBAL training batch, a multiple of `lanes`.
         val_batch_size: The rows of a GLOBAL validation batch; None takes `batch_size`.
         lanes: V of the data order (`recapp/dataset/order.py`); at least the number of ranks.
         shuffle_rows: The number of consecutive rows within which the order is shuffled.
         num_workers: The reader processes of each rank; 0 reads in the rank's own process.
-        dense_transform: The function applied to dense columns.
+        scale: The fraction of the size at which the data set is used (`scaled`).
+        generate: Data that recapp writes at `path`; None reads files that are there.
+
+    Raises:
+        ConfigError: Two settings do not go together, or a fraction is none.
     """
 
     path: Paths
     val_path: Paths | None = None
     test_path: Paths | None = None
-    val_share: str = "1/7"
-    batch_size: int = 1024
-    val_batch_size: int | None = None
-    lanes: int = 16
-    shuffle_rows: int = 4096
-    num_workers: int = 0
-    dense_transform: str = "log1p"
+    val_share: Annotated[float, Within(0)] | str = "1/7"
+    naming: Literal["exact", "criteo"] = "exact"
+    label: str | tuple[str, ...] | None = "label"
+    weight: str | dict[str, str] | None = None
+    dense: tuple[str, ...] = ()
+    sparse: tuple[str, ...] = ()
+    hex: tuple[str, ...] = ()
+    dense_transform: Literal["log1p", "log3", "none"] = "log1p"
+    id_rule: IdRule = "hash"
+    cardinality: tuple[Rows, ...] | None = None
+    table_rows: tuple[Rows, ...] | None = None
+    table_dims: dict[str, Width] | None = None
+    batch_size: Positive = 1024
+    val_batch_size: Positive | None = None
+    lanes: Positive = 16
+    shuffle_rows: Natural = 4096
+    num_workers: Natural = 0
+    scale: float | str = 1
+    generate: Generate | None = None
 
     def __post_init__(self) -> None:
+        if not self.path:
+            raise ConfigError("dataset.path is empty: name a directory, a glob or Parquet files")
+        _ = self.share_that_validates
         size = self.val_batch_size
-        if size is not None and self.lanes > 0 and (size < 1 or size % self.lanes):
+        whole = size is None or self.lanes < 1 or (size >= 1 and size % self.lanes == 0)
+        if self.fraction == 1 and not whole:
+            assert size is not None
             raise ConfigError(
                 f"dataset.val_batch_size={size}: lanes share it equally, so a multiple of "
                 f"dataset.lanes={self.lanes} "
                 f"is allowed; set {max(size // self.lanes, 1) * self.lanes}"
             )
+
+    @property
+    def share_that_validates(self) -> Fraction:
+        """Return `val_share` as a fraction.
+
+        Raises:
+            ConfigError: It is no fraction, or leaves nothing to train on.
+        """
+        found = _fraction(self.val_share, "dataset.val_share", "1/7 or 0.1")
+        if not 0 <= found < 1:
+            raise ConfigError(
+                f"dataset.val_share={self.val_share}: must be a share of the rows, from 0 to less "
+                "than 1"
+            )
+        return found
+
+    @property
+    def fraction(self) -> Fraction:
+        """Return `scale` as a fraction.
+
+        Raises:
+            ConfigError: It is no fraction, or leaves nothing or more than there is.
+        """
+        found = _fraction(self.scale, "dataset.scale", "1/1000 or 0.1")
+        if not 0 < found <= 1:
+            raise ConfigError(
+                f"dataset.scale={self.scale}: must be above 0 and at most 1, such as 1/1000"
+            )
+        return found
+
+    @cached_property
+    def scaled(self) -> "DataSettings":
+        """Return the data set at `scale` of its size, so that a run made for large machines fits a
+        small one; its own scale is 1.
+
+            scale=1/1000   batch_size       65,536       -> 64, a multiple of lanes
+                           val_batch_size   65,536       -> 64
+                           generate.rows    41,250,000   -> 41,250, in a directory of their own
+
+        Tables keep their sizes, and files that exist are read to their end. Settings, checkpoints
+        and `resolved.yaml` keep the numbers as they were written, with the scale.
+        """
+        scale = self.fraction
+        if scale == 1:
+            return self
+        sizes = {
+            name: max(round(size * scale / self.lanes), 1) * self.lanes
+            for name in ("batch_size", "val_batch_size")
+            if (size := getattr(self, name)) is not None
+        }
+        small = replace(self, scale=1, **sizes)
+        if (generate := self.generate) is None:
+            return small
+        return replace(
+            small,
+            generate=replace(generate, rows=max(round(generate.rows * scale), 1)),
+            path=f"{self.path}_{scale.numerator}_{scale.denominator}",
+        )
+
+    def scale_in_words(self) -> str | None:
+        """Return the sizes that `scale` makes, for people; None where it is 1."""
+        small = self.scaled
+        if small is self:
+            return None
+        said = [f"batches of {small.batch_size:,} rows instead of {self.batch_size:,}"]
+        if self.val_batch_size:
+            said.append(f"to validate {small.val_batch_size:,} instead of {self.val_batch_size:,}")
+        if self.generate and small.generate:
+            said.append(f"generated rows {small.generate.rows:,} instead of {self.generate.rows:,}")
+        return f"dataset.scale={self.scale}: {', '.join(said)}"
+
+
+def _fraction(value: object, name: str, examples: str) -> Fraction:
+    try:
+        return Fraction(str(value))
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"{name}={value}: must be a fraction such as {examples}") from None

@@ -23,63 +23,15 @@ from recapp.dataset.data_file import DataFile
 from recapp.dataset.files import file_names
 from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
+from recapp.dataset.scoring_settings import ScoringSettings
 from recapp.dataset.sequential_chunks import arrow_chunks
 from recapp.dataset.source import Source, open_files
 from recapp.errors import ConfigError, DataError, alike, meant
 from recapp.sparse.batch import Batch
 
 SETTING = "input"
-SCORE = "score"
-"""The column of the scores."""
-ROWS_PER_BATCH = 4096
 PARTS = 64  # of an input whose part size nobody sets: enough for the ranks to share it equally
 MOST_ROWS_PER_PART = 262_144  # the same: what a rank holds until it is written, and may lose
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoringSettings:
-    """Which rows are to be scored, and in which portions.
-
-    Args:
-        input: A directory, a glob, a file, or a list of those.
-        columns: Columns of the input that are kept beside the score.
-        rows_per_batch: The rows of a batch of one rank.
-        rows_per_part: The rows of a score part, a multiple of `rows_per_batch`; None takes a 64th
-            of the input, in whole batches, at most 262,144 rows.
-
-    Raises:
-        ConfigError: Numbers that do not fit together, or columns that cannot be kept.
-    """
-
-    input: str | Sequence[str]
-    columns: Sequence[str] = ()
-    rows_per_batch: int = ROWS_PER_BATCH
-    rows_per_part: int | None = None
-
-    def __post_init__(self) -> None:
-        size = self.rows_per_batch
-        if size < 1:
-            raise ConfigError(f"rows_per_batch={size}: 1 or more is allowed")
-        part = self.rows_per_part
-        if part is not None and (part < size or part % size):
-            near = max(1, round(part / size)) * size
-            raise ConfigError(
-                f"rows_per_part={part}: a part is whole batches, so a multiple of "
-                f"rows_per_batch={size} is allowed; set {near}"
-            )
-        for name in self.columns:
-            if name == SCORE:
-                raise ConfigError(score_is_kept(name))
-            if list(self.columns).count(name) > 1:
-                raise ConfigError(f"columns: {name} is named more than once; leave one of them")
-
-
-def score_is_kept(name: str) -> str:
-    """Return the error of a column of the input that has the name of one of scores."""
-    return (
-        f"columns: {name} is the column of the scores, so a column of the input with that name "
-        "cannot be kept; leave it out, or rename it in the input"
-    )
 
 
 @dataclass(slots=True)
@@ -265,6 +217,8 @@ def open_input(settings: ScoringSettings, schema: Schema, transform: str) -> Pre
         DataError: No file, one that is not whole, or one that lacks a column or has it in a type
             that cannot be read.
     """
+    if settings.input is None:
+        raise ConfigError("input must be given: name the rows that are to be scored")
     return open_named(file_names(settings.input, setting=SETTING), settings, schema, transform)
 
 

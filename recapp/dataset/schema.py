@@ -18,8 +18,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from recapp.dataset.data_settings import DataSettings
 from recapp.errors import CheckpointError, ConfigError, DataError, alike, meant, suggest
+from recapp.settings.records import to_plain
 from recapp.tables.listed import row_features
+from recapp.tables.table_settings import TableSettings, TablesOfDataset
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -257,63 +260,54 @@ class Schema:
         return dict(zip(names, present, strict=True))
 
 
-def schema_from(settings: Mapping[str, Any], real_labels: Naming = ()) -> Schema:
-    """Return the schema that the settings `dataset` and `tables` describe.
+def schema_of(dataset: DataSettings, tables: TableSettings, real_labels: Naming = ()) -> Schema:
+    """Return the schema that the settings of a data set and of its tables describe.
 
     Columns whose table takes ids for rows (any id rule but `hash`) must hold integers.
 
     Args:
-        settings: Those of a run.
+        dataset: The group `dataset`.
+        tables: The group `tables`.
         real_labels: The labels that may be any finite number; the task says it.
 
     Raises:
-        ConfigError: An unknown naming, or columns that cannot be a schema.
+        ConfigError: Columns that cannot be a schema.
     """
-    dataset = settings["dataset"]
-    hex = tuple(dataset.get("hex") or ())
-    weight = dataset.get("weight")
-    if dataset["naming"] == "criteo":
-        schema = criteo_schema(dataset["label"])
-        return replace(schema, hex=schema.hex + hex, real_labels=real_labels, weight=weight)
-    if dataset["naming"] != "exact":
-        raise ConfigError(
-            f"dataset.naming={dataset['naming']}: "
-            f"{suggest(str(dataset['naming']), ['criteo', 'exact'])}"
-        )
-    if not dataset["sparse"]:
+    if dataset.naming == "criteo":
+        schema = criteo_schema(dataset.label)
+        hex = schema.hex + dataset.hex
+        return replace(schema, hex=hex, real_labels=real_labels, weight=dataset.weight)
+    if not dataset.sparse:
         raise ConfigError(
             "dataset.sparse is empty: name the columns that hold ids, "
             'e.g. "dataset.sparse=[user,item]"'
         )
-    sparse = tuple(dataset["sparse"])
-    rows = _row_features(dataset, settings["tables"])
-    integers = tuple(name for name in sparse if name in rows)
+    rows = _row_features(dataset, tables)
     return Schema(
-        dataset["label"],
-        tuple(dataset["dense"]),
-        sparse,
-        hex=hex,
-        integers=integers,
+        dataset.label,
+        dataset.dense,
+        dataset.sparse,
+        hex=dataset.hex,
+        integers=tuple(name for name in dataset.sparse if name in rows),
         real_labels=real_labels,
-        weight=weight,
+        weight=dataset.weight,
     )
 
 
-def check_sizes(dataset: Mapping[str, Any], features: Sequence[str]) -> None:
+def check_sizes(dataset: DataSettings, features: Sequence[str]) -> None:
     """Check that the settings that size tables fit the sparse columns.
 
     Raises:
         ConfigError: A list with fewer or more numbers (an empty or absent one is ignored), or a
             width for a column that is none.
     """
-    for key in ("table_rows", "cardinality"):
-        values = dataset[key]
+    for key, values in (("table_rows", dataset.table_rows), ("cardinality", dataset.cardinality)):
         if values and len(values) != len(features):
             raise ConfigError(
                 f"dataset.{key} has {len(values)} of the {len(features)} numbers needed, "
                 "one for each sparse column"
             )
-    for name in dataset["table_dims"] or ():
+    for name in dataset.table_dims or ():
         if name not in features:
             raise ConfigError(
                 f"dataset.table_dims names {name}, which is no sparse column; "
@@ -321,13 +315,12 @@ def check_sizes(dataset: Mapping[str, Any], features: Sequence[str]) -> None:
             )
 
 
-def _row_features(dataset: Mapping[str, Any], tables: Mapping[str, Any]) -> set[str]:
+def _row_features(dataset: DataSettings, tables: TableSettings) -> set[str]:
     """Return the sparse columns whose ids some table takes for rows."""
-    if tables["source"] == "from_dataset":
-        return (
-            set(dataset["sparse"]) if (tables["id_rule"] or dataset["id_rule"]) != "hash" else set()
-        )
-    return row_features(tables["tables"], tables.get("lookups"))
+    if isinstance(tables, TablesOfDataset):
+        rule = tables.id_rule or dataset.id_rule
+        return set() if rule == "hash" else set(dataset.sparse)
+    return row_features(to_plain(tables.tables), to_plain(tables.lookups))
 
 
 def criteo_schema(label: str | Sequence[str] | None = "label") -> Schema:

@@ -15,7 +15,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ import pyarrow.parquet as pq
 
 from recapp.dataset.click_model import ClickModel, Score
 from recapp.dataset.column_shapes import CRITEO_SIZES, ColumnShapes, criteo_columns, sample_columns
-from recapp.errors import ConfigError, DataError, suggest
+from recapp.dataset.data_settings import Generate
+from recapp.errors import ConfigError, DataError
 
 MANIFEST = "_generated.json"
 TRUTH = "_truth.json"
@@ -96,9 +98,7 @@ def write_sample(
     )
 
 
-def writer_arguments(
-    generate: Mapping[str, Any], sizes: Sequence[int] | None
-) -> tuple[str, dict[str, Any]]:
+def writer_arguments(generate: Generate, sizes: Sequence[int] | None) -> tuple[str, dict[str, Any]]:
     """Read the settings `dataset.generate`.
 
     Args:
@@ -109,12 +109,10 @@ def writer_arguments(
         The kind, and the arguments of `write_criteo` or `write_sample`.
 
     Raises:
-        ConfigError: An unknown kind, or no sizes.
+        ConfigError: No sizes.
     """
-    wanted = dict(generate)
+    wanted = asdict(generate)
     kind = str(wanted.pop("kind"))
-    if kind not in ("criteo", "sample"):
-        raise ConfigError(f"dataset.generate.kind={kind}: {suggest(kind, ['criteo', 'sample'])}")
     if kind == "sample":
         return kind, wanted
     if sizes is None:

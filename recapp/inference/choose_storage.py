@@ -20,7 +20,6 @@ from recapp.tables.config import DataType, EmbeddingConfig
 if TYPE_CHECKING:
     from recapp.inference.probe import Probe
 
-AUTO = "auto"
 NE = "normalized_entropy"
 _NO_LOSS = 1e-9  # what counts as nothing: a table may also seem to gain by chance
 

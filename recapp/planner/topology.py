@@ -10,8 +10,8 @@ Hosts are a number, so two "hosts" of two ranks can be tried on one machine: `to
                                                                         there
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from recapp.planner.hardware import (
     read_hardware,
     read_machine,
 )
+from recapp.planner.planner_settings import Machines
 from recapp.sharding.sharding_types import equal_ranges
 
 RESERVE_BYTES = 134_217_728  # left free where nothing says more: 128 MiB
@@ -107,27 +108,26 @@ class Topology:
         return self.hardware or default_hardware(self.compute_device)
 
 
-def topology_from(settings: Mapping[str, Any], ranks: int, compute_device: str = "cpu") -> Topology:
-    """Return the machine that the settings of `conf/topology` describe, without looking at this
+def topology_of(machines: Machines, ranks: int, compute_device: str = "cpu") -> Topology:
+    """Return the topology that the settings of `conf/topology` describe, without looking at this
     machine: a laptop plans for a cluster.
 
     Hosts that are not named follow from the hardware's ranks per host; without hardware all ranks
     are on one.
 
     Args:
-        settings: `hosts`, `memory_bytes`, `reserve_bytes`, `ranks`, `hardware` (nothing, a path, or
-            the hardware of a shipped machine).
+        machines: The settings.
         ranks: The ranks where the settings name no number of them.
         compute_device: The device where the settings name no hardware.
 
     Raises:
         ConfigError: The hardware cannot be read, or the ranks do not fill hosts.
     """
-    hardware = hardware_of(settings.get("hardware"))
-    world = settings.get("ranks") or ranks
-    hosts = settings.get("hosts")
-    memory = settings.get("memory_bytes")
-    reserve = settings.get("reserve_bytes", 0)
+    hardware = hardware_of(machines.hardware)
+    world = machines.ranks or ranks
+    hosts = machines.hosts
+    memory = machines.memory_bytes
+    reserve = machines.reserve_bytes
     if hardware is not None:
         compute_device = hardware.compute_device
         hosts = hosts or _hosts_of(world, hardware)
@@ -152,8 +152,13 @@ def machine(name: str, ranks: int | None = None) -> Topology:
     Raises:
         ConfigError: There is no such machine.
     """
-    settings = read_machine(name)
-    return topology_from(settings | ({} if ranks is None else {"ranks": ranks}), settings["ranks"])
+    machines = Machines(**read_machine(name))
+    assert machines.ranks is not None
+    return (
+        topology_of(machines, machines.ranks)
+        if ranks is None
+        else topology_of(replace(machines, ranks=ranks), ranks)
+    )
 
 
 def hardware_of(setting: Any) -> Hardware | None:

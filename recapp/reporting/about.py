@@ -14,7 +14,7 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from recapp.dataset.data_scale import scaled
+from recapp.dataset.data_settings import DataSettings
 from recapp.tables.config import EmbeddingConfig
 
 VERSION = "version_"  # before the name of a package
@@ -22,7 +22,9 @@ PACKAGES = ("recapp", "torch", "lightning")
 
 
 def about(
-    settings: Mapping[str, Any],
+    dataset: DataSettings,
+    model: str,
+    precision: object,
     *,
     rows: tuple[int, int],
     hosts: Sequence[str],
@@ -32,22 +34,24 @@ def about(
     """Return the entries that say what a training run was made with; it has just ended.
 
     Args:
-        settings: The settings, composed and resolved.
+        dataset: The settings of the data set.
+        model: The dotted class of the model.
+        precision: The precision of the trainer.
         rows: The number of rows to train on and of rows to validate on.
         hosts: The host of each rank.
         tables: The embedding tables of the model.
         device: The device of rank 0.
     """
-    dataset = scaled(settings["dataset"])
+    small = dataset.scaled
     return {
-        "dataset": dataset["path"],
+        "dataset": small.path if isinstance(small.path, str) else list(small.path),
         "rows_train": rows[0],
         "rows_val": rows[1],
-        "model": str(settings["model"]["_target_"]).rpartition(".")[2],
+        "model": model.rpartition(".")[2],
         "tables": len(tables),
         "table_rows": sum(table.num_embeddings for table in tables),
-        "batch_size": dataset["batch_size"],
-        "precision": settings["trainer"]["precision"],
+        "batch_size": small.batch_size,
+        "precision": precision,
         "hosts": list(dict.fromkeys(hosts)),
         "device": str(device),
         **{f"{VERSION}{name}": text for name, text in versions().items()},

@@ -7,11 +7,13 @@ setting of the server, and what to do.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from recapp.settings.value_kinds import Positive, Timeout
+
 RETRY_AFTER_SECONDS = 1
 HINT = "send less at once, or start the server with a larger {0}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """The bounds of a server, each a setting of `recapp.serve`.
 
@@ -26,13 +28,13 @@ class Limits:
         timeout_s: The seconds that a request may take, from its first byte to its answer.
     """
 
-    max_body_bytes: int = 4 * 2**20
-    max_rows: int = 4096
-    max_ids: int = 2**18
-    max_queue: int = 256
-    max_pending_bytes: int = 2**28
-    max_connections: int = 1024
-    timeout_s: float = 10.0
+    max_body_bytes: Positive = 4 * 2**20
+    max_rows: Positive = 4096
+    max_ids: Positive = 2**18
+    max_queue: Positive = 256
+    max_pending_bytes: Positive = 2**28
+    max_connections: Positive = 1024
+    timeout_s: Timeout = 10
 
 
 @dataclass

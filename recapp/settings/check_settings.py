@@ -1,5 +1,5 @@
-"""The check of settings against `recapp/settings/groups.py` before anything is started: unknown
-keys, missing ones, wrong values.
+"""The check of plain settings against a record (`recapp/settings/records.py`) before anything is
+started: unknown keys, missing ones, wrong values.
 
     composed settings -> unknown keys refused, defaults filled in, values read by their annotations
                       -> settings
@@ -11,59 +11,71 @@ importing Lightning takes a second, and a rank checks every one of them before i
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from copy import deepcopy
-from functools import lru_cache
 from importlib import import_module
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from recapp.errors import ConfigError, RecappError, alike, listed, meant, suggest
-from recapp.settings import primaries
-from recapp.settings.dependent_settings import check_together
-from recapp.settings.groups import ABSENT, DynamicRows, Made
+from recapp.settings.records import (
+    ABSENT,
+    TARGET,
+    Made,
+    closest,
+    fields_of,
+    item_of,
+    made_of,
+    parts_of,
+    to_plain,
+    values_of,
+)
 from recapp.settings.renamed import new_name, target_of_today
 from recapp.settings.unsupported import why_not
 from recapp.settings.values import check_arguments, read, shown, takes
 
 MISSING = "???"  # what Hydra calls a setting that must be given
-TARGET = "_target_"
 # keys of Hydra's own instantiate, which recapp does not call
 CONVERSIONS = ("_partial_", "_args_", "_recursive_", "_convert_")
+OF_TABLES_THAT_GROW = (  # the fields of `recapp.tables.dynamic.DynamicRows`, a room above
+    "expected_rows",
+    "max_rows",
+    "seen",
+    "counter",
+    "sketch_width",
+    "eviction",
+    "ttl_steps",
+)
 
 
 def checked(
-    config: Mapping[str, Any], command: str, overrides: Sequence[str] | None = None
+    config: Mapping[str, Any], kind: type, overrides: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """Return the settings of a command, complete and of the types they must have.
 
     Args:
         config: Plain settings, resolved. A setting that must be given may still be `???`.
-        command: The name of the command.
-        overrides: What the command line sets: constructors in the groups that it changes are
-            checked; None checks all.
+        kind: The record of the command's settings.
+        overrides: The command line: constructors in the groups that it changes are checked; None
+            checks all.
 
     Raises:
         ConfigError: A setting does not exist, is missing, or has a value that is not allowed.
     """
-    checker = _Checker(command, None if overrides is None else _touched_by(overrides))
-    whole = checker.group(dict(config), primaries.COMMANDS[command], "")
-    check_together(whole, {_name_of(override) for override in overrides or ()})
-    return whole
+    checker = _Checker(kind, None if overrides is None else _touched_by(overrides))
+    return checker.group(dict(config), kind, "")
 
 
-def known_part(stored: Mapping[str, Any], command: str) -> tuple[dict[str, Any], list[str]]:
+def known_part(stored: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], list[str]]:
     """Return those of a checkpoint's settings that exist today, and the dotted names of those that
     do not.
     """
     dropped: list[str] = []
-    return _known(dict(stored), primaries.COMMANDS[command], "", dropped), dropped
+    return _known(dict(stored), kind, "", dropped), dropped
 
 
-def names_of(command: str) -> list[str]:
-    """Return the dotted names of a command's settings, groups included; below a `_target_` there
+def names_of(kind: type) -> list[str]:
+    """Return the dotted names of a record's settings, groups included; below a `_target_` there
     are none.
     """
-    return list(_names(primaries.COMMANDS[command], ""))
+    return list(_names(kind, ""))
 
 
 def _name_of(override: str) -> str:
@@ -90,7 +102,7 @@ def unknown(name: str, known: Iterable[str]) -> str:
     if (new := new_name(name, known)) is not None:
         return f"{name}: is {new} now"
     home, _, leaf = name.rpartition(".")
-    if home == "tables.dynamic" and leaf in _fields(DynamicRows):
+    if home == "tables.dynamic" and leaf in OF_TABLES_THAT_GROW:
         return f"{name}: is of tables that grow: add tables=dynamic"
     rules = "optimizer.sparse.tables"
     if name.startswith(f"{rules}."):
@@ -119,29 +131,29 @@ class _Checker:
     """A check of a command's settings, from its groups down to single values.
 
     Args:
-        command: The name of the command.
+        command: The record of the command's settings.
         touched: The groups whose constructors are checked; None checks all.
     """
 
-    command: str
+    command: type
     touched: Collection[str] | None
 
     def value(self, value: Any, annotation: Any, name: str) -> Any:
         """Return one setting, or the group that it is, checked."""
         if value == MISSING:
             return value
-        groups = [part for part in _parts(annotation) if dataclasses.is_dataclass(part)]
+        groups = [part for part in parts_of(annotation) if dataclasses.is_dataclass(part)]
         if groups and isinstance(value, dict):
-            return self.group(value, _closest(value, groups), name)
-        if groups and not (value is None and type(None) in _parts(annotation)):
+            return self.group(value, closest(value, groups), name)
+        if groups and not (value is None and type(None) in parts_of(annotation)):
             raise ConfigError(f"{name}={value}: is a group of settings, {name}.NAME=...")
-        if made := _made(annotation):
+        if made := made_of(annotation):
             return (
                 value
-                if value is None and type(None) in _parts(annotation)
+                if value is None and type(None) in parts_of(annotation)
                 else self.constructor(value, made, name)
             )
-        if inner := _named(annotation):
+        if inner := values_of(annotation):
             if not isinstance(value, dict):
                 raise ConfigError(
                     f"{name}={value}: is a mapping of names to settings, +{name}.NAME._target_=..."
@@ -149,7 +161,7 @@ class _Checker:
             return {
                 str(key): self.value(item, inner, f"{name}.{key}") for key, item in value.items()
             }
-        items = [i for i in map(_item, _parts(annotation)) if dataclasses.is_dataclass(i)]
+        items = [i for i in map(item_of, parts_of(annotation)) if dataclasses.is_dataclass(i)]
         if items and isinstance(value, list):
             return [
                 self.value(item, items[0], f"{name}[{number}]") for number, item in enumerate(value)
@@ -160,7 +172,7 @@ class _Checker:
         """Return the settings of a dataclass, checked, with its defaults for those that are
         missing.
         """
-        fields = _fields(kind)
+        fields = fields_of(kind)
         prefix = f"{name}." if name else ""
         for key in value:
             if key not in fields:
@@ -171,7 +183,7 @@ class _Checker:
             elif default is dataclasses.MISSING:
                 raise ConfigError(f"{prefix}{key} must be given: {prefix}{key}=...")
             elif default is not ABSENT:
-                value = value | {key: deepcopy(default)}
+                value = value | {key: to_plain(default)}
         return value
 
     def other(self, value: Any, kind: type, key: str, prefix: str) -> Any:
@@ -183,7 +195,7 @@ class _Checker:
             raise ConfigError(f"{prefix}{key}={shown(value)}: cannot be set: {refused[key]}")
         every = names_of(self.command)
         names = [name for name in every if name.startswith(prefix)]
-        names = names or [f"{prefix}{field}" for field in _fields(kind)]  # of an item of a list
+        names = names or [f"{prefix}{field}" for field in fields_of(kind)]  # of an item of a list
         if others := getattr(kind, "others", None):
             home, _, target = others.rpartition(".")
             taken = {
@@ -295,72 +307,30 @@ def find_constructor(target: str, name: str) -> Any:
     return getattr(module, leaf)
 
 
-# ---- the dataclasses' fields and annotations
-
-
-@lru_cache
-def _fields(kind: type) -> dict[str, tuple[Any, Any]]:
-    """Return the annotation and the default of each setting."""
-    hints = get_type_hints(kind, include_extras=True)
-    found = {}
-    for each in dataclasses.fields(kind):
-        made = each.default_factory
-        default = each.default if made is dataclasses.MISSING else made()
-        found[each.name.rstrip("_")] = hints[each.name], default
-    return found
-
-
-def _parts(annotation: Any) -> tuple[Any, ...]:
-    """Return the alternatives of a union, or the annotation alone."""
-    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-
-
-def _made(annotation: Any) -> Made | None:
-    found = [
-        more
-        for part in _parts(annotation)
-        if get_origin(part) is Annotated
-        for more in get_args(part)[1:]
-    ]
-    return next((more for more in found if isinstance(more, Made)), None)
-
-
-def _named(annotation: Any) -> Any:
-    """Return the annotation of the values where settings map names to constructors; else None."""
-    inner = get_args(annotation)[1:] if get_origin(annotation) is dict else ()
-    return inner[0] if inner and _made(inner[0]) else None
-
-
-def _item(annotation: Any) -> Any:
-    return get_args(annotation)[0] if get_origin(annotation) is list else None
-
-
-def _closest(value: Mapping[str, Any], groups: list[Any]) -> Any:
-    """Return the dataclass that has most of the keys."""
-    return max(groups, key=lambda kind: len(set(_fields(kind)) & set(value)))
+# ---- the records' fields and annotations
 
 
 def _names(kind: type, prefix: str) -> Iterable[str]:
-    for key, (annotation, _) in _fields(kind).items():
+    for key, (annotation, _) in fields_of(kind).items():
         yield f"{prefix}{key}"
-        for part in _parts(annotation):
+        for part in parts_of(annotation):
             if dataclasses.is_dataclass(part):
                 yield from _names(part, f"{prefix}{key}.")  # type: ignore[arg-type]
 
 
 def _known(stored: dict[str, Any], kind: type, prefix: str, dropped: list[str]) -> dict[str, Any]:
-    fields = _fields(kind)
+    fields = fields_of(kind)
     kept = {}
     for key, value in stored.items():
         if key not in fields and not hasattr(kind, "others"):
             dropped.append(f"{prefix}{key}")
             continue
         groups = (
-            [part for part in _parts(fields[key][0]) if dataclasses.is_dataclass(part)]
+            [part for part in parts_of(fields[key][0]) if dataclasses.is_dataclass(part)]
             if key in fields
             else []
         )
         if groups and isinstance(value, dict):
-            value = _known(value, _closest(value, groups), f"{prefix}{key}.", dropped)
+            value = _known(value, closest(value, groups), f"{prefix}{key}.", dropped)
         kept[key] = value
     return kept

@@ -104,6 +104,10 @@ class OutsideTable(IdError):
         )
         self.lookup = lookup
         self.number = number
+        self._given = (table, feature, lookup, number, where, output)
+
+    def __reduce__(self) -> tuple[type["OutsideTable"], tuple[object, ...]]:
+        return type(self), self._given  # rank 0 sends it to the other ranks
 
 
 Kernel = Callable[[Tensor, Sequence[int], Tensor, Tensor, Tensor], tuple[Tensor, int]]

@@ -27,11 +27,11 @@ from recapp.dataset.fingerprint import FileFacts, Fingerprint, file_facts
 from recapp.dataset.prediction_input import (
     PredictionInput,
     RankInput,
-    ScoringSettings,
     open_input,
 )
 from recapp.dataset.resumed_files import ResumeData, check_resume_data, resumed_files
 from recapp.dataset.schema import Schema
+from recapp.dataset.scoring_settings import ScoringSettings
 from recapp.dataset.source import Source
 from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
 from recapp.errors import ConfigError
@@ -83,9 +83,10 @@ class ClickData(LightningDataModule):
         seed: The seed of the order.
         prepare: Writes the data where they are generated; called once per host before any rank
             reads.
-        set_table_rows: Called before training with the rows that the hashed table of each sparse
-            feature should have (`recapp/dataset/first_rows.py`), the same on all ranks; None where
-            sizes are known.
+        count_table_rows: Whether the rows that the hashed table of each sparse feature should have
+            (`recapp/dataset/first_rows.py`) are counted before training; False where sizes are
+            known.
+        set_table_rows: Called with these rows, the same on all ranks, once they are counted.
         max_table_rows: The largest number of rows that such a table may have; None where tables
             grow, and rows are those that are expected.
         scoring: The rows that `Trainer.predict` scores; None where nothing is predicted.
@@ -103,7 +104,8 @@ class ClickData(LightningDataModule):
         seed: int = 1,
         prepare: Callable[[], None] | None = None,
         *,
-        set_table_rows: Callable[[list[int]], None] | None = None,
+        count_table_rows: bool = False,
+        set_table_rows: Callable[[list[int]], object] | None = None,
         max_table_rows: int | None = None,
         scoring: ScoringSettings | None = None,
         resume_data: ResumeData = "check",
@@ -114,7 +116,10 @@ class ClickData(LightningDataModule):
         self.schema = schema
         self.seed = seed
         self._prepare = prepare
+        self._counts = count_table_rows or set_table_rows is not None
         self._take_table_rows = set_table_rows
+        self.table_rows: list[int] | None = None
+        """The rows that tables should have; None before they are counted."""
         self._max_table_rows = max_table_rows
         self.position = Position()
         self._opened: ClickRows | None = None
@@ -159,14 +164,10 @@ class ClickData(LightningDataModule):
         if self._facts is None and stage == "fit":
             self._facts = file_facts(self._opened.train.files)
             self._example = self._first_rows(self._opened)
-        if self._take_table_rows is not None and stage == "fit":
-            if self.trainer is None:
-                self._take_table_rows(self._count())
-            else:
-                rank = self.trainer.global_rank
-                self._take_table_rows(
-                    from_rank_0(self._count, rank, self.trainer.strategy.broadcast)
-                )
+        if self._counts and stage == "fit":
+            self.table_rows = self._counted()
+            if self._take_table_rows is not None:
+                self._take_table_rows(self.table_rows)
 
     def _open_prediction_input(self) -> None:
         if self._scoring is None:
@@ -176,6 +177,11 @@ class ClickData(LightningDataModule):
             )
         transform = self.settings.dense_transform
         self._prediction_input = open_input(self._scoring, self.schema, transform)
+
+    def _counted(self) -> list[int]:
+        if self.trainer is None:
+            return self._count()
+        return from_rank_0(self._count, self.trainer.global_rank, self.trainer.strategy.broadcast)
 
     def _count(self) -> list[int]:
         return self._rows.table_rows(self._max_table_rows)
@@ -364,7 +370,7 @@ class ClickData(LightningDataModule):
         if resumed.note and self.trainer.is_global_zero:
             note(resumed.note)
         if resumed.count is not None:
-            paths = [file.path for file in self._opened.train.files[: resumed.count]]
+            paths = tuple(file.path for file in self._opened.train.files[: resumed.count])
             self._held = open_rows(replace(self.settings, path=paths), self.schema, self.seed)
             self._held_epoch = self.position.epoch
             # new loaders at each epoch, of which the next one needs some

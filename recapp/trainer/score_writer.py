@@ -19,7 +19,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from recapp.dataset.prediction_input import SCORE, InputBatch, RankInput
+from recapp.dataset.prediction_input import InputBatch, RankInput
 from recapp.dataset.score_parts import (
     Joined,
     ScoreParts,
@@ -28,6 +28,7 @@ from recapp.dataset.score_parts import (
     identity_of,
     note_finished,
 )
+from recapp.dataset.scoring_settings import SCORE
 from recapp.errors import ConfigError
 from recapp.planner.initial_plan import from_rank_0
 from recapp.reporting.lock import locked

@@ -137,7 +137,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
             an hour.
         make_store: Makes the rows of each group, of tables that are only read; None makes rows that
             are trained or loaded.
-        stored: Plain values that the manifest of every checkpoint keeps (the run's settings).
+        stored: Returns plain values that the manifest of every checkpoint keeps (the settings of
+            the run).
         ddp: Arguments of DistributedDataParallel, and Lightning's `start_method` of ranks.
 
     Raises:
@@ -161,7 +162,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         clip_tables: bool = False,
         compiled: bool = False,
         timeout: timedelta | None = None,
-        stored: Mapping[str, Any] | None = None,
+        stored: Callable[[], Mapping[str, Any]] = dict,
         make_store: Callable[[StoredGroup], RowStore] | None = None,
         **ddp: Any,
     ) -> None:
@@ -181,7 +182,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.planner = planner
         self.rule = rule
         self.hosts = hosts
-        self.stored = dict(stored or {})
+        self.stored = stored
         self.make_store = make_store
         self.memory_bytes = memory_bytes
         self.reserve_bytes = reserve_bytes
@@ -454,7 +455,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         """
         assert self.lightning_module is not None and self.plan is not None
         module = self.lightning_module
-        manifest = self.stored | manifest_of(module.trainer, module, self.plan)
+        manifest = dict(self.stored()) | manifest_of(module.trainer, module, self.plan)
         parameters = dict(module.named_parameters())
         path = Path(self.broadcast(str(filepath)))
         write_checkpoint(

@@ -9,10 +9,8 @@ from functools import cache
 from hashlib import sha256
 
 import pytest
-from jobs import resolved, small, validation
+from jobs import recipe, small, validation
 
-from recapp.app.build import build_tables
-from recapp.app.planning_problem import plan_of_run
 from recapp.compat.hugectr_plan_lists import (
     hugectr_json,
     hugectr_lists,
@@ -25,6 +23,7 @@ from recapp.errors import PlanError
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
+from recapp.recipe.plan_of_run import plan_of_run
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import equal_ranges
@@ -99,7 +98,7 @@ def by_rows(gpus=8, count="shards_count", shard="shard_id", word="mp"):
 
 @cache
 def composed(*overrides):
-    return resolved("train", overrides)
+    return recipe("train", overrides)
 
 
 def named(option, world, tables=CRITEO, *more):
@@ -732,7 +731,7 @@ def test_a_json_file_is_known_by_its_content_and_refused_for_other_gpus(tmp_path
 @pytest.mark.full
 def test_both_plans_train_to_the_weights_of_any_plan(jobs, tmp_path):
     data = small(tmp_path / "data", rows=2000)
-    tables = build_tables(resolved("train", data))
+    tables = recipe("train", data).table_configs
     measured = [
         validation(jobs.train(tmp_path / "rows", *data, "trainer.max_steps=3", "+plan=row_wise"))
     ]

@@ -1,8 +1,8 @@
 """A data set at a fraction of its size: what `dataset.scale` changes, and what it leaves."""
 
 import pytest
-
 from recapp.dataset.data_scale import scale_in_words, scaled
+
 from recapp.errors import ConfigError
 
 WHOLE = {

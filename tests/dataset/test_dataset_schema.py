@@ -5,8 +5,11 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from recapp.dataset.schema import Schema, criteo_schema, schema_from
+from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.schema import Schema, criteo_schema, schema_of
 from recapp.errors import CheckpointError, ConfigError, DataError
+from recapp.settings.records import record
+from recapp.tables.table_settings import ListedTables, TablesOfDataset
 
 CRITEO = criteo_schema()
 NAMINGS = {
@@ -154,13 +157,16 @@ def test_a_label_of_another_name_is_the_only_one_looked_for():
 def settings(**dataset):
     tables = {"source": "from_dataset", "id_rule": dataset.pop("table_rule", None)}
     columns = {
+        "path": "logs",
         "naming": "exact",
         "label": "label",
         "dense": [],
         "sparse": ["a", "b"],
         "id_rule": "hash",
     }
-    return {"dataset": columns | dataset, "tables": tables}
+    return record(DataSettings, columns | dataset, "dataset"), record(
+        TablesOfDataset, tables, "tables"
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +180,7 @@ def settings(**dataset):
     ],
 )
 def test_text_is_read_as_the_settings_of_data_set_and_tables_ask(changes, expected):
-    schema = schema_from(settings(**changes))
+    schema = schema_of(*settings(**changes))
     assert tuple(schema.text_ids(name) for name in "ab") == expected
 
 
@@ -183,13 +189,13 @@ def test_text_must_be_integers_where_one_of_the_tables_that_read_it_takes_ids_fo
         {"name": "t", "feature_names": ["a", "b"], "id_rule": "hash"},
         {"name": "u", "feature_names": ["b"]},
     ]
-    schema = schema_from(settings() | {"tables": {"source": "list", "tables": tables}})
+    schema = schema_of(settings()[0], record(ListedTables, {"source": "list", "tables": tables}))
     assert (schema.text_ids("a"), schema.text_ids("b")) == ("hashed", "integers")
 
 
 def test_criteo_is_hexadecimal_with_and_without_labels():
     for label in ("label", None):
-        schema = schema_from(settings(naming="criteo", label=label))
+        schema = schema_of(*settings(naming="criteo", label=label))
         assert (schema.label, {schema.text_ids(name) for name in schema.sparse}) == (label, {"hex"})
 
 
@@ -257,10 +263,10 @@ def test_several_labels_are_found_by_name_and_come_first_by_position():
 
 
 def test_labels_weights_and_the_task_come_from_the_settings():
-    schema = schema_from(settings(label=["l", "m"], weight={"m": "w"}), real_labels=("m",))
+    schema = schema_of(*settings(label=["l", "m"], weight={"m": "w"}), real_labels=("m",))
     assert schema.labels == ("l", "m") and schema.weights == {"m": "w"}
     assert schema.real_labels == ("m",)
-    assert schema_from(settings(weight="w")).weights == {"label": "w"}
+    assert schema_of(*settings(weight="w")).weights == {"label": "w"}
 
 
 def test_weights_need_a_label():

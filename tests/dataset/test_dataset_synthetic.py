@@ -12,15 +12,16 @@ import pytest
 import torch
 from dataset_files import lengths_of, values_of
 
-from recapp.app.build import click_model_auc
 from recapp.dataset.click_model import Score
 from recapp.dataset.column_shapes import CRITEO_SIZES
 from recapp.dataset.counter_random import normal, uniform
+from recapp.dataset.data_settings import DataSettings, Generate
 from recapp.dataset.schema import Schema, criteo_schema
 from recapp.dataset.source import open_source, split
 from recapp.dataset.stream import BatchStream
 from recapp.dataset.synthetic import read_truth, write_criteo, write_sample
 from recapp.errors import ConfigError, DataError
+from recapp.recipe.run_rows import click_model_auc
 from recapp.sparse.batch import MISSING
 
 ROWS = 30_000
@@ -145,9 +146,8 @@ def test_the_click_models_score_is_known_of_the_rows_that_validate_only(criteo, 
     rows = read_truth(criteo)["validation"]["rows"]
 
     def known_auc(val_rows=rows, limit=None, **dataset):
-        dataset = {"path": str(criteo), "generate": {"kind": "criteo"}, "val_path": None, **dataset}
-        trainer = {"limit_val_batches": limit}
-        return click_model_auc({"dataset": dataset, "trainer": trainer}, val_rows)
+        settings = {"path": str(criteo), "generate": Generate(), **dataset}
+        return click_model_auc(DataSettings(**settings), limit, val_rows)
 
     assert known_auc() == known_auc(limit=1.0) == auc
     others = [{"limit": 1}, {"limit": 0.5}, {"limit": 0}, {"val_rows": rows - 1}, {"val_rows": 0}]

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from recapp.app import compose as settings_of
-from recapp.settings.check_settings import checked
+from recapp.recipe.read import read_settings
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.embedding import EmbeddingCollection
 
@@ -186,4 +186,4 @@ def settings(logs, seed):
         "data_type": widest(seed),
     }
     plain["trust"] = ["inference"]
-    return checked(plain, "train")
+    return read_settings(plain, "train")

@@ -16,9 +16,9 @@ from serving.small_models import arrow, running
 import recapp
 from recapp.app.validation_rows import validation_batches, validation_source
 from recapp.dataset.example_rows import example_rows
-from recapp.dataset.schema import schema_from
 from recapp.inference.build_cpp import missing_tools
 from recapp.metrics import click_metrics
+from recapp.recipe.read import recipe_of
 
 pytestmark = pytest.mark.full
 
@@ -40,8 +40,9 @@ def base(checkpoint, tmp_path_factory):
     """A directory with the model's validation rows as a file."""
     base = tmp_path_factory.mktemp("every_path")
     manifest = json.loads((checkpoint / "manifest.json").read_text())
-    source = validation_source(manifest["config"])
-    rows = example_rows(source, schema_from(manifest["config"]), source.rows)
+    recipe = recipe_of(manifest["config"], "train")
+    source = validation_source(recipe)
+    rows = example_rows(source, recipe.schema, source.rows)
     pq.write_table(rows, base / "rows.parquet")
     return base
 

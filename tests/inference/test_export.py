@@ -19,13 +19,13 @@ from tiers import one_of
 from trainer.runs import SIZES, compose, fit, make_logs
 
 import recapp
-from recapp.app.export_model import Export, export_model
+from recapp.app.export_model import export_model
 from recapp.app.validation_rows import validation_batches, validation_source
 from recapp.dataset.example_rows import example_rows
-from recapp.dataset.schema import schema_from
 from recapp.engine.read_only_store import values_of
 from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
 from recapp.export import main
+from recapp.inference.export_settings import Export
 from recapp.inference.probe import METRICS
 from recapp.inference.trained_tables import TrainedTables
 from recapp.metrics import click_metrics
@@ -69,7 +69,7 @@ def plain_kernels(reference_kernels):
 
 def rows_of(checkpoint, logs, count=300):
     settings = compose(logs)
-    return example_rows(validation_source(settings), schema_from(settings), count)
+    return example_rows(validation_source(settings), settings.schema, count)
 
 
 def export(checkpoint, folder, **options):

@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from jobs import small
+from jobs import recipe, small
 
-from recapp.app.planning_problem import planning_problem
 from recapp.optim.rules import sgd
 from recapp.planner.buffers import buffer_bytes
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
+from recapp.recipe.plan_of_run import problem_of_run
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sharding.tilings import tile
@@ -78,13 +78,12 @@ def test_a_rank_alone_asks_nobody():
 def test_the_validation_batch_is_that_of_the_settings_and_no_larger_than_the_data(
     dataset, trainer, rows, expected
 ):
-    settings = {
-        "dataset": {"batch_size": 1024} | dataset,
-        "engine": {"payload": "bf16", "look_ahead": 3},
-        "topology": {"reserve_bytes": 0},
-        "trainer": trainer,
-    }
-    problem = planning_problem(settings, PlanningProblem([], Topology(4)), val_rows=rows)
+    chosen = {f"dataset.{name}": value for name, value in dataset.items()}
+    chosen |= {f"trainer.{name}": value for name, value in trainer.items()}
+    more = ["engine.payload=bf16", "engine.look_ahead=3", "topology.reserve_bytes=0"]
+    said = [f"{name}={'null' if value is None else value}" for name, value in chosen.items()]
+    settings = recipe("train", [*more, *said])
+    problem = problem_of_run(settings, PlanningProblem([], Topology(4)), val_rows=rows)
     assert problem.payload_bytes == 2
     assert (problem.batch_per_rank, problem.val_batch_per_rank, problem.look_ahead) == (
         256,

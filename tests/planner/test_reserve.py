@@ -7,10 +7,11 @@ from torch import nn
 
 from recapp.errors import PlanError
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
+from recapp.planner.planner_settings import Machines
 from recapp.planner.problem import Dense, PlanningProblem, dense_of
 from recapp.planner.rank_memory import check_memory
 from recapp.planner.reserve import RUNTIME_BYTES, reserve_of, with_reserve
-from recapp.planner.topology import RESERVE_BYTES, Topology, topology_from
+from recapp.planner.topology import RESERVE_BYTES, Topology, topology_of
 from recapp.reporting.plan_explanation import explained
 from recapp.tables.config import EmbeddingBagConfig
 
@@ -76,5 +77,5 @@ def test_a_plan_says_what_is_left_free_and_is_refused_where_nothing_is_left_to_t
 
 
 def test_null_in_the_settings_of_a_machine_is_the_fixed_amount():
-    assert topology_from({"reserve_bytes": None}, 2).reserve_bytes == RESERVE_BYTES
-    assert topology_from({"reserve_bytes": 0}, 2).reserve_bytes == 0
+    assert topology_of(Machines(), 2).reserve_bytes == RESERVE_BYTES
+    assert topology_of(Machines(reserve_bytes=0), 2).reserve_bytes == 0

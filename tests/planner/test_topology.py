@@ -1,10 +1,13 @@
 """Hosts are ranks in equal blocks."""
 
+from dataclasses import replace
+
 import pytest
 
 from recapp.errors import ConfigError
 from recapp.planner.hardware import default_hardware, read_hardware, read_machine, write_hardware
-from recapp.planner.topology import Topology, hosts_in_blocks, machine, topology_from
+from recapp.planner.planner_settings import Machines
+from recapp.planner.topology import Topology, hosts_in_blocks, machine, topology_of
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def test_ranks_that_leave_a_host_half_empty_are_refused():
 
 def test_settings_say_more_than_the_machine():
     settings = read_machine("dgx_h100") | {"hosts": 4, "memory_bytes": 7, "reserve_bytes": 1}
-    topology = topology_from(settings, 2)
+    topology = topology_of(Machines(**settings), 2)
     assert (topology.world_size, topology.hosts, topology.memory_bytes, topology.reserve_bytes) == (
         8,
         4,
@@ -107,15 +110,9 @@ def test_settings_say_more_than_the_machine():
 
 def test_ranks_are_the_trainers_where_the_settings_name_none(tmp_path):
     write_hardware(read_hardware("dgx_a100"), tmp_path / "h.yaml")
-    settings = {
-        "hosts": None,
-        "memory_bytes": None,
-        "reserve_bytes": 5,
-        "ranks": None,
-        "hardware": None,
-    }
-    assert topology_from(settings, 8, "cuda") == Topology(8, 1, "cuda", None, 5)
-    found = topology_from(settings | {"hardware": str(tmp_path / "h.yaml")}, 8)
+    settings = Machines(reserve_bytes=5)
+    assert topology_of(settings, 8, "cuda") == Topology(8, 1, "cuda", None, 5)
+    found = topology_of(replace(settings, hardware=str(tmp_path / "h.yaml")), 8)
     assert (
         found.compute_device == "cuda"
         and found.hardware == read_hardware("dgx_a100")

@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from jobs import resolved, small, validation
+from jobs import recipe, small, validation
 from parity.cases import random_tiling
 
-from recapp.app.build import build_tables
 from recapp.app.compose import with_absolute_paths
-from recapp.app.planning_problem import plan_of_run
 from recapp.errors import ConfigError, PlanError
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import RESERVE_BYTES, Topology
+from recapp.recipe.plan_of_run import plan_of_run
 from recapp.sharding.plan_file import load_plan, plan_to_yaml, read_plan, write_plan
 from recapp.sharding.sharding_plan import PlannedFor, Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
@@ -405,14 +404,14 @@ def test_the_path_holds_wherever_it_is_read(tmp_path, monkeypatch):
 
 
 def settings_for(data, *plan):
-    return resolved("train", [*data, "trainer.max_steps=3", *plan])
+    return recipe("train", [*data, "trainer.max_steps=3", *plan])
 
 
 @pytest.fixture
 def logs(tmp_path):
     """Small generated data, its tables, and a plan for two ranks that a person has edited."""
     data = small(tmp_path / "data", rows=2000)
-    tables = build_tables(settings_for(data))
+    tables = settings_for(data).table_configs
     path = tmp_path / "plan.yaml"
     write_plan(plan_by_rules(tables, Topology(2), [PlanRule("table_wise")], name="whole"), path)
     path.write_text(

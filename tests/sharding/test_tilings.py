@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from recapp.app.help_text import comments_of
 from recapp.errors import PlanError
-from recapp.settings.help_text import comments_of
 from recapp.sharding.sharding_types import (
     BUILT_IN,
     CandidateRanks,

@@ -9,11 +9,13 @@ import torch
 from lightning.pytorch import Callback
 from omegaconf import OmegaConf
 
-from recapp.app import build_trainer, build_training
 from recapp.app import compose as settings_of
-from recapp.app.build_strategy import build_strategy
 from recapp.dataset.synthetic import write_criteo
-from recapp.settings.check_settings import checked
+from recapp.recipe import lightning_trainer, training
+from recapp.recipe.model import build_model
+from recapp.recipe.read import read_settings
+from recapp.recipe.strategy_of_run import build_strategy
+from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer import callbacks as own
 from recapp.trainer.changed_optimizer import ChangedOptimizer
@@ -79,11 +81,11 @@ def on_logs(path):
 
 
 def compose(path, *overrides):
-    """Settings of a run on the tiny set."""
+    """The recipe of a run on the tiny set."""
     config = settings_of.compose("train", [*on_logs(path), *overrides])
     OmegaConf.set_struct(config, False)
     config.pop("hydra")
-    return checked(settings_of.to_plain(config), "train")
+    return read_settings(settings_of.to_plain(config), "train")
 
 
 class Seen(Callback):
@@ -116,7 +118,7 @@ def fit(config, folder, *extra, ckpt_path=None):
     last = KeepLast(Path(folder) / "checkpoints")
     end = EndTogether(lambda trainer: last.on_train_end(trainer, trainer.lightning_module))
     strategy = build_strategy(config, training=True)
-    loggers = build_trainer.build_loggers(config, Path(folder))
+    loggers = lightning_trainer.build_loggers(config, Path(folder))
     callbacks = [
         own.ClaimDirectory(Path(folder)),
         own.KeepPosition(),
@@ -124,12 +126,14 @@ def fit(config, folder, *extra, ckpt_path=None):
         end,
         seen,
         *extra,
-        *build_trainer.build_callbacks(config, Path(folder) / "checkpoints", logging=bool(loggers)),
+        *lightning_trainer.build_callbacks(
+            config, Path(folder) / "checkpoints", logging=bool(loggers)
+        ),
         last,
     ]
-    trainer = build_trainer.build_trainer(config, strategy, callbacks, loggers, ranks=(1, 1))
-    module = build_training.build_module(config)
-    data = build_training.build_data(config)
+    trainer = lightning_trainer.build_trainer(config, strategy, callbacks, loggers, ranks=(1, 1))
+    data = training.build_data(config)
+    module = training.build_module(config, lambda: build_model(config.sized(data.table_rows)))
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     return seen, trainer, module
 
@@ -139,15 +143,16 @@ def fit_twice(logs, folder, first, then, change=lambda settings: None):
     optimiser at their end and the manifest between.
 
     Args:
-        change: Changes the first settings in place, as they are stored.
+        change: Changes the first plain settings in place, as they are stored.
     """
     before = compose(logs, f"trainer.max_steps={STOP}", *first)
     fit(before, folder / "first")
     last = folder / "first/checkpoints/last.ckpt"
     manifest = read_manifest(last)
-    change(before)
+    stored = to_plain(before)
+    change(stored)
     now = compose(logs, f"trainer.max_steps={STOP + MORE}", *then)
-    changed = ChangedOptimizer(before["optimizer"], now["optimizer"])
+    changed = ChangedOptimizer(stored["optimizer"], to_plain(now.optimizer))
     seen, trainer, _ = fit(now, folder / "then", changed, ckpt_path=last)
     assert len(seen.rates) == MORE
     return seen.rates, trainer.optimizers[0], manifest

@@ -41,7 +41,7 @@ def train(logs, folder, **trainer):
 def go_on(logs, folder, checkpoint="last.ckpt", *, into=None, **trainer):
     """Steps from a checkpoint of `folder`, by default in the same; its rows."""
     config = settings(logs, folder, checkpoint, **trainer)
-    fit(config, into or folder, ckpt_path=config["ckpt_path"])
+    fit(config, into or folder, ckpt_path=config.ckpt_path)
     return rows_of(into or folder)
 
 

@@ -13,8 +13,8 @@ from jobs import refusal, validation
 
 from recapp import plan
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.prediction_input import ScoringSettings
 from recapp.dataset.schema import Schema
+from recapp.dataset.scoring_settings import ScoringSettings
 from recapp.errors import CheckpointError, ConfigError
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.datamodule import ClickData

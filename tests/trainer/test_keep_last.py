@@ -3,6 +3,7 @@ directories are; weights stay finite.
 """
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from runs import compose, fit, make_logs
 
-from recapp.app import build_trainer, build_training
-from recapp.app.build_strategy import build_strategy
 from recapp.errors import CheckpointError
+from recapp.recipe import lightning_trainer, training
+from recapp.recipe.model import build_model
+from recapp.recipe.strategy_of_run import build_strategy
 from recapp.stored.checkpoint import read_manifest, read_meta, verify, write_checkpoint
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.local_files import crc32_of
@@ -167,10 +169,10 @@ def test_evaluating_weights_that_are_not_finite_fails_and_names_them(
     # as an earlier version saved
     monkeypatch.setattr("recapp.stored.block_files.is_finite", lambda values: True)
     strategy = build_strategy(config, training=False)
-    tester = build_trainer.build_trainer(config, strategy, [], [], ranks=(1, 1))
-    module = build_training.build_module(config)
+    tester = lightning_trainer.build_trainer(config, strategy, [], [], ranks=(1, 1))
+    module = training.build_module(config, partial(build_model, config))
     tester.validate(
-        module, datamodule=build_training.build_data(config), ckpt_path=str(best), verbose=False
+        module, datamodule=training.build_data(config), ckpt_path=str(best), verbose=False
     )
     meta = read_meta(best)
     blocks = [b for c in strategy.sharded_tables() for b in c.blocks()]
@@ -182,11 +184,11 @@ def test_evaluating_weights_that_are_not_finite_fails_and_names_them(
     )
     said = name if dense else f"table {blocks[3].table}, rows 0-{blocks[3].shape[0]}"
     with pytest.raises(CheckpointError, match="weights that are not finite") as raised:
-        build_trainer.build_trainer(
+        lightning_trainer.build_trainer(
             config, build_strategy(config, training=False), [], [], ranks=(1, 1)
         ).validate(
-            build_training.build_module(config),
-            datamodule=build_training.build_data(config),
+            training.build_module(config, partial(build_model, config)),
+            datamodule=training.build_data(config),
             ckpt_path=str(tmp_path / "bad.ckpt"),
             verbose=False,
         )

@@ -4,9 +4,9 @@ import csv
 from pathlib import Path
 
 import pytest
-from jobs import refusal, resolved, small
+from jobs import recipe, refusal, resolved, small
 
-from recapp.app.check_training import schedule_of
+from recapp.recipe.monitors import schedule_of
 from recapp.stored.checkpoint import read_manifest, read_meta
 
 PLATEAU = [
@@ -56,11 +56,11 @@ def test_a_resumed_run_equals_the_unbroken_one(jobs, base, stop):
 
 def test_the_schedule_of_torch_takes_a_monitor_and_no_other_does(jobs, base):
     own = "optimizer.schedule={_target_: torch.optim.lr_scheduler.ReduceLROnPlateau, patience: 0"
-    found = schedule_of(resolved("train", [*small(base / "logs"), f"{own}}}"]))
-    assert (found["monitor"], found["mode"]) == ("val_auc", "max")
+    found = schedule_of(recipe("train", [*small(base / "logs"), f"{own}}}"]))
+    assert (found.arguments["monitor"], found.arguments["mode"]) == ("val_auc", "max")
     given = f"{own}, monitor: val_log_loss}}"
-    found = schedule_of(resolved("train", [*small(base / "logs"), given]))
-    assert (found["monitor"], found["mode"]) == ("val_log_loss", "min")
+    found = schedule_of(recipe("train", [*small(base / "logs"), given]))
+    assert (found.arguments["monitor"], found.arguments["mode"]) == ("val_log_loss", "min")
     step = (
         "optimizer.schedule={_target_: torch.optim.lr_scheduler.StepLR, step_size: 5, monitor: x}"
     )
@@ -78,5 +78,5 @@ def test_the_schedule_of_torch_takes_a_monitor_and_no_other_does(jobs, base):
     ],
 )
 def test_a_monitor_that_cannot_be_right_is_refused(base, setting, says):
-    settings = resolved("train", [*small(base / "logs"), *PLATEAU, setting])
+    settings = recipe("train", [*small(base / "logs"), *PLATEAU, setting])
     assert says in refusal(schedule_of, settings)[1]

@@ -1,5 +1,7 @@
 """Lightning's own `Trainer.predict` with recapp's parts: scores of rows, returned or written."""
 
+from functools import partial
+
 import lightning
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,9 +12,10 @@ from trainer.runs import compose, fit, make_logs
 
 import recapp
 from recapp import ScoreWriter, ScoringSettings
-from recapp.app import build_training
-from recapp.app.build_strategy import build_strategy
 from recapp.errors import ConfigError
+from recapp.recipe import training
+from recapp.recipe.model import build_model
+from recapp.recipe.strategy_of_run import build_strategy
 
 SCORING = {"columns": ["C1"], "rows_per_batch": 256, "rows_per_part": 512}
 ROWS = 2100
@@ -52,9 +55,9 @@ def predict(base, *callbacks, module=None, ckpt_path="last", scoring=SCORING, **
         enable_model_summary=False,
         callbacks=list(callbacks),
     )
-    module = module or build_training.build_module(settings)
+    module = module or training.build_module(settings, partial(build_model, settings))
     path = last(base) if ckpt_path == "last" else ckpt_path
-    data = build_training.build_data(settings, scoring=wanted)
+    data = training.build_data(settings, scoring=wanted)
     return trainer.predict(module, data, ckpt_path=path, **options)
 
 
@@ -140,7 +143,7 @@ def test_rows_of_another_data_module_cannot_be_written(base, tmp_path):
 
 
 def test_generated_training_data_are_not_written_for_a_prediction(base, tmp_path):
-    data = build_training.build_data(
+    data = training.build_data(
         compose(base / "nowhere"), scoring=ScoringSettings(input=str(base / "input"))
     )
     data._prepare = lambda: pytest.fail("written")

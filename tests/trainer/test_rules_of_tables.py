@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from trainer.runs import MORE, SCHEDULE, STOP, compose, fit, fit_twice, make_logs
 
-from recapp.app import build
 from recapp.app.compose import compose_over
 from recapp.errors import CheckpointError, ConfigError
 from recapp.optim.rules import ftrl, rowwise_adagrad, sgd
+from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest
 
 TABLES = "optimizer.sparse.tables={C3: {rule: sgd, lr: 0.5}, C1*: {lr: 0.01}}"
@@ -31,14 +31,14 @@ def rates_of(optimizer):
 
 
 def test_settings_make_rules_by_name_and_glob(logs):
-    assert build.build_rules(compose(logs, TABLES)) == {
+    assert compose(logs, TABLES).rules == {
         "*": rowwise_adagrad(0.05),
         "C3": sgd(0.5),
         "C1*": rowwise_adagrad(0.01),
     }
-    assert build.build_rules(compose(logs)) == rowwise_adagrad(0.05)
+    assert compose(logs).rules == rowwise_adagrad(0.05)
     own = "optimizer.sparse.tables={C3: {_target_: recapp.optim.rules.ftrl, l1: 0.1}}"
-    assert build.build_rules(compose(logs, own))["C3"] == ftrl(l1=0.1)
+    assert compose(logs, own).rules["C3"] == ftrl(l1=0.1)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,6 @@ def test_a_manifest_that_names_one_rule_names_it_for_every_table(logs, tmp_path)
 
 
 def test_a_checkpoints_settings_take_rules_of_tables(logs, tmp_path):
-    stored = compose(logs)
+    stored = to_plain(compose(logs))
     settings = compose_over(stored, "train", [TABLES])
-    assert settings["optimizer"]["sparse"]["tables"]["C3"] == {"rule": "sgd", "lr": 0.5}
+    assert settings.optimizer.sparse.arguments["tables"]["C3"] == {"rule": "sgd", "lr": 0.5}

@@ -1,16 +1,19 @@
 """What the strategy and the optimiser promise an ordinary LightningModule."""
 
+from functools import partial
+
 import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from trainer.runs import compose, fit, make_logs
 
-from recapp.app import build_trainer, build_training
-from recapp.app.build_strategy import build_strategy
 from recapp.engine.table_strips import TableStrips
 from recapp.errors import RecappError
 from recapp.processes.rank_environment import RankInfo
+from recapp.recipe import lightning_trainer, training
+from recapp.recipe.model import build_model
+from recapp.recipe.strategy_of_run import build_strategy
 from recapp.stored.checkpoint import read_meta
 from recapp.trainer.callbacks import LogRate, StepClock
 from recapp.trainer.progress import NoteEarlyStop, NoteFall
@@ -134,11 +137,11 @@ def test_evaluation_holds_no_optimiser_state_and_reproduces_validation(logs, tmp
     _, trainer, _ = fit(config, tmp_path)
     trained = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val_")}
     strategy = build_strategy(config, training=False)
-    tester = build_trainer.build_trainer(config, strategy, [], [], ranks=(1, 1))
+    tester = lightning_trainer.build_trainer(config, strategy, [], [], ranks=(1, 1))
     path = str(tmp_path / "checkpoints" / "last.ckpt")
     results = tester.validate(
-        build_training.build_module(config),
-        datamodule=build_training.build_data(config),
+        training.build_module(config, partial(build_model, config)),
+        datamodule=training.build_data(config),
         ckpt_path=path,
         verbose=False,
     )
@@ -155,7 +158,7 @@ def test_a_rank_whose_launcher_shows_it_one_gpu_takes_that(logs, monkeypatch, vi
     monkeypatch.setattr("recapp.trainer.strategy.rank_info", lambda: of_srun)
     config = compose(logs, "trainer.accelerator=gpu")
     strategy = build_strategy(config, training=True)
-    trainer = build_trainer.build_trainer(config, strategy, [], [], ranks=(4, 1))
+    trainer = lightning_trainer.build_trainer(config, strategy, [], [], ranks=(4, 1))
     assert trainer.strategy.root_device == torch.device("cuda", gpu)
     assert trainer.world_size == 4 and trainer.global_rank == 2 and trainer.local_rank == 2
 

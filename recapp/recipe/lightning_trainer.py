@@ -1,6 +1,6 @@
-"""From settings to Lightning's objects around a model: callbacks, loggers, the Trainer.
+"""Lightning's objects around a model: callbacks, loggers, the Trainer.
 
-    settings.callbacks, .logger, .trainer -> [Callback], [Logger], Trainer
+    recipe.callbacks, .logger, .trainer -> [Callback], [Logger], Trainer
 
 What Lightning offers is used unchanged. A callback that would do half of its work where tables are
 no parameters, or monitor a metric that nobody measures, is refused here with what to use instead.
@@ -25,10 +25,12 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import Logger
 
-from recapp.app.build import Settings, construct, make
-from recapp.app.check_training import all_known, check_monitor, measured_by, refuse_callback
 from recapp.errors import ConfigError, suggest
+from recapp.recipe.constructors import construct, make
+from recapp.recipe.monitors import all_known, check_monitor, measured_by, refuse_callback
+from recapp.recipe.recipe import Train
 from recapp.settings.check_settings import find_constructor
+from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.strategy import EmbeddingShardingStrategy, check_precision
@@ -52,11 +54,11 @@ def in_one_line() -> Iterator[None]:
         raise ConfigError(f"trainer: {' '.join(str(e).split())}") from e
 
 
-def build_callbacks(settings: Settings, folder: Path, *, logging: bool) -> list[Callback]:
+def build_callbacks(recipe: Train, folder: Path, *, logging: bool) -> list[Callback]:
     """Return the callbacks of `conf/callbacks`.
 
     Args:
-        settings: Those of a run.
+        recipe: That of the run.
         folder: The directory of checkpoints.
         logging: Whether there is a logger.
 
@@ -64,19 +66,19 @@ def build_callbacks(settings: Settings, folder: Path, *, logging: bool) -> list[
         ConfigError: A callback cannot be used here, or its settings are wrong.
     """
     made: list[Callback] = []
-    measured = measured_by(settings)
-    known = all_known(settings)
-    for name, wanted in settings["callbacks"].items():
-        kind = find_constructor(str(wanted.get("_target_")), f"callbacks.{name}")
+    measured = measured_by(recipe)
+    known = all_known(recipe)
+    for name, wanted in recipe.callbacks.items():
+        kind = find_constructor(wanted.target, f"callbacks.{name}")
         extra = {}
         _refuse_callback(kind, f"callbacks.{name}")
         if _is(kind, Checkpoint) and "dirpath" in signature(kind).parameters:
-            if "dirpath" in wanted:
+            if "dirpath" in wanted.arguments:
                 raise ConfigError(
                     f"callbacks.{name}.dirpath: cannot be set: checkpoints lie in the run's "
                     "directory, hydra.run.dir=DIR"
                 )
-            if wanted.get("save_last"):
+            if wanted.arguments.get("save_last"):
                 raise ConfigError(
                     f"callbacks.{name}.save_last: cannot be set: last.ckpt is kept in any case"
                 )
@@ -144,40 +146,27 @@ def has_bar(callbacks: Iterable[Callback]) -> bool:
     return any(isinstance(callback, ProgressBar) for callback in callbacks)
 
 
-def build_loggers(settings: Settings, folder: Path) -> list[Logger]:
+def build_loggers(recipe: Train, folder: Path) -> list[Logger]:
     """Return the loggers of `conf/logger`, which write below a directory.
 
     Where a run resumes from a checkpoint below that directory, its curve is continued.
 
     Args:
-        settings: Those of a run.
+        recipe: That of the run.
         folder: The directory of the run.
     """
     made = [
         make(wanted, f"logger.{name}", save_dir=str(folder))
-        for name, wanted in settings["logger"].items()
+        for name, wanted in recipe.logger.items()
     ]
-    if settings["ckpt_path"] and Path(settings["ckpt_path"]).resolve().is_relative_to(
-        folder.resolve()
-    ):
+    if recipe.ckpt_path and Path(recipe.ckpt_path).resolve().is_relative_to(folder.resolve()):
         for curves in (logger for logger in made if isinstance(logger, CSVCurves)):
-            curves.kept_steps = read_manifest(settings["ckpt_path"]).step
+            curves.kept_steps = read_manifest(recipe.ckpt_path).step
     return made
 
 
-def length(trainer: Settings) -> tuple[int, int]:
-    """Return the epochs and the steps after which training ends, -1 for no such end; one epoch
-    where neither is set.
-    """
-    steps = trainer.get("max_steps")
-    epochs = trainer.get("max_epochs")
-    if epochs is None:
-        epochs = 1 if steps in (None, -1) else -1
-    return epochs, -1 if steps is None else steps
-
-
 def build_trainer(
-    settings: Settings,
+    recipe: Train,
     strategy: EmbeddingShardingStrategy,
     callbacks: Sequence[Callback],
     loggers: Sequence[Logger],
@@ -187,7 +176,7 @@ def build_trainer(
     """Return Lightning's Trainer of this rank.
 
     Args:
-        settings: Those of a run.
+        recipe: That of the run.
         strategy: What shards the tables.
         callbacks: All callbacks.
         loggers: All loggers.
@@ -197,14 +186,16 @@ def build_trainer(
         ConfigError: A setting of `trainer` has a value that Lightning refuses.
     """
     wanted = {
-        k: v for k, v in settings["trainer"].items() if v is not None and k not in SET_BY_RECAPP
+        k: v
+        for k, v in to_plain(recipe.trainer).items()
+        if v is not None and k not in SET_BY_RECAPP
     }
-    wanted["max_epochs"], wanted["max_steps"] = length(wanted)
+    wanted["max_epochs"], wanted["max_steps"] = recipe.trainer.length
     if isinstance(wanted.get("val_check_interval"), int):
         # steps are counted across epochs; shares are of each epoch
         wanted["check_val_every_n_epoch"] = None
     check_precision(wanted.get("precision"))
-    accelerator = settings["trainer"]["accelerator"]
+    accelerator = recipe.trainer.accelerator
     gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available())
     made = construct(
         Trainer,

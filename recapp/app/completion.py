@@ -10,9 +10,9 @@ Nothing heavy is imported for it, because a shell asks at every press of the key
 
 from collections.abc import Iterable
 
+from recapp.recipe.commands import COMMANDS, EXPERIMENTS, VERBS
 from recapp.settings.check_settings import names_of
 from recapp.settings.option_files import is_group, named_folders, options
-from recapp.settings.primaries import EXPERIMENTS, VERBS
 
 ADDED = "+plan="  # the group without a default option
 
@@ -70,5 +70,5 @@ def _settings(command: str, last: str, line: str) -> list[str]:
         known = options(group, folders) if is_group(group, folders) else []
         return [f"{option} " for option in known if option.startswith(begun)]
     experiment = ["experiment="] if command in EXPERIMENTS else []
-    names = [ADDED, *experiment, *(f"{name}=" for name in names_of(command))]
+    names = [ADDED, *experiment, *(f"{name}=" for name in names_of(COMMANDS[command]))]
     return [name for name in names if name.startswith(last)]

@@ -20,6 +20,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import ConfigError, suggest
+from recapp.recipe.commands import COMMANDS, EXPERIMENTS
 from recapp.settings.check_settings import names_of
 from recapp.settings.option_files import (
     Folders,
@@ -29,7 +30,6 @@ from recapp.settings.option_files import (
     option_file,
     options,
 )
-from recapp.settings.primaries import EXPERIMENTS
 from recapp.settings.values import shown
 
 ADDED = ("plan", "experiment")  # groups without a default option
@@ -150,7 +150,9 @@ def comments_of(path: Path) -> Comments:
 
 
 def _known(command: str, group: str) -> bool:
-    return group in names_of(command) or (group == "experiment" and command in EXPERIMENTS)
+    return group in names_of(COMMANDS[command]) or (
+        group == "experiment" and command in EXPERIMENTS
+    )
 
 
 def _opening(
@@ -209,7 +211,11 @@ def _group(
     if isinstance(value, Mapping):
         leaves = [leaf for key, item in value.items() for leaf in _leaves(f"{group}.{key}", item)]
     else:  # nothing is chosen by default: list what could be set
-        leaves = [(f"+{name}", None) for name in names_of(command) if name.startswith(f"{group}.")]
+        leaves = [
+            (f"+{name}", None)
+            for name in names_of(COMMANDS[command])
+            if name.startswith(f"{group}.")
+        ]
     for name, item in leaves:
         yield _line(name, item, words_for(folders, group, option, name.partition(".")[2]), columns)
 

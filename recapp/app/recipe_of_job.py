@@ -1,0 +1,88 @@
+"""The recipe of a job: of its command line alone or, with `ckpt_path`, of a stored model under that
+command line.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import DictConfig
+
+from recapp.app import compose
+from recapp.app.match_trained import match_stored
+from recapp.recipe.read import checked, read_settings
+from recapp.recipe.recipe import Train
+from recapp.settings.option_files import Folders
+
+LENGTH: tuple[Literal["max_epochs"], Literal["max_steps"]] = ("max_epochs", "max_steps")
+
+
+def recipe_of_job(
+    config: DictConfig,
+    command: str,
+    overrides: tuple[str, ...],
+    choices: dict[str, str],
+    folders: Folders,
+) -> Any:
+    """Return the record of a command's settings, with absolute paths, so that a run's checkpoint
+    can be read from anywhere.
+
+    Args:
+        config: The settings as Hydra composed them.
+        command: The name of the command.
+        overrides: Its command line.
+        choices: The option chosen of each group.
+        folders: Directories in which options are looked for beside recapp's own.
+
+    Raises:
+        ConfigError: A setting is wrong.
+        CheckpointError: There is no checkpoint, or it is damaged or of a later version.
+        ArtefactError: As of a checkpoint, of an artefact.
+    """
+    whole = not compose.names_checkpoint(config)
+    plain = compose.with_absolute_paths(compose.to_plain(config, whole=whole))
+    if whole:
+        return read_settings(plain | {"choices": choices}, command, overrides)
+    checked(plain, command, overrides)
+    return stored_recipe(Path(plain["ckpt_path"]), command, overrides, folders)
+
+
+def stored_recipe(path: Path, command: str, overrides: tuple[str, ...], folders: Folders) -> Any:
+    """Return the recipe that a stored model was made with, with exactly what the command line sets
+    replaced.
+
+    Args:
+        path: The checkpoint or artefact.
+        command: The command whose record it becomes.
+        overrides: Its command line.
+        folders: Directories in which options are looked for beside recapp's own.
+    """
+    if command == "predict":
+        from recapp.app.trained_model import scoring_recipe
+
+        return scoring_recipe(
+            path,
+            lambda stored: compose.compose_over(stored, command, overrides, folders),
+            overrides,
+        )
+    from recapp.stored.checkpoint import read_manifest
+
+    manifest = read_manifest(path)
+    recipe = match_stored(
+        compose.compose_over(manifest.config, command, overrides, folders), manifest
+    )
+    return with_one_length(recipe, overrides) if command == "train" else recipe
+
+
+def with_one_length(recipe: Train, overrides: Sequence[str]) -> Train:
+    """Return the recipe of a resumed run in which how long to train is one decision: a command
+    line with one of trainer.max_epochs and trainer.max_steps lifts the checkpoint's other one.
+    """
+    said = {override.lstrip("+").partition("=")[0] for override in overrides}
+    trainer = recipe.trainer
+    for one, other in (LENGTH, LENGTH[::-1]):
+        chosen = f"trainer.{one}" in said and f"trainer.{other}" not in said
+        if chosen and getattr(trainer, one) is not None:
+            trainer = trainer.without(other)
+    return replace(recipe, trainer=trainer)

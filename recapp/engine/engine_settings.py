@@ -1,0 +1,29 @@
+"""The settings of the engine, the group `engine`: lookups, updates, the exchange between ranks."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from recapp.settings.value_kinds import Natural
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """The group `engine`.
+
+    Args:
+        backend: The kernels.
+        transport: The exchange between ranks of one host.
+        payload: The type of vectors and gradients on their way between ranks.
+        look_ahead: Batches whose exchange of ids runs ahead of their step.
+        clip_tables: Whether `trainer.gradient_clip_val` counts gradients of rows, too.
+        compile: Whether `torch.compile` compiles the dense part.
+        keep_freed_memory: Whether freed memory stays with the process.
+    """
+
+    backend: Literal["auto", "numba", "triton", "torch"] = "auto"
+    transport: Literal["auto", "gloo", "shared_memory"] = "auto"
+    payload: Literal["full", "bf16", "fp16"] = "full"
+    look_ahead: Natural = 1
+    clip_tables: bool = False
+    compile: bool = False
+    keep_freed_memory: bool = True

@@ -1,0 +1,62 @@
+"""The settings of an export: how tables are stored, and what is measured on the way."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+from recapp.errors import ConfigError, suggest
+from recapp.settings.value_kinds import Natural
+from recapp.settings.values import Within
+
+AUTO = "auto"
+REPORT_ROWS = 100_000
+Quantize = Literal["none", "fp16", "int8", "int4"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """How a checkpoint is exported.
+
+    Args:
+        quantize: How tables are stored: none (as they were trained), fp16, int8, int4, or auto.
+        quantize_tables: How some are stored, by name or glob.
+        budget_ne: Of auto alone: the allowed rise of the normalised entropy of the validation
+            rows; None takes 1e-4.
+        report_rows: The most validation rows that are measured; 0 measures none.
+        compile: Whether the dense part is compiled as well, which takes a minute.
+        name: The name of the model; None takes the name of the directory.
+        overwrite: Whether an artefact of that name is replaced.
+
+    Raises:
+        ConfigError: A value is not allowed, or two do not go together.
+    """
+
+    quantize: Quantize | Literal["auto"] = "none"
+    quantize_tables: dict[str, Quantize] | None = None
+    budget_ne: Annotated[float, Within(0)] | None = None
+    report_rows: Natural = REPORT_ROWS
+    compile: bool = True
+    name: str | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        known = (*get_args(Quantize), AUTO)
+        if self.quantize not in known:
+            raise ConfigError(f"quantize={self.quantize}: {suggest(str(self.quantize), known)}")
+        if self.budget_ne is not None:
+            if not (math.isfinite(self.budget_ne) and self.budget_ne >= 0):
+                raise ConfigError(f"budget_ne={self.budget_ne}: must be a number of at least 0")
+            if self.quantize != AUTO:
+                raise ConfigError(
+                    f"budget_ne={self.budget_ne:g} quantize={self.quantize}: a budget is for "
+                    "quantize=auto: choose that, or leave budget_ne out"
+                )
+        if self.report_rows < 0:
+            raise ConfigError(
+                f"report_rows={self.report_rows}: must be at least 0; 0 measures none"
+            )
+        if self.quantize == AUTO and not self.report_rows:
+            raise ConfigError(
+                "quantize=auto report_rows=0: it measures tables on validation rows, so it needs "
+                "some: leave report_rows out, or choose quantize=int8"
+            )

@@ -1,0 +1,217 @@
+"""From a recipe to a plan, for training and for `python -m recapp.plan` alike.
+
+    recipe                          -> PlanningProblem, on paper
+    recipe, facts that ranks found  -> PlanningProblem, of a run
+    recipe, PlanningProblem         -> ShardingPlan
+
+`plan.path` names a file, `plan.rules` are rules written by hand; where the recipe has neither, the
+planner decides within `planner.constraints`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from recapp.errors import ConfigError, PlanError, suggest
+from recapp.optim.rules_by_table import rules_of
+from recapp.planner.constraints import MODES, Constraints, ParameterConstraints
+from recapp.planner.embedding_planner import Outcome, plan_tables
+from recapp.planner.plan_rules import PlanRule, plan_by_rules, read_rule
+from recapp.planner.planner_settings import PlanSettings
+from recapp.planner.problem import NUMBER_BYTES, PlanningProblem, dense_of
+from recapp.planner.rank_memory import check_memory
+from recapp.planner.reserve import with_reserve
+from recapp.planner.topology import Topology, hardware_of, topology_of
+from recapp.processes.launch import rank_count
+from recapp.recipe.commands import OnPaper
+from recapp.recipe.model import build_model
+from recapp.recipe.own_sharding_types import register_own_types
+from recapp.recipe.recipe import Recipe
+from recapp.recipe.run_rows import sized_on_paper, statistics_of
+from recapp.sharding.plan_file import load_plan
+from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan
+from recapp.sharding.sharding_types import sharding_type
+from recapp.tables.row_order import RowOrderName
+
+PAYLOAD_BYTES = {"full": NUMBER_BYTES, "bf16": 2, "fp16": 2}
+"""Bytes of a number on its way between ranks, by `engine.payload`."""
+
+
+def problem_on_paper(recipe: OnPaper) -> PlanningProblem:
+    """Return the planning problem without starting anything: tables, ranks, batches, optimiser,
+    ids, the dense part of the model. Ids are read where the data exist and `statistics` allows it.
+    """
+    recipe = sized_on_paper(recipe)
+    tables = recipe.table_configs
+    measure = recipe.statistics != "assumed"
+    rules_of(recipe.rules, [t.name for t in tables])  # names that no table has
+    return problem_of_run(
+        recipe,
+        PlanningProblem(
+            tables,
+            _topology_on_paper(recipe),
+            rule=recipe.rules,
+            statistics=statistics_of(recipe) if measure else {},
+            dense=dense_of(build_model(recipe, on_paper=True)),
+            lookups=recipe.lookups,
+        ),
+    )
+
+
+def problem_of_run(
+    recipe: Recipe, found: PlanningProblem, *, val_rows: int | None = None
+) -> PlanningProblem:
+    """Return the planning problem of a run.
+
+    Args:
+        recipe: That of the run.
+        found: Tables, topology, rule, statistics and dense part as the ranks found them.
+        val_rows: The rows that validate; None takes validation batches to be full.
+    """
+    world = found.topology.world_size
+    problem = replace(
+        found,
+        batch_per_rank=-(-recipe.dataset.scaled.batch_size // world),
+        payload_bytes=PAYLOAD_BYTES[recipe.engine.payload],
+        val_batch_per_rank=_val_batch(recipe, world, val_rows),
+        look_ahead=recipe.engine.look_ahead,
+    )
+    return with_reserve(problem) if recipe.topology.reserve_bytes is None else problem
+
+
+def _topology_on_paper(recipe: Recipe) -> Topology:
+    """Return the machine of the settings, with as many ranks as `topology` or `trainer` set."""
+    machines = recipe.topology
+    hardware = hardware_of(machines.hardware)
+    on = hardware.compute_device if hardware else recipe.trainer.accelerator
+    devices = recipe.trainer.devices
+    world = machines.ranks or (devices if isinstance(devices, int) else rank_count(devices))
+    device = "cuda" if on in ("cuda", "gpu") else "cpu"
+    return topology_of(replace(machines, ranks=world), world, device)
+
+
+def _val_batch(recipe: Recipe, world: int, rows: int | None) -> int:
+    """Return a rank's share of the largest validation batch; 0 where nothing validates."""
+    if recipe.trainer.limit_val_batches == 0:
+        return 0
+    dataset = recipe.dataset.scaled
+    size = dataset.val_batch_size or dataset.batch_size
+    return -(-(size if rows is None else min(size, rows)) // world)
+
+
+def build_plan(recipe: Recipe, problem: PlanningProblem) -> ShardingPlan:
+    """Return the plan that the settings ask for, or the planner's.
+
+    Raises:
+        PlanError: The plan names a table or type that does not exist, or does not fit.
+    """
+    register_own_types(recipe)
+    plan = recipe.plan or PlanSettings()
+    topology = problem.topology
+    if plan.path is not None:
+        made = load_plan(plan.path, problem.tables, topology.world_size, problem.lookups)
+    elif plan.rules is not None:
+        made = plan_by_rules(
+            problem.tables,
+            topology,
+            _rules(plan),
+            name=plan.name or "custom",
+            overrides=plan.tables or {},
+            mode=plan.mode or "auto",
+            column_width=plan.column_width or 64,
+            row_order=plan.row_order or "natural",
+            deal=plan.deal or "balanced",
+            statistics=problem.statistics,
+            batch_per_rank=problem.batch_per_rank,
+            lookups=problem.lookups,
+        )
+    else:
+        return best_plan(recipe, problem).plan
+    check_memory(problem.tables, made, problem.rule, topology)
+    return made
+
+
+def best_plan(recipe: Recipe, problem: PlanningProblem) -> Outcome:
+    """Return the planner's own plan; of `plan` it takes only the types of single tables, the mode,
+    and the order of rows where there are no rules beside it.
+
+    Raises:
+        PlanError: Constraints cannot hold, or no plan fits.
+    """
+    register_own_types(recipe)
+    plan = recipe.plan or PlanSettings()
+    constraints = build_constraints(
+        recipe.planner.constraints or {},
+        plan.tables or {},
+        plan.mode or recipe.planner.mode,
+        None if plan.rules is not None else plan.row_order,
+    )
+    return plan_tables(problem, constraints if problem.tables else {})
+
+
+def plan_of_run(recipe: Recipe, found: PlanningProblem) -> ShardingPlan:
+    """Return the plan of a run for the facts that its ranks found; rank 0 calls it.
+
+    Raises:
+        PlanError: The plan names a table or type that does not exist, or does not fit.
+    """
+    return build_plan(recipe, problem_of_run(recipe, found))
+
+
+def made_for(plan: ShardingPlan, problem: PlanningProblem) -> PlannedFor:
+    """Return the part of a problem that a plan file carries, to be explained elsewhere."""
+    ids = {table.name: problem.statistics_of(table).to_dict() for table in problem.tables}
+    return PlannedFor(tuple(problem.tables), problem.batch_per_rank, ids)
+
+
+def build_constraints(
+    plain: Mapping[str, Mapping[str, Any]],
+    overrides: Mapping[str, str],
+    mode: str,
+    row_order: RowOrderName | None = None,
+) -> Constraints:
+    """Return the planner's constraints, by table or glob.
+
+    Args:
+        plain: `planner.constraints`.
+        overrides: The types of single tables (`+plan.tables.C3=row_wise`).
+        mode: The mode of all tables, or `auto`.
+        row_order: The order of the rows of all tables; None leaves it to the planner.
+
+    Raises:
+        ConfigError: An entry is none of a constraint's.
+        PlanError: A mode or type does not exist.
+    """
+    known = [name for name in ParameterConstraints.__dataclass_fields__ if name != "statistics"]
+    found: dict[str, ParameterConstraints] = {}
+    for pattern, wanted in plain.items():
+        for key in wanted:
+            if key not in known:
+                raise ConfigError(
+                    f"planner.constraints.{pattern}.{key}: unknown; {suggest(str(key), known)}"
+                )
+        found[str(pattern)] = ParameterConstraints(**wanted)
+    if mode not in ("auto", *MODES):
+        raise PlanError(f"planner.mode={mode}: {suggest(mode, ['auto', *MODES])}")
+    for pattern, kind in overrides.items():
+        sharding_type(kind, f"plan.tables.{pattern}={kind}")
+        found[pattern] = ParameterConstraints(sharding_types=[kind]).over(
+            found.get(pattern, ParameterConstraints())
+        )
+    if mode != "auto" or row_order is not None:
+        every = ParameterConstraints(
+            modes=None if mode == "auto" else [mode],
+            row_orders=None if row_order is None else [row_order],
+        )
+        found = {"*": every.over(found.pop("*", ParameterConstraints()))} | found
+    return found
+
+
+def _rules(plan: PlanSettings) -> list[PlanRule]:
+    rules = [read_rule(r, f"plan.rules[{i}]") for i, r in enumerate(plan.rules or ())]
+    if plan.dp_max_rows is not None and plan.dp_max_rows not in [r.rows_at_most for r in rules]:
+        raise PlanError(
+            f"plan.dp_max_rows={plan.dp_max_rows}: no rule of this plan asks for it; choose "
+            "+plan=dp_and_localized with it"
+        )
+    return rules

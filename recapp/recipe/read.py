@@ -1,0 +1,107 @@
+"""Plain settings become the record of a command: checked, complete, typed.
+
+plain, as Hydra composed them, or as a file holds them -> checked -> record
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recapp.errors import ConfigError, suggest
+from recapp.recipe.commands import COMMANDS
+from recapp.recipe.recipe import Command
+from recapp.recipe.task_of_run import build_task
+from recapp.settings import check_settings
+from recapp.settings.records import constructor, record
+from recapp.settings.values import shown
+
+
+def read_settings(
+    plain: Mapping[str, Any], command: str, overrides: Sequence[str] | None = None
+) -> Any:
+    """Return the record of a command's settings.
+
+    Args:
+        plain: As `checked` takes them, and `choices` beside them.
+        command: The name of the command.
+        overrides: As of `checked`.
+
+    Raises:
+        ConfigError: A setting is wrong, or two do not go together.
+    """
+    settings = dict(plain)
+    choices = settings.pop("choices", {})
+    found = checked(settings, command, overrides)
+    return recipe_of(found | {"choices": choices}, command)
+
+
+def recipe_of(plain: Mapping[str, Any], command: str) -> Any:
+    """Return the record of settings that have been checked: those of ranks, which a command has
+    written.
+
+    Raises:
+        ConfigError: Two settings do not go together.
+    """
+    made: Command = record(COMMANDS[command], plain)
+    return made
+
+
+def checked(
+    settings: Mapping[str, Any], command: str, overrides: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Return the plain settings of a command, checked, defaults filled in.
+
+    Args:
+        settings: Plain settings, resolved. A setting that must be given may still be `???`.
+        command: The name of the command.
+        overrides: The command line: constructors in the groups that it changes are checked; None
+            checks all.
+
+    Raises:
+        ConfigError: A setting is wrong; the error names the setting, the value, what is allowed and
+            what is close.
+    """
+    _check_one_for_each_column(settings.get("dataset"))
+    found = check_settings.checked(settings, COMMANDS[command], overrides)
+    if isinstance(found.get("metrics"), Mapping):
+        named = found.get("task")
+        build_task(constructor(named) if named else None, found["metrics"]["names"])
+    _check_columns_of_criteo(found.get("dataset"), overrides or ())
+    plan = found.get("plan")
+    if isinstance(plan, Mapping) and plan.get("tables"):
+        from recapp.sharding.sharding_types import SHARDING_TYPES  # imports numpy
+
+        known = [*SHARDING_TYPES, *(plan.get("sharding_types") or {})]
+        for name, type_name in plan["tables"].items():
+            if type_name not in known:
+                raise ConfigError(f"plan.tables.{name}={type_name}: {suggest(type_name, known)}")
+    return found
+
+
+def _check_columns_of_criteo(dataset: object, overrides: Sequence[str]) -> None:
+    """Check that no columns are named where Criteo's are read."""
+    if not isinstance(dataset, Mapping) or dataset.get("naming") != "criteo":
+        return
+    said = {override.lstrip("+~").partition("=")[0] for override in overrides}
+    for key in ("dense", "sparse"):
+        if dataset.get(key) or f"dataset.{key}" in said:
+            raise ConfigError(
+                f"dataset.{key}={shown(dataset.get(key))}: dataset.naming=criteo has columns of "
+                "its own, all of which are read; set dataset.naming=exact to name others"
+            )
+
+
+def _check_one_for_each_column(dataset: object) -> None:
+    """Check that a setting with one number for each sparse column is not one number for all."""
+    if not isinstance(dataset, Mapping):
+        return
+    for key in ("table_rows", "cardinality"):
+        value = dataset.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            from recapp.dataset.schema import criteo_schema  # imports numpy
+
+            criteo = dataset.get("naming") == "criteo"
+            columns = criteo_schema().sparse if criteo else dataset.get("sparse") or ()
+            raise ConfigError(
+                f"dataset.{key}={value}: must be a list of {len(columns)} whole numbers, one for "
+                f"each sparse column, or null"
+            )

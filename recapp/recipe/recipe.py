@@ -1,0 +1,227 @@
+"""The recipe of a run: its settings as one frozen record, and what follows from them.
+
+    argv -> compose (Hydra) -> Recipe                                 train, plan
+    path -> a stored model's settings under a command line -> Recipe  eval, predict, export
+    Recipe -> rows, model, strategy, plan        one object that is handed down
+
+Each group of `conf/` is the record of a room, so whoever holds a recipe reads attributes that mypy
+knows. Nothing writes into a recipe: facts that are found in data, such as the sizes of tables, make
+a new one (`sized`). Ranks, manifests and `resolved.yaml` get the plain values of `to_plain`, whose
+keys are the settings' names.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from recapp.dataset.data_settings import DataSettings
+from recapp.engine.engine_settings import EngineSettings
+from recapp.errors import ConfigError
+from recapp.optim.optimizer_settings import OptimizerSettings
+from recapp.planner.planner_settings import Machines, PlannerSettings, PlanSettings
+from recapp.processes.launch_settings import LaunchSettings
+from recapp.settings.records import Constructor, Made, absent, composed, not_a_setting
+from recapp.settings.values import Within, shown
+from recapp.tables.table_settings import ListedTables, TablesOfDataset
+from recapp.trainer.trainer_settings import CallbackSettings, LoggerSettings, TrainerSettings
+
+if TYPE_CHECKING:
+    from recapp.dataset.schema import Schema
+    from recapp.optim.rules_by_table import Rules
+    from recapp.tables.config import EmbeddingBagConfig
+    from recapp.tables.lookups import TableLookup
+
+Model = Annotated[
+    Constructor,
+    Made(
+        (
+            ("embedding_bag_collection", "the tables, tables=..."),
+            ("dense_in_features", "the number of dense columns, dataset=..."),
+        ),
+        makes="torch.nn.Module",
+        such_as="recapp.models.published_dlrm.DLRM",
+    ),
+]
+
+
+TaskSettings = Annotated[
+    Constructor,
+    Made(
+        (("names", "the metrics that are measured, metrics.names"),),
+        makes="recapp.tasks.task.Task",
+        such_as="recapp.tasks.click.ClickTask",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """The settings of every command.
+
+    Args:
+        format: The format of the printed result.
+        choices: The option chosen of each group: `{"model": "dlrm", "plan": "mixed"}`.
+    """
+
+    format: Literal["text", "json"] = "text"
+    choices: dict[str, str] = not_a_setting()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Command):
+    """The settings that a run is planned from; a plan on paper needs all of them, too.
+
+    Raises:
+        ConfigError: Settings of two groups do not go together.
+    """
+
+    seed: Annotated[int, Within(0, 2**63 - 1)] = 1
+    dataset: DataSettings = composed()
+    model: Model = composed()
+    tables: TablesOfDataset | ListedTables = composed()
+    optimizer: OptimizerSettings = composed()
+    trainer: TrainerSettings = composed()
+    engine: EngineSettings = composed()
+    launch: LaunchSettings = composed()
+    planner: PlannerSettings = composed()
+    topology: Machines = composed()
+    plan: PlanSettings | None = absent()
+
+    def __post_init__(self) -> None:
+        clip = self.trainer.gradient_clip_val
+        if self.engine.clip_tables and clip in (None, 0):
+            raise ConfigError(
+                f"engine.clip_tables=true: trainer.gradient_clip_val={shown(clip)} clips nothing: "
+                "set it to the largest norm, or leave engine.clip_tables=false"
+            )
+
+    def sized(self, table_rows: list[int] | None) -> Self:
+        """Return the recipe whose tables have the rows that were found in the data.
+
+        Args:
+            table_rows: The rows of the table of each sparse column; None changes nothing.
+        """
+        if table_rows is None:
+            return self
+        return replace(self, dataset=replace(self.dataset, table_rows=tuple(table_rows)))
+
+    @property
+    def counts_ids(self) -> bool:
+        """Return whether tables get their sizes from the distinct ids of the training rows.
+
+        That is so for hashed tables of which neither `cardinality` nor `table_rows` gives a size,
+        except on generated data, whose `table_rows` define the generated ids; and for dynamic
+        ones, whose expected rows these are.
+        """
+        if not isinstance(self.tables, TablesOfDataset):
+            return False
+        hashed = self.tables.grow or (self.tables.id_rule or self.dataset.id_rule) == "hash"
+        data = self.dataset
+        return hashed and not (data.table_rows or data.cardinality or data.generate)
+
+    @property
+    def most_rows(self) -> int | None:
+        """Return the most rows of a table that is sized by its ids; None where tables grow, or
+        none is sized so.
+        """
+        tables = self.tables
+        fixed = isinstance(tables, TablesOfDataset) and not tables.grow
+        return tables.max_rows if isinstance(tables, TablesOfDataset) and fixed else None
+
+    @property
+    def without_validation(self) -> str | None:
+        """Return the setting by which no row validates, such as `dataset.val_share=0`; None where
+        some do.
+        """
+        limit = self.trainer.limit_val_batches
+        if limit == 0:
+            return f"trainer.limit_val_batches={limit}"
+        if self.dataset.val_path is None and self.dataset.share_that_validates == 0:
+            return f"dataset.val_share={self.dataset.val_share}"
+        return None
+
+    @cached_property
+    def schema(self) -> "Schema":
+        """Return the columns of the data set."""
+        from recapp.dataset.schema import schema_of
+
+        return schema_of(self.dataset, self.tables)
+
+    @cached_property
+    def rules(self) -> "Rules":
+        """Return the row rule of the tables, or rules by table name or glob."""
+        from recapp.recipe.row_rules import rules_of
+
+        return rules_of(self.optimizer.sparse)
+
+    @property
+    def table_configs(self) -> "list[EmbeddingBagConfig]":
+        """Return the tables of the model."""
+        return self._tables_and_lookups[0]
+
+    @property
+    def lookups(self) -> "tuple[TableLookup, ...]":
+        """Return the lookups of the tables, in output order."""
+        return self._tables_and_lookups[1]
+
+    @cached_property
+    def _tables_and_lookups(
+        self,
+    ) -> "tuple[list[EmbeddingBagConfig], tuple[TableLookup, ...]]":
+        from recapp.recipe.model_tables import tables_and_lookups
+
+        return tables_and_lookups(self.tables, self.dataset, self.schema)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSettings:
+    """The group `metrics`.
+
+    Args:
+        names: The metrics that are measured, which the task knows; None takes all of the task.
+
+    Raises:
+        ConfigError: There is none.
+    """
+
+    names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.names == ():
+            raise ConfigError("metrics.names=[]: name at least one, such as [auc]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Recipe):
+    """The settings of `python -m recapp.train`, which the commands that take a stored model have,
+    too.
+
+    Args:
+        ckpt_path: The stored model; None where a model is trained from the start.
+        resume_data: What happens where training resumes on other data.
+        trust: Packages of the user's own whose classes a stored model may name.
+        task: The task; None in settings that were stored before there was one.
+        metrics: The metrics.
+        logger: Loggers by name.
+        callbacks: Callbacks by name.
+    """
+
+    ckpt_path: str | None = None
+    resume_data: Literal["check", "ignore"] = "check"
+    trust: tuple[str, ...] = ()
+    task: TaskSettings | None = absent()
+    metrics: MetricSettings = composed()
+    logger: dict[str, LoggerSettings] = field(default_factory=dict)
+    callbacks: dict[str, CallbackSettings] = field(default_factory=dict)
+
+    @cached_property
+    def labelled_schema(self) -> "Schema":
+        """Return the columns of rows that the task is trained on or measured on.
+
+        Raises:
+            ConfigError: The data do not have the labels of the task.
+        """
+        from recapp.recipe.task_of_run import build_task
+
+        task = build_task(self.task, self.metrics.names)
+        return replace(self.schema, real_labels=task.check_labels(self.schema.labels))

@@ -1,0 +1,47 @@
+"""The row rules of tables, from the settings of the optimiser."""
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from recapp.errors import ConfigError
+from recapp.optim.named_rules import RULES, table_rules
+from recapp.optim.rules import RowRule
+from recapp.optim.rules_by_table import Rules
+from recapp.recipe.constructors import make
+from recapp.settings.check_settings import find_constructor
+from recapp.settings.records import Constructor, constructor
+
+
+def rules_of(sparse: Constructor) -> Rules:
+    """Return the row rule of the tables, or rules by table name or glob where
+    `optimizer.sparse.tables` has some.
+
+    Args:
+        sparse: The settings `optimizer.sparse`.
+
+    Raises:
+        ConfigError: A `_target_` makes no row rule, or a table's settings make none.
+    """
+    rule = _rule(sparse.without("tables"), "optimizer.sparse")
+    of_tables = table_rules(sparse.plain(), "optimizer.sparse", _rule_of_plain)
+    return {"*": rule, **of_tables} if of_tables else rule
+
+
+def _rule_of_plain(wanted: Any, setting: str) -> RowRule:
+    return _rule(constructor(wanted), setting)
+
+
+def _rule(wanted: Constructor, setting: str) -> RowRule:
+    target = find_constructor(wanted.target, setting)
+    rule = (
+        None
+        if isinstance(target, type) and issubclass(target, Optimizer)
+        else make(wanted, setting)
+    )
+    if not isinstance(rule, RowRule):
+        raise ConfigError(
+            f"{setting}._target_={wanted.target}: must make a row rule, as those of "
+            f"recapp.optim.rules do: {', '.join(RULES)}"
+        )
+    return rule

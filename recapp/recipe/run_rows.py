@@ -1,0 +1,109 @@
+"""The rows of a recipe's data set: no rank is started, and Lightning is not imported.
+
+recipe -> rows -> sizes of tables, statistics of ids
+"""
+
+from recapp import console
+from recapp.dataset.click_rows import ClickRows, open_rows
+from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.first_rows import COUNTED_ROWS
+from recapp.dataset.synthetic import read_truth, write_criteo, write_sample, writer_arguments
+from recapp.errors import DataError
+from recapp.recipe.commands import OnPaper
+from recapp.recipe.recipe import Recipe
+from recapp.tables.dynamic import EXPECTED_ROWS
+from recapp.tables.statistics import TableStatistics
+from recapp.tables.table_settings import TablesOfDataset
+
+
+def rows_of(recipe: Recipe) -> ClickRows:
+    """Return the rows of the data set.
+
+    Raises:
+        DataError: Its files are not here.
+    """
+    return open_rows(recipe.dataset.scaled, recipe.schema, recipe.seed)
+
+
+def statistics_of(recipe: Recipe) -> dict[str, TableStatistics]:
+    """Return id statistics of the data set's first training rows, by table; nothing where its files
+    do not exist.
+    """
+    features = {f for t in recipe.table_configs for f in t.feature_names}
+    if not features <= set(recipe.schema.sparse):
+        return {}  # tables that this data set does not have
+    try:
+        rows = rows_of(recipe)
+    except DataError:
+        return {}
+    return rows.statistics(recipe.table_configs, recipe.lookups)
+
+
+def sized_on_paper(recipe: OnPaper) -> OnPaper:
+    """Return a recipe whose tables are sized by their ids as training would size them, and note
+    what was assumed or counted.
+
+    Nothing is counted where `statistics=assumed`, or where the data do not exist.
+    """
+    if not recipe.counts_ids:
+        return recipe
+    most = recipe.most_rows
+    why = "statistics=assumed"
+    if recipe.statistics != "assumed":
+        try:
+            counted = rows_of(recipe).table_rows(most)
+            console.note(
+                f"tables are sized by the distinct ids of the first {COUNTED_ROWS:,} "
+                "training rows, as in training"
+            )
+            return recipe.sized(counted)
+        except DataError as error:
+            why = str(error)
+    assert isinstance(recipe.tables, TablesOfDataset)
+    if recipe.tables.grow:
+        console.note(f"every dynamic table is assumed to have {EXPECTED_ROWS:,} rows: {why}")
+    else:
+        console.note(
+            f"every table is assumed to have tables.max_rows={most} rows, no ids were counted: "
+            f"{why}"
+        )
+    return recipe
+
+
+def write_generated(dataset: DataSettings) -> None:
+    """Write the data set that the settings describe, unless it exists; progress is shown."""
+    small = dataset.scaled
+    assert small.generate is not None and isinstance(small.path, str)
+    kind, wanted = writer_arguments(small.generate, small.table_rows)
+    with console.progress(f"writing {console.short_path(small.path)}", wanted["rows"]) as advance:
+        written = 0
+
+        def show(done: int, _total: int) -> None:
+            nonlocal written
+            advance(done - written)
+            written = done
+
+        (write_criteo if kind == "criteo" else write_sample)(small.path, progress=show, **wanted)
+
+
+def click_model_auc(
+    dataset: DataSettings, limit: int | float | None, val_rows: int
+) -> float | None:
+    """Return the AUC of the click model that drew the labels, on the rows that validated.
+
+    It is None where the data set was not generated, where the click model was measured on other
+    rows (both validate on the last rows, so their numbers are compared), or where those rows are of
+    one class.
+
+    Args:
+        dataset: The settings of the data set.
+        limit: `trainer.limit_val_batches`.
+        val_rows: The rows that were cut off to validate on.
+    """
+    every_row = limit is None or (isinstance(limit, float) and limit == 1)  # 1 is one batch
+    if dataset.generate is None or dataset.val_path is not None or not every_row:
+        return None
+    path = dataset.scaled.path
+    assert isinstance(path, str)
+    truth = read_truth(path)["validation"]
+    return None if truth["rows"] != val_rows or truth["auc"] is None else float(truth["auc"])

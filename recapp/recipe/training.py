@@ -1,0 +1,87 @@
+"""The data module and the LightningModule of a recipe.
+
+recipe -> data module, module
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from recapp.dataset.scoring_settings import ScoringSettings
+from recapp.errors import ConfigError
+from recapp.recipe.constructors import make
+from recapp.recipe.monitors import schedule_of
+from recapp.recipe.recipe import Train
+from recapp.recipe.run_rows import write_generated
+from recapp.recipe.task_of_run import build_task
+from recapp.settings.records import Constructor
+from recapp.trainer.datamodule import ClickData
+from recapp.trainer.module import TaskModule
+
+
+def build_data(
+    recipe: Train,
+    set_table_rows: Callable[[list[int]], object] | None = None,
+    scoring: ScoringSettings | None = None,
+) -> ClickData:
+    """Return the data module.
+
+    Args:
+        recipe: The recipe.
+        set_table_rows: Called with the rows of tables that are sized by their ids, once the
+            training rows were counted; None where nobody waits for them.
+        scoring: The rows that are to be scored; None where nothing is predicted.
+    """
+    generated = recipe.dataset.generate is not None
+    return ClickData(
+        recipe.dataset.scaled,
+        recipe.schema if scoring else recipe.labelled_schema,
+        recipe.seed,
+        partial(write_generated, recipe.dataset) if generated else None,
+        count_table_rows=recipe.counts_ids,
+        set_table_rows=set_table_rows if recipe.counts_ids else None,
+        max_table_rows=recipe.most_rows,
+        scoring=scoring,
+        resume_data=recipe.resume_data,
+    )
+
+
+def sized_by(recipe: Train, data: ClickData) -> Callable[[], Train]:
+    """Return a function that returns the recipe with the sizes of tables that a data module has
+    found; before the data module is set up they are those of the settings.
+    """
+    return lambda: recipe.sized(data.table_rows)
+
+
+def build_module(recipe: Train, make_model: Callable[[], nn.Module]) -> TaskModule:
+    """Return the LightningModule: task and optimiser around the model.
+
+    Args:
+        recipe: The recipe.
+        make_model: Makes the model.
+    """
+    schedule = schedule_of(recipe)
+    monitor = schedule.arguments.get("monitor") if schedule else None
+    return TaskModule(
+        build_task(recipe.task, recipe.metrics.names),
+        make_model,
+        partial(_dense_optimizer, recipe.optimizer.dense),
+        partial(make, schedule.without("monitor"), "optimizer.schedule") if schedule else None,
+        recipe.seed,
+        monitor=monitor,
+    )
+
+
+def _dense_optimizer(settings: Constructor, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    # a model of tables alone has none, and torch's optimisers refuse an empty list
+    held: list[Any] = list(parameters) or [{"params": []}]
+    made = make(settings, "optimizer.dense", held)
+    if not isinstance(made, Optimizer):
+        raise ConfigError(
+            f"optimizer.dense._target_={settings.target}: must make a torch optimiser, e.g. "
+            "torch.optim.Adam"
+        )
+    return made

@@ -1,0 +1,257 @@
+"""Records of settings: a frozen dataclass for each group of `conf/`, which the room that a group
+configures owns.
+
+    plain settings, checked   {"dim": 16, ...}          record(TablesOfDataset, plain, "tables")
+    a record in hand          tables.dim                attributes that mypy sees
+    plain settings again      {"dim": 16, ...}          to_plain(tables), with the same keys
+
+A field is a setting: its annotation says which values are allowed (`recapp/settings/values.py`),
+its default is that of the group's first option, and its meaning stands as a comment in `conf/`,
+where users look. Settings that no field takes are refused, so that every accepted setting is read.
+Settings that depend on each other are checked in `__post_init__`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import lru_cache
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from recapp.errors import ConfigError
+
+T = TypeVar("T")
+TARGET = "_target_"
+
+
+class _Absent:
+    """The default of a setting that plain settings need not have."""
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Any = _Absent()
+
+
+def absent(default: Any = None, *, null: bool = False) -> Any:
+    """Return a field of a setting that only some options of a group have.
+
+    Plain settings leave the field out where it has its default.
+
+    Args:
+        default: The value of the record where no option sets the field.
+        null: Whether a user may write null; None is a value of the record alone otherwise.
+    """
+    return dataclasses.field(default=default, metadata={"absent": True, "null": null})
+
+
+def composed() -> Any:
+    """Return a field for a group that Hydra always composes and that has no default."""
+    return dataclasses.field(metadata={"absent": True, "null": True})
+
+
+def not_a_setting(factory: Callable[[], Any] = dict) -> Any:
+    """Return a field that plain settings carry though no user sets it by that name."""
+    return dataclasses.field(default_factory=factory, metadata={"setting": False})
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A mark of settings with a `_target_`: a constructor and, as other keys, its arguments.
+
+    Args:
+        given: Arguments that recapp passes by name, and the meaning of each.
+        positional: The number of arguments that recapp passes by position.
+        tried: Whether the constructor is called once before ranks start, to see whether it accepts
+            the values; for constructors that only make an object. Arguments by position are then a
+            parameter of one number.
+        makes: The dotted class of the object that the constructor makes.
+        such_as: Examples of such constructors, for errors.
+        beside: A key that is no argument but holds settings of the same kind by name.
+        checked_by: The dotted function that checks these settings: it takes the whole mapping and
+            its setting.
+        own: Keys that recapp reads itself, each with the only class, dotted, for which it does.
+    """
+
+    given: tuple[tuple[str, str], ...] = ()
+    positional: int = 0
+    tried: bool = False
+    makes: str = ""
+    such_as: str = ""
+    beside: str = ""
+    checked_by: str = ""
+    own: tuple[tuple[str, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Constructor:
+    """A constructor that settings name, with its arguments.
+
+    Args:
+        target: The dotted path, `_target_`.
+        arguments: The other keys of the mapping.
+    """
+
+    target: str
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the mapping as settings have it."""
+        return {TARGET: self.target, **self.arguments}
+
+    def without(self, *names: str) -> "Constructor":
+        """Return the constructor without some arguments."""
+        kept = {name: value for name, value in self.arguments.items() if name not in names}
+        return Constructor(self.target, kept)
+
+
+def constructor(plain: Mapping[str, Any]) -> Constructor:
+    """Return the constructor of a mapping with a `_target_`."""
+    arguments = {key: value for key, value in plain.items() if key != TARGET}
+    return Constructor(str(plain.get(TARGET)), arguments)
+
+
+def fields_of(kind: type) -> dict[str, tuple[Any, Any]]:
+    """Return the annotation and the default of each setting of a record, by the setting's name.
+
+    Args:
+        kind: The class of the record. A field `as_` is the setting `as`.
+    """
+    return {name: (hint, default) for name, (hint, default, _) in _fields(kind).items()}
+
+
+@lru_cache
+def _fields(kind: type) -> dict[str, tuple[Any, Any, str]]:
+    hints = get_type_hints(kind, include_extras=True)
+    found = {}
+    for each in dataclasses.fields(kind):
+        if not each.metadata.get("setting", True):
+            continue
+        made = each.default_factory
+        default = each.default if made is dataclasses.MISSING else made()
+        hint = hints[each.name]
+        if each.metadata.get("absent"):
+            default = ABSENT
+            hint = hint if each.metadata["null"] else _without_null(hint)
+        found[each.name.rstrip("_")] = hint, default, each.name
+    return found
+
+
+def _without_null(annotation: Any) -> Any:
+    kept = tuple(part for part in parts_of(annotation) if part is not type(None))
+    return Union[kept]  # noqa: UP007 (made of a tuple)
+
+
+def parts_of(annotation: Any) -> tuple[Any, ...]:
+    """Return the alternatives of a union, or the annotation alone."""
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def made_of(annotation: Any) -> Made | None:
+    """Return the mark of settings with a `_target_`; None for other annotations."""
+    found = [
+        more
+        for part in parts_of(annotation)
+        if get_origin(part) is Annotated
+        for more in get_args(part)[1:]
+    ]
+    return next((more for more in found if isinstance(more, Made)), None)
+
+
+def closest(value: Mapping[str, Any], kinds: list[Any]) -> Any:
+    """Return the record of several that has most of the keys."""
+    return max(kinds, key=lambda kind: len(set(fields_of(kind)) & set(value)))
+
+
+def item_of(annotation: Any) -> Any:
+    """Return the annotation of a list's items; None where the annotation is no list."""
+    return get_args(annotation)[0] if get_origin(annotation) in (list, tuple) else None
+
+
+def values_of(annotation: Any) -> Any:
+    """Return the annotation of the values where names are mapped to constructors; else None."""
+    inner = get_args(annotation)[1:] if get_origin(annotation) is dict else ()
+    return inner[0] if inner and made_of(inner[0]) else None
+
+
+# ---- plain settings and records
+
+
+def record(kind: type[T], plain: Mapping[str, Any], name: str = "") -> T:
+    """Return the record of checked plain settings.
+
+    Args:
+        kind: The class of the record.
+        plain: The settings, each of which is right by itself. Keys that are no settings go into
+            the fields `not_a_setting` of the same name, or into `more`, arguments of a constructor
+            that the class does not list.
+        name: The dotted name of the settings, for errors; empty for those of a command.
+
+    Raises:
+        ConfigError: A setting is missing, or two do not go together.
+    """
+    prefix = f"{name}." if name else ""
+    of_kind: Any = kind
+    fields = _fields(of_kind)
+    others = {each.name for each in dataclasses.fields(of_kind)} - {
+        f for _, _, f in fields.values()
+    }
+    given = {key: value for key, value in plain.items() if key in others}
+    more = {k: v for k, v in plain.items() if k not in fields and k not in others}
+    if more:
+        given["more"] = more
+    for key, (annotation, default, field) in fields.items():
+        if key in plain:
+            given[field] = _value(plain[key], annotation, f"{prefix}{key}")
+        elif default is dataclasses.MISSING:
+            raise ConfigError(f"{prefix}{key} must be given: {prefix}{key}=...")
+    try:
+        return kind(**given)
+    except ConfigError as error:
+        top = name.partition(".")[0]
+        if not name or str(error).startswith((f"{top}.", f"{top}=", f"{top} ")):
+            raise
+        raise ConfigError(f"{prefix}{error}") from None
+
+
+def _value(value: Any, annotation: Any, name: str) -> Any:
+    """Return a plain value as a record has it."""
+    parts = parts_of(annotation)
+    kinds = [part for part in parts if dataclasses.is_dataclass(part)]
+    if isinstance(value, Mapping) and kinds:
+        return record(closest(value, kinds), value, name)
+    if isinstance(value, Mapping) and made_of(annotation):
+        return constructor(value)
+    if isinstance(value, Mapping) and (inner := values_of(annotation)):
+        return {key: _value(item, inner, f"{name}.{key}") for key, item in value.items()}
+    if isinstance(value, list) and any(get_origin(part) is tuple for part in parts):
+        inner = next(item_of(part) for part in parts if get_origin(part) is tuple)
+        return tuple(_value(item, inner, f"{name}[{k}]") for k, item in enumerate(value))
+    return value
+
+
+def to_plain(value: Any) -> Any:
+    """Return a record, or a value of one, as plain dicts and lists: the settings that made it."""
+    if isinstance(value, Constructor):
+        return to_plain(value.plain())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain_record(value)
+    if isinstance(value, Mapping):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_plain(item) for item in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def _plain_record(value: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for each in dataclasses.fields(value):
+        own = getattr(value, each.name)
+        if each.metadata.get("absent") and own == each.default:
+            continue
+        if each.name == "more" and not each.metadata.get("setting", True):
+            found |= to_plain(own)
+        else:
+            found[each.name.rstrip("_")] = to_plain(own)
+    return found

@@ -1,0 +1,97 @@
+"""The settings of tables, the group `tables`: one table for each sparse column, or a list."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from recapp.errors import ConfigError
+from recapp.settings.records import absent, to_plain
+from recapp.settings.value_kinds import IdRule, Positive, Rows, Storage, Width
+from recapp.settings.values import Within, shown
+from recapp.tables.dynamic import DYNAMIC, DynamicRows
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablesOfDataset:
+    """The group `tables` under `tables=from_dataset` and `tables=dynamic`: a table for each sparse
+    column.
+
+    Raises:
+        ConfigError: A setting of tables that grow is given for others, or the other way round.
+    """
+
+    source: Literal["from_dataset"] = "from_dataset"
+    num_embeddings: Literal["dynamic"] | None = None
+    dynamic: DynamicRows | None = None
+    dim: Width = 16
+    max_rows: Rows | None = 200_000
+    data_type: Storage = "fp32"
+    pooling: Literal["sum", "mean"] = "sum"
+    id_rule: IdRule | None = None
+    init_range: Annotated[float, Within(0)] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.grow:
+            if self.dynamic is not None:
+                raise ConfigError(
+                    f"tables.dynamic={shown(to_plain(self.dynamic))}: is said of tables that do "
+                    "not grow: take tables=dynamic"
+                )
+            return
+        if self.max_rows is not None:
+            raise ConfigError(
+                f"tables.max_rows={self.max_rows}: limits hashed tables, and these grow: set "
+                f"tables.dynamic.max_rows={self.max_rows} and leave tables.max_rows=null"
+            )
+        if self.id_rule not in (None, "error"):
+            raise ConfigError(
+                f"tables.id_rule={self.id_rule}: a dynamic table has a row for any id: leave it "
+                "null, or take tables=from_dataset"
+            )
+
+    @property
+    def grow(self) -> bool:
+        """Return whether tables are dynamic."""
+        return self.num_embeddings == DYNAMIC
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedTable:
+    """One table of `tables=sample`, as `recapp.tables.config.EmbeddingBagConfig` takes it."""
+
+    name: str | None = absent()
+    num_embeddings: Rows | Literal["dynamic"] | None = absent()
+    dynamic: DynamicRows | None = absent(null=True)
+    embedding_dim: Width | None = absent()
+    feature_names: tuple[str, ...] | None = absent()
+    pooling: Literal["sum", "mean"] | None = absent()
+    data_type: Storage | None = absent()
+    id_rule: IdRule | None = absent()
+    init_range: Annotated[float, Within(0)] | None = absent(null=True)
+    weight_init_max: float | None = absent(null=True)
+    weight_init_min: float | None = absent(null=True)
+    min_key: int | None = absent()
+    max_key: int | None = absent(null=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedLookup:
+    """One lookup of `tables=sample`: a feature that reads a table, and the combiner of its rows."""
+
+    table: str | None = absent()
+    feature: str | None = absent()
+    output: str | None = absent(null=True)
+    combiner: Literal["sum", "mean", "concat"] | None = absent(null=True)
+    hotness: Positive | None = absent(null=True)
+    truncates: bool | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedTables:
+    """The group `tables` under `tables=sample`: tables that the file lists, and their lookups."""
+
+    source: Literal["list"]
+    tables: tuple[ListedTable, ...]
+    lookups: tuple[ListedLookup, ...] | None = None
+
+
+TableSettings = TablesOfDataset | ListedTables

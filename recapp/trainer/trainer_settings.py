@@ -1,0 +1,109 @@
+"""The settings of the trainer and of Lightning's parts beside it: the groups `trainer`, `logger`
+and `callbacks`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from recapp.errors import ConfigError
+from recapp.settings.records import Constructor, Made, not_a_setting
+from recapp.settings.value_kinds import Natural, Positive, Share
+from recapp.settings.values import Refused, Within
+
+Precision = Annotated[
+    Literal["32-true", "64-true", "bf16-mixed", "bf16-true", "16-true", "32", "64", "bf16", 32, 64],
+    Refused(
+        "16-mixed",
+        "tables are updated in backward, where the scaled loss would reach them; use bf16-mixed",
+    ),
+]
+CallbackSettings = Annotated[
+    Constructor,
+    Made(
+        makes="lightning.pytorch.Callback",
+        such_as="lightning.pytorch.callbacks.ModelCheckpoint",
+    ),
+]
+LoggerSettings = Annotated[
+    Constructor,
+    Made(
+        (("save_dir", "the run's directory, hydra.run.dir=DIR"),),
+        makes="lightning.pytorch.loggers.Logger",
+        such_as="recapp.trainer.curves.CSVCurves",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    """The group `trainer`: settings of Lightning's Trainer; those that are not listed can be added
+    with a plus.
+
+    `others` is the constructor whose other arguments are accepted, `refused` why some of them are
+    not. `more` holds the accepted ones.
+
+    Raises:
+        ConfigError: Two settings do not go together.
+    """
+
+    others: ClassVar[str] = "lightning.pytorch.Trainer"
+    refused: ClassVar[dict[str, str]] = {
+        "strategy": "recapp's own shards the tables; +plan=... says how, topology=... on what",
+        "logger": "choose loggers by logger=..., or add one by +logger.NAME._target_=...",
+        "callbacks": (
+            "choose callbacks by callbacks=..., or add one by +callbacks.NAME._target_=..."
+        ),
+        "enable_checkpointing": "the last checkpoint is always kept; callbacks=none keeps no other",
+        "enable_model_summary": "layers, plan and ranks are always printed before the first step",
+        "num_sanity_val_steps": "there is no validation before the first step; "
+        "trainer.val_check_interval=1 trainer.max_steps=1 tries one",
+        "num_nodes": "torchrun or srun say how many hosts there are",
+        "default_root_dir": "hydra.run.dir=DIR says where a run writes",
+        "use_distributed_sampler": "every rank reads its own lanes of the data (dataset.lanes)",
+        "inference_mode": "validation needs no gradients as it is",
+        "accumulate_grad_batches": (
+            "tables are updated in every backward; use a larger dataset.batch_size"
+        ),
+    }
+
+    devices: Positive | Literal["auto"] = "auto"
+    accelerator: Literal["auto", "cpu", "gpu", "cuda"] = "auto"
+    precision: Precision = "32-true"
+    max_epochs: Positive | Literal[-1] | None = None
+    max_steps: Positive | Literal[-1] | None = None
+    val_check_interval: Positive | Share | None = None
+    check_val_every_n_epoch: Positive = 1
+    limit_train_batches: Positive | Share | None = None
+    limit_val_batches: Natural | Annotated[float, Within(0, 1)] | None = None
+    gradient_clip_val: Annotated[float, Within(0)] | None = None
+    gradient_clip_algorithm: Literal["norm", "value"] = "norm"
+    log_every_n_steps: Positive = 20
+    enable_progress_bar: bool = True
+    more: Mapping[str, Any] = not_a_setting()
+
+    def __post_init__(self) -> None:
+        if type(self.val_check_interval) is int and self.check_val_every_n_epoch != 1:
+            raise ConfigError(
+                f"trainer.check_val_every_n_epoch={self.check_val_every_n_epoch}: validations "
+                f"are every trainer.val_check_interval={self.val_check_interval} steps, counted "
+                "across epochs; set one of the two"
+            )
+
+    def without(self, limit: Literal["max_epochs", "max_steps"]) -> "TrainerSettings":
+        """Return the settings without one of the limits to the length of training."""
+        return (
+            replace(self, max_epochs=None)
+            if limit == "max_epochs"
+            else replace(self, max_steps=None)
+        )
+
+    @property
+    def length(self) -> tuple[int, int]:
+        """Return the epochs and the steps after which training ends, -1 for no such end; one epoch
+        where neither is set.
+        """
+        epochs = self.max_epochs
+        if epochs is None:
+            epochs = 1 if self.max_steps in (None, -1) else -1
+        return epochs, -1 if self.max_steps is None else self.max_steps

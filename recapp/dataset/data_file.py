@@ -57,12 +57,10 @@ class Format(Protocol):
     @property
     def name(self) -> str:
         """The format as people call it."""
-        ...
 
     @property
     def suffixes(self) -> tuple[str, ...]:
         """The ends of the names of its files, in lower case, with the dot."""
-        ...
 
     def __hash__(self) -> int: ...
 
@@ -77,7 +75,6 @@ class Format(Protocol):
             UnreadableFileError: It is not whole, or in another format.
             DataError: What it says of itself cannot be right.
         """
-        ...
 
     def chunks(self, file: "DataFile", row_group: int) -> "Iterator[pa.RecordBatch]":
         """Yield the rows of a row group, in order and some thousand at a time.
@@ -92,7 +89,6 @@ class Format(Protocol):
         Raises:
             DataError: What cannot be read.
         """
-        ...
 
     def marks(self, path: str) -> bytes:
         """Return bytes of the file that change when its contents do, as far as that is cheap.
@@ -100,7 +96,6 @@ class Format(Protocol):
         Raises:
             OSError: It cannot be read.
         """
-        ...
 
 
 class DataFile(NamedTuple):

@@ -32,6 +32,7 @@ from recapp.dataset.text import (
     as_text,
     ids_of_hex,
     ids_of_text,
+    refuse,
     refuse_missing,
     shown,
     spelled_numbers,
@@ -136,10 +137,9 @@ def decode_numbers(column: pa.Array) -> tuple[Float32Array, BoolArray | None]:
     values, missing = _numbers(column)
     with np.errstate(over="ignore"):  # 1e300 becomes infinity, which is refused below
         numbers: Float32Array = values.astype(np.float32, copy=False)
-    finite = np.isfinite(numbers)
-    if not finite.all():
-        index = int(np.argmin(finite))
-        raise BadValue(index, f"holds {values[index]}, which is not finite{_FINITE}")
+    refuse(
+        ~np.isfinite(numbers), lambda index: f"holds {values[index]}, which is not finite{_FINITE}"
+    )
     return numbers, missing
 
 
@@ -167,9 +167,7 @@ def decode_labels(column: pa.Array) -> Float32Array:
         bad = (values != 0) & (values != 1)
         if missing is not None:
             bad |= missing
-    if bad.any():
-        index = int(np.argmax(bad))
-        raise BadValue(index, f"holds {shown(column[index])}; a label must be 0 or 1{_LABEL}")
+    refuse(bad, lambda index: f"holds {shown(column[index])}; a label must be 0 or 1{_LABEL}")
     labels: Float32Array = values.astype(np.float32, copy=False)
     return labels
 
@@ -191,12 +189,8 @@ def decode_finite(column: pa.Array, use: str, least: float = -math.inf) -> Float
     bad = ~np.isfinite(numbers) | (numbers < least)
     if missing is not None:
         bad |= missing
-    if bad.any():
-        index = int(np.argmax(bad))
-        allowed = "" if least == -math.inf else f", {least:g} or more"
-        raise BadValue(
-            index, f"holds {shown(column[index])}; a {use} must be a finite number{allowed}"
-        )
+    wanted = "a finite number" + (f", {least:g} or more" if least > -math.inf else "")
+    refuse(bad, lambda index: f"holds {shown(column[index])}; a {use} must be {wanted}")
     return numbers
 
 
@@ -297,9 +291,7 @@ def _from_whole_floats(column: pa.Array) -> Int64Array:
     missing = np.isnan(values)
     whole = np.where(missing, 0.0, values)
     good = (whole == np.floor(whole)) & (np.abs(whole) < 2**53)
-    if not good.all():
-        index = int(np.argmin(good))
-        raise BadValue(index, f"holds {values[index]}; an id must be an integer or text{_ID}")
+    refuse(~good, lambda index: f"holds {values[index]}; an id must be an integer or text{_ID}")
     ids: Int64Array = whole.astype(np.int64)
     ids[missing] = MISSING
     return ids

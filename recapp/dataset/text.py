@@ -47,6 +47,21 @@ class BadValue(Exception):
         self.problem = problem
 
 
+def refuse(bad_N: npt.NDArray[np.bool_], problem: Callable[[int], str]) -> None:
+    """Refuse a column with bad values.
+
+    Args:
+        bad_N: Which values are bad, [N].
+        problem: Says what is wrong with the value of an index.
+
+    Raises:
+        BadValue: A value is bad; the first one is named.
+    """
+    if bad_N.any():
+        index = int(np.argmax(bad_N))
+        raise BadValue(index, problem(index))
+
+
 def refuse_missing(ids: Int64Array, column: pa.Array) -> None:
     """Refuse ids that are the number that stands for missing ones.
 
@@ -54,9 +69,7 @@ def refuse_missing(ids: Int64Array, column: pa.Array) -> None:
         BadValue: An id is MISSING.
     """
     if len(ids) and int(ids.min()) == MISSING:
-        raise BadValue(
-            int(np.argmin(ids)), f"holds {shown(column[int(np.argmin(ids))])}, {_RESERVED}"
-        )
+        refuse(ids == MISSING, lambda index: f"holds {shown(column[index])}, {_RESERVED}")
 
 
 def ids_of_text(column: pa.Array, text: TextIds) -> Int64Array:

@@ -9,10 +9,10 @@ It moves as one: to a device, into page-locked memory, along with a stream. B ma
 evaluation with empty batches.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -62,18 +62,16 @@ class Batch:
         self.sparse = sparse
         self.labels = {LABEL: labels_B} if isinstance(labels_B, Tensor) else dict(labels_B)
         self.weights = dict(weights or {})
-        if unknown := [name for name in self.weights if name not in self.labels]:
+        if strange := self.weights.keys() - self.labels.keys():
             raise DataError(
-                f"a batch with weights of {unknown[0]}, which is none of its labels "
+                f"a batch with weights of {min(strange)}, which is none of its labels "
                 f"({', '.join(self.labels)})"
             )
-        counts = {"dense rows": [self.rows], "bags per feature": [sparse.stride()]}
-        counts["labels"] = [len(label_B) for label_B in self.labels.values()]
-        counts["weights"] = [len(weight_B) for weight_B in self.weights.values()]
-        if any(count != self.rows for numbers in counts.values() for count in numbers):
-            *most, last = (
-                f"{count} {what}" for what, numbers in counts.items() for count in set(numbers)
-            )
+        counted = [("dense rows", self.rows), ("bags per feature", sparse.stride())]
+        counted += [("labels", len(label_B)) for label_B in self.labels.values()]
+        counted += [("weights", len(weight_B)) for weight_B in self.weights.values()]
+        if len({count for _, count in counted}) > 1:
+            *most, last = dict.fromkeys(f"{count} {what}" for what, count in counted)
             raise DataError(
                 f"a batch of {', '.join(most)} and {last}: all of them are counted in samples"
             )
@@ -95,9 +93,9 @@ class Batch:
                 f"a batch has the labels {', '.join(self.labels)}, so labels_B could be any of "
                 "them: name one, batch.labels[NAME]"
             )
-        for label_B in self.labels.values():
-            return label_B
-        return self.dense_BI.new_full((self.rows,), torch.nan, dtype=torch.float32)
+        if not self.labels:
+            return self.dense_BI.new_full((self.rows,), torch.nan, dtype=torch.float32)
+        return next(iter(self.labels.values()))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         """Return the samples on a device.
@@ -110,36 +108,34 @@ class Batch:
                 the host does not wait.
         """
         device = torch.device(device)
-        moved = self._with(
-            self.sparse.to(device, non_blocking),
-            lambda t: copy_to_device(t, device) if non_blocking else t.to(device),
-        )
-        ours = (self.sparse, self.dense_BI, *self._targets())
-        theirs = (moved.sparse, moved.dense_BI, *moved._targets())
-        same = all(there is here for there, here in zip(theirs, ours, strict=True))
-        return self if same else moved
+
+        def moved(part: Any) -> Any:
+            if non_blocking and isinstance(part, Tensor):
+                return copy_to_device(part, device)
+            return part.to(device, non_blocking=non_blocking)
+
+        there = self._changed(moved)
+        same = all(one is other for one, other in zip(there._parts(), self._parts(), strict=True))
+        return self if same else there
 
     def pin_memory(self) -> Self:
         """Return the samples in page-locked memory, from which copies to a GPU need not wait."""
-        return self._with(self.sparse.pin_memory(), Tensor.pin_memory)
+        return self._changed(lambda part: part.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until the work that `stream` has queued by now is done."""
-        self.dense_BI.record_stream(stream)
-        self.sparse.record_stream(stream)
-        for target_B in self._targets():
-            target_B.record_stream(stream)
+        for part in self._parts():
+            part.record_stream(stream)
 
-    def _targets(self) -> Iterator[Tensor]:
-        """Yield labels and weights."""
-        yield from self.labels.values()
-        yield from self.weights.values()
+    def _parts(self) -> list[Tensor | KeyedJaggedTensor]:
+        """Return all tensors, the ids as one."""
+        return [self.dense_BI, self.sparse, *self.labels.values(), *self.weights.values()]
 
-    def _with(self, sparse: KeyedJaggedTensor, change: Callable[[Tensor], Tensor]) -> Self:
-        """Return a batch of other ids whose other tensors `change` makes of this one's."""
+    def _changed(self, change: Callable[[Any], Any]) -> Self:
+        """Return a batch whose parts `change` makes of those of this one."""
         made = copy(self)
-        made.sparse = sparse
         made.dense_BI = change(self.dense_BI)
+        made.sparse = change(self.sparse)
         made.labels = {name: change(label_B) for name, label_B in self.labels.items()}
         made.weights = {name: change(weight_B) for name, weight_B in self.weights.items()}
         return made

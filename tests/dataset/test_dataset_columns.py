@@ -495,7 +495,7 @@ def test_views_of_text_and_of_lists_are_read_as_the_plain_types_are(tmp_path, la
         )
     assert found[0] == found[1]
     narrowed = open_source(str(tmp_path / "a.parquet"), schema).only(["many", "text"])
-    assert narrowed.files[0].views == ("text", "many")
+    assert narrowed.files[0].read == ["text", "many"]
     assert open_source(str(tmp_path / "a.parquet"), schema).bags == {"texts", "many", "more"}
 
 

@@ -144,7 +144,7 @@ class GetItemLazyAwaitable(LazyAwaitable[W], Generic[W, P, K]):
 
     Args:
         parent: The awaitable.
-        key: Which part.
+        key: The index of the part.
     """
 
     def __init__(self, parent: LazyAwaitable[P], key: K) -> None:

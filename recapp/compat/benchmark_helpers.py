@@ -40,8 +40,8 @@ class TorchRecBenchmark:
     """Times models.
 
     Args:
-        rounds: How often a few forwards are run.
-        round_seconds: How long they should take; at least two are run, at most forty.
+        rounds: The number of rounds; a few forwards are run in each.
+        round_seconds: The length of a round; it has two to forty forwards.
 
     Raises:
         ConfigError: One of them is not above 0.
@@ -62,7 +62,7 @@ class TorchRecBenchmark:
 
         Args:
             model: A sharded model, or any other.
-            batch: What the model is called with, on this rank.
+            batch: The argument of the model on this rank.
             batch_size: The samples of the batch.
 
         Raises:
@@ -78,7 +78,7 @@ class TorchRecBenchmark:
 
         Args:
             models: Sharded models of the same ranks, or any others, by name.
-            batch: As of `benchmark_forward`, and so is `batch_size`.
+            batch: The argument of each model on this rank.
             batch_size: The samples of the batch.
 
         Raises:
@@ -131,7 +131,7 @@ def _messages_of(model: nn.Module) -> Comm:
 
 
 class TorchRecDebugger:
-    """Says what this rank holds.
+    """Counts the bytes that this rank holds.
 
     Args:
         device: The device whose memory counts; None: the GPU if this process has used one, else

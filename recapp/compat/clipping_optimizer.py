@@ -96,7 +96,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         return loss
 
     def clip_grad_norm_(self) -> float:
-        """Clip by the norm of all gradients, and return what it was."""
+        """Clip by the norm of all gradients, and return the norm before."""
         return clip_norm(self._parameters(), self._tables, self.max_gradient, self.norm_type)
 
     def _parameters(self) -> list[Tensor]:

@@ -77,7 +77,7 @@ class LRU_EvictionPolicy(MCHEvictionPolicy):
 
     Args:
         decay_exponent: Above 0, where it does not change the order.
-        threshold_filtering_func: As of `MCHEvictionPolicy`.
+        threshold_filtering_func: The filter of ids by their counts (`MCHEvictionPolicy`).
 
     Raises:
         ConfigError: `decay_exponent` is out of range, or `threshold_filtering_func` is no function.
@@ -110,7 +110,7 @@ class DistanceLFU_EvictionPolicy(MCHEvictionPolicy):
 
     Args:
         decay_exponent: At least 0.
-        threshold_filtering_func: As of `MCHEvictionPolicy`.
+        threshold_filtering_func: The filter of ids by their counts (`MCHEvictionPolicy`).
 
     Raises:
         ConfigError: `decay_exponent` is out of range, or `threshold_filtering_func` is no function.
@@ -148,11 +148,11 @@ def note_of_nearest(policy: MCHEvictionPolicy) -> None:
 def dynamic_threshold_filter(
     id_counts: Tensor, threshold_skew_multiplier: float = 10.0
 ) -> tuple[Tensor, Tensor]:
-    """Let ids count that occurred more often than so many times the mean count.
+    """Let ids count that occurred more often than a multiple of the mean count.
 
     Args:
         id_counts: The count of each id.
-        threshold_skew_multiplier: How many times.
+        threshold_skew_multiplier: The multiple.
     """
     threshold = id_counts.sum() * (threshold_skew_multiplier / max(1, id_counts.numel()))
     return id_counts > threshold, threshold

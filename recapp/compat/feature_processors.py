@@ -84,7 +84,7 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
 
     Args:
         max_feature_lengths: Most ids of a bag, by feature.
-        device: As of `PositionWeightedModule`.
+        device: The device of the weights; the meta device allocates none yet.
 
     Raises:
         ConfigError: A length is no whole number of at least 1.
@@ -147,7 +147,7 @@ class FeatureProcessorDictWrapper(FeatureProcessorsCollection):
         self._feature_processors = feature_processors
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return what the processors make of the bags.
+        """Return the bags with the weights that the processors compute.
 
         Raises:
             ConfigError: A processor returns bags without weights.

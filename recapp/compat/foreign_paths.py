@@ -88,7 +88,7 @@ def add_names(module: ModuleType) -> None:
 
 
 def found(path: str, name: str) -> Any:
-    """Return what a name of the table stands for.
+    """Return the object that a name of the table stands for.
 
     Args:
         path: The module, without the name of the package; empty for the package itself.

@@ -1,4 +1,4 @@
-"""Arguments of HugeCTR's programs: what each must be, checked where it is given.
+"""Checks of the arguments of HugeCTR's programs, where they are given.
 
     whole("CreateSolver", "batchsize", 1.5, 1)
         -> CreateSolver: batchsize=1.5: must be a whole number of at least 1
@@ -23,13 +23,13 @@ def whole(owner: str, name: str, value: Any, least: int = 0) -> int:
     """Return a whole number.
 
     Args:
-        owner: What has the argument, for errors.
+        owner: The class or function that has the argument, for errors.
         name: The name of the argument.
         value: Its value.
         least: The smallest that is allowed.
 
     Raises:
-        ConfigError: It is none, or too small.
+        ConfigError: The value is no whole number, or too small.
     """
     made = index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else None
     if made is None or not least <= made <= MOST:
@@ -41,14 +41,14 @@ def number(owner: str, name: str, value: Any, least: float = 0.0, below: float =
     """Return a finite number; arguments are those of `whole`.
 
     Args:
-        owner: What has the argument, for errors.
+        owner: The class or function that has the argument, for errors.
         name: The name of the argument.
         value: Its value.
         least: The smallest that is allowed.
-        below: What it must be smaller than.
+        below: A number that the value must be smaller than.
 
     Raises:
-        ConfigError: It is none, or out of these bounds.
+        ConfigError: The value is no finite number, or out of these bounds.
     """
     right = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
     if not right or not least <= value < below:
@@ -62,7 +62,7 @@ def switch(owner: str, name: str, value: Any) -> bool:
     """Return True or False.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: The value is neither.
     """
     if not isinstance(value, int) or value not in (0, 1):
         raise ConfigError(f"{owner}: {name}={value}: must be True or False")
@@ -73,7 +73,7 @@ def text(owner: str, name: str, value: Any) -> str:
     """Return a text that is not empty; a path is one, too.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The value is no such text.
     """
     made = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(made, str) or not made:
@@ -85,7 +85,7 @@ def member(owner: str, name: str, value: Any, kind: type[Member]) -> Member:
     """Return a member of an enumeration.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The value is no member.
     """
     if not isinstance(value, kind):
         known = ", ".join(kind.__members__)

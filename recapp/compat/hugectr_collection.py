@@ -171,7 +171,7 @@ class EmbeddingTableConfig:
 
 @dataclass(frozen=True)
 class EmbeddingCollection:
-    """Tables, what reads them in the order in which it was declared, and where they lie.
+    """Tables, their lookups in the order in which they were declared, and where the tables lie.
 
     Args:
         tables: The tables.
@@ -363,7 +363,7 @@ class EmbeddingPlanner(_Lookups):
                 Here v4.1 has `shard_matrix`.
             emb_table_group_strategy: With a matrix: the tables of each group.
             emb_table_placement_strategy: With a matrix: mp or dp of each group.
-            shard_matrix: Of each GPU and table: 1 where the GPU holds a part of it.
+            shard_matrix: A row for each GPU; 1 for each table of which the GPU holds a part.
 
         Raises:
             ConfigError: No lookup is declared, or one is wrong.

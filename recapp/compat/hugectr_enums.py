@@ -28,7 +28,7 @@ class NamedEnum(Enum, metaclass=_Suggesting):
 
 
 class NamedText(StrEnum, metaclass=_Suggesting):
-    """An enumeration of words, likewise."""
+    """An enumeration of words whose unknown members are errors for people."""
 
 
 class CommunicationStrategy(NamedText):
@@ -39,7 +39,7 @@ class CommunicationStrategy(NamedText):
 
 
 class CompressionStrategy(NamedText):
-    """What is sent of a table: a vector per bag and owner, or one per distinct row."""
+    """The vectors of a table that are sent: one per bag and owner, or one per distinct row."""
 
     Reduction = "reduction"
     Unique = "unique"

@@ -52,10 +52,10 @@ class DenseLayer:
     """A dense layer or the loss of a program.
 
     Args:
-        layer_type: What it computes.
+        layer_type: The type of the layer.
         bottom_names: The tensors that it reads.
         top_names: The tensors that it makes.
-        parameters: What HugeCTR's layer book says of its type: `num_output`, `axis` and so on.
+        parameters: The parameters of HugeCTR's layer book: `num_output`, `axis` and so on.
 
     Raises:
         ConfigError: The type is not there, or a parameter does not exist.
@@ -129,7 +129,7 @@ def from_plain(values: Mapping[str, Any]) -> Layer:
 def connected(
     inputs: Mapping[str, Shape], layers: Sequence[Layer]
 ) -> tuple[dict[str, Shape], list[Any]]:
-    """Return the shapes of all tensors, and what makes the module of each layer.
+    """Return the shapes of all tensors, and a function for each layer that makes its module.
 
     Args:
         inputs: The shapes of the tensors that layers read first: label, dense, vectors of tables.

@@ -1,5 +1,4 @@
-"""What HugeCTR's dense layers compute, as torch modules; those that torch has itself are taken from
-there.
+"""HugeCTR's dense layers as torch modules; those that torch has itself are taken from there.
 
 Shapes: B batch, K columns, F vectors or numbers, D columns of a vector, P pairs.
 """
@@ -37,8 +36,8 @@ def linear(inputs: int, outputs: int, how: str, bias_how: str | None) -> nn.Line
     Args:
         inputs: Columns of its input.
         outputs: Columns of its output.
-        how: How the start values of its weights are drawn.
-        bias_how: Those of its bias; None: it has none.
+        how: The `Initializer_t` of its weights.
+        bias_how: The `Initializer_t` of its bias; None makes a layer without bias.
     """
     made = published_linear(inputs, outputs, bias_how is not None)
     initialise(made.weight, how, inputs, outputs)
@@ -174,9 +173,9 @@ class WeightMultiply(nn.Module):
     """Multiplies each of F numbers with a vector of its own: [B, F] -> [B, F D].
 
     Args:
-        numbers: How many numbers, F.
+        numbers: The number of numbers, F.
         columns: The columns of a vector, D.
-        how: How its start values are drawn.
+        how: The `Initializer_t` of its weights.
     """
 
     def __init__(self, numbers: int, columns: int, how: str) -> None:
@@ -197,8 +196,8 @@ class MultiCross(nn.Module):
         columns: The columns of the input, K.
         count: The number of layers.
         width: The columns of the projection; 0: DCN v1.
-        how: How the start values of weights are drawn.
-        bias_how: Those of biases; `Default` is 0.
+        how: The `Initializer_t` of weights.
+        bias_how: The `Initializer_t` of biases; `Default` is 0.
     """
 
     def __init__(self, columns: int, count: int, width: int, how: str, bias_how: str) -> None:
@@ -212,7 +211,7 @@ class MultiCross(nn.Module):
             initialise(bias, bias_how, 0, columns)
 
     def forward(self, first_BK: Tensor) -> Tensor:
-        """Return what the last cross layer makes."""
+        """Return the output of the last cross layer."""
         x_BK = first_BK
         for k, (down, bias) in enumerate(zip(self.down, self.bias, strict=True)):
             small = down(x_BK)

@@ -1,5 +1,5 @@
-"""HugeCTR's dense layers: what each makes of the shapes of its inputs, and the torch module that
-computes it.
+"""HugeCTR's dense layers: the shapes of the outputs by those of the inputs, and the torch module
+that computes each layer.
 
     Layer(type, bottoms, tops, parameters), shapes of the bottoms
         -> shapes of the tops, a function that makes the module
@@ -51,7 +51,7 @@ class Layer:
         type: The name of its `Layer_t`.
         bottoms: The names of the tensors that it reads.
         tops: The names of the tensors that it makes.
-        parameters: What the program says of it.
+        parameters: The parameters that the program gives.
     """
 
     type: str
@@ -61,7 +61,7 @@ class Layer:
 
     @property
     def label(self) -> str:
-        """Return what errors call the layer."""
+        """Return the name of the layer in errors."""
         return f"layer {self.type} ({', '.join(self.tops)})"
 
     def __getitem__(self, name: str) -> Any:
@@ -79,8 +79,8 @@ class Layer:
         """Return the error that the inputs have the wrong shapes.
 
         Args:
-            shapes: Those of the inputs.
-            wanted: What the layer takes.
+            shapes: The shapes of the inputs.
+            wanted: The shapes that the layer takes, in words.
         """
         pairs = zip(self.bottoms, shapes, strict=True)
         read = " and ".join(f"{name} {shape_text(shape)}" for name, shape in pairs)
@@ -88,7 +88,7 @@ class Layer:
 
 
 Made = tuple[list[Shape], Callable[[], nn.Module]]
-"""The shapes of what a layer makes, and what makes its module."""
+"""The shapes of the outputs of a layer, and the function that makes its module."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,12 @@ class Kind:
     """A type of layers.
 
     Args:
-        make: Checks the shapes of a layer's inputs, and returns what it makes of them.
-        least: How many tensors it reads at least.
-        most: How many it reads at most; None for any number.
-        parameters: What can be said of it, with what holds where nothing is said.
-        outputs: How many tensors it makes; None where its parameters say so.
+        make: Checks the shapes of a layer's inputs, and returns the shapes of its outputs with the
+            function that makes its module.
+        least: The smallest number of inputs.
+        most: The largest number of inputs; None for any number.
+        parameters: The default of each parameter.
+        outputs: The number of outputs; None where parameters decide.
     """
 
     make: Callable[[Layer, list[Shape]], Made]
@@ -111,7 +112,7 @@ class Kind:
 
 
 def layer_made(layer: Layer, shapes: list[Shape]) -> Made:
-    """Return what a layer makes of inputs of some shapes.
+    """Return the outputs and the module of a layer for inputs of some shapes.
 
     Args:
         layer: The layer.
@@ -138,10 +139,10 @@ def layer_made(layer: Layer, shapes: list[Shape]) -> Made:
 
 
 def _check_parameter(layer: Layer, name: str) -> None:
-    """Check that a parameter is what all layers that have it take; bounds are each layer's own.
+    """Check a parameter as far as all layers that have it agree; bounds are each layer's own.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: The value is not allowed.
     """
     value = layer[name]
     if name == "axis":
@@ -163,7 +164,7 @@ def _check_parameter(layer: Layer, name: str) -> None:
 
 
 def _right_list(name: str, value: Any) -> bool:
-    """Return whether a list has what `LISTS` says."""
+    """Return whether a list is as `LISTS` describes it."""
     if not isinstance(value, list | tuple):
         return False
     if name == "ranges":

@@ -61,14 +61,14 @@ NOT_THERE: Mapping[str, str] = {
     "unfreeze_dense": WHOLE_RUNS,
     "unfreeze_embedding": WHOLE_RUNS,
 }
-"""HugeCTR's methods that are not there, and what does their work."""
+"""HugeCTR's methods that recapp does not have, and the command that does their work."""
 
 
 class Model:
     """The model of a program.
 
     Args:
-        solver: How long, how fast and on how many GPUs it trains.
+        solver: The length of training, the learning rate and the GPUs.
         reader_params: Its data.
         opt_params: The optimiser of layers, and of tables that name none.
 
@@ -109,7 +109,7 @@ class Model:
         """Add the input, the embedding collection, or a layer.
 
         Args:
-            part: What is added.
+            part: An `Input`, an embedding collection or a `DenseLayer`.
 
         Raises:
             ConfigError: It is something else, or there is an input or a collection already.
@@ -233,7 +233,7 @@ class Model:
             eval_interval: Iterations between two evaluations; 0: none.
             snapshot: Iterations between two checkpoints that are kept; 0: none. The last one is
                 kept in any case.
-            snapshot_prefix: What their names begin with.
+            snapshot_prefix: The beginning of their names.
 
         Raises:
             ConfigError: The model is not compiled, or an argument is wrong.

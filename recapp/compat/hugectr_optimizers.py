@@ -1,4 +1,4 @@
-"""What HugeCTR's tables say of their optimiser, as recapp's row rules."""
+"""The optimisers of HugeCTR's tables as recapp's row rules."""
 
 import math
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ NUMBERS: Mapping[str, float] = {
     "lambda1": math.inf,
     "lambda2": math.inf,
 }
-"""The numbers of an optimiser, and what each must be smaller than."""
+"""The numbers of an optimiser, and the bound that each must be smaller than."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,17 @@ class OptParams:
     """An optimiser of a table.
 
     Args:
-        optimizer_type: Which.
-        update_type: Which rows it updates.
-        beta1: Of Adam.
-        beta2: Of Adam.
-        epsilon: Of Adam and AdaGrad.
-        initial_accu_value: What AdaGrad's sums begin with.
-        momentum_factor: Of MomentumSGD; the momentum of rows that a batch does not touch rests.
+        optimizer_type: The optimiser.
+        update_type: The rows that it updates.
+        beta1: Adam's decay of the mean of gradients.
+        beta2: Adam's decay of the mean of their squares.
+        epsilon: The number that Adam and AdaGrad add to the root.
+        initial_accu_value: The start value of AdaGrad's sums.
+        momentum_factor: MomentumSGD's factor; rows that a batch does not touch keep their momentum.
         atomic_update: Whether HugeCTR adds with atomic operations; it decides nothing here.
-        beta: Of Ftrl.
-        lambda1: Of Ftrl: above 0 it makes weights exactly 0.
-        lambda2: Of Ftrl.
+        beta: Ftrl's beta.
+        lambda1: Ftrl's L1 factor: above 0 it makes some weights exactly 0.
+        lambda2: Ftrl's L2 factor.
 
     Raises:
         ConfigError: A value that no row rule has.

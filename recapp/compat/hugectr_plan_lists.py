@@ -78,8 +78,8 @@ class _Group:
 
     Args:
         word: "mp" or "dp".
-        local: The lookups that this GPU holds a part of.
-        every: Those of every GPU.
+        local: The lookups of which this GPU holds a part.
+        every: The lookups of every GPU.
         count: Shards of each of its tables.
         id: Number of the shard that this GPU holds.
     """
@@ -111,8 +111,8 @@ def plan_from_values(
         values: Plain values, as read from JSON.
         tables: The tables of the model.
         source: The file, for messages.
-        lookups: What reads them, in the order in which it is declared, which numbers it; None takes
-            what the tables declare.
+        lookups: Their lookups in the order in which they are declared, which numbers them; None
+            takes those that the tables declare.
 
     Raises:
         PlanError: A rule is broken; GPU, group, lookup and rule are named.
@@ -385,8 +385,8 @@ def hugectr_json(
     Args:
         plan: The plan.
         tables: The tables of the model.
-        lookups: What reads them, in the order in which it is declared, which numbers it; None takes
-            what the tables declare.
+        lookups: Their lookups in the order in which they are declared, which numbers them; None
+            takes those that the tables declare.
         indent: None writes a group in each line, with the key names of v3.8. A number of blanks
             writes what HugeCTR's notebook does, where it is 4: `notebook_lists`, without a line
             break at the end.

@@ -51,7 +51,7 @@ ODD = "'\"{}$\\"  # what Hydra and the names of checkpoints read as more than le
 
 @dataclass(frozen=True)
 class Fit:
-    """How long a program trains, and what it leaves; arguments as of `Model.fit`."""
+    """The arguments of `Model.fit`: the length of training, and the files that it leaves."""
 
     num_epochs: int
     max_iter: int
@@ -103,7 +103,7 @@ def _check_prefix(prefix: str) -> None:
 
 @dataclass(frozen=True)
 class Program:
-    """What a program has said."""
+    """The parts of a program that is ready to train."""
 
     solver: CreateSolver
     reader: DataReaderParams
@@ -117,8 +117,8 @@ def train(program: Program, wanted: Fit) -> None:
     """Train, and return when it is done.
 
     Args:
-        program: What the program has said.
-        wanted: How long it trains.
+        program: The settings of the program.
+        wanted: The arguments of `Model.fit`.
 
     Raises:
         ConfigError: The program does not fit its data.
@@ -150,8 +150,8 @@ def settings_of(program: Program, wanted: Fit, columns: Columns) -> dict[str, di
     """Return the options of a program by group, as plain values.
 
     Args:
-        program: What the program has said.
-        wanted: How long it trains.
+        program: The settings of the program.
+        wanted: The arguments of `Model.fit`.
         columns: The columns of its data.
 
     Raises:
@@ -334,7 +334,7 @@ def _run(command: Sequence[str], gpus: str | None) -> int:
 
 @contextmanager
 def _passing_signals_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Send the signals that come inside of the `with` to a process, which sees to what follows."""
+    """Send the signals that come inside of the `with` on to a process."""
     if threading.current_thread() is not threading.main_thread():
         yield  # where signals cannot be handled
         return

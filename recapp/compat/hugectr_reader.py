@@ -55,10 +55,11 @@ class DataReaderParams:
     Args:
         data_reader_type: Their format, Parquet.
         source: The list of files of training, `_file_list.txt`.
-        eval_source: That of evaluation.
+        eval_source: The list of files of evaluation.
         check_type: `Non`, as Parquet has no sums to check.
         slot_size_array: The size of each slot; empty adds nothing to keys.
-        others: What only chooses how HugeCTR reads, and what must stay as it is.
+        others: Arguments that only choose how HugeCTR reads, and arguments that must keep their
+            defaults.
 
     Raises:
         ConfigError: An argument that does not exist, or a value that is not there.
@@ -199,9 +200,9 @@ class Columns:
     """The names of the columns in the files.
 
     Args:
-        label: Of the label.
-        dense: Of dense numbers.
-        keys: Of keys.
+        label: The column of the label.
+        dense: The columns of dense numbers.
+        keys: The columns of keys.
     """
 
     label: str
@@ -214,7 +215,7 @@ def columns_of(reader: DataReaderParams, read: Input) -> Columns:
 
     Args:
         reader: The data.
-        read: What the program reads of them.
+        read: The `Input` of the program.
 
     Raises:
         DataError: A file is missing, or it says something else than the program.

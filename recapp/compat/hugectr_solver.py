@@ -83,7 +83,8 @@ class CreateSolver:
             the value beside it.
         i64_input_key: Must be True, as keys of Parquet have 64 bits.
         use_embedding_collection: Must be True, as tables are an embedding collection.
-        others: What only chooses how HugeCTR computes, and what must stay as it is.
+        others: Arguments that only choose how HugeCTR computes, and arguments that must keep their
+            defaults.
 
     Raises:
         ConfigError: An argument that does not exist or a value that is not there.
@@ -195,7 +196,7 @@ class CreateSolver:
         return ",".join(known[gpu] for gpu in self.vvgpu[0])
 
     def metric_names(self) -> list[str]:
-        """Return what an evaluation measures, in recapp's names."""
+        """Return the metrics of an evaluation, in recapp's names."""
         return [METRICS[metric] for metric in self.metrics_spec]
 
     def stops(self) -> dict[str, dict[str, Any]]:
@@ -218,7 +219,7 @@ class CreateSolver:
 
         Args:
             model: The optimiser of layers, and of tables that name none.
-            tables: Those that tables name.
+            tables: The optimisers that tables name, by the table's name.
 
         Raises:
             ConfigError: The dense part has no such optimiser.

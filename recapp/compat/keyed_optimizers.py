@@ -184,7 +184,7 @@ class CombinedOptimizer(KeyedOptimizer):
             one.load_state_dict(part)
 
     def post_load_state_dict(self) -> None:
-        """Let every optimiser do what is to follow a load."""
+        """Let every optimiser do its work after a load."""
         for _, one in self._optimizers:
             one.post_load_state_dict()
 
@@ -254,7 +254,7 @@ def in_backward_optimizer_filter(
     """Yield the parameters that an optimiser in backward does not update.
 
     Args:
-        named_parameters: Of a model, sharded or not. A sharded table is no parameter.
+        named_parameters: The parameters of a model, sharded or not. A sharded table is none.
         include: Whether to yield those that one updates instead.
     """
     for name, parameter in named_parameters:

@@ -44,7 +44,7 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper, ABC):
     Args:
         embedding_module: The collection, whose rows are those of the numbers, and whose settings
             are those of the dynamic tables where it is sharded.
-        managed_collision_collection: Of exactly its tables.
+        managed_collision_collection: The managed collisions of exactly its tables.
         return_remapped_features: Whether the ids are returned by their numbers. Sharded tables then
             are looked up by them too, as they are where a module needs it
             (`MCHManagedCollisionModule.needs_numbers`).
@@ -203,10 +203,10 @@ class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollec
 
     Args:
         embedding_bag_collection: The collection whose tables take any ids.
-        others: As of `BaseManagedCollisionEmbeddingCollection`, by position:
+        others: Arguments of `BaseManagedCollisionEmbeddingCollection` by position:
             managed_collision_collection, return_remapped_features,
             allow_in_place_embed_weight_update.
-        named: Or by name.
+        named: The same by name.
     """
 
     kind = EmbeddingBagCollection
@@ -237,10 +237,10 @@ class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollectio
 
     Args:
         embedding_collection: The collection whose tables take any ids.
-        others: As of `BaseManagedCollisionEmbeddingCollection`, by position:
+        others: Arguments of `BaseManagedCollisionEmbeddingCollection` by position:
             managed_collision_collection, return_remapped_features,
             allow_in_place_embed_weight_update.
-        named: Or by name.
+        named: The same by name.
     """
 
     kind = EmbeddingCollection

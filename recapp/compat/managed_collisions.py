@@ -55,7 +55,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             without a number.
         device: Where the numbers of a table that is not sharded lie; None is the CPU. On the meta
             device there are none, and the table is only for sharding.
-        eviction_policy: Which ids keep their numbers.
+        eviction_policy: The policy by which ids keep their numbers.
         eviction_interval: Steps in training mode between two decisions. The rows of sharded tables
             are made and leave in every step.
         input_hash_size: Not needed: any int64 is an id.
@@ -328,7 +328,7 @@ class ManagedCollisionCollection(nn.Module):
     """The managed collisions of the tables of a collection.
 
     Args:
-        managed_collision_modules: Of each table, by its name.
+        managed_collision_modules: A module for each table, by the table's name.
         embedding_configs: The tables, `num_embeddings` as their modules' `zch_size`.
         need_preprocess: Not needed: nothing is preprocessed.
 

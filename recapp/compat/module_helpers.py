@@ -80,7 +80,7 @@ def filter_state_dict(state_dict: Mapping[str, T], name: str) -> "OrderedDict[st
     """Return the entries of a state dict that belong to a module, by their names in it.
 
     Args:
-        state_dict: Of a model.
+        state_dict: The state dict of a model.
         name: The path of the module in the model.
     """
     start = f"{name}."
@@ -116,7 +116,7 @@ def data_type_to_dtype(data_type: DataType | str) -> torch.dtype:
     """Return torch's dtype of a data type; of quantised rows, one that only names them.
 
     Args:
-        data_type: As of a table: `DataType.BF16`, or "bf16".
+        data_type: The data type of a table: `DataType.BF16`, or "bf16".
 
     Raises:
         ValueError: There is none of that name.
@@ -130,7 +130,7 @@ def state_dict_to_device(
     """Return a copy of a state dict whose tensors lie on a device.
 
     Args:
-        state_dict: Of a sharded model: what this rank holds.
+        state_dict: The part of a sharded model's state dict that this rank holds.
         pg: Not needed: nothing is sent.
         device: Where tensors shall lie.
 

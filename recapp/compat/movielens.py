@@ -31,7 +31,7 @@ class MovieLens(IterableDataset[Any]):
     Args:
         root: The directory of the files.
         include_movies_data: Whether title and genres of `movies.csv` stand behind a rating.
-        row_mapper: What is made of the texts of a row; None hands out the texts.
+        row_mapper: A function of the texts of a row; None hands out the texts.
 
     Raises:
         DataError: A file is not there.

@@ -74,7 +74,7 @@ def hardware_of_bandwidths(
 
 
 def _all_to_all(link: Link, gb_per_s: float) -> Link:
-    """Return a link on which the busiest rank sends so many bytes a second."""
+    """Return a link on which the busiest rank sends at a given rate."""
     return replace(link, gb_per_s=dict.fromkeys(link.gb_per_s, gb_per_s))
 
 
@@ -156,7 +156,7 @@ def ParameterConstraints(
     pooling_factors: Sequence[float] | None = None,
     **others: Any,
 ) -> recapp_constraints.ParameterConstraints:
-    """Return what is allowed for a table.
+    """Return the constraints of a table.
 
     Args:
         sharding_types: Names of sharding types; None allows all.
@@ -224,7 +224,7 @@ class FixedPercentageStorageReservation:
         self.percentage = percentage
 
     def dense_bytes(self, dense: Dense) -> int:
-        """Return what the dense part of a model needs beside the share."""
+        """Return the bytes that the dense part of a model needs beside the share."""
         return 0
 
     def reserve(
@@ -235,7 +235,7 @@ class FixedPercentageStorageReservation:
         sharders: Sequence[Any],
         constraints: Mapping[str, recapp_constraints.ParameterConstraints] | None = None,
     ) -> recapp_topology.Topology:
-        """Return the ranks with what tables must leave free for a model.
+        """Return the ranks with the bytes that tables must leave free for a model.
 
         Args:
             topology: The ranks; it must have a cap.
@@ -257,7 +257,7 @@ class FixedPercentageStorageReservation:
     def reserved(
         self, topology: recapp_topology.Topology, dense: Dense
     ) -> recapp_topology.Topology:
-        """Return ranks of known memory with what tables must leave free.
+        """Return ranks of known memory with the bytes that tables must leave free.
 
         Args:
             topology: The ranks.
@@ -287,11 +287,11 @@ class FixedAbsoluteStorageReservation(FixedPercentageStorageReservation):
 
     @classmethod
     def from_gb(cls, hbm_reserved_gb: float) -> "FixedAbsoluteStorageReservation":
-        """Return a reservation of so many GiB, which TorchRec calls GB."""
+        """Return a reservation in GiB, which TorchRec calls GB."""
         return cls(gb_to_bytes(hbm_reserved_gb))
 
     def dense_bytes(self, dense: Dense) -> int:
-        """Return what is left free, whatever the dense part of a model needs."""
+        """Return the bytes that are left free, whatever the dense part of a model needs."""
         return self.reserved_bytes
 
 
@@ -316,7 +316,7 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
         self.dense_tensor_estimate = dense_tensor_estimate
 
     def dense_bytes(self, dense: Dense) -> int:
-        """Return what the dense part of a model needs beside the share."""
+        """Return the bytes that the dense part of a model needs beside the share."""
         if self.dense_tensor_estimate is not None:
             return self.dense_tensor_estimate
         return int(self.parameter_multiplier * dense.bytes)
@@ -329,7 +329,7 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
         topology: The ranks; None as of recapp's planner.
         batch_size: Samples of a rank; None takes TorchRec's default of 512.
         enumerator: None: recapp has one search, without parts to exchange.
-        storage_reservation: What tables must leave free; it needs a topology with a cap.
+        storage_reservation: The memory that tables leave free; it needs a topology with a cap.
         proposer: None.
         partitioner: None.
         performance_model: None.
@@ -381,7 +381,7 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
 
         Args:
             module: The model, or a collection.
-            sharders: As of `DistributedModelParallel`.
+            sharders: The sharders, as `DistributedModelParallel` takes them.
             pg: The ranks; None takes the default group, or this process alone.
         """
         return super().collective_plan(module, sharders, pg)
@@ -394,7 +394,7 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
         return made
 
     def topology_for(self, problem: PlanningProblem) -> recapp_topology.Topology:
-        """Return the ranks that a problem is planned for, with what tables must leave free."""
+        """Return the ranks that a problem is planned for, with the bytes that stay free."""
         topology = super().topology_for(problem)
         reservation = self.storage_reservation
         if reservation is None:

@@ -13,7 +13,7 @@ from recapp.errors import ConfigError
 
 
 class CommType(Enum):
-    """Types of what travels; recapp has the first three."""
+    """Types in which vectors travel; recapp has the first three."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -47,13 +47,13 @@ class QCommsConfig:
             so.
         forward_loss_scale: None; gradients are not scaled.
         backward_loss_scale: None.
-        fp8_quantize_dim: Of FP8, as the next two: without effect on the types that travel here, in
+        fp8_quantize_dim: A setting of FP8, as the next two: no effect on the types sent here, in
             TorchRec too; a note says so where one is given.
-        fp8_quantize_dim_bwd: Of FP8.
-        fp8_bwd_uses_143: Of FP8.
-        mx4_quantize_dim: Of MX4, as the next two, likewise.
-        mx4_quantize_dim_bwd: Of MX4.
-        mx4_rounding_mode: Of MX4.
+        fp8_quantize_dim_bwd: A setting of FP8.
+        fp8_bwd_uses_143: A setting of FP8.
+        mx4_quantize_dim: A setting of MX4, as the next two, also without effect.
+        mx4_quantize_dim_bwd: A setting of MX4.
+        mx4_rounding_mode: A setting of MX4.
 
     Raises:
         ConfigError: A type that does not travel here, or a loss scale.
@@ -88,7 +88,7 @@ class QCommsConfig:
 
     @property
     def payload(self) -> torch.dtype | None:
-        """Return the dtype of what travels; None for the compute type."""
+        """Return the dtype in which vectors travel; None for the compute type."""
         kinds = (self.forward_precision, self.backward_precision)
         if kinds[0] is kinds[1]:
             return _DTYPES[kinds[0]]
@@ -105,7 +105,7 @@ class QCommsRegistry:
     """What `EmbeddingBagCollectionSharder` takes as `qcomm_codecs_registry`.
 
     Args:
-        payload: The dtype of what travels.
+        payload: The dtype in which vectors travel.
     """
 
     payload: torch.dtype

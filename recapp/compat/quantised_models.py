@@ -72,7 +72,7 @@ def quantize_embeddings(
         additional_qconfig_spec_keys: Classes of collections; those of recapp are quantised anyway.
         additional_mapping: Which class becomes which; recapp's become those of `torchrec.quant`.
         output_dtype: The type of the vectors: torch.float32, torch.float16 or torch.bfloat16.
-        per_table_weight_dtype: Of some tables, by name.
+        per_table_weight_dtype: The `dtype` of some tables, by name.
 
     Raises:
         ConfigError: A type, a class or a table is unknown, tables are on the meta device, or
@@ -96,7 +96,7 @@ def quantize_inference_model(
     """Quantise the collections of a model in place, and return the model.
 
     Args:
-        model: As of `quantize_embeddings`.
+        model: A model that `quantize_embeddings` takes.
         quantization_mapping: None, or entries of `DEFAULT_QUANT_MAPPING`.
         per_table_weight_dtype: How rows of some tables are stored, by name.
         fp_weight_dtype: As `quantization_dtype`: tables behind feature processors are stored as

@@ -24,7 +24,7 @@ class RowWiseAdagrad(Optimizer):
     Args:
         params: Parameters, or param groups.
         lr: The learning rate.
-        eps: What keeps the division from zero.
+        eps: The number that keeps the divisor above zero.
 
     Raises:
         ConfigError: Numbers below 0.

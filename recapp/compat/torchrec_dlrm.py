@@ -32,7 +32,7 @@ class Perceptron(nn.Module):
         in_size: Columns of the input.
         out_size: Columns of the output.
         bias: Whether the linear layer has a bias.
-        activation: What follows it.
+        activation: The function behind the linear layer.
         device: The device of the parameters.
     """
 
@@ -60,7 +60,7 @@ class MLP(nn.Module):
         in_size: Columns of the input.
         layer_sizes: Columns of each layer's output, first to last.
         bias: Whether the linear layers have biases.
-        activation: What follows each of them: a function, or "relu" or "sigmoid".
+        activation: The function behind each of them, or "relu" or "sigmoid".
         device: The device of the parameters.
 
     Raises:

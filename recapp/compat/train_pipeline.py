@@ -33,7 +33,7 @@ class TrainPipelineBase(Generic[In, Out]):
 
     Args:
         model: Returns (losses, output) for a batch.
-        optimizer: Of the dense parameters; tables are updated in backward.
+        optimizer: The optimiser of the dense parameters; tables are updated in backward.
         device: Where batches are computed.
         custom_model_fwd: Called with a batch instead of the model.
     """

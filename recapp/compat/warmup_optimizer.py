@@ -55,7 +55,7 @@ class WarmupStage:
         COSINE_...  value + (1 - value) (1 + cos(pi (i mod sgdr_period) / sgdr_period)) / 2
 
     Args:
-        policy: Which of these.
+        policy: One of these.
         max_iters: The last step of the stage, counted from the beginning of training.
         value: The number that the policy needs.
         lr_scale: A factor of the whole stage.
@@ -110,7 +110,7 @@ class WarmupOptimizer(OptimizerWrapper):
 
     @property
     def params(self) -> Mapping[str, Any]:  # type: ignore[override]
-        """Return the parameters of the wrapped optimiser, and what stands for the warm-up."""
+        """Return the parameters of the wrapped optimiser, and one that stands for the warm-up."""
         return {**self.optimizer.params, self.param_name: self._key}
 
     @property

@@ -26,9 +26,10 @@ class WrappedSharder(CollectionSharder):
     """A sharder of modules that wrap a collection.
 
     Args:
-        sharder: Names the optimiser and what travels; None takes the next arguments.
-        fused_params: As of `CollectionSharder`.
-        qcomm_codecs_registry: As of `CollectionSharder`.
+        sharder: Names the optimiser and the type in which vectors travel; None takes the next
+            arguments.
+        fused_params: The optimiser, as `CollectionSharder` takes it.
+        qcomm_codecs_registry: The type in which vectors travel (`CollectionSharder`).
 
     Raises:
         ConfigError: Both a sharder and what it would name.
@@ -92,8 +93,8 @@ class FeatureProcessedEmbeddingBagCollectionSharder(WrappedSharder):
     row-wise types for them.
 
     Args:
-        ebc_sharder: As of `WrappedSharder`.
-        qcomm_codecs_registry: As of `WrappedSharder`.
+        ebc_sharder: The `sharder` of `WrappedSharder`.
+        qcomm_codecs_registry: The type in which vectors travel (`CollectionSharder`).
     """
 
     wraps = FeatureProcessedEmbeddingBagCollection
@@ -108,10 +109,10 @@ class ManagedCollisionEmbeddingBagCollectionSharder(WrappedSharder):
     """A sharder of bags with managed collisions.
 
     Args:
-        ebc_sharder: As of `WrappedSharder`.
+        ebc_sharder: The `sharder` of `WrappedSharder`.
         mc_sharder: Not needed: managed collisions lie with the rows.
-        fused_params: As of `WrappedSharder`.
-        qcomm_codecs_registry: As of `WrappedSharder`.
+        fused_params: The optimiser, as `CollectionSharder` takes it.
+        qcomm_codecs_registry: The type in which vectors travel (`CollectionSharder`).
     """
 
     wraps = ManagedCollisionEmbeddingBagCollection
@@ -130,10 +131,10 @@ class ManagedCollisionEmbeddingCollectionSharder(WrappedSharder):
     """A sharder of sequences with managed collisions.
 
     Args:
-        ec_sharder: As of `WrappedSharder`.
+        ec_sharder: The `sharder` of `WrappedSharder`.
         mc_sharder: Not needed: managed collisions lie with the rows.
-        fused_params: As of `WrappedSharder`.
-        qcomm_codecs_registry: As of `WrappedSharder`.
+        fused_params: The optimiser, as `CollectionSharder` takes it.
+        qcomm_codecs_registry: The type in which vectors travel (`CollectionSharder`).
     """
 
     wraps = ManagedCollisionEmbeddingCollection
@@ -152,7 +153,7 @@ class ManagedCollisionCollectionSharder(CollectionSharder):
     """A sharder of managed collisions, which lie with the rows of their tables.
 
     Args:
-        qcomm_codecs_registry: As of `CollectionSharder`.
+        qcomm_codecs_registry: The type in which vectors travel (`CollectionSharder`).
     """
 
     def __init__(self, qcomm_codecs_registry: Any = None) -> None:

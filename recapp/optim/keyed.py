@@ -56,7 +56,7 @@ class KeyedOptimizer(Optimizer):
                 )
 
     def _begin(self) -> None:
-        """Set what torch's optimisers keep beside parameters, without its copies of groups."""
+        """Set the attributes that torch's optimisers have, without its copies of groups."""
         self.saves_groups = False
         super().__setstate__({"defaults": {}})
 
@@ -162,7 +162,7 @@ class KeyedOptimizer(Optimizer):
         self.post_load_state_dict()
 
     def post_load_state_dict(self) -> None:
-        """Do what is to follow a load; here nothing."""
+        """Do the work that follows a load; here there is none."""
 
     def check_names(self, stored: Mapping[str, Any]) -> None:
         """Check that a state is that of this optimiser's parameters.

@@ -42,7 +42,7 @@ def exchanged_bytes(
         tables: The tables of the plan.
         plan: A plan whose open modes count as `unique`; modes change no rectangle.
         features: Raw ids of the batch.
-        lookups: What reads the tables; None takes the lookups that the tables declare.
+        lookups: The lookups that read the tables; None takes those that the tables declare.
     """
     layout = make_layout(tables, plan.with_modes(dict.fromkeys(plan.undecided, "unique")), lookups)
     rows = IdRules(layout.lookups)(features)
@@ -103,7 +103,7 @@ def decide_modes(
         tables: The tables of the plan.
         plan: A plan with open modes or without.
         batches: Batches of one rank, raw ids.
-        lookups: What reads the tables; None takes the lookups that the tables declare.
+        lookups: The lookups that read the tables; None takes those that the tables declare.
 
     Returns:
         The plan with every mode decided.

@@ -60,16 +60,16 @@ LARGE = 20_000  # tables times ranks, from which on only the best start is impro
 
 @dataclass(frozen=True)
 class Outcome:
-    """A plan and what the planner knows of it.
+    """A plan with its price and bound.
 
     Args:
         plan: Where every table lies.
         cost: Its price.
         lower_bound_seconds: No plan under these constraints has a shorter step by the same prices.
         exact: Whether every combination was weighed.
-        bundles: What there was to choose from.
-        assignment: What was chosen.
-        problem: What it was priced for.
+        bundles: The options that there were, by bundle.
+        assignment: The options that were chosen.
+        problem: The problem that the plan was priced for.
     """
 
     plan: ShardingPlan
@@ -141,7 +141,7 @@ class EmbeddingShardingPlanner:
         constraints: What a plan must respect, by table name or glob.
         rule: The tables' optimiser, or rules by table, where neither sharders nor the model name
             one; None takes row-wise Adagrad.
-        statistics: Of ids, by table; a table without them is taken to have Zipf-like ids.
+        statistics: Id statistics by table; a table without them is taken to have Zipf-like ids.
         dense: The rest of the model; None counts that of the model.
     """
 
@@ -223,8 +223,8 @@ class EmbeddingShardingPlanner:
         0 is raised by all.
 
         Args:
-            module: As of `plan`.
-            sharders: As of `plan`.
+            module: The model, as `plan` takes it.
+            sharders: The sharders, as `plan` takes them.
             process_group: The ranks; None takes the default group, or this process alone where
                 there is none.
         """

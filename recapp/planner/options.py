@@ -77,8 +77,8 @@ class Option:
     Args:
         table: Its name.
         sharding_type: The name of the type.
-        mode: How it asks for rows.
-        row_order: How its rows lie.
+        mode: The mode in which the table asks for rows.
+        row_order: The order of its rows.
         work: Its price, rectangles in the order of the blocks, each on the first candidate ranks.
         home: Seconds that every rank spends whichever ranks are chosen, by component, [COMPONENTS].
         owned: Seconds of all owners together, [COMPONENTS].

@@ -59,7 +59,7 @@ class PartialPlan:
         self.placements[bundle] = placement
 
     def remove(self, bundle: int) -> Placement:
-        """Take a bundle away and return what was chosen for it."""
+        """Take a bundle away and return its placement."""
         placement = self.placements.pop(bundle)
         self._change(bundle, placement, -1)
         return placement
@@ -142,7 +142,7 @@ class PartialPlan:
         )
 
     def assignment(self) -> Assignment:
-        """Return what was chosen, bundle by bundle."""
+        """Return the placements, bundle by bundle."""
         return tuple(self.placements[u] for u in range(len(self.space.bundles)))
 
 

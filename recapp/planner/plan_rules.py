@@ -151,7 +151,7 @@ class PlanRule:
 
 
 def read_rule(values: Mapping[str, Any], setting: str) -> PlanRule:
-    """Return a rule from what YAML made of it.
+    """Return the rule of an entry of YAML.
 
     Raises:
         ConfigError: A condition does not exist, has a value that it cannot have, or there is no
@@ -292,7 +292,7 @@ def _type(table: EmbeddingConfig, chosen: Chosen) -> ShardingTypeRecord:
 
 
 def _choose(facts: TableFacts, rules: Sequence[PlanRule], name: str, default: _Choice) -> _Choice:
-    """Return what the first rule that matches says."""
+    """Return the choice of the first rule that matches."""
     for number, rule in enumerate(rules):
         if rule.matches(facts):
             return _Choice(

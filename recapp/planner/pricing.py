@@ -46,11 +46,11 @@ class Cut(NamedTuple):
 
     Args:
         table: The table that is cut.
-        mode: How it asks.
+        mode: The mode in which the table asks for rows.
         rank_M: Owner of each rectangle; of replicas, every rank.
         rows_M2: First row of each rectangle, and the one behind its last.
         strips: Number of columns and number of rectangles of each strip.
-        row_order: How its rows lie.
+        row_order: The order of its rows.
     """
 
     table: EmbeddingConfig
@@ -69,8 +69,8 @@ def cut_of(
     Args:
         table: The table that is cut.
         cells: Rectangles that tile it, ordered by column.
-        mode: How it asks.
-        row_order: How its rows lie.
+        mode: The mode in which the table asks for rows.
+        row_order: The order of its rows.
     """
     strips: dict[int, tuple[int, int]] = {}
     for s in cells:

@@ -29,9 +29,9 @@ class Fit:
     """The fewest ranks on which tables fit.
 
     Args:
-        plan: Where they lie there.
-        bytes: Of all tables, once.
-        largest: Bytes of the rank that holds most.
+        plan: The plan on these ranks.
+        bytes: The bytes of all tables, once.
+        largest: The bytes of the rank that holds most.
     """
 
     plan: ShardingPlan
@@ -55,7 +55,7 @@ def serving_plan(
     Args:
         tables: The tables, as they are stored.
         topology: The ranks.
-        lookups: What reads the tables; none: what they declare.
+        lookups: The lookups that read the tables; an empty list takes those that tables declare.
         constraints: What the plan must respect, by table name or glob.
 
     Raises:
@@ -75,7 +75,7 @@ def fewest_ranks(
 
     Args:
         tables: The tables, as they are stored.
-        lookups: What reads the tables; none: what they declare.
+        lookups: The lookups that read the tables; an empty list takes those that tables declare.
         topology: Its first rank says how much memory each has.
 
     Raises:
@@ -120,12 +120,12 @@ def fewest_ranks(
 def stored_as(
     tables: Sequence[EmbeddingConfig], lookups: Sequence[TableLookup], data_types: Mapping[str, str]
 ) -> tuple[list[EmbeddingConfig], list[TableLookup]]:
-    """Return tables and what reads them, with other storage of some tables.
+    """Return tables and their lookups, with other storage of some tables.
 
     Args:
         tables: The tables.
-        lookups: What reads them.
-        data_types: By table name.
+        lookups: The lookups that read them.
+        data_types: The data type of some tables, by name.
     """
     changed = {
         t.name: replace(t, data_type=data_types.get(t.name, t.data_type))  # type: ignore[arg-type]

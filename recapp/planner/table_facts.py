@@ -84,7 +84,7 @@ def table_facts(
         statistics: By table name, objects with `ids_per_sample`; without them every lookup has one
             id in every sample.
         batch_per_rank: Samples of a rank's batch.
-        lookups: What reads the tables; None takes the lookups that the tables declare.
+        lookups: The lookups that read the tables; None takes those that the tables declare.
     """
     memory = min(topology.memory_bytes) - topology.reserve_bytes if topology.memory_bytes else None
     batch = batch_per_rank * topology.world_size if batch_per_rank else None

@@ -1,5 +1,5 @@
-"""Explain a plan: what lies where, what each rank holds, what a step costs and why each table is
-sharded as it is.
+"""Explain a plan: the place of every shard, the memory of each rank, the cost of a step, and why
+each table is sharded as it is.
 """
 
 from collections import Counter
@@ -110,7 +110,7 @@ def explained(
     lower_bound_seconds: float | None = None,
     alternatives: bool = True,
 ) -> dict[str, Any]:
-    """Return all that is known of a plan before it runs, as plain values: what is printed, drawn,
+    """Return everything known of a plan before it runs, as plain values that are printed, drawn,
     compared and written as JSON.
 
     Args:
@@ -227,7 +227,7 @@ def analyze_plan(
     batch_size: int | None = None,
     statistics: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Count what a plan puts on each rank and sends between ranks.
+    """Count the bytes that a plan puts on each rank and sends between ranks.
 
     Args:
         plan: Any plan; one from the planner or a file knows what it was made for, a plan made by

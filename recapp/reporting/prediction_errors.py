@@ -1,5 +1,4 @@
-"""Compare what was predicted of runs with what they measured: by phase, memory and ranks, and
-whether the order of plans is right.
+"""Compare predictions with runs: by phase, memory and ranks, and by the order of plans.
 
 Runs that repeat one plan (a sweep over seeds and plans takes turns) count as one: their median,
 with the least and the most of them: two plans whose ranges overlap count as equal on that machine.
@@ -49,7 +48,7 @@ def order_of_plans(rows: Sequence[Mapping[str, Any]]) -> float | None:
     """Return Kendall's tau of the plans' predicted and measured step times.
 
     Args:
-        rows: What `compared` returns.
+        rows: The records that `compared` returns.
     """
     steps = [r for r in rows if r["what"] == STEP]
     return kendall_tau([r["predicted"] for r in steps], [r["measured"] for r in steps])

@@ -27,7 +27,7 @@ class RunnerUp:
     Args:
         sharding_type: Its name.
         seconds: Seconds of the step with it; infinite where there is no room for it.
-        why: What it would change, in words.
+        why: The phases that would change, in words.
     """
 
     sharding_type: str
@@ -42,7 +42,7 @@ def runner_ups(
 
     Args:
         plan: Any plan of the problem's tables.
-        problem: What it is priced for.
+        problem: The problem that the plan is priced for.
         step: Seconds of its step.
     """
     tables = problem.tables

@@ -1,5 +1,5 @@
-"""Predict scaling on paper: what a step takes, sends and holds as ranks grow, by the calibrated
-costs; and what it must send at least.
+"""Predict scaling on paper: the time, traffic and memory of a step as ranks grow, by the calibrated
+costs, and the least traffic that any cut could have.
 
     weak      every rank keeps its batch: a perfect machine's step would stay as long as it is
     strong    all ranks share one batch: a perfect machine's step would halve as ranks double
@@ -85,7 +85,7 @@ def scaled(
     Args:
         ranks: Numbers of ranks, ascending.
         plans: `best`, the planner's own, or a sharding type for all tables.
-        hardware: What steps cost; ranks fill its hosts.
+        hardware: The costs of steps; ranks fill its hosts.
         rule: The row rule of the tables.
         weak_batch: Samples of a rank where every rank keeps its batch.
         advance: Called with 1 after each record.

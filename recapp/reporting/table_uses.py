@@ -21,7 +21,7 @@ def table_uses(
 
     Args:
         tables: The tables of a model.
-        lookups: What reads them.
+        lookups: The lookups that read them.
         rules: The rule of all, or rules by table; None where they are only read.
     """
     of_T = [[x for x in lookups if x.table.name == t.name] for t in tables]
@@ -63,7 +63,7 @@ def _rows(table: EmbeddingConfig) -> str:
 
 
 def _words(lookup: TableLookup) -> str:
-    """Return a lookup in words: its feature and what becomes of a bag."""
+    """Return a lookup in words: its feature and its pooling."""
     words = {
         PoolingType.CONCAT: f"concat of {lookup.hotness}",
         PoolingType.NONE: "sequence",

@@ -84,7 +84,7 @@ class Group:
 
     Args:
         width: Columns of each.
-        mode: How their tables ask.
+        mode: The mode in which their tables ask for rows.
         dtype: The dtype of their weights.
         slots: What lookups read of them, lookup by lookup.
         rows_W: Rows stored on each rank; expected ones of dynamic tables.

@@ -113,7 +113,7 @@ def write_plan(plan: ShardingPlan, path: str | Path) -> None:
 
 
 def _said_of_rows(rows: DynamicRows) -> dict[str, Any]:
-    """Return what is said of the rows of a dynamic table, without defaults, as plain values."""
+    """Return the settings of a dynamic table's rows, without defaults, as plain values."""
     usual = DynamicRows()
     return {
         f.name: str(value) if isinstance(value, str) else value

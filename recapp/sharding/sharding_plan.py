@@ -71,7 +71,7 @@ class TableSharding:
 
     Args:
         shards: The rectangles, which cover the table once; of replicas, once on every rank.
-        mode: How the table asks for rows.
+        mode: The mode in which the table asks for rows.
         sharding_type: A label for people (table_wise, ..., custom); nothing branches on it.
         row_order: "natural": the rectangles' rows are the table's. "mixed": they are positions
             over which rows are dealt (`recapp/tables/row_order.py`).

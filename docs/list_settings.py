@@ -14,9 +14,9 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
+from recapp.app.help_text import comments_of
 from recapp.errors import ConfigError
 from recapp.settings import groups, primaries
-from recapp.app.help_text import comments_of
 from recapp.settings.option_files import conf_dir, option_file, options
 from recapp.settings.values import read, shown
 

@@ -3,9 +3,9 @@
 import re
 
 import pytest
+from omegaconf import OmegaConf
 
 from recapp.app import compose
-from recapp.app.checked_settings import checked
 from recapp.compat.hugectr_words import in_recapp_words
 from recapp.errors import ConfigError
 from recapp.tables.config import EmbeddingBagConfig
@@ -144,38 +144,29 @@ def test_a_wrong_value_is_named_in_the_word_that_was_written(table, lookup, says
         translated([OURS | table], [{"table": "t", "feature": "f"} | lookup])
 
 
-def test_settings_are_in_recapps_words_once_they_are_checked(composed_plan):
-    composed_plan["tables"] = {
+SETTINGS = {
+    "source": "list",
+    "tables": [{"id_space": 3, "max_vocabulary_size": -1, "ev_size": 4}],
+    "lookups": [{"emb_table": "table_3", "input": "C1", "combiner": "average"}],
+}
+
+
+def test_composed_settings_are_in_recapps_words():
+    config = compose.without_hydra(compose.compose("plan"))
+    OmegaConf.update(config, "tables", SETTINGS, merge=False)
+    assert compose.to_plain(config, whole=False)["tables"] == {
         "source": "list",
-        "tables": [THEIRS],
-        "lookups": [{"table_config": "table_7", "bottom_name": "f"}],
+        "tables": [{"name": "table_3", "num_embeddings": "dynamic", "embedding_dim": 4}],
+        "lookups": [{"table": "table_3", "feature": "C1", "combiner": "mean"}],
     }
-    tables = checked(composed_plan, "plan")["tables"]
-    assert tables["tables"] == [
-        {"name": "table_7", "num_embeddings": 10, "embedding_dim": 4, "min_key": 5, "max_key": 15}
-    ]
-    assert tables["lookups"] == [{"table": "table_7", "feature": "f"}]
 
 
 def test_stored_settings_in_hugectrs_words_are_read_in_recapps():
     """As checkpoints of earlier versions keep them."""
     config = compose.to_plain(compose.without_hydra(compose.compose("train")))
-    stored = config | {
-        "choices": {"tables": "sample"},
-        "tables": {
-            "source": "list",
-            "tables": [{"id_space": 3, "max_vocabulary_size": -1, "ev_size": 4}],
-            "lookups": [{"emb_table": "table_3", "input": "C1", "combiner": "average"}],
-        },
-    }
-    tables = compose.compose_over(stored, "eval", ["ckpt_path=elsewhere"])["tables"]
-    assert tables["tables"] == [
-        {"name": "table_3", "num_embeddings": "dynamic", "embedding_dim": 4}
-    ]
-    assert tables["lookups"] == [{"table": "table_3", "feature": "C1", "combiner": "mean"}]
-
-
-@pytest.fixture
-def composed_plan():
-    """The settings of `python -m recapp.plan` as Hydra composes them."""
-    return compose.to_plain(compose.without_hydra(compose.compose("plan")), whole=False)
+    stored = config | {"choices": {"tables": "sample"}, "tables": SETTINGS}
+    tables = compose.compose_over(stored, "eval", ["ckpt_path=elsewhere"]).tables
+    (table,) = tables.tables
+    assert (table.name, table.num_embeddings, table.embedding_dim) == ("table_3", "dynamic", 4)
+    (lookup,) = tables.lookups
+    assert (lookup.table, lookup.feature, lookup.combiner) == ("table_3", "C1", "mean")

@@ -97,6 +97,32 @@ def load_ids(spec: dict[str, Any]) -> Any:
     return ids_NL, lengths_FB
 
 
+def timed(
+    parts: dict[str, Callable[[int], object]], before: Callable[[], object] = lambda: None
+) -> Step:
+    """Return a step that runs parts one after the other, and times each and all of them, as
+    `recapp/benchmarks/timing.py` does.
+
+    Args:
+        parts: The work of each part by its name, called with the number of the step. A part called
+            `step` is not listed beside the sum.
+        before: Called before each step, untimed: a barrier.
+    """
+
+    def step(number: int) -> dict[str, float]:
+        before()
+        times = {}
+        begin = last = time.perf_counter()
+        for name, work in parts.items():
+            work(number)
+            now = time.perf_counter()
+            times[name] = (now - last) * 1e3
+            last = now
+        return times | {"step": (last - begin) * 1e3}
+
+    return step
+
+
 def build_kernels(spec: dict[str, Any]) -> Step:
     """Return a step of FBGEMM alone: forward, and backward with its fused update."""
     import torch
@@ -119,20 +145,12 @@ def build_kernels(spec: dict[str, Any]) -> Step:
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths_FB.long().cumsum(0)])
     gradient = torch.randn(spec["batch_size"], sum(dim for _, _, dim in spec["tables"]))
 
-    def step(number: int) -> dict[str, float]:
-        ids_L = ids_NL[number % len(ids_NL)]
-        begin = time.perf_counter()
-        pooled = module(ids_L, offsets)
-        middle = time.perf_counter()
-        pooled.backward(gradient)
-        end = time.perf_counter()
-        return {
-            "forward": (middle - begin) * 1e3,
-            "backward": (end - middle) * 1e3,
-            "step": (end - begin) * 1e3,
-        }
+    pooled: list[Any] = []
 
-    return step
+    def forward(number: int) -> None:
+        pooled.append(module(ids_NL[number % len(ids_NL)], offsets))
+
+    return timed({"forward": forward, "backward": lambda number: pooled.pop().backward(gradient)})
 
 
 def build_quantised(spec: dict[str, Any]) -> Step:
@@ -161,13 +179,7 @@ def build_quantised(spec: dict[str, Any]) -> Step:
     zero = torch.zeros(1, dtype=torch.int32)
     offsets = torch.cat([zero, lengths_FB.cumsum(0).int()])
 
-    def step(number: int) -> dict[str, float]:
-        ids_L = ids_NL[number % len(ids_NL)]
-        begin = time.perf_counter()
-        module(ids_L, offsets)
-        return {"step": (time.perf_counter() - begin) * 1e3}
-
-    return step
+    return timed({"step": lambda number: module(ids_NL[number % len(ids_NL)], offsets)})
 
 
 def join_ranks(spec: dict[str, Any]) -> None:
@@ -275,78 +287,79 @@ def vectors(spec: dict[str, Any], found: Any) -> list[Any]:
     return [found.values()] if spec["pooled"] else [found[f].values() for f, _, _ in spec["tables"]]
 
 
-def replicated(model: Any, spec: dict[str, Any]) -> list[Any]:
-    """Return the weights of the data-parallel tables, the only ones whose gradient is dense."""
-    names = {
+def of_replicated(model: Any, spec: dict[str, Any]) -> list[Any]:
+    """Return the optimiser of the data-parallel tables, the only ones whose gradient is dense; no
+    optimiser where there are no such tables.
+    """
+    from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+    names = tuple(
         f"{'embedding_bags' if spec['pooled'] else 'embeddings'}.{table}.weight"
         for table, (kind, _) in spec["sharding"].items()
         if kind == "data_parallel"
-    }
-    return [p for name, p in model.named_parameters() if any(name.endswith(n) for n in names)]
+    )
+    weights = [p for name, p in model.named_parameters() if name.endswith(names)]
+    if not weights:
+        return []
+    return [RowWiseAdagrad(weights, lr=spec["learning_rate"], eps=spec["eps"])]
+
+
+def dlrm_of(collection: Any, shape: dict[str, Any]) -> Any:
+    """Return TorchRec's DLRM around a collection.
+
+    Args:
+        collection: The unsharded collection.
+        shape: The number of dense inputs, and the widths of the layers `bottom` and `top`.
+    """
+    import torch
+    from torchrec.models.dlrm import DLRM
+
+    cpu = torch.device("cpu")
+    return DLRM(collection, shape["dense"], shape["bottom"], shape["top"], dense_device=cpu)
 
 
 def build_step(spec: dict[str, Any]) -> Step:
     """Return TorchRec's embedding step: exchange, lookup, backward, update."""
     import torch
     import torch.distributed as dist
-    from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
     join_ranks(spec)
     collection = collection_of(spec)
     model = shard(spec, collection, collection, "")
-    weights = replicated(model, spec)
-    optimizer = (
-        RowWiseAdagrad(weights, lr=spec["learning_rate"], eps=spec["eps"]) if weights else None
-    )
+    optimizers = of_replicated(model, spec)
     batches = features(spec)
     with torch.no_grad():
         first = vectors(spec, model(batches[0]).wait())
     gradients = [torch.randn(v.shape) for v in first]
 
-    def step(number: int) -> dict[str, float]:
-        dist.barrier()
-        begin = time.perf_counter()
+    def train(number: int) -> None:
         found = vectors(spec, model(batches[number % len(batches)]).wait())
         torch.autograd.backward(found, gradients)
-        if optimizer is not None:
+        for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        return {"step": (time.perf_counter() - begin) * 1e3}
 
-    return step
+    return timed({"step": train}, dist.barrier)
 
 
 def build_train(spec: dict[str, Any]) -> Step:
     """Return a whole training step of TorchRec's DLRM."""
     import torch
     import torch.distributed as dist
-    from torchrec.models.dlrm import DLRM
-    from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
     join_ranks(spec)
     torch.manual_seed(0)
     collection = collection_of(spec)
-    shape = spec["model"]
-    dlrm = DLRM(
-        collection,
-        shape["dense"],
-        shape["bottom"],
-        shape["top"],
-        dense_device=torch.device("cpu"),
+    model = shard(
+        spec, dlrm_of(collection, spec["model"]), collection, "sparse_arch.embedding_bag_collection"
     )
-    model = shard(spec, dlrm, collection, "sparse_arch.embedding_bag_collection")
-    weights = replicated(model, spec)
     dense = [p for name, p in model.named_parameters() if ".embedding_bags." not in name]
-    optimizers = [torch.optim.Adam(dense, lr=1e-3, fused=True)]
-    if weights:
-        optimizers.append(RowWiseAdagrad(weights, lr=spec["learning_rate"], eps=spec["eps"]))
+    optimizers = [torch.optim.Adam(dense, lr=1e-3, fused=True), *of_replicated(model, spec)]
     batches = features(spec)
-    numbers = torch.rand(spec["batch_size"], shape["dense"])
+    numbers = torch.rand(spec["batch_size"], spec["model"]["dense"])
     labels = torch.randint(2, (spec["batch_size"],)).float()
 
-    def step(number: int) -> dict[str, float]:
-        dist.barrier()
-        begin = time.perf_counter()
+    def train(number: int) -> None:
         for optimizer in optimizers:
             optimizer.zero_grad()
         logits = model(numbers, batches[number % len(batches)]).squeeze(1)
@@ -354,9 +367,8 @@ def build_train(spec: dict[str, Any]) -> Step:
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
-        return {"step": (time.perf_counter() - begin) * 1e3}
 
-    return step
+    return timed({"step": train}, dist.barrier)
 
 
 class Scores:
@@ -369,12 +381,10 @@ class Scores:
     def __init__(self, spec: dict[str, Any]) -> None:
         import torch
         from torchrec.inference.modules import quantize_embeddings
-        from torchrec.models.dlrm import DLRM
         from torchrec.modules.embedding_configs import EmbeddingBagConfig
         from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
         set_threads(spec["threads"])
-        shape = spec["model"]
         collection = EmbeddingBagCollection(
             device=torch.device("cpu"),
             tables=[
@@ -384,13 +394,7 @@ class Scores:
                 for name, rows, dim, read in spec["tables"]
             ],
         )
-        dlrm = DLRM(
-            collection,
-            shape["dense"],
-            shape["bottom"],
-            shape["top"],
-            dense_device=torch.device("cpu"),
-        ).eval()
+        dlrm = dlrm_of(collection, spec["model"]).eval()
         dtypes = {
             "none": torch.float32,
             "fp16": torch.float16,

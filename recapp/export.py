@@ -4,7 +4,7 @@ checkpoint, which is scored and served without the trainer.
     DIR (checkpoint) -> tables in fewer bits, dense part, an example with its scores -> DIR
 
 Model and data come from the checkpoint alone. `recapp.load_model`, `recapp.predict` and
-`recapp.serve` take what it writes (`recapp/inference/artefact.py` says what that is).
+`recapp.serve` take what it writes (`recapp/stored/artefact_manifest.py` says what that is).
 """
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ for every rank, so every rank reads the whole table.
 """
 
 import json
-import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ from torch import Tensor
 
 from recapp.errors import CheckpointError, suggest
 from recapp.sharding.layout import Block, copy_rows, overlap
-from recapp.stored.local_files import files_at
+from recapp.stored.local_files import bytes_of, files_at
 from recapp.stored.rectangles import (
     DTYPES,
     WEIGHT,
@@ -272,7 +271,7 @@ class _BlockFile:
         try:
             source.seek(0)
             length = int.from_bytes(source.read(LENGTH_BYTES), "little")
-            if length > os.fstat(source.fileno()).st_size:
+            if length > bytes_of(source):
                 raise ValueError(f"its header would have {length:,} bytes")
             self.base = LENGTH_BYTES + length
             self.header = dict(json.loads(source.read(length)))

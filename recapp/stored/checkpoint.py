@@ -37,16 +37,13 @@ from recapp.stored.meta_file import write_meta
 from recapp.stored.rectangles import WEIGHT, StoredBlock, check_tiling
 from recapp.stored.snapshot import (
     Checkpoint,
+    Wanted,
     every_file,
     no_file,
     open_snapshot,
-    open_together,
     refuse_together,
 )
 from recapp.transport.communicator import Comm
-
-Wanted = Callable[[CheckpointManifest], Iterable[str]]
-"""A function that returns the names of the checkpoint's files that a reader wants to open."""
 
 T = TypeVar("T")
 
@@ -183,10 +180,10 @@ def _finish(
 ) -> None:
     """Write the plain part and the manifest, and give the save its final name."""
     files: dict[str, dict[str, Any]] = {
-        file: {"bytes": (unfinished / file).stat().st_size}
+        file: {"bytes": files_at(path).size(unfinished / file)}
         for file in sorted({s.file for s in stored})
     }
-    files[META] = write_meta(unfinished / META, meta)
+    files[META] = write_meta(unfinished, META, meta)
     whole = CheckpointManifest(unfinished, dict(manifest), tuple(stored), files)
     for of_tensor in whole.tensors.values():
         check_tiling(of_tensor)
@@ -205,7 +202,7 @@ def link_checkpoint(path: str | Path, target: str | Path) -> None:
     path = Path(path)
     if path.absolute() == Path(target).absolute():
         return  # a link to itself would lead nowhere
-    if not path.is_symlink():
+    if not files_at(path).is_link(path):
         _check_name(path)
     files_at(path).link(path, Path(target))
 
@@ -227,9 +224,7 @@ def open_checkpoint(
     Raises:
         CheckpointError: There is no checkpoint, or it is incomplete, damaged or of a later version.
     """
-    if comm:
-        return open_together(Path(path), Checkpoint, wanted, comm)
-    return open_snapshot(Path(path), Checkpoint, wanted)
+    return open_snapshot(Path(path), Checkpoint, wanted, comm)
 
 
 def read_manifest(path: str | Path) -> CheckpointManifest:
@@ -418,13 +413,13 @@ def remove_checkpoint(path: str | Path, instead: str | Path | None = None) -> No
     """
     path = Path(path)
     files = files_at(path)
-    if files.taken(path) and not path.is_symlink() and not is_checkpoint(path):
+    if files.taken(path) and not files.is_link(path) and not is_checkpoint(path):
         raise CheckpointError(f"{path} is no checkpoint and was not removed")
     files.recover(path)
     if not files.taken(path):
         return
-    for name in () if path.is_symlink() else files.links_to(path):
-        if instead is None or files.same(Path(instead), path):
+    for name in () if files.is_link(path) else files.links_to(path):
+        if instead is None or files.real(Path(instead)) == files.real(path):
             raise CheckpointError(
                 f"{path} is what {name} leads to and was not removed: remove {name.name} first"
             )

@@ -5,7 +5,7 @@ what was probably meant by a path that leads to none.
 from pathlib import Path
 
 from recapp.errors import RecappError, suggest
-from recapp.stored.kinds import ARTEFACT, CHECKPOINT, MANIFEST, Kind
+from recapp.stored.kinds import ARTEFACT, MANIFEST, Kind
 from recapp.stored.local_files import files_at
 
 LEVELS = 6  # of directories that are looked through: sweeps/DATE/TIME/JOB/checkpoints/NAME.ckpt
@@ -16,7 +16,8 @@ HEAD_BYTES = 256  # of a manifest, among which its format is named
 def is_checkpoint(path: str | Path) -> bool:
     """Return whether a path leads to a whole checkpoint; a killed save leaves none."""
     path = Path(path)
-    return (files_at(path).current(path) / MANIFEST).is_file()
+    files = files_at(path)
+    return files.size(files.current(path) / MANIFEST) is not None
 
 
 def is_artefact(path: str | Path) -> bool:
@@ -47,20 +48,21 @@ def find_checkpoints(folder: str | Path) -> list[Path]:
         for p in files.below(folder, LEVELS, MOST_ENTRIES)
         if p.name.endswith((".ckpt", ".ckpt.old"))
     }
-    held = {p: files.current(p).resolve() for p in found if is_checkpoint(p)}
-    own = {real for p, real in held.items() if not p.is_symlink()}
-    named = [p for p, real in held.items() if not p.is_symlink() or real not in own]
-    return sorted(named, key=lambda p: ((held[p] / MANIFEST).stat().st_mtime_ns, p.name))
+    held = {p: files.real(files.current(p)) for p in found if is_checkpoint(p)}
+    own = {real for p, real in held.items() if not files.is_link(p)}
+    named = [p for p, real in held.items() if not files.is_link(p) or real not in own]
+    return sorted(named, key=lambda p: (files.written(held[p] / MANIFEST), p.name))
 
 
 def why_none(path: Path, kind: Kind) -> str:
     """Return why a path is no stored model, with the name of one that may have been meant."""
-    folder = files_at(path).current(path, kind.old)
+    files = files_at(path)
+    folder = files.current(path, kind.old)
     if kind is ARTEFACT:
-        if not folder.is_dir():
+        if not files.is_folder(folder):
             return f"{path}: there is no such directory: `recapp.export` writes artefacts"
         return f"{folder} is no artefact: {MANIFEST} is missing"
-    if folder.is_dir():
+    if files.is_folder(folder):
         try:
             below = [str(p) for p in find_checkpoints(folder)]
         except OSError:  # a directory has gone meanwhile: there is no hint
@@ -70,13 +72,8 @@ def why_none(path: Path, kind: Kind) -> str:
             f"{path} is no checkpoint, or an incomplete one: it has no {MANIFEST}, which is "
             f"written last{hint}"
         )
-    if folder.is_file():
+    if files.size(folder) is not None:
         return f"{path} is a file: a checkpoint of recapp is a directory with a {MANIFEST}"
-    beside = [p.name for p in path.parent.glob("*.ckpt")] if path.parent.is_dir() else []
+    beside = [p.name for p in files.checkpoints_in(path.parent)]
     hint = f": {suggest(path.name, beside)}" if beside else ""
     return f"there is no checkpoint {path}{hint}"
-
-
-def kind_of(path: str | Path) -> Kind:
-    """Return the kind of stored model that a path names; where it names none, a checkpoint."""
-    return ARTEFACT if is_artefact(path) else CHECKPOINT

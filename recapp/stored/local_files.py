@@ -76,14 +76,34 @@ class Files:
         """Return whether anything has this name, be it a link that leads nowhere."""
         return os.path.lexists(path)
 
+    def is_link(self, path: Path) -> bool:
+        """Return whether this name is a link."""
+        return path.is_symlink()
+
+    def is_folder(self, path: Path) -> bool:
+        """Return whether this name leads to a directory."""
+        return path.is_dir()
+
+    def size(self, file: Path) -> int | None:
+        """Return the bytes of a regular file; None where there is none."""
+        return file.stat().st_size if file.is_file() else None
+
+    def written(self, file: Path) -> int:
+        """Return the time at which a file was written, in nanoseconds."""
+        return file.stat().st_mtime_ns
+
+    def real(self, path: Path) -> Path:
+        """Return the directory that a name leads to, by its own name."""
+        return Path(os.path.realpath(path))
+
+    def checkpoints_in(self, folder: Path) -> list[Path]:
+        """Return the names of checkpoints in a directory, links included."""
+        return list(folder.glob("*.ckpt"))
+
     def links_to(self, path: Path) -> list[Path]:
         """Return the links to a directory that lie beside it."""
-        names = [p for p in path.parent.glob("*.ckpt") if p.is_symlink()]
-        return [p for p in names if self.same(p, path)]
-
-    def same(self, one: Path, other: Path) -> bool:
-        """Return whether two names lead to one directory."""
-        return os.path.realpath(one) == os.path.realpath(other)
+        names = [p for p in self.checkpoints_in(path.parent) if p.is_symlink()]
+        return [p for p in names if self.real(p) == self.real(path)]
 
     def below(self, folder: Path, levels: int, most: int) -> Iterator[Path]:
         """Yield what lies below a directory, level by level; not what stored models hold.
@@ -178,10 +198,9 @@ class Files:
         """Delete what killed saves have left in a directory, and versions that no link leads to."""
         for path in sorted(folder.glob("*.ckpt.old")):
             self.recover(path.with_suffix(""))
-        needed = {os.path.realpath(p) for p in folder.glob("*.ckpt") if p.is_symlink()}
-        here = Path(os.path.realpath(folder))
-        for path in here.glob("*.ckpt.*"):
-            if _LEFT_BEHIND.fullmatch(path.name) and str(path) not in needed:
+        needed = {self.real(p) for p in self.checkpoints_in(folder) if p.is_symlink()}
+        for path in self.real(folder).glob("*.ckpt.*"):
+            if _LEFT_BEHIND.fullmatch(path.name) and path not in needed:
                 self.remove(path)
 
     def sync(self, folder: Path) -> None:
@@ -297,6 +316,16 @@ class _StoredFile(io.FileIO):
 
     def _unreadable(self, error: OSError) -> RecappError:
         return self._error(f"{self._path} cannot be read: {error.strerror}")
+
+
+def path_of(source: BinaryIO) -> str:
+    """Return a path of this machine to an open file, whatever its name leads to by now."""
+    return f"/proc/self/fd/{source.fileno()}"
+
+
+def bytes_of(source: BinaryIO) -> int:
+    """Return the bytes of an open file."""
+    return os.fstat(source.fileno()).st_size
 
 
 def crc32_of(source: BinaryIO) -> str:

@@ -15,6 +15,7 @@ import math
 import os
 import re
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -45,7 +46,7 @@ T = TypeVar("T")
 Files = dict[str, dict[str, Any]]
 
 
-class Manifest:
+class Manifest(ABC):
     """What is asked of the description of any stored model."""
 
     kind: ClassVar[Kind]
@@ -66,14 +67,14 @@ class Manifest:
         return self.kind.version
 
     @property
+    @abstractmethod
     def lines(self) -> Sequence[Mapping[str, Any]]:
         """The items of the entry `parts`, as plain values."""
-        raise AttributeError
 
     @property
+    @abstractmethod
     def numbered_rows(self) -> Mapping[str, int]:
-        """The rows of each table that a run takes its size from, by name."""
-        raise AttributeError
+        """The rows of each table whose size a run takes from here, by name."""
 
     @property
     def config(self) -> dict[str, Any]:

@@ -8,11 +8,11 @@ not larger than the file, storages are parts of it, and a tensor has no more val
 holds.
 """
 
-import os
 import pickletools
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from recapp.errors import CheckpointError
-from recapp.stored.local_files import crc32_of, files_at
+from recapp.stored.kinds import CHECKPOINT
+from recapp.stored.local_files import bytes_of, crc32_of, files_at, path_of
 from recapp.stored.plain_types import plain
 
 _DTYPES = {str(v).removeprefix("torch.") for v in vars(torch).values() if type(v) is torch.dtype}
@@ -40,24 +41,26 @@ _ASKED_FOR = {
 """The names that a pickle of plain values and dense tensors asks for."""
 
 
-def write_meta(file: Path, meta: Mapping[str, Any]) -> dict[str, Any]:
+def write_meta(folder: Path, file: str, meta: Mapping[str, Any]) -> dict[str, Any]:
     """Write values in plain types, and read them back: what cannot be read is an error now.
 
     Return the size and checksum of the file.
 
     Args:
-        file: The file to write.
+        folder: The directory.
+        file: The name of the file to write.
         meta: Anything that `recapp.stored.plain_types.plain` can make plain.
 
     Raises:
         CheckpointError: Something in it cannot be made plain.
         OSError: There is no space or no permission.
     """
-    with files_at(file).create(file) as out:
+    files = files_at(folder)
+    with files.create(folder / file) as out:
         torch.save(plain(meta), out)
-    with open(file, "rb") as source:
-        read_meta(source, file)
-        return {"bytes": os.fstat(source.fileno()).st_size, "crc32": crc32_of(source)}
+    with closing(files.pin(folder)) as pinned, pinned.open(file, CHECKPOINT) as source:
+        read_meta(source, folder / file)
+        return {"bytes": bytes_of(source), "crc32": crc32_of(source)}
 
 
 def read_meta(source: BinaryIO, file: Path) -> dict[str, Any]:
@@ -73,10 +76,7 @@ def read_meta(source: BinaryIO, file: Path) -> dict[str, Any]:
     """
     try:
         _check_archive(source)
-        path = (
-            f"/proc/self/fd/{source.fileno()}"  # the open file, whatever its name leads to by now
-        )
-        meta = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        meta = torch.load(path_of(source), map_location="cpu", weights_only=True, mmap=True)
         if not isinstance(meta, dict):
             raise ValueError(f"a {type(meta).__name__} instead of a dict")
         for tensor in _tensors(meta):
@@ -91,7 +91,7 @@ def read_meta(source: BinaryIO, file: Path) -> dict[str, Any]:
 
 def _check_archive(source: BinaryIO) -> None:
     """Refuse an archive that expands beyond its file, or whose pickle asks for other names."""
-    size = os.fstat(source.fileno()).st_size
+    size = bytes_of(source)
     source.seek(0)
     with zipfile.ZipFile(source) as archive:
         entries = archive.infolist()

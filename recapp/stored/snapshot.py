@@ -10,6 +10,7 @@ name.
 """
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,7 +42,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Manifest)
 
 
-class Snapshot(Generic[M]):
+class Snapshot(ABC, Generic[M]):
     """One version of a stored model, open for reading until it is left (`with`) or dropped.
 
     Args:
@@ -79,9 +80,9 @@ class Snapshot(Generic[M]):
         self._stack.close()
 
     @staticmethod
+    @abstractmethod
     def parsed(raw: bytes, folder: Path) -> M:
-        """Return the manifest of its bytes, and the directory that they lie in."""
-        raise AttributeError
+        """Return the manifest that some bytes of a directory are."""
 
     @classmethod
     def at(cls, path: Path, wanted: Callable[[M], Iterable[str]]) -> Self:
@@ -147,8 +148,22 @@ class Snapshot(Generic[M]):
             ) from error
         return table
 
+    @abstractmethod
     def _example(self, schema: "Schema") -> "RawTable | None":
-        raise AttributeError
+        """Return the rows that were kept."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name of the model, for people and servers."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Return plain facts about the model, for people and servers."""
+
+    @abstractmethod
+    def verify(self) -> int:
+        """Compare every checksum, and return the bytes that were read."""
 
     def opened(self, file: str) -> BinaryIO:
         """Return one of the files that were opened, at its beginning."""
@@ -305,6 +320,8 @@ class Artefact(Snapshot[ArtefactManifest]):
 
 
 S = TypeVar("S", Checkpoint, Artefact)
+Wanted = Callable[[Any], Iterable[str]]
+"""A function of the manifest that returns the names of the files that a reader wants to open."""
 
 
 def every_file(manifest: CheckpointManifest) -> Iterable[str]:
@@ -317,17 +334,27 @@ def no_file(manifest: Manifest) -> Iterable[str]:
     return ()
 
 
-def open_snapshot(path: Path, kind: type[S], wanted: Callable[[Any], Iterable[str]]) -> S:
+def open_snapshot(
+    path: Path,
+    kind: type[S],
+    wanted: Wanted,
+    comm: Comm | None = None,
+) -> S:
     """Open the version of a stored model that its name leads to now.
 
     Args:
         path: The model, or a link to one.
         kind: `Checkpoint` or `Artefact`.
         wanted: Selects the files that will be read, by the manifest.
+        comm: Ranks that all call it and are to open the same version; None opens for this rank
+            alone.
 
     Raises:
         RecappError: There is no such model, or it is incomplete, damaged or of a later version.
+        RankError: Another rank could not open it.
     """
+    if comm is not None:
+        return _open_together(path, kind, wanted, comm)
     files = files_at(path)
 
     def version() -> tuple[int, ...]:
@@ -347,23 +374,8 @@ def open_snapshot(path: Path, kind: type[S], wanted: Callable[[Any], Iterable[st
             raise kind.kind.error(why_none(path, kind.kind)) from error
 
 
-def open_together(
-    path: Path, kind: type[S], wanted: Callable[[Any], Iterable[str]], comm: Comm
-) -> S:
-    """Open the same version of a stored model on all ranks, even if it is replaced meanwhile.
-
-    Every rank calls it.
-
-    Args:
-        path: The model, or a link to one.
-        kind: `Checkpoint` or `Artefact`.
-        wanted: Selects the files that this rank will read, by the manifest.
-        comm: The ranks.
-
-    Raises:
-        RecappError: As of `open_snapshot`; or the ranks see different models at that path.
-        RankError: Another rank could not open it.
-    """
+def _open_together(path: Path, kind: type[S], wanted: Wanted, comm: Comm) -> S:
+    """Open the same version of a stored model on all ranks, even if it is replaced meanwhile."""
     for _ in range(ATTEMPTS):
         mine: S | None = None
         failure: RecappError | None = None

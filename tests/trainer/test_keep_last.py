@@ -18,7 +18,6 @@ from recapp.recipe.model import build_model
 from recapp.recipe.strategy_of_run import build_strategy
 from recapp.stored.checkpoint import read_manifest, read_meta, verify, write_checkpoint
 from recapp.stored.checkpoint_manifest import CheckpointManifest
-from recapp.stored.local_files import crc32_of
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import write_meta
 from recapp.trainer.keep_last import KeepLast
@@ -218,12 +217,7 @@ def test_a_plain_part_that_is_no_state_of_training_is_one_error(logs, tmp_path, 
     best = saved
     manifest = read_manifest(saved)
     shutil.copytree(best, tmp_path / "forged.ckpt")
-    write_meta(tmp_path / "forged.ckpt/meta.pt", read_meta(best) | change)
-    with open(tmp_path / "forged.ckpt/meta.pt", "rb") as file:
-        entry = {
-            "bytes": (tmp_path / "forged.ckpt/meta.pt").stat().st_size,
-            "crc32": crc32_of(file),
-        }
+    entry = write_meta(tmp_path / "forged.ckpt", "meta.pt", read_meta(best) | change)
     files = manifest.files | {"meta.pt": entry}
     (tmp_path / "forged.ckpt/manifest.json").write_text(
         to_json(CheckpointManifest(best, manifest.info, manifest.blocks, files))

@@ -1,0 +1,122 @@
+"""Stored models meet a file system in one file: a store of another kind needs nothing else."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tables import save, whole
+
+import recapp
+from recapp.errors import CheckpointError
+from recapp.stored import local_files
+from recapp.stored.artefact_folder import unfinished
+from recapp.stored.artefact_manifest import ArtefactManifest
+from recapp.stored.checkpoint import (
+    link_checkpoint,
+    load_table,
+    read_manifest,
+    remove_checkpoint,
+    verify,
+)
+from recapp.stored.directories import find_checkpoints
+from recapp.stored.local_files import Files, files_at
+from recapp.stored.manifest import to_json
+from recapp.stored.stored_model import open_artefact, read_stored
+
+ROOM = Path(recapp.__file__).parent / "stored"
+TOUCHES = {
+    *("open", "stat", "lstat", "exists", "is_file", "is_dir", "is_symlink", "iterdir", "glob"),
+    *("rglob", "mkdir", "rmdir", "unlink", "rename", "replace_file", "symlink_to", "resolve"),
+    *("read_text", "read_bytes", "write_text", "write_bytes", "touch", "listdir", "scandir"),
+    *("fsync", "fstat", "realpath", "rmtree", "makedirs", "remove_file", "flock"),
+}
+"""Calls by which Python touches files."""
+
+
+def touching(text):
+    """The calls of a file that touch a file system by other means than the seam."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
+        by_seam = isinstance(called, ast.Attribute) and ast.unparse(called.value) == "pinned"
+        if name in TOUCHES and not by_seam:
+            yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def test_a_call_that_touches_files_is_found():
+    assert list(touching("with open(file) as source:\n    pass"))
+    assert list(touching("(folder / file).stat()")) and list(touching("os.scandir(folder)"))
+    assert not list(touching("pinned.open(file, kind)\nfiles.size(folder)"))
+
+
+def test_only_one_file_of_the_room_touches_a_file_system():
+    found = {
+        path.name: calls
+        for path in sorted(ROOM.glob("*.py"))
+        if path.name != "local_files.py" and (calls := list(touching(path.read_text())))
+    }
+    assert found == {}
+
+
+class Elsewhere:
+    """A store whose paths are names in another place, as keys of an object store are."""
+
+    def __init__(self, root):
+        self._root = root
+
+    def __getattr__(self, name):
+        found = getattr(Files(), name)
+        return lambda *args: self._outside(found(*map(self._inside, args)))
+
+    def _inside(self, value):
+        return self._root / value.relative_to("/") if isinstance(value, Path) else value
+
+    def _outside(self, value):
+        if isinstance(value, Path):
+            return Path("/") / value.relative_to(self._root)
+        if isinstance(value, list | Iterator):
+            return [self._outside(one) for one in value]
+        return value
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A directory of a store that the disks of this machine do not have under that name."""
+    monkeypatch.setattr(local_files, "LOCAL", Elsewhere(tmp_path / "store"))
+    return Path("/no-such-directory-of-this-machine")
+
+
+def test_another_store_keeps_checkpoints_without_a_change_elsewhere(elsewhere):
+    path = elsewhere / "a.ckpt"
+    for value in (1.0, 2.0):
+        table = whole("A", "weight", torch.full((8, 2), value))
+        assert save(path, [[table], []], manifest={"step": int(value)}) == [None] * 2
+    assert verify(path) > 8 * 2 * 4 and load_table(path, "A").unique().tolist() == [2]
+    link_checkpoint(elsewhere / "last.ckpt", path)
+    assert read_manifest(elsewhere / "last.ckpt").step == 2
+    assert find_checkpoints(elsewhere) == [path]
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint .*lst\.ckpt: did you mean last\.ckpt"
+    ):
+        read_manifest(elsewhere / "lst.ckpt")
+    with pytest.raises(CheckpointError, match="leads to and was not removed"):
+        remove_checkpoint(path)
+    remove_checkpoint(elsewhere / "last.ckpt")
+    remove_checkpoint(path)
+    assert find_checkpoints(elsewhere) == [] and not elsewhere.exists()
+
+
+def test_another_store_keeps_artefacts_without_a_change_elsewhere(elsewhere):
+    for name, overwrite in (("one", False), ("two", True)):
+        with unfinished(elsewhere / "art", overwrite) as folder:
+            files = {"rows/a.bin": files_at(folder).write(folder / "rows/a.bin", b"rows")}
+            described = ArtefactManifest(folder, {"name": name}, (), files)
+            files_at(folder).write(folder / "manifest.json", to_json(described).encode())
+    assert read_stored(elsewhere / "art").info == {"name": "two"}
+    with open_artefact(elsewhere / "art") as artefact:
+        assert artefact.verify() == 4 and artefact.read("rows/a.bin") == b"rows"
+    assert not elsewhere.exists()

@@ -19,7 +19,8 @@ from tiers import one_of
 
 from recapp import eval as evaluation
 from recapp import train
-from recapp.dataset.synthetic import write_criteo
+from recapp.dataset.data_settings import Generate
+from recapp.dataset.synthetic import write_clicks
 from recapp.errors import PlanError, suggest
 from recapp.processes import launch as launching
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
@@ -243,7 +244,7 @@ MISTAKES = {
 def base(tmp_path_factory):
     """Good logs, in base/logs."""
     base = tmp_path_factory.mktemp("bad")
-    write_criteo(base / "logs", rows=1400, sizes=SIZES, seed=3)
+    write_clicks(base / "logs", Generate(rows=1400, seed=3), SIZES)
     return base
 
 

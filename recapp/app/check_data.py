@@ -70,7 +70,7 @@ def check_data(recipe: Train, *, test: bool = False) -> None:
 
 def _check_generated_directory(dataset: DataSettings) -> None:
     """Check that the generated data can be written, unless they are there."""
-    from recapp.dataset.synthetic import check_directory, writer_arguments
+    from recapp.dataset.synthetic import check_directory
 
     assert dataset.generate is not None
     if not isinstance(dataset.path, str) or has_magic(dataset.path):
@@ -78,8 +78,7 @@ def _check_generated_directory(dataset: DataSettings) -> None:
             f"dataset.path={shown(to_plain(dataset.path))}: data are generated into one directory; "
             "files of your own are read by dataset=custom dataset.path=..."
         )
-    kind, wanted = writer_arguments(dataset.generate, dataset.table_rows)
-    check_directory(dataset.path, kind, **wanted)
+    check_directory(dataset.path, dataset.generate, dataset.table_rows)
 
 
 def note_scale(recipe: Recipe) -> None:

@@ -37,26 +37,23 @@ VALIDATION_SHARE = 7
 Progress = Callable[[int, int], None]
 
 
-def write_criteo(
+def write_clicks(
     path: str | Path,
-    *,
-    rows: int,
-    seed: int = 1,
-    sizes: tuple[int, ...] = CRITEO_SIZES,
-    separability: float = 1.0,
-    positives: float = 0.257,
+    generate: Generate,
+    sizes: Sequence[int] | None = CRITEO_SIZES,
     progress: Progress | None = None,
 ) -> Path:
-    """Write Criteo-shaped Parquet (label, I1 to I13, C1 to Cn), unless it is there already.
+    """Write generated clicks as Parquet, unless they are there already.
+
+    `criteo` has the columns label, I1 to I13 and C1 to Cn; ids are 1 to the size of their table
+    - 1, null where missing. `sample` has label, I1 to I13 and ten ids per row of each of
+    large_table, wide_table and small_table, in list columns; the ids of a table of R rows are 0 to
+    R - 1.
 
     Args:
         path: The directory. A complete set of the same settings is left as it is.
-        rows: The number of rows.
-        seed: The seed of all values.
-        sizes: The rows of each id column's table; ids are 1 to size - 1, null where missing.
-        separability: A factor on the effects of ids and numbers; 1 gives an AUC like that of real
-            clicks, more makes an easier set.
-        positives: The share of clicks.
+        generate: The kind of the set and how its values are drawn.
+        sizes: The rows of the table of each id column of `criteo`.
         progress: Called with the number of rows written and the number of all rows.
 
     Returns:
@@ -66,82 +63,41 @@ def write_criteo(
         DataError: `path` holds anything else.
         ConfigError: Impossible settings.
     """
-    return _write(
-        Path(path),
-        "criteo",
-        criteo_columns(tuple(sizes)),
-        rows,
-        seed,
-        separability,
-        positives,
-        progress,
-    )
-
-
-def write_sample(
-    path: str | Path,
-    *,
-    rows: int,
-    seed: int = 1,
-    separability: float = 1.0,
-    positives: float = 0.257,
-    progress: Progress | None = None,
-) -> Path:
-    """Write clicks on the three sample tables, unless they are there already.
-
-    Columns are label, I1 to I13 and ten ids per row of each of large_table, wide_table and
-    small_table. The ids of a table of R rows are 0 to R - 1, in list columns. Arguments and errors
-    are those of `write_criteo`.
-    """
-    return _write(
-        Path(path), "sample", sample_columns(), rows, seed, separability, positives, progress
-    )
-
-
-def writer_arguments(generate: Generate, sizes: Sequence[int] | None) -> tuple[str, dict[str, Any]]:
-    """Read the settings `dataset.generate`.
-
-    Args:
-        generate: The settings.
-        sizes: The rows of each id column's table, which only `criteo` needs.
-
-    Returns:
-        The kind, and the arguments of `write_criteo` or `write_sample`.
-
-    Raises:
-        ConfigError: No sizes.
-    """
-    wanted = asdict(generate)
-    kind = str(wanted.pop("kind"))
-    if kind == "sample":
-        return kind, wanted
-    if sizes is None:
-        raise ConfigError(
-            "dataset.table_rows=null: must say how many ids each column of generated data has"
+    path = Path(path)
+    shapes, settings = _planned(generate, sizes)
+    if _is_complete(path, settings):
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        unfinished.chmod(0o755)
+        model = ClickModel(
+            shapes, generate.seed, generate.separability, generate.positives, generate.rows
         )
-    return kind, wanted | {"sizes": tuple(sizes)}
+        truth = _write_files(unfinished, model, generate.rows, progress)
+        (unfinished / TRUTH).write_text(json.dumps(truth, indent=2) + "\n")
+        (unfinished / MANIFEST).write_text(json.dumps(settings, indent=2) + "\n")
+        try:
+            os.replace(unfinished, path)  # takes the place of an empty directory, never of another
+        except OSError:
+            # another process may have made the same set meanwhile
+            if not _is_complete(path, settings):
+                raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return path
 
 
-def check_directory(
-    path: str | Path,
-    kind: str,
-    *,
-    rows: int,
-    seed: int = 1,
-    sizes: tuple[int, ...] = CRITEO_SIZES,
-    separability: float = 1.0,
-    positives: float = 0.257,
-) -> None:
+def check_directory(path: str | Path, generate: Generate, sizes: Sequence[int] | None) -> None:
     """Check that a set could be written to `path`, without writing it.
 
-    Arguments are the kind and those of `write_criteo`.
+    Arguments are those of `write_clicks`.
 
     Raises:
         DataError: Something else is there.
         ConfigError: Impossible settings.
     """
-    shapes = criteo_columns(sizes) if kind == "criteo" else sample_columns()
-    _is_complete(Path(path), _settings(kind, shapes, rows, seed, separability, positives))
+    _is_complete(Path(path), _planned(generate, sizes)[1])
 
 
 def read_truth(path: str | Path) -> dict[str, Any]:
@@ -161,58 +117,24 @@ def read_truth(path: str | Path) -> dict[str, Any]:
     return truth
 
 
-def _settings(
-    kind: str, shapes: ColumnShapes, rows: int, seed: int, separability: float, positives: float
-) -> dict[str, Any]:
-    """Return the content of a set's manifest."""
-    if rows < 1:
-        raise ConfigError(f"dataset.generate.rows={rows}: at least 1 row is needed")
-    if not 0 < positives < 1:
+def _planned(
+    generate: Generate, sizes: Sequence[int] | None
+) -> tuple[ColumnShapes, dict[str, Any]]:
+    """Return the columns of a set and the content of its manifest."""
+    if generate.rows < 1:
+        raise ConfigError(f"dataset.generate.rows={generate.rows}: at least 1 row is needed")
+    if not 0 < generate.positives < 1:
         raise ConfigError(
-            f"dataset.generate.positives={positives}: a share of clicks between 0 and 1 is needed"
+            f"dataset.generate.positives={generate.positives}: a share of clicks between 0 and 1 "
+            "is needed"
         )
-    return {
-        "version": VERSION,
-        "kind": kind,
-        "rows": rows,
-        "seed": seed,
-        "separability": separability,
-        "positives": positives,
-        "tables": {column.name: column.rows for column in shapes.ids},
-    }
-
-
-def _write(
-    path: Path,
-    kind: str,
-    shapes: ColumnShapes,
-    rows: int,
-    seed: int,
-    separability: float,
-    positives: float,
-    progress: Progress | None,
-) -> Path:
-    settings = _settings(kind, shapes, rows, seed, separability, positives)
-    if _is_complete(path, settings):
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
-        unfinished.chmod(0o755)
-        truth = _write_files(
-            unfinished, ClickModel(shapes, seed, separability, positives, rows), rows, progress
+    if generate.kind == "criteo" and sizes is None:
+        raise ConfigError(
+            "dataset.table_rows=null: must say how many ids each column of generated data has"
         )
-        (unfinished / TRUTH).write_text(json.dumps(truth, indent=2) + "\n")
-        (unfinished / MANIFEST).write_text(json.dumps(settings, indent=2) + "\n")
-        try:
-            os.replace(unfinished, path)  # takes the place of an empty directory, never of another
-        except OSError:
-            # another process may have made the same set meanwhile
-            if not _is_complete(path, settings):
-                raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return path
+    shapes = criteo_columns(tuple(sizes or ())) if generate.kind == "criteo" else sample_columns()
+    tables = {column.name: column.rows for column in shapes.ids}
+    return shapes, {"version": VERSION, **asdict(generate), "tables": tables}
 
 
 def _is_complete(path: Path, settings: dict[str, Any]) -> bool:

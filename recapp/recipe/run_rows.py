@@ -7,7 +7,7 @@ from recapp import console
 from recapp.dataset.click_rows import ClickRows, open_rows
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.first_rows import COUNTED_ROWS
-from recapp.dataset.synthetic import read_truth, write_criteo, write_sample, writer_arguments
+from recapp.dataset.synthetic import read_truth, write_clicks
 from recapp.errors import DataError
 from recapp.recipe.commands import OnPaper
 from recapp.recipe.recipe import Recipe
@@ -74,8 +74,8 @@ def write_generated(dataset: DataSettings) -> None:
     """Write the data set that the settings describe, unless it exists; progress is shown."""
     small = dataset.scaled
     assert small.generate is not None and isinstance(small.path, str)
-    kind, wanted = writer_arguments(small.generate, small.table_rows)
-    with console.progress(f"writing {console.short_path(small.path)}", wanted["rows"]) as advance:
+    rows = small.generate.rows
+    with console.progress(f"writing {console.short_path(small.path)}", rows) as advance:
         written = 0
 
         def show(done: int, _total: int) -> None:
@@ -83,7 +83,7 @@ def write_generated(dataset: DataSettings) -> None:
             advance(done - written)
             written = done
 
-        (write_criteo if kind == "criteo" else write_sample)(small.path, progress=show, **wanted)
+        write_clicks(small.path, small.generate, small.table_rows, show)
 
 
 def click_model_auc(

@@ -196,10 +196,11 @@ def test_a_growing_table_is_filled_with_all_keys_and_its_memory_and_pauses_are_t
 
 def test_reading_is_taken_apart_and_compared_with_memory(tmp_path, monkeypatch):
     from recapp.benchmarks.models import MODELS
-    from recapp.dataset.synthetic import write_criteo
+    from recapp.dataset.data_settings import Generate
+    from recapp.dataset.synthetic import write_clicks
 
     sizes = (40, 9, 6, 5, 4, 4, 3, 2, 9, 30, 7, 6, 11, 2, 3, 10, 4, 9, 5, 20, 15, 9, 6, 3, 7, 5)
-    write_criteo(tmp_path / "logs", rows=600, sizes=sizes, seed=1)
+    write_clicks(tmp_path / "logs", Generate(rows=600), sizes)
     tiny = type(MODELS["small"])
     monkeypatch.setattr(tiny, "workload", lambda self: type(self).__mro__[1].workload(self))
     dataset = {

@@ -19,12 +19,20 @@ from recapp.dataset.data_settings import DataSettings, Generate
 from recapp.dataset.schema import Schema, criteo_schema
 from recapp.dataset.source import open_source, split
 from recapp.dataset.stream import BatchStream
-from recapp.dataset.synthetic import read_truth, write_criteo, write_sample
+from recapp.dataset.synthetic import read_truth, write_clicks
 from recapp.errors import ConfigError, DataError
 from recapp.recipe.run_rows import click_model_auc
 from recapp.sparse.batch import MISSING
 
 ROWS = 30_000
+
+
+def write_criteo(path, *, sizes=CRITEO_SIZES, progress=None, **drawn):
+    return write_clicks(path, Generate(**drawn), sizes, progress)
+
+
+def write_sample(path, **drawn):
+    return write_clicks(path, Generate(kind="sample", **drawn))
 
 
 @pytest.fixture(scope="module")

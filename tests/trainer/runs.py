@@ -10,7 +10,8 @@ from lightning.pytorch import Callback
 from omegaconf import OmegaConf
 
 from recapp.app import compose as settings_of
-from recapp.dataset.synthetic import write_criteo
+from recapp.dataset.data_settings import Generate
+from recapp.dataset.synthetic import write_clicks
 from recapp.recipe import lightning_trainer, training
 from recapp.recipe.model import build_model
 from recapp.recipe.read import read_settings
@@ -58,7 +59,7 @@ SIZES = (
 
 def make_logs(path, rows=2100):
     """A tiny Criteo-shaped set."""
-    write_criteo(path, rows=rows, sizes=SIZES, seed=3)
+    write_clicks(path, Generate(rows=rows, seed=3), SIZES)
     return path
 
 

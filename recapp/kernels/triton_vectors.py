@@ -16,6 +16,11 @@ entry, and then run by run:
 
 Multiplications and additions are never fused: with fusing, bits could differ between two ways to
 compile one line.
+
+Kernels take records of arrays, in which None stands for an array that is absent, and one record of
+constants, `Form`; where Triton itself asks for a constant, it gets a name first. Learning rates are
+arguments of their own, because Triton takes the numbers of a record for single precision, and so is
+a rule's expression, whose source is part of the key under which Triton keeps a kernel.
 """
 
 import ast
@@ -24,16 +29,115 @@ import linecache
 import textwrap
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+
+from recapp.kernels.constants import SQUARE_BLOCK
 
 RUN = 256  # entries of a run; fewer need more partial sums, more take longer one after the other
 TILE_ELEMENTS = 1024  # of a program's tile: 8 in each thread of 4 warps
 TILE_BAGS = 64
 TILE_COLUMNS = 128  # whole blocks of squares (`SQUARE_BLOCK`)
 AT_ONCE = 4  # entries whose loads do not wait for each other
+
+
+class Source(NamedTuple):
+    """Vectors as kernels read them.
+
+    Args:
+        memory: The flat buffer, or the bytes of records.
+        numbers: The memory of records in the type of their scales and biases; None for floats.
+    """
+
+    memory: Any
+    numbers: Any
+
+
+class Matrix(NamedTuple):
+    """A sparse matrix (`recapp/kernels/links.py`: `Links`).
+
+    Args:
+        index: The index of each entry's vector in the source.
+        offsets: Where the entries of each bag begin and end; None: one entry per bag.
+        weights: The weight of each entry; None: ones.
+        partial: The sums of the runs of long bags; None where no bag can be long.
+    """
+
+    index: Any
+    offsets: Any
+    weights: Any
+    partial: Any
+
+
+class Touched(NamedTuple):
+    """The rows of a store that a batch updates.
+
+    Args:
+        row: The rows.
+        mean: The mean square of each; None where rows are whole.
+        held: The weights of the store.
+        state0: The first state tensor of the rule; None where it has none.
+        state1: The second one.
+    """
+
+    row: Any
+    mean: Any
+    held: Any
+    state0: Any
+    state1: Any
+
+
+class Form(NamedTuple):
+    """The constants that a kernel is compiled for.
+
+    Args:
+        DTYPE: The type that is computed in.
+        WIDTH: The columns of a vector.
+        STRIDE: What an index counts in: elements of the source, or bytes of records.
+        BITS: The bits of a packed value; 0 for floats.
+        RUN: The entries of a run.
+        BAGS: The bags of a tile.
+        COLUMNS: The columns of a tile.
+        FOLDS: How often a block of squares in a tile is halved until one column is left.
+        AT_ONCE: The entries whose loads do not wait for each other.
+    """
+
+    DTYPE: Any
+    WIDTH: int
+    STRIDE: int
+    BITS: int
+    RUN: int
+    BAGS: int
+    COLUMNS: int
+    FOLDS: int
+    AT_ONCE: int
+
+
+class RuleForm(NamedTuple):
+    """The constants of a rule that an update is compiled for.
+
+    Args:
+        RATES: How many learning rates the rule reads.
+        DECAYS: Whether weights decay.
+        KIND0: "row" or "element" for the first state tensor, or None.
+        KIND1: The kind of the second one.
+        NEEDS_ROW: Whether the rule reads the mean square of the row.
+    """
+
+    RATES: int
+    DECAYS: bool
+    KIND0: str | None
+    KIND1: str | None
+    NEEDS_ROW: bool
+
+
+def form(width: int, dtype: Any, stride: int = 1, bits: int = 0) -> Form:
+    """Return the constants of the kernels for vectors of a width."""
+    bags, columns = tile(width)
+    folds = min(columns, SQUARE_BLOCK).bit_length() - 1
+    return Form(dtype, width, stride, bits, RUN, bags, columns, folds, AT_ONCE)
 
 
 def tile(width: int) -> tuple[int, int]:
@@ -78,206 +182,120 @@ def sqrt(x):
 
 
 @triton.jit
-def _vectors(
-    source,
-    numbers,
-    at_B,
-    here_B,
-    column_C,
-    inside_C,
-    DTYPE: tl.constexpr,
-    STRIDE: tl.constexpr,
-    BITS: tl.constexpr,
-):
-    """Return the vectors at index `at` of the source, [BAGS, COLUMNS].
-
-    They are floats, or records of `STRIDE` bytes with values of `BITS` bits; `numbers` is the
-    same memory in the type of their scales and biases, the last two numbers of a record.
+def _vectors(source, at_B, here_B, column_C, inside_C, F: tl.constexpr):
+    """Return the vectors at index `at` of the source, [BAGS, COLUMNS]: floats, or records of
+    `STRIDE` bytes whose last two numbers are scale and bias.
     """
     here_BC = here_B[:, None] & inside_C[None, :]
-    first_B = at_B * STRIDE
-    if numbers is None:
-        return tl.load(source + first_B[:, None] + column_C[None, :], mask=here_BC, other=0.0).to(
-            DTYPE
-        )
+    first_B = at_B * F.STRIDE
+    if source.numbers is None:
+        return tl.load(
+            source.memory + first_B[:, None] + column_C[None, :], mask=here_BC, other=0.0
+        ).to(F.DTYPE)
     else:
         byte_BC = tl.load(
-            source + first_B[:, None] + (column_C * BITS // 8)[None, :], mask=here_BC, other=0
+            source.memory + first_B[:, None] + (column_C * F.BITS // 8)[None, :],
+            mask=here_BC,
+            other=0,
         ).to(tl.int32)
-        q_BC = (byte_BC >> (column_C * BITS % 8)[None, :]) & ((1 << BITS) - 1)
+        q_BC = (byte_BC >> (column_C * F.BITS % 8)[None, :]) & ((1 << F.BITS) - 1)
         # a number has half as many bytes as a value has bits
-        next_B = (at_B + 1) * (STRIDE // (BITS // 2))
-        scale_B = tl.load(numbers + (next_B - 2), mask=here_B, other=0.0).to(DTYPE)
-        bias_B = tl.load(numbers + (next_B - 1), mask=here_B, other=0.0).to(DTYPE)
-        return q_BC.to(DTYPE) * scale_B[:, None] + bias_B[:, None]
+        next_B = (at_B + 1) * (F.STRIDE // (F.BITS // 2))
+        scale_B = tl.load(source.numbers + (next_B - 2), mask=here_B, other=0.0).to(F.DTYPE)
+        bias_B = tl.load(source.numbers + (next_B - 1), mask=here_B, other=0.0).to(F.DTYPE)
+        return q_BC.to(F.DTYPE) * scale_B[:, None] + bias_B[:, None]
 
 
 @triton.jit
 def _entries(
     source,
-    numbers,
-    index,
-    weights,
+    matrix,
     begin_B,
     length_B,
     column_C,
     inside_C,
-    DTYPE: tl.constexpr,
-    STRIDE: tl.constexpr,
-    BITS: tl.constexpr,
+    F: tl.constexpr,
     BAGS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
     """Return the sum of entries begin .. begin + length of each bag, added one after the other:
     [BAGS, COLUMNS].
     """
-    total_BC = tl.zeros([BAGS, COLUMNS], DTYPE)
+    COLUMNS: tl.constexpr = F.COLUMNS
+    total_BC = tl.zeros([BAGS, COLUMNS], F.DTYPE)
     for first in range(0, tl.max(length_B, 0), AT_ONCE):
         for ahead in tl.static_range(AT_ONCE):
             here_B = first + ahead < length_B
             k_B = begin_B + first + ahead
-            at_B = tl.load(index + k_B, mask=here_B, other=0).to(tl.int64)
-            vector_BC = _vectors(
-                source, numbers, at_B, here_B, column_C, inside_C, DTYPE, STRIDE, BITS
-            )
-            if weights is not None:
-                vector_BC = (
-                    vector_BC * tl.load(weights + k_B, mask=here_B, other=0.0).to(DTYPE)[:, None]
-                )
+            at_B = tl.load(matrix.index + k_B, mask=here_B, other=0).to(tl.int64)
+            vector_BC = _vectors(source, at_B, here_B, column_C, inside_C, F)
+            if matrix.weights is not None:
+                use_B = tl.load(matrix.weights + k_B, mask=here_B, other=0.0).to(F.DTYPE)
+                vector_BC = vector_BC * use_B[:, None]
             total_BC = total_BC + vector_BC
     return total_BC
 
 
 @triton.jit
-def _sums(
-    source,
-    numbers,
-    index,
-    offsets,
-    weights,
-    partial,
-    bag_B,
-    there_B,
-    column_C,
-    inside_C,
-    DTYPE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    STRIDE: tl.constexpr,
-    BITS: tl.constexpr,
-    RUN: tl.constexpr,
-    BAGS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
+def _sums(source, matrix, bag_B, there_B, column_C, inside_C, F: tl.constexpr):
     """Return a tile of sums: of short bags from their entries, of long ones from their runs."""
-    if offsets is None:
+    if matrix.offsets is None:
         return _entries(
-            source,
-            numbers,
-            index,
-            weights,
-            bag_B,
-            there_B.to(tl.int32),
-            column_C,
-            inside_C,
-            DTYPE,
-            STRIDE,
-            BITS,
-            BAGS,
-            COLUMNS,
-            1,
+            source, matrix, bag_B, there_B.to(tl.int32), column_C, inside_C, F, F.BAGS, 1
         )
     else:
-        begin_B = tl.load(offsets + bag_B, mask=there_B, other=0)
-        length_B = tl.load(offsets + bag_B + 1, mask=there_B, other=0) - begin_B
-        long_B = length_B > RUN
+        begin_B = tl.load(matrix.offsets + bag_B, mask=there_B, other=0)
+        length_B = tl.load(matrix.offsets + bag_B + 1, mask=there_B, other=0) - begin_B
+        long_B = length_B > F.RUN
+        short_B = tl.where(long_B, 0, length_B)
         total_BC = _entries(
-            source,
-            numbers,
-            index,
-            weights,
-            begin_B,
-            tl.where(long_B, 0, length_B),
-            column_C,
-            inside_C,
-            DTYPE,
-            STRIDE,
-            BITS,
-            BAGS,
-            COLUMNS,
-            AT_ONCE,
+            source, matrix, begin_B, short_B, column_C, inside_C, F, F.BAGS, F.AT_ONCE
         )
-        if partial is not None:
-            runs_B = tl.where(long_B, tl.cdiv(length_B, RUN), 0)
+        if matrix.partial is not None:
+            runs_B = tl.where(long_B, tl.cdiv(length_B, F.RUN), 0)
             for run in range(tl.max(runs_B, 0)):
-                offset_B = ((begin_B // RUN + run) * 2 + (run == 0)).to(tl.int64) * WIDTH
+                offset_B = ((begin_B // F.RUN + run) * 2 + (run == 0)).to(tl.int64) * F.WIDTH
                 here_BC = (run < runs_B)[:, None] & inside_C[None, :]
                 total_BC = total_BC + tl.load(
-                    partial + offset_B[:, None] + column_C[None, :], mask=here_BC, other=0.0
+                    matrix.partial + offset_B[:, None] + column_C[None, :],
+                    mask=here_BC,
+                    other=0.0,
                 )
         return total_BC
 
 
 @triton.jit(do_not_specialize=["bags"])
-def sum_runs(
-    source,
-    numbers,
-    index,
-    offsets,
-    weights,
-    partial,
-    bags,
-    DTYPE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    STRIDE: tl.constexpr,
-    BITS: tl.constexpr,
-    RUN: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
+def sum_runs(source, matrix, bags, F: tl.constexpr):
     """Write the partial sums of bags longer than `RUN`.
 
     Program 2 w + 1 sums the run in window w that begins such a bag, program 2 w the run that
     continues one.
     """
     position = tl.program_id(0)
-    window = (position // 2) * RUN
+    window = (position // 2) * F.RUN
     begins = position % 2 == 1
     # the number of an entry that can belong only to the bag whose run this program sums
-    look = tl.where(begins, window + RUN - 1, window - 1)
+    look = tl.where(begins, window + F.RUN - 1, window - 1)
     low = 0
     high = bags
     while high - low > 1:
         middle = (low + high) // 2
-        left = tl.load(offsets + middle) <= look
+        left = tl.load(matrix.offsets + middle) <= look
         low = tl.where(left, middle, low)
         high = tl.where(left, high, middle)
-    begin = tl.load(offsets + low)
-    end = tl.load(offsets + low + 1)
-    first = begin + tl.cdiv(tl.maximum(window - begin, 0), RUN) * RUN
-    if (end - begin > RUN) & (first < end) & (begins == (begin >= window)):
-        column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        inside_C = column_C < WIDTH
+    begin = tl.load(matrix.offsets + low)
+    end = tl.load(matrix.offsets + low + 1)
+    first = begin + tl.cdiv(tl.maximum(window - begin, 0), F.RUN) * F.RUN
+    if (end - begin > F.RUN) & (first < end) & (begins == (begin >= window)):
+        column_C = tl.program_id(1) * F.COLUMNS + tl.arange(0, F.COLUMNS)
+        inside_C = column_C < F.WIDTH
         alone = tl.zeros([1], tl.int32)
+        length = tl.minimum(end - first, F.RUN) + alone
         total_BC = _entries(
-            source,
-            numbers,
-            index,
-            weights,
-            first + alone,
-            tl.minimum(end - first, RUN) + alone,
-            column_C,
-            inside_C,
-            DTYPE,
-            STRIDE,
-            BITS,
-            1,
-            COLUMNS,
-            AT_ONCE,
+            source, matrix, first + alone, length, column_C, inside_C, F, 1, F.AT_ONCE
         )
         tl.store(
-            partial + position.to(tl.int64) * WIDTH + column_C[None, :],
+            matrix.partial + position.to(tl.int64) * F.WIDTH + column_C[None, :],
             total_BC,
             mask=inside_C[None, :],
         )
@@ -285,65 +303,26 @@ def sum_runs(
 
 @triton.jit(do_not_specialize=["bags"])
 def pool(
-    source,
-    numbers,
-    index,
-    offsets,
-    weights,
-    partial,
-    target,
-    at,
-    bags,
-    scale: tl.float64,
-    DTYPE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    STRIDE: tl.constexpr,
-    BITS: tl.constexpr,
-    IN_LINES: tl.constexpr,
-    RUN: tl.constexpr,
-    BAGS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    source, matrix, target, at, bags, scale: tl.float64, F: tl.constexpr, IN_LINES: tl.constexpr
 ):
     """Write a tile of sums: target[at[m] : +width] = scale * sum of weights[k] *
     source[index[k] * stride : +width] over the entries k of bag m.
 
-    Where `offsets` is None, each bag has one entry; where `weights` is None, they are ones; where
-    `at` is None, bags stand side by side. `partial` is None where no bag can be long, `numbers` is
-    None where the source holds floats (see `quantised.py`).
+    Where `at` is None, bags stand side by side.
     """
-    bag_B = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
-    column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    bag_B = tl.program_id(0) * F.BAGS + tl.arange(0, F.BAGS)
+    column_C = tl.program_id(1) * F.COLUMNS + tl.arange(0, F.COLUMNS)
     there_B = bag_B < bags
-    inside_C = column_C < WIDTH
-    total_BC = _sums(
-        source,
-        numbers,
-        index,
-        offsets,
-        weights,
-        partial,
-        bag_B,
-        there_B,
-        column_C,
-        inside_C,
-        DTYPE,
-        WIDTH,
-        STRIDE,
-        BITS,
-        RUN,
-        BAGS,
-        COLUMNS,
-        AT_ONCE,
-    )
+    inside_C = column_C < F.WIDTH
+    total_BC = _sums(source, matrix, bag_B, there_B, column_C, inside_C, F)
     if at is None:
-        offset_B = bag_B.to(tl.int64) * WIDTH
+        offset_B = bag_B.to(tl.int64) * F.WIDTH
     else:
         offset_B = tl.load(at + bag_B, mask=there_B, other=0).to(tl.int64)
         if IN_LINES:
             # at least 8 elements to 64 bytes: stores of 16 bytes instead of one element
             offset_B = tl.multiple_of(offset_B, 8)
-    total_BC = total_BC * tl.full([1, 1], scale, DTYPE)
+    total_BC = total_BC * tl.full([1, 1], scale, F.DTYPE)
     tl.store(
         target + offset_B[:, None] + column_C[None, :],
         total_BC,
@@ -352,262 +331,137 @@ def pool(
 
 
 @triton.jit
-def _add_squares(total_B, grad_BC, BAGS: tl.constexpr, COLUMNS: tl.constexpr, FOLDS: tl.constexpr):
-    """Return the total plus the sums of squares of the tile's blocks of 2^FOLDS columns, added
-    block by block.
+def _row_squares(source, matrix, bag_B, there_B, F: tl.constexpr):
+    """Return the fp64 sum of squares of the summed gradient of each touched row, and the last
+    columns of the gradient.
 
-    Within a block neighbours are added, then neighbouring pairs, and so on: the same tree for a
-    narrow block as for a wide one that ends in zeros, whatever threads hold the tile. (`tl.sum`
-    adds in an order that depends on how the tile was loaded.)
+    Blocks of 2^FOLDS columns are added one after the other. Within a block neighbours are added,
+    then neighbouring pairs, and so on: the same tree for a narrow block as for a wide one that ends
+    in zeros, whatever threads hold the tile. (`tl.sum` adds in an order that depends on how the
+    tile was loaded.)
     """
-    square_BC = grad_BC.to(tl.float64)
-    square_BC = square_BC * square_BC
-    for fold in tl.static_range(FOLDS):
-        left_BC, right_BC = tl.split(tl.reshape(square_BC, [BAGS, COLUMNS >> (fold + 1), 2]))
-        square_BC = left_BC + right_BC
-    if COLUMNS >> FOLDS == 2:
-        left_B, right_B = tl.split(square_BC)
-        return total_B + left_B + right_B
-    else:
-        return total_B + tl.reshape(square_BC, [BAGS])
-
-
-@triton.jit
-def _gradients(
-    source,
-    index,
-    offsets,
-    weights,
-    partial,
-    bag_B,
-    there_B,
-    first,
-    DTYPE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    RUN: tl.constexpr,
-    BAGS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
-    """Return the summed gradients of a tile of touched rows, columns first .. first + COLUMNS."""
-    column_C = first + tl.arange(0, COLUMNS)
-    return _sums(
-        source,
-        None,
-        index,
-        offsets,
-        weights,
-        partial,
-        bag_B,
-        there_B,
-        column_C,
-        column_C < WIDTH,
-        DTYPE,
-        WIDTH,
-        1,
-        0,
-        RUN,
-        BAGS,
-        COLUMNS,
-        AT_ONCE,
-    )
+    BAGS: tl.constexpr = F.BAGS
+    WIDTH: tl.constexpr = F.WIDTH
+    COLUMNS: tl.constexpr = F.COLUMNS
+    FOLDS: tl.constexpr = F.FOLDS
+    total_B = tl.zeros([BAGS], tl.float64)
+    for first in tl.static_range(0, WIDTH, COLUMNS):
+        column_C = first + tl.arange(0, COLUMNS)
+        grad_BC = _sums(source, matrix, bag_B, there_B, column_C, column_C < F.WIDTH, F)
+        square_BC = grad_BC.to(tl.float64)
+        square_BC = square_BC * square_BC
+        for fold in tl.static_range(FOLDS):
+            left_BC, right_BC = tl.split(tl.reshape(square_BC, [BAGS, COLUMNS >> (fold + 1), 2]))
+            square_BC = left_BC + right_BC
+        if COLUMNS >> FOLDS == 2:
+            left_B, right_B = tl.split(square_BC)
+            total_B = total_B + left_B + right_B
+        else:
+            total_B = total_B + tl.reshape(square_BC, [BAGS])
+    return total_B, grad_BC
 
 
 @triton.jit(do_not_specialize=["bags"])
-def square_sums(
-    source,
-    index,
-    offsets,
-    weights,
-    partial,
-    total,
-    bags,
-    DTYPE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    RUN: tl.constexpr,
-    BAGS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    FOLDS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
+def square_sums(source, matrix, total, bags, F: tl.constexpr):
     """Write the fp64 sum of squares of each touched row's gradient.
 
     The strips of one row exchange these sums.
     """
-    bag_B = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
+    bag_B = tl.program_id(0) * F.BAGS + tl.arange(0, F.BAGS)
     there_B = bag_B < bags
-    total_B = tl.zeros([BAGS], tl.float64)
-    for first in tl.static_range(0, WIDTH, COLUMNS):
-        grad_BC = _gradients(
-            source,
-            index,
-            offsets,
-            weights,
-            partial,
-            bag_B,
-            there_B,
-            first,
-            DTYPE,
-            WIDTH,
-            RUN,
-            BAGS,
-            COLUMNS,
-            AT_ONCE,
-        )
-        total_B = _add_squares(total_B, grad_BC, BAGS, COLUMNS, FOLDS)
+    total_B, _ = _row_squares(source, matrix, bag_B, there_B, F)
     tl.store(total + bag_B, total_B, mask=there_B)
 
 
 @triton.jit
-def _read(
-    held,
-    row_B,
-    there_B,
-    column_C,
-    inside_C,
-    DTYPE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    KIND: tl.constexpr,
-):
+def _read(held, row_B, there_B, column_C, F: tl.constexpr, KIND: tl.constexpr):
     if KIND == "row":
-        return tl.load(held + row_B, mask=there_B, other=0.0).to(DTYPE)[:, None]
+        return tl.load(held + row_B, mask=there_B, other=0.0).to(F.DTYPE)[:, None]
     else:
-        here_BC = there_B[:, None] & inside_C[None, :]
         return tl.load(
-            held + row_B[:, None] * WIDTH + column_C[None, :], mask=here_BC, other=0.0
-        ).to(DTYPE)
+            held + row_B[:, None] * F.WIDTH + column_C[None, :],
+            mask=there_B[:, None] & (column_C < F.WIDTH)[None, :],
+            other=0.0,
+        ).to(F.DTYPE)
 
 
 @triton.jit
-def _write(
-    held, value, row_B, there_B, column_C, inside_C, WIDTH: tl.constexpr, KIND: tl.constexpr
-):
+def _write(held, value, row_B, there_B, column_C, F: tl.constexpr, KIND: tl.constexpr):
     if KIND == "row":
         tl.store(held + row_B[:, None], value, mask=there_B[:, None])
     else:
         tl.store(
-            held + row_B[:, None] * WIDTH + column_C[None, :],
+            held + row_B[:, None] * F.WIDTH + column_C[None, :],
             value,
-            mask=there_B[:, None] & inside_C[None, :],
+            mask=there_B[:, None] & (column_C < F.WIDTH)[None, :],
         )
 
 
 @triton.jit(do_not_specialize=["bags"])
 def update(
     source,
-    index,
-    offsets,
-    weights,
-    partial,
-    row,
-    mean,
-    held,
-    state0,
-    state1,
+    matrix,
+    t,
     constants,
     bags,
     lr: tl.float64,
     lr1: tl.float64,
     lr2: tl.float64,
     decay: tl.float64,
-    RATES: tl.constexpr,
-    DECAYS: tl.constexpr,
     STEP: tl.constexpr,
     SQRT: tl.constexpr,
-    KIND0: tl.constexpr,
-    KIND1: tl.constexpr,
-    NEEDS_ROW: tl.constexpr,
-    DTYPE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    RUN: tl.constexpr,
-    BAGS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    FOLDS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    R: tl.constexpr,
+    F: tl.constexpr,
 ):
     """Sum the gradients of each touched row and apply a rule to its weights and state, in one pass
     over memory.
 
     A row wider than a tile is summed a second time where the rule needs the mean square of the
-    whole row first. `mean` is None where rows are whole; `state0` and `state1` are None where the
-    rule has fewer state tensors; KIND0 and KIND1 are "row" or "element". The rule gets as many of
-    lr, lr1 and lr2 as RATES says, as a tuple where it is more than one; if DECAYS, of weights that
-    have lost the part `decay`.
+    whole row first. The rule gets as many of lr, lr1 and lr2 as RATES says, as a tuple where it is
+    more than one; if DECAYS, of weights that have lost the part `decay`.
     """
-    bag_B = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
+    bag_B = tl.program_id(0) * F.BAGS + tl.arange(0, F.BAGS)
     there_B = bag_B < bags
-    if RATES == 1:
-        rate = tl.full([1, 1], lr, DTYPE)
-    elif RATES == 2:
-        rate = (tl.full([1, 1], lr, DTYPE), tl.full([1, 1], lr1, DTYPE))
+    if R.RATES == 1:
+        rate = tl.full([1, 1], lr, F.DTYPE)
+    elif R.RATES == 2:
+        rate = (tl.full([1, 1], lr, F.DTYPE), tl.full([1, 1], lr1, F.DTYPE))
     else:
         rate = (
-            tl.full([1, 1], lr, DTYPE),
-            tl.full([1, 1], lr1, DTYPE),
-            tl.full([1, 1], lr2, DTYPE),
+            tl.full([1, 1], lr, F.DTYPE),
+            tl.full([1, 1], lr1, F.DTYPE),
+            tl.full([1, 1], lr2, F.DTYPE),
         )
-    row_B = tl.load(row + bag_B, mask=there_B, other=0).to(tl.int64)
-    mean_B = tl.zeros([BAGS], DTYPE)
-    if mean is not None:
-        mean_B = tl.load(mean + bag_B, mask=there_B, other=0.0)
-    elif NEEDS_ROW:
-        total_B = tl.zeros([BAGS], tl.float64)
-        for first in tl.static_range(0, WIDTH, COLUMNS):
-            grad_BC = _gradients(
-                source,
-                index,
-                offsets,
-                weights,
-                partial,
-                bag_B,
-                there_B,
-                first,
-                DTYPE,
-                WIDTH,
-                RUN,
-                BAGS,
-                COLUMNS,
-                AT_ONCE,
-            )
-            total_B = _add_squares(total_B, grad_BC, BAGS, COLUMNS, FOLDS)
-        mean_B = (total_B / WIDTH).to(DTYPE)
+    row_B = tl.load(t.row + bag_B, mask=there_B, other=0).to(tl.int64)
+    mean_B = tl.zeros_like(bag_B).to(F.DTYPE)
+    if t.mean is not None:
+        mean_B = tl.load(t.mean + bag_B, mask=there_B, other=0.0)
+    elif R.NEEDS_ROW:
+        total_B, grad_BC = _row_squares(source, matrix, bag_B, there_B, F)
+        mean_B = (total_B / F.WIDTH).to(F.DTYPE)
+    WIDTH: tl.constexpr = F.WIDTH
+    COLUMNS: tl.constexpr = F.COLUMNS
     for first in tl.static_range(0, WIDTH, COLUMNS):
         column_C = first + tl.arange(0, COLUMNS)
-        inside_C = column_C < WIDTH
-        if WIDTH > COLUMNS or mean is not None or not NEEDS_ROW:
-            grad_BC = _gradients(
-                source,
-                index,
-                offsets,
-                weights,
-                partial,
-                bag_B,
-                there_B,
-                first,
-                DTYPE,
-                WIDTH,
-                RUN,
-                BAGS,
-                COLUMNS,
-                AT_ONCE,
-            )
-        old_BC = _read(held, row_B, there_B, column_C, inside_C, DTYPE, WIDTH, "element")
-        if DECAYS:
-            old_BC = old_BC - tl.full([1, 1], decay, DTYPE) * old_BC
-        if state0 is None:
+        if F.WIDTH > F.COLUMNS or t.mean is not None or not R.NEEDS_ROW:
+            grad_BC = _sums(source, matrix, bag_B, there_B, column_C, column_C < F.WIDTH, F)
+        old_BC = _read(t.held, row_B, there_B, column_C, F, "element")
+        if R.DECAYS:
+            old_BC = old_BC - tl.full([1, 1], decay, F.DTYPE) * old_BC
+        if t.state0 is None:
             new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants)
-        elif state1 is None:
-            first_state = _read(state0, row_B, there_B, column_C, inside_C, DTYPE, WIDTH, KIND0)
+        elif t.state1 is None:
+            first_state = _read(t.state0, row_B, there_B, column_C, F, R.KIND0)
             new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants, first_state)
         else:
-            first_state = _read(state0, row_B, there_B, column_C, inside_C, DTYPE, WIDTH, KIND0)
-            second_state = _read(state1, row_B, there_B, column_C, inside_C, DTYPE, WIDTH, KIND1)
+            first_state = _read(t.state0, row_B, there_B, column_C, F, R.KIND0)
+            second_state = _read(t.state1, row_B, there_B, column_C, F, R.KIND1)
             new = STEP(
                 old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants, first_state, second_state
             )
         tl.debug_barrier()  # all threads must have read what one of them writes now
-        _write(held, new[0], row_B, there_B, column_C, inside_C, WIDTH, "element")
-        if state0 is not None and (KIND0 == "element" or first + COLUMNS >= WIDTH):
-            _write(state0, new[1], row_B, there_B, column_C, inside_C, WIDTH, KIND0)
-        if state1 is not None and (KIND1 == "element" or first + COLUMNS >= WIDTH):
-            _write(state1, new[2], row_B, there_B, column_C, inside_C, WIDTH, KIND1)
+        _write(t.held, new[0], row_B, there_B, column_C, F, "element")
+        if t.state0 is not None and (R.KIND0 == "element" or first + F.COLUMNS >= F.WIDTH):
+            _write(t.state0, new[1], row_B, there_B, column_C, F, R.KIND0)
+        if t.state1 is not None and (R.KIND1 == "element" or first + F.COLUMNS >= F.WIDTH):
+            _write(t.state1, new[2], row_B, there_B, column_C, F, R.KIND1)

@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from recapp.engine.gathered_state import gathered_state_dict
     from recapp.engine.model_parallel import DistributedModelParallel
     from recapp.engine.shard_model import shard_model
-    from recapp.engine.sharded_embedding import ShardedEmbeddingCollection
-    from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+    from recapp.engine.sharded_collection import (
+        ShardedEmbeddingBagCollection,
+        ShardedEmbeddingCollection,
+    )
     from recapp.engine.sharder import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
     from recapp.inference.export_settings import Export
     from recapp.metrics import AUC, Calibration, LogLoss, NormalizedEntropy
@@ -128,8 +130,8 @@ _HOMES = {
     "PoolingType": "recapp.tables.config",
     "ScoreWriter": "recapp.trainer.score_writer",
     "ScoringSettings": "recapp.dataset.scoring_settings",
-    "ShardedEmbeddingBagCollection": "recapp.engine.sharded_embedding_bag",
-    "ShardedEmbeddingCollection": "recapp.engine.sharded_embedding",
+    "ShardedEmbeddingBagCollection": "recapp.engine.sharded_collection",
+    "ShardedEmbeddingCollection": "recapp.engine.sharded_collection",
     "ShardingPlan": "recapp.sharding.sharding_plan",
     "ShardingType": "recapp.sharding.sharding_types",
     "TableLookup": "recapp.tables.lookups",

@@ -14,7 +14,7 @@ MODULES = (
     "recapp.app.resume",
     "recapp.app.summary",
     "recapp.dataset.column_types",
-    "recapp.engine.held_memory",
+    "recapp.engine.rank_memory",
     "recapp.models.published_dlrm",
     "recapp.recipe.lightning_trainer",
     "recapp.recipe.strategy_of_run",

@@ -19,8 +19,8 @@ from recapp.benchmarks.session import Session
 from recapp.benchmarks.setup import pooled_tables, shard_workload, torchrec_sharding
 from recapp.benchmarks.timing import Measured, beside, compared, ratio
 from recapp.benchmarks.workloads import WORKLOADS, Workload
-from recapp.engine.observer import EngineObserver
 from recapp.engine.sharded_collection import ShardedCollection
+from recapp.engine.state import EngineObserver
 from recapp.reporting.phases import PhaseClock
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor

@@ -31,10 +31,10 @@ import torch
 from recapp.benchmarks.fit import fit, typical
 from recapp.benchmarks.setup import rule
 from recapp.benchmarks.workloads import Workload
-from recapp.engine.observer import EngineObserver
 from recapp.engine.requests import Requests
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection, shard_bags
+from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection, shard_bags
 from recapp.engine.sharded_tables import ShardedTables
+from recapp.engine.state import EngineObserver
 from recapp.planner.hardware import KERNELS, WITHOUT_BYTES, Work
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.topology import Topology

@@ -32,7 +32,7 @@ from recapp.benchmarks.session import Session
 from recapp.benchmarks.timing import Measured, Steps, beside, compared, ratio, spread
 from recapp.benchmarks.workloads import WORKLOADS, Workload
 from recapp.engine.row_store import FloatStore
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection
 from recapp.kernels.row_memory import small_pages
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from recapp.benchmarks.timing import Steps
 from recapp.benchmarks.workloads import Workload
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 LEARNING_RATE = 0.01

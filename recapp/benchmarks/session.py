@@ -19,7 +19,7 @@ from recapp.benchmarks.setup import EPS, LEARNING_RATE, WHOLE, WHOLE_NAME, make_
 from recapp.benchmarks.timing import MOST_STEPS, Contender, Measured, interleave
 from recapp.benchmarks.workloads import BATCHES, Workload
 from recapp.console import note, progress
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection, shard_bags
+from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection, shard_bags
 from recapp.optim.rules import RowRule
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 
 from recapp.compat.quantised_rows import check_output_dtype, read_only_model
 from recapp.engine.read_only_store import ReadOnlyStore, values_of
-from recapp.engine.sharded_collection import ShardedCollection
-from recapp.engine.sharded_embedding import ShardedEmbeddingCollection
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_collection import (
+    ShardedCollection,
+    ShardedEmbeddingBagCollection,
+    ShardedEmbeddingCollection,
+)
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError
 from recapp.inference.held_tables import HeldTable, HeldTables

@@ -11,9 +11,11 @@ from torch import nn
 
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.shard_model import embedding_collections
-from recapp.engine.sharded_collection import ShardedCollection
-from recapp.engine.sharded_embedding import ShardedEmbeddingCollection
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_collection import (
+    ShardedCollection,
+    ShardedEmbeddingBagCollection,
+    ShardedEmbeddingCollection,
+)
 from recapp.errors import ConfigError
 from recapp.inference.held_tables import HeldTable, HeldTables
 from recapp.inference.one_rank import one_rank

@@ -215,10 +215,10 @@ _OF_EVERY_HOME = {
         "distributed.DistributedModelParallel",
         "distributed.model_parallel.DistributedModelParallel",
     ),
-    "recapp.engine.sharded_embedding_bag": (
+    "recapp.engine.sharded_collection": (
+        "distributed.embedding.ShardedEmbeddingCollection",
         "distributed.embeddingbag.ShardedEmbeddingBagCollection",
     ),
-    "recapp.engine.sharded_embedding": ("distributed.embedding.ShardedEmbeddingCollection",),
     "recapp.engine.sharder": (
         "distributed.embedding.EmbeddingCollectionSharder",
         "distributed.embeddingbag.EmbeddingBagCollectionSharder",

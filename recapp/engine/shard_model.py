@@ -18,9 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recapp.engine.outputs import Member
 from recapp.engine.row_store import RowStore, StoredGroup
-from recapp.engine.sharded_collection import ShardedCollection
-from recapp.engine.sharded_embedding import ShardedEmbeddingCollection
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_collection import (
+    ShardedCollection,
+    ShardedEmbeddingBagCollection,
+    ShardedEmbeddingCollection,
+)
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.table_parameter import TableParameter
 from recapp.errors import ConfigError

@@ -2,8 +2,8 @@
 
     features -> Requests (input_dist)
              -> Lookup (lookup, output_dist; backward updates the rows)
-             -> vectors of each collection (`recapp/engine/sharded_embedding_bag.py`,
-                `recapp/engine/sharded_embedding.py`)
+             -> vectors of each collection (`recapp/engine/sharded_collection.py`,
+                `recapp/engine/sharded_collection.py`)
 
 Rows live in one store per group (`recapp/engine/row_store.py`). The optimiser is fused into
 backward: a table has no gradient. Live learning rates are read from `param_groups`, one of each

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recapp.engine.sharded_collection import ShardedCollection
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_collection import ShardedCollection, ShardedEmbeddingBagCollection
 from recapp.errors import ConfigError
 from recapp.sparse.batch import Batch
 from recapp.sparse.jagged_tensor import JaggedTensor

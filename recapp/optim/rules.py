@@ -38,6 +38,9 @@ Rate = float | tuple[float, ...]
 on the step.
 """
 Expression = Callable[..., tuple[Any, ...]]
+"""An expression of this module's form: its arguments are blocks of torch, scalars of numba or tiles
+of Triton, and so are its results.
+"""
 
 
 @dataclass(frozen=True)
@@ -112,76 +115,38 @@ def _check(**constants: float) -> None:
             raise ConfigError(f"optimizer.sparse.{name}={value}: must be {said}")
 
 
-def _sgd(w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any) -> tuple[Any, ...]:
+def _sgd(w, g, mean_square, lr, sqrt):
     return (w - lr * g,)
 
 
-def _momentum(
-    w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, momentum: Any, m: Any
-) -> tuple[Any, ...]:
+def _momentum(w, g, mean_square, lr, sqrt, momentum, m):
     m = m * momentum + g
     return w - lr * m, m
 
 
-def _adagrad(
-    w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, eps: Any, s: Any
-) -> tuple[Any, ...]:
+def _adagrad(w, g, mean_square, lr, sqrt, eps, s):
     s = s + g * g
     return w - lr * g / (sqrt(s) + eps), s
 
 
-def _rowwise_adagrad(
-    w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, eps: Any, s: Any
-) -> tuple[Any, ...]:
+def _rowwise_adagrad(w, g, mean_square, lr, sqrt, eps, s):
     s = s + mean_square
     return w - lr * g / (sqrt(s) + eps), s
 
 
-def _adam(
-    w: Any,
-    g: Any,
-    mean_square: Any,
-    lr: Any,
-    sqrt: Any,
-    beta1: Any,
-    beta2: Any,
-    eps: Any,
-    m: Any,
-    v: Any,
-) -> tuple[Any, ...]:
+def _adam(w, g, mean_square, lr, sqrt, beta1, beta2, eps, m, v):
     m = m + (g - m) * (1 - beta1)
     v = v + (g * g - v) * (1 - beta2)
     return w - lr[1] * m / (sqrt(v) + eps), m, v
 
 
-def _partial_adam(
-    w: Any,
-    g: Any,
-    mean_square: Any,
-    lr: Any,
-    sqrt: Any,
-    beta1: Any,
-    beta2: Any,
-    eps: Any,
-    m: Any,
-    v: Any,
-) -> tuple[Any, ...]:
+def _partial_adam(w, g, mean_square, lr, sqrt, beta1, beta2, eps, m, v):
     m = m + (g - m) * (1 - beta1)
     v = v + (mean_square - v) * (1 - beta2)
     return w - lr[0] * (m * lr[1] / (sqrt(v * lr[2]) + eps)), m, v
 
 
-def _ftrl(
-    w: Any,
-    g: Any,
-    mean_square: Any,
-    lr: Any,
-    sqrt: Any,
-    beta: Any,
-    l2: Any,
-    n: Any,
-    z: Any,
-) -> tuple[Any, ...]:
+def _ftrl(w, g, mean_square, lr, sqrt, beta, l2, n, z):
     root = sqrt(n)
     n = n + g * g
     grown = sqrt(n)
@@ -189,18 +154,7 @@ def _ftrl(
     return z * -1.0 / (grown + (lr * l2 + (beta + 1e-30))), n, z
 
 
-def _ftrl_l1(
-    w: Any,
-    g: Any,
-    mean_square: Any,
-    lr: Any,
-    sqrt: Any,
-    beta: Any,
-    l2: Any,
-    l1: Any,
-    n: Any,
-    z: Any,
-) -> tuple[Any, ...]:
+def _ftrl_l1(w, g, mean_square, lr, sqrt, beta, l2, l1, n, z):
     root = sqrt(n)
     n = n + g * g
     grown = sqrt(n)
@@ -211,36 +165,13 @@ def _ftrl_l1(
     return z * -1.0 / (size + 1e-30) * over / (grown + (lr * l2 + (beta + 1e-30))), n, z
 
 
-def _lamb_squares(
-    w: Any,
-    g: Any,
-    lr: Any,
-    sqrt: Any,
-    beta1: Any,
-    beta2: Any,
-    eps: Any,
-    decay: Any,
-    m: Any,
-    v: Any,
-) -> tuple[Any, ...]:
+def _lamb_squares(w, g, lr, sqrt, beta1, beta2, eps, decay, m, v):
     m = m + (g - m) * (1 - beta1)
     v = v + (g * g - v) * (1 - beta2)
     return w, m * lr[1] / (sqrt(v * lr[2]) + eps) + decay * w
 
 
-def _lamb(
-    w: Any,
-    g: Any,
-    means: Any,
-    lr: Any,
-    sqrt: Any,
-    beta1: Any,
-    beta2: Any,
-    eps: Any,
-    decay: Any,
-    m: Any,
-    v: Any,
-) -> tuple[Any, ...]:
+def _lamb(w, g, means, lr, sqrt, beta1, beta2, eps, decay, m, v):
     m = m + (g - m) * (1 - beta1)
     v = v + (g * g - v) * (1 - beta2)
     update = m * lr[1] / (sqrt(v * lr[2]) + eps) + decay * w
@@ -249,35 +180,12 @@ def _lamb(
     return w - lr[0] * ratio * update, m, v
 
 
-def _partial_lamb_squares(
-    w: Any,
-    g: Any,
-    lr: Any,
-    sqrt: Any,
-    beta1: Any,
-    beta2: Any,
-    eps: Any,
-    decay: Any,
-    m: Any,
-    v: Any,
-) -> tuple[Any, ...]:
+def _partial_lamb_squares(w, g, lr, sqrt, beta1, beta2, eps, decay, m, v):
     m = m + (g - m) * (1 - beta1)
     return g, w, m, m + w
 
 
-def _partial_lamb(
-    w: Any,
-    g: Any,
-    means: Any,
-    lr: Any,
-    sqrt: Any,
-    beta1: Any,
-    beta2: Any,
-    eps: Any,
-    decay: Any,
-    m: Any,
-    v: Any,
-) -> tuple[Any, ...]:
+def _partial_lamb(w, g, means, lr, sqrt, beta1, beta2, eps, decay, m, v):
     m = m + (g - m) * (1 - beta1)
     v = v + (means[0] - v) * (1 - beta2)
     scale = lr[1] / (sqrt(v * lr[2]) + eps)
@@ -290,23 +198,11 @@ def _partial_lamb(
     return w - lr[0] * ratio * (m * scale + decay * w), m, v
 
 
-def _lars_squares(
-    w: Any, g: Any, lr: Any, sqrt: Any, momentum: Any, eta: Any, decay: Any, m: Any
-) -> tuple[Any, ...]:
+def _lars_squares(w, g, lr, sqrt, momentum, eta, decay, m):
     return w, g
 
 
-def _lars(
-    w: Any,
-    g: Any,
-    means: Any,
-    lr: Any,
-    sqrt: Any,
-    momentum: Any,
-    eta: Any,
-    decay: Any,
-    m: Any,
-) -> tuple[Any, ...]:
+def _lars(w, g, means, lr, sqrt, momentum, eta, decay, m):
     none = (means[0] * means[1] == 0) * 1.0
     size = sqrt(means[0])
     local = (eta * size * (1 - none) + none) / ((sqrt(means[1]) + decay * size) * (1 - none) + none)
@@ -314,7 +210,7 @@ def _lars(
     return w - m, m
 
 
-def _add_up(w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, total: Any) -> tuple[Any, ...]:
+def _add_up(w, g, mean_square, lr, sqrt, total):
     return w, total + g
 
 

@@ -4,7 +4,7 @@
     batch arrives -> [data] input_dist ... -> [outside] forward ... vectors
                   -> [autograd] backward ... update -> [outside] step is over
 
-An observer (`recapp/engine/observer.py`) is called where a collection begins to work and where each
+An observer (`recapp/engine/state.py`) is called where a collection begins to work and where each
 of its parts ends: what lies between an end and the next beginning is not the collection's.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from recapp.engine.held_memory import held_bytes
-from recapp.engine.observer import EngineObserver
+from recapp.engine.rank_memory import held_bytes
+from recapp.engine.state import EngineObserver
 from recapp.reporting.performance import write_performance
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock
 from recapp.trainer.batch_callback import BatchCallback

@@ -26,7 +26,7 @@ from recapp.compat.sharding_env import (
 )
 from recapp.compat.wrapped_sharders import ManagedCollisionEmbeddingBagCollectionSharder
 from recapp.console import note_once
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection
 from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError
 from recapp.tables.embedding_bag import EmbeddingBagCollection

@@ -8,7 +8,7 @@ import torch
 from parity.cases import KINDS, RULES, in_order, rows_held, sharding
 from torch import nn
 
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sharding.tilings import tile

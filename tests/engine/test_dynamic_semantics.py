@@ -14,7 +14,7 @@ from engine.test_dynamic_tables import joined, rows_by_key
 from tiers import one_of
 
 from recapp.engine.admission import EVICTED_AT_ONCE, SWEEPS
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
 from recapp.optim.rules import sgd
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

@@ -10,7 +10,7 @@ from engine.engine_cases import RULES, make_plan, same_bits
 from parity.cases import rows_held
 from tiers import one_of
 
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError, PlanError, RecappError
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

@@ -9,7 +9,7 @@ import torch
 from engine.engine_cases import batch_of, make_plan
 
 from recapp.benchmarks.resident import peak_bytes, settled_bytes
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.processes.process_memory import forget_peak_resident
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine.engine_cases import RULES, batch_of, make_plan, make_tables, same_bits, whole_tensors
 
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.kernels import numba_vectors
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recapp.engine.mixed_lookups import MixedLookups
+from recapp.engine.state import MixedLookups
 from recapp.kernels.backend import backend
 from recapp.sharding.layout import make_layout
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding

@@ -13,7 +13,7 @@ from parity.cases import rows_held
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.model_parallel import DistributedModelParallel
 from recapp.engine.shard_model import shard_model, sharded_collections, sharded_tables
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import PlanError
 from recapp.optim.rules import rowwise_adagrad, sgd

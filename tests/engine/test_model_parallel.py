@@ -22,7 +22,7 @@ from recapp.engine.shard_model import (
     sharded_tables,
     wrap_dense,
 )
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection
 from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.optimizer import HybridOptimizer

@@ -18,7 +18,7 @@ from engine.engine_cases import (
 )
 from parity.cases import Case, Oracle, loss_of
 
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import PlanError
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

@@ -6,7 +6,7 @@ from engine.engine_cases import RULES, batch_of, make_plan, make_tables, same_bi
 from tiers import one_of
 
 from recapp.engine.row_store import FloatStore
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
 from recapp.transport.communicator import Comm
 

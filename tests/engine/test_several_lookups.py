@@ -5,7 +5,7 @@ import torch
 from engine_cases import KINDS, RULES, batch_of, make_plan, make_tables, whole_tensors
 from parity.cases import Case, Oracle, loss_of
 
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.tables.config import PoolingType
 from recapp.tables.lookups import TableLookup
 

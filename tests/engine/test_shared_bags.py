@@ -10,7 +10,7 @@ from torch import nn
 
 from recapp.compat.train_pipeline import TrainPipelineSparseDist
 from recapp.engine.model_parallel import DistributedModelParallel
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError, RankError
 from recapp.sparse.jagged_tensor import JaggedTensor

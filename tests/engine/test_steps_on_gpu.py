@@ -12,7 +12,7 @@ from engine.engine_cases import Head, batch_of, make_plan, make_tables
 from parity.cases import RULES
 
 from recapp.benchmarks.kernel_costs import Mirror
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.metrics import click_metrics
 from recapp.sparse.batch import Batch
 from recapp.sparse.transfer import to_device, to_host, true_indices

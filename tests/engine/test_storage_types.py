@@ -9,7 +9,7 @@ import torch
 from engine.engine_cases import RULES, batch_of, make_plan, make_tables, sharded, whole_tensors
 from parity.cases import Case, Oracle, loss_of
 
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
 HEAD = torch.linspace(-1, 1, 16 * 2 + 5 * 2 + 12)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine.engine_cases import KINDS, batch_of, make_plan, make_tables
 
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.topology import Topology

@@ -9,9 +9,9 @@ import pytest
 import torch
 from engine.engine_cases import KINDS, batch_of, make_plan, make_tables
 
-from recapp.engine.held_memory import held_bytes
+from recapp.engine.rank_memory import held_bytes
 from recapp.engine.read_only_store import ReadOnlyStore
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
 from recapp.inference.held_tables import HeldTable, HeldTables
 from recapp.inference.storage import stored, values

@@ -78,7 +78,7 @@ from pathlib import Path
 import torch
 from engine.engine_cases import RULES, batch_of, make_plan, make_tables
 from recapp.transport.communicator import Comm
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.tables.config import PoolingType
 kind, mode, rule, threads, trains, mean = json.loads(sys.argv[1])
 torch.set_num_threads(threads)

@@ -12,7 +12,7 @@ import torch
 from optim.dense_rules import DenseRule
 from torch import nn
 
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.optim import rules
 from recapp.optim.rules_by_table import Rules, rule_of
 from recapp.planner.rank_memory import bytes_per_rank

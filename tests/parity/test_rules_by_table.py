@@ -10,7 +10,7 @@ from parity.cases import KINDS, train_and_compare
 from tiers import one_of
 
 from recapp.engine.fused_optimizer import FusedOptimizer
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
 from recapp.optim.optimizer import hybrid
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd

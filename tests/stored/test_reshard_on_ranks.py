@@ -18,7 +18,7 @@ from parity.cases import (
     sharding,
 )
 
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.checkpoint import (
     load_blocks,

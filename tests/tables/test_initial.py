@@ -9,7 +9,7 @@ import pytest
 import torch
 from engine.engine_cases import make_plan, make_tables, whole_tensors
 
-from recapp.engine.sharded_embedding_bag import shard_bags
+from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
 from recapp.tables import initial
 from recapp.tables.config import EmbeddingBagConfig

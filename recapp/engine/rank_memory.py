@@ -1,21 +1,56 @@
-"""Whether the dense part of a model has room, known before any of its memory is asked for.
+"""The memory of a rank: what it holds while it trains, and whether a model's dense part has room.
 
-torch says of a layer that is too large that an allocator cannot have so many bytes. Here the model
+torch says of a layer that is too large that an allocator cannot have that many bytes. So the model
 is built on the meta device first, which costs no memory, and its parameters are counted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
 from recapp.console import note
+from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError
-from recapp.processes.process_memory import free_memory_bytes, memory_pools
+from recapp.processes.process_memory import (
+    free_memory_bytes,
+    memory_pools,
+    peak_resident_bytes,
+    resident_bytes,
+)
 from recapp.processes.rank_environment import rank_info
 from recapp.tables.collections import collections_in
 
 COPIES = 2  # weights and their gradients; what the optimiser keeps depends on the optimiser
+
+
+def held_bytes(tables: Sequence[ShardedTables], device: torch.device) -> dict[str, int | None]:
+    """Return bytes of this rank, by kind.
+
+    Args:
+        tables: The sharded ones of the model.
+        device: Of the rank.
+
+    Returns:
+        `weights` and `state` (optimiser) of the rows here; `buffers` of the exchange that are kept
+        from batch to batch (messages, and scratch memory of batches that are looked ahead to or to
+        come; a transport's own memory and what lives only inside a call are not counted); `rss` now
+        and `rss_peak` of the process, None where the system does not say; `allocated`, `reserved`
+        and `allocated_peak` of the GPU, None on CPUs.
+    """
+    stores = [store.nbytes for shared in tables for store in shared.state.stores]
+    buffers = {t.data_ptr(): t.nbytes for shared in tables for t in shared.exchange_buffers()}
+    gpu = device.type == "cuda"
+    return {
+        "weights": sum(held.rows for held in stores),
+        "state": sum(held.state for held in stores),
+        "buffers": sum(buffers.values()),
+        "rss": resident_bytes(),
+        "rss_peak": peak_resident_bytes(),
+        "allocated": torch.cuda.memory_allocated(device) if gpu else None,
+        "reserved": torch.cuda.memory_reserved(device) if gpu else None,
+        "allocated_peak": torch.cuda.max_memory_allocated(device) if gpu else None,
+    }
 
 
 def check_room(make: Callable[[], nn.Module]) -> None:

@@ -14,7 +14,7 @@ MODULES = (
     "recapp.app.resume",
     "recapp.app.summary",
     "recapp.dataset.column_types",
-    "recapp.engine.rank_memory",
+    "recapp.engine.memory_use",
     "recapp.models.published_dlrm",
     "recapp.recipe.lightning_trainer",
     "recapp.recipe.strategy_of_run",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from recapp.engine.rank_memory import check_room
+from recapp.engine.memory_use import check_room
 from recapp.errors import ConfigError
 from recapp.recipe.constructors import make
 from recapp.recipe.model_tables import check_features

@@ -13,7 +13,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from recapp.engine.rank_memory import held_bytes
+from recapp.engine.memory_use import held_bytes
 from recapp.engine.state import EngineObserver
 from recapp.reporting.performance import write_performance
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock

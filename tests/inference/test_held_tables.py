@@ -9,7 +9,7 @@ import pytest
 import torch
 from engine.engine_cases import KINDS, batch_of, make_plan, make_tables
 
-from recapp.engine.rank_memory import held_bytes
+from recapp.engine.memory_use import held_bytes
 from recapp.engine.read_only_store import ReadOnlyStore
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError

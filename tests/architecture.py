@@ -59,7 +59,6 @@ THIRD_PARTIES = {
     "lightning": ("trainer", "recipe", "app"),
     "torch.distributed": (
         "transport",
-        "processes",
         "compat",
         "engine.sharder",
         "engine.table_strips",

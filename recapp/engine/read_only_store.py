@@ -4,7 +4,7 @@
     position of a key, strip  --> found among sorted     KeyedStore
                                   positions: held[row]; not found: its start value
 
-Whoever makes a store says where its rows are (`recapp/inference/stored_rows.py` maps them from an
+Whoever makes a store says where its rows are (`recapp/inference/mapped_rows.py` maps them from an
 artefact). `KeyedStore` holds any rows of a group by sorted numbers: all rows of dynamic tables, or
 those of static tables that some batches read.
 """

@@ -11,6 +11,7 @@ their batch.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -247,15 +248,11 @@ def _open(names: Sequence[str], schema: Schema, unlabelled: Schema) -> Source:
     try:
         return open_files(names, unlabelled, setting=SETTING)
     except DataError:
-        if not schema.positional or not schema.labels:
-            raise
-        try:
-            labelled = open_files(names, schema, setting=SETTING)
-        except DataError:
-            labelled = None
-        if labelled is None:
-            raise
-    return labelled.only([*schema.dense, *schema.sparse])
+        if schema.positional and schema.labels:
+            with suppress(DataError):
+                labelled = open_files(names, schema, setting=SETTING)
+                return labelled.only([*schema.dense, *schema.sparse])
+        raise
 
 
 def _kept_schema(files: Sequence[DataFile], columns: Sequence[str]) -> pa.Schema:

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def evaluate(recipe: Eval, job: Job) -> float | None:
-    """Measure the checkpoint of one job on its ranks, and return the AUC.
+    """Measure the checkpoint of one job on its ranks, and return the best metric of its task.
 
     Args:
         recipe: The checkpoint's, with exactly what the command line sets replaced.
@@ -64,7 +64,7 @@ def evaluate(recipe: Eval, job: Job) -> float | None:
     metrics = run_recipe(recipe, job)
     if recipe.format == "json" and not external_rank():
         console.emit([metrics], "json")
-    return metrics.get(f"{recipe.split}_auc")
+    return metrics.get(f"{recipe.split}_{recipe.built_task.best}")
 
 
 if __name__ == "__main__":

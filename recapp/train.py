@@ -32,7 +32,6 @@ from recapp.recipe.recipe import Train
 
 # no report after a signal, as whoever stops a sweep does not wait: python -m recapp.report makes it
 FIRST_CODE_OF_SIGNALS = 128
-OBJECTIVE = "val_auc"  # what a sweeper maximises
 
 
 def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") -> int:
@@ -72,7 +71,7 @@ def train_job(recipe: Train, job: Job, *, worker: str, sweep: SweepProgress) -> 
     metrics = run_recipe(recipe, job, worker)
     if recipe.format == "json" and job.sweep is None and not external_rank():
         console.emit([metrics], "json")
-    return metrics.get(OBJECTIVE)
+    return metrics.get(recipe.built_task.measures.objective)
 
 
 def note_no_validation_rows(recipe: Train) -> None:

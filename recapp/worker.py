@@ -104,7 +104,7 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
         else ProgressLines(recipe.trainer.log_every_n_steps)
     )
     callbacks = [
-        ClaimDirectory(job_dir),
+        ClaimDirectory(job_dir, module.task.known_measures),
         KeepPosition(),
         *changed_optimizer(recipe),
         clock,

@@ -21,6 +21,7 @@ from recapp.console import print_table
 from recapp.recipe import commands
 from recapp.reporting import comparison
 from recapp.settings import option_files
+from recapp.tasks.click import CLICK
 
 TESTS = Path(__file__).resolve().parent
 MEASURED = {
@@ -305,7 +306,7 @@ def test_the_jobs_of_a_directory_are_those_that_its_table_lists_and_without_one_
 
 def test_the_printed_table_fits_80_columns(sweep, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
-    print_table(comparison.lines_of_table(comparison.compare(sweep)), comparison.TABLE)
+    print_table(comparison.lines_of_table(comparison.compare(sweep)), comparison.columns_of(CLICK))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert "1,234,567" in lines[2] and "0.75801" in lines[2] and "3,221.2" in lines[2]

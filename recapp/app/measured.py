@@ -10,7 +10,7 @@ from recapp.console import note
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.recipe.plan_of_run import problem_of_run
 from recapp.recipe.recipe import Train
-from recapp.recipe.run_rows import click_model_auc
+from recapp.recipe.run_rows import score_of_click_model
 from recapp.reporting.about import about
 from recapp.reporting.performance import write_predicted
 from recapp.reporting.plan_explanation import explained
@@ -54,6 +54,7 @@ def metrics_of_run(
     data = datamodule_of(trainer)
     assert strategy.plan is not None
     best = last.best_or_last(trainer)
+    best_metric = recipe.built_task.best
     manifest = read_manifest(best)
     tables = [t for c in strategy.sharded_tables() for t in c.tables()]
     held = [r.total for r in bytes_per_rank(tables, strategy.plan, strategy.rule)]
@@ -88,8 +89,8 @@ def metrics_of_run(
         "exchange_wait_ms": None if None in waits[1] else mean(waits[1]),
         "ids_changed": sum(changed),
         **{f"hidden_share_{phase}": mean(rank[phase] for rank in shares) for phase in shares[0]},
-        "hidden_model_auc": click_model_auc(
-            recipe.dataset, recipe.trainer.limit_val_batches, data.val_rows
+        f"hidden_model_{best_metric}": score_of_click_model(
+            recipe.dataset, recipe.trainer.limit_val_batches, data.val_rows, best_metric
         ),
         **description,
         "status": "ok",

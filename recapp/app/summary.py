@@ -8,16 +8,17 @@ from typing import Any
 from recapp.console import note, print_table, short_path
 from recapp.errors import TrainingError
 from recapp.processes.stopping import Stopped
-from recapp.recipe.recipe import Command
-from recapp.reporting.record import write_metrics
+from recapp.recipe.recipe import Train
+from recapp.reporting.record import write_measures, write_metrics
+from recapp.tasks.measures import Measures
 
 SPLITS = {"val": "validation", "test": "test"}
 
 
 def report_end(
-    recipe: Command, measured: dict[str, Any], job_dir: Path, stopped: Stopped | None
+    recipe: Train, measured: dict[str, Any], job_dir: Path, stopped: Stopped | None
 ) -> None:
-    """Write `metrics.json` and print the summary; called on rank 0.
+    """Write `metrics.json` and `task.json`, and print the summary; called on rank 0.
 
     Args:
         recipe: That of the run.
@@ -26,10 +27,12 @@ def report_end(
         stopped: The signal that has ended training early; None where none has.
 
     Raises:
-        TrainingError: The log loss is not a finite number.
+        TrainingError: A metric that is defined on any rows is not a finite number.
     """
     split = measured.get("split", "val")
-    refuse_nan(measured, split)
+    measures = recipe.built_task.known_measures
+    refuse_nan(measured, split, measures)
+    write_measures(measures, job_dir)
     metrics = write_metrics(measured, job_dir)
     if undefined := [n for n in metrics.get("undefined", []) if n.startswith(f"{split}_")]:
         note(
@@ -38,12 +41,12 @@ def report_end(
             f"dataset.{'test_path' if split == 'test' else 'val_share or dataset.val_path'}"
         )
     if recipe.format == "text":
-        print_summary(metrics, job_dir)
+        print_summary(metrics, job_dir, measures)
     if stopped is not None:
         note(f"to go on: python -m recapp.train ckpt_path={short_path(metrics['last_checkpoint'])}")
 
 
-def report_prediction(recipe: Command, measured: dict[str, Any], job_dir: Path) -> None:
+def report_prediction(recipe: Train, measured: dict[str, Any], job_dir: Path) -> None:
     """Write `metrics.json` of a prediction and print its summary; called on rank 0.
 
     Args:
@@ -82,47 +85,38 @@ def _score(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.5f}"
 
 
-def refuse_nan(metrics: Mapping[str, Any], split: str) -> None:
-    """Check that the log loss is a finite number: it is one on any rows if the model's predictions
-    are finite.
+def refuse_nan(metrics: Mapping[str, Any], split: str, measures: Measures) -> None:
+    """Check that metrics that are finite on any rows if the predictions are, such as a log loss,
+    are finite numbers.
 
     Raises:
-        TrainingError: The log loss is not finite.
+        TrainingError: One is not finite.
     """
-    loss = metrics.get(f"{split}_log_loss")
-    if loss is not None and not math.isfinite(loss):
-        raise TrainingError(
-            f"the {SPLITS[split]} log loss is {loss}: either no row was looked at, or the model's "
-            "predictions are not finite; lower optimizer.sparse.lr and optimizer.dense.lr"
-        )
+    for measure in measures:
+        value = metrics.get(f"{split}_{measure.name}")
+        if measure.defined and value is not None and not math.isfinite(value):
+            raise TrainingError(
+                f"the {SPLITS[split]} {measure.title} is {value}: either no row was looked at, or "
+                "the model's predictions are not finite; lower optimizer.sparse.lr and "
+                "optimizer.dense.lr"
+            )
 
 
-def print_summary(metrics: Mapping[str, Any], job_dir: Path) -> None:
+def print_summary(metrics: Mapping[str, Any], job_dir: Path, measures: Measures) -> None:
     """Print metrics, speed, and where checkpoint and metrics lie."""
     split = metrics.get("split", "val")
-    shown = {
-        "AUC": "auc",
-        "log loss": "log_loss",
-        "normalised entropy": "normalized_entropy",
-        "calibration": "calibration",
-    }
     rows = [
         {
-            "what": f"{SPLITS[split]} {name}",
-            "value": "undefined"
-            if (value := metrics[f"{split}_{key}"]) is None
-            else f"{value:.5f}",
+            "what": f"{SPLITS[split]} {measure.title}",
+            "value": "undefined" if (value := metrics[key]) is None else f"{value:.5f}",
         }
-        for name, key in shown.items()
-        if f"{split}_{key}" in metrics
+        for measure in measures
+        if (key := f"{split}_{measure.name}") in metrics
     ]
-    if metrics.get("hidden_model_auc"):
-        rows += [
-            {
-                "what": "AUC of the model that drew the labels",
-                "value": f"{metrics['hidden_model_auc']:.5f}",
-            }
-        ]
+    best = measures.get(measures.best)
+    if best and (hidden := metrics.get(f"hidden_model_{best.name}")):
+        what = f"{best.title} of the model that drew the labels"
+        rows += [{"what": what, "value": f"{hidden:.5f}"}]
     rows += [{"what": "plan", "value": _plan(metrics)}]
     if metrics.get("samples_per_second"):
         rows += [

@@ -10,6 +10,7 @@ from typing import Any
 from recapp import console
 from recapp.app.command import Job
 from recapp.reporting import comparison
+from recapp.reporting.record import read_measures
 
 
 class SweepProgress:
@@ -105,7 +106,7 @@ def print_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
     print()
     console.print_table(
         comparison.lines_of_table(compared),
-        comparison.TABLE,
+        comparison.columns_of(read_measures(*comparison.jobs_of(sweep))),
         title=console.short_path(sweep / comparison.COMPARISON_FILE),
     )
     sys.stdout.flush()

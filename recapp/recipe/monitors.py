@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from recapp.errors import ConfigError, alike, suggest
 from recapp.recipe.recipe import Train
-from recapp.recipe.task_of_run import build_task
 from recapp.settings.records import Constructor
 
 _AVERAGES = "it averages parameters, and tables are none: half of the model would be an average"
@@ -52,7 +51,7 @@ def measured_by(recipe: Train) -> dict[str, str | None]:
     """Return the metrics of validation, each with whether more (`max`) or less (`min`) of it is
     better.
     """
-    measures = build_task(recipe.task, recipe.metrics.names).measures
+    measures = recipe.built_task.measures
     return {each.of_validation: each.better for each in measures}
 
 

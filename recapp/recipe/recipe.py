@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from recapp.optim.rules_by_table import Rules
     from recapp.tables.config import EmbeddingBagConfig
     from recapp.tables.lookups import TableLookup
+    from recapp.tasks.task import Task
 
 Model = Annotated[
     Constructor,
@@ -215,13 +216,22 @@ class Train(Recipe):
     callbacks: dict[str, CallbackSettings] = field(default_factory=dict)
 
     @cached_property
+    def built_task(self) -> "Task":
+        """Return the task, with the metrics that `metrics.names` chooses.
+
+        Raises:
+            ConfigError: There is no such task, or it does not know a metric.
+        """
+        from recapp.recipe.task_of_run import build_task
+
+        return build_task(self.task, self.metrics.names)
+
+    @cached_property
     def labelled_schema(self) -> "Schema":
         """Return the columns of rows that the task is trained on or measured on.
 
         Raises:
             ConfigError: The data do not have the labels of the task.
         """
-        from recapp.recipe.task_of_run import build_task
-
-        task = build_task(self.task, self.metrics.names)
-        return replace(self.schema, real_labels=task.check_labels(self.schema.labels))
+        labels = self.schema.labels
+        return replace(self.schema, real_labels=self.built_task.check_labels(labels))

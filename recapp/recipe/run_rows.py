@@ -86,19 +86,20 @@ def write_generated(dataset: DataSettings) -> None:
         write_clicks(small.path, small.generate, small.table_rows, show)
 
 
-def click_model_auc(
-    dataset: DataSettings, limit: int | float | None, val_rows: int
+def score_of_click_model(
+    dataset: DataSettings, limit: int | float | None, val_rows: int, metric: str
 ) -> float | None:
-    """Return the AUC of the click model that drew the labels, on the rows that validated.
+    """Return a metric of the click model that drew the labels, on the rows that validated.
 
     It is None where the data set was not generated, where the click model was measured on other
-    rows (both validate on the last rows, so their numbers are compared), or where those rows are of
-    one class.
+    rows (both validate on the last rows, so their numbers are compared), or where those rows do not
+    determine the metric.
 
     Args:
         dataset: The settings of the data set.
         limit: `trainer.limit_val_batches`.
         val_rows: The rows that were cut off to validate on.
+        metric: The metric, such as `auc`.
     """
     every_row = limit is None or (isinstance(limit, float) and limit == 1)  # 1 is one batch
     if dataset.generate is None or dataset.val_path is not None or not every_row:
@@ -106,4 +107,5 @@ def click_model_auc(
     path = dataset.scaled.path
     assert isinstance(path, str)
     truth = read_truth(path)["validation"]
-    return None if truth["rows"] != val_rows or truth["auc"] is None else float(truth["auc"])
+    found = truth.get(metric)
+    return None if truth["rows"] != val_rows or found is None else float(found)

@@ -16,7 +16,6 @@ from recapp.recipe.constructors import make
 from recapp.recipe.monitors import schedule_of
 from recapp.recipe.recipe import Train
 from recapp.recipe.run_rows import write_generated
-from recapp.recipe.task_of_run import build_task
 from recapp.settings.records import Constructor
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.module import TaskModule
@@ -66,7 +65,7 @@ def build_module(recipe: Train, make_model: Callable[[], nn.Module]) -> TaskModu
     schedule = schedule_of(recipe)
     monitor = schedule.arguments.get("monitor") if schedule else None
     return TaskModule(
-        build_task(recipe.task, recipe.metrics.names),
+        recipe.built_task,
         make_model,
         partial(_dense_optimizer, recipe.optimizer.dense),
         partial(make, schedule.without("monitor"), "optimizer.schedule") if schedule else None,

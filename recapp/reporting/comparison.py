@@ -14,9 +14,9 @@ every copy.
 
 import csv
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -24,38 +24,47 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.console import Column
 from recapp.reporting.performance import read_document
-from recapp.reporting.record import ERROR_FILE
+from recapp.reporting.record import ERROR_FILE, read_measures
+from recapp.reporting.whole_file import write_whole
 from recapp.settings.renamed import name_of_today
+from recapp.tasks.measures import VALIDATION, Measures
 
-METRICS = (
-    "ranks",
-    "step_ms",
-    "step_ms_q1",
-    "step_ms_q3",
-    "samples_per_second",
-    "train_seconds",
-    "val_auc",
-    "val_log_loss",
-    "bytes_per_rank",
-    "bytes_exchanged_per_step",
-)
+COSTS = ("ranks", "step_ms", "step_ms_q1", "step_ms_q3", "samples_per_second", "train_seconds")
+SIZES = ("bytes_per_rank", "bytes_exchanged_per_step")
 COMPARISON_FILE = "comparison.csv"
 RUNNING = "running"  # status of a job that has begun and not ended
-# keys of every record; all others are settings that the sweep varied
-FIXED = ("job", "status", "plan", "error", *METRICS)
+# keys of every record beside the metrics of validation; all others are settings that were varied
+FIXED = ("job", "status", "plan", "error", *COSTS, *SIZES)
 SEED = "seed"
-TABLE = (  # 80 characters hold it
-    Column("job", "job"),
-    Column("status", "status"),
-    Column("what", "run"),
-    Column("ranks", "ranks"),
-    Column("step_ms", "step\nms", ".1f"),
-    Column("samples_per_second", "samples\n/ s", ",.0f"),
-    Column("val_auc", "val\nAUC", ".5f"),
-    Column("val_log_loss", "val log\nloss", ".5f"),
-    Column("bytes_per_rank", "MB a\nrank", ",.1f", 1e6),
-    Column("bytes_exchanged_per_step", "MB a\nstep", ",.2f", 1e6),
-)
+
+
+def is_setting(key: str) -> bool:
+    """Return whether a key of a record is a setting that the sweep varied."""
+    return key not in FIXED and not key.startswith(VALIDATION)
+
+
+def columns_of(measures: Measures) -> list[Column]:
+    """Return the columns of the table that is printed; for clicks 80 characters hold it.
+
+    Args:
+        measures: The metrics of the task.
+    """
+    shown = [measure for measure in measures if measure.shown]
+    return [
+        Column("job", "job"),
+        Column("status", "status"),
+        Column("what", "run"),
+        Column("ranks", "ranks"),
+        Column("step_ms", "step\nms", ".1f"),
+        Column("samples_per_second", "samples\n/ s", ",.0f"),
+        *(Column(one.of_validation, _in_two_lines(f"val {one.title}"), ".5f") for one in shown),
+        Column("bytes_per_rank", "MB a\nrank", ",.1f", 1e6),
+        Column("bytes_exchanged_per_step", "MB a\nstep", ",.2f", 1e6),
+    ]
+
+
+def _in_two_lines(text: str) -> str:
+    return "\n".join(text.rsplit(" ", 1))
 
 
 def compare(
@@ -69,15 +78,25 @@ def compare(
         running: Whether the last of them has only begun: what lies there is an earlier run's.
 
     Returns:
-        Records with `job, status, plan`, the other settings that were varied, what `METRICS` lists
-        (bytes per rank: the fullest rank's; the quartiles of steps), and `error`. The status is
+        Records with `job, status, plan`, the other settings that were varied, times, the metrics
+        that their task shows, bytes (per rank: the fullest rank's), and `error`. The status is
         what `metrics.json` says (`ok`, or `stopped` with results), `failed`, or `stopped` by Ctrl-C
         or without any message.
     """
     jobs = jobs_of(sweep) if jobs is None else jobs
     overrides = [overrides_of(job) for job in jobs]
     names = varied(overrides, _overrides(sweep / "multirun.yaml"))
-    return [record_of(job, names, running=running and job == jobs[-1]) for job in jobs]
+    measures = read_measures(*jobs)
+    return [
+        _record(
+            job,
+            found,
+            {name: found.get(name) for name in names},
+            measures,
+            running=running and job == jobs[-1],
+        )
+        for job, found in zip(jobs, overrides, strict=True)
+    ]
 
 
 def jobs_of(sweep: Path) -> list[Path]:
@@ -120,28 +139,25 @@ def varied(jobs: Sequence[Mapping[str, str]], sweep: Mapping[str, str]) -> list[
     ]
 
 
-def record_of(job: Path, names: Sequence[str] = (), *, running: bool = False) -> dict[str, Any]:
-    """Return the flat record of one run; `compare` lists its keys.
+def record_of(job: Path) -> dict[str, Any]:
+    """Return the flat record of a run that no sweep has started; `compare` lists its keys.
 
     Args:
         job: The directory of the run.
-        names: The settings that its sweep varies.
-        running: Whether it has only begun.
     """
-    overrides = overrides_of(job)
-    return _record(job, overrides, {name: overrides.get(name) for name in names}, running=running)
+    return _record(job, overrides_of(job), {}, read_measures(job), running=False)
 
 
 def write_csv(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write records as CSV; after a crash either the whole new file is there or the old one."""
     names = list(dict.fromkeys(name for record in records for name in record))
-    last = [name for name in (*METRICS, "error") if name in names]
-    unfinished = path.with_name(f"{path.name}.tmp")
-    with unfinished.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*(name for name in names if name not in last), *last])
-        writer.writeheader()
-        writer.writerows(records)
-    os.replace(unfinished, path)
+    last = [name for name in names if name in (*COSTS, *SIZES) or name.startswith(VALIDATION)]
+    last += ["error"] if "error" in names else []
+    text = StringIO(newline="")
+    writer = csv.DictWriter(text, [*(name for name in names if name not in last), *last])
+    writer.writeheader()
+    writer.writerows(records)
+    write_whole(path, text.getvalue())
 
 
 def lines_of_table(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -163,7 +179,7 @@ def names_of(records: Sequence[Mapping[str, Any]], leave_out: Sequence[str] = ()
     columns = {
         name: [record.get(name) for record in records]
         for name in dict.fromkeys(n for r in records for n in r)
-        if name not in leave_out and (name == "plan" or name not in FIXED)
+        if name not in leave_out and (name == "plan" or is_setting(name))
     }
     differing = {
         name: texts_of(values) for name, values in columns.items() if len(set(map(str, values))) > 1
@@ -230,7 +246,12 @@ def _overrides(path: Path) -> dict[str, str]:
 
 
 def _record(
-    job: Path, overrides: Mapping[str, str], swept: Mapping[str, str | None], *, running: bool
+    job: Path,
+    overrides: Mapping[str, str],
+    swept: Mapping[str, str | None],
+    measures: Measures,
+    *,
+    running: bool,
 ) -> dict[str, Any]:
     failure = read_document(job / ERROR_FILE) or {}
     metrics = {} if running else read_document(job / "metrics.json") or {}
@@ -249,7 +270,8 @@ def _record(
         metrics["bytes_per_rank"] = max(metrics["bytes_per_rank"], default=None)
     first, third = metrics.get("step_ms_quartiles") or (None, None)
     metrics |= {"step_ms_q1": first, "step_ms_q3": third}
-    measured = {name: finite(metrics.get(name)) for name in METRICS}
+    keys = (*COSTS, *measures.shown, *SIZES)
+    measured = {name: finite(metrics.get(name)) for name in keys}
     others = {name: None if value is None else _number(value) for name, value in swept.items()}
     number: int | str = int(job.name) if job.name.isdecimal() else job.name
     return {

@@ -28,8 +28,6 @@ START = 0.25  # share of the steps whose readings may lie outside of the picture
 FLAT = 2.5  # they do where the picture would have to be so many times as high
 QUIET_NAME = "the other runs"
 ALT_VALUES = 12  # listed in the text for readers who cannot see the picture
-TRAINING = {"val_auc": "train_auc", "val_log_loss": "train_loss"}
-"""Training's curve beside each curve of validation."""
 
 
 def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Picture | str:
@@ -43,18 +41,19 @@ def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Pict
     Returns:
         The picture, or a sentence that says why there is none.
     """
-    training = TRAINING.get(name)
+    measure = objective.measures.get(name)
+    training = measure.training if measure else None
     shown = [one for one in (name, training) if one]
     if not any(run.curve(one) for v in variants for run in v.runs for one in shown):
         return (
             f"no run has readings of {' or '.join(shown)} in csv/metrics.csv (logger=csv writes it)"
         )
-    if len(variants) == 1 and (alone := _one_reading(variants[0], shown)):
+    if len(variants) == 1 and (alone := _one_reading(variants[0], shown, objective)):
         return alone
     colors = _colors(variants, objective)
     with sheet(COLUMN, 3.2 + legend_height(_named(variants, colors))) as s:
         axes = s.axes[0]
-        title = Objective(name).title
+        title = objective.named(name).title
         for number, (variant, color) in enumerate(zip(variants, colors, strict=True)):
             order = 1 if color == GRID else 4 + number
             if training:
@@ -74,17 +73,18 @@ def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Pict
         values = "; ".join(f"{label} {end.mean:.5f}" for label, end in last[:ALT_VALUES])
         alt = f"Curves over steps; {title} of the checkpoints that are kept: {values}."
         caption = " ".join([*_about_curves(variants, training), *outside])
-        return s.finish(file_of(name), title_of(name), alt, caption)
+        return s.finish(file_of(name), title_of(name, objective), alt, caption)
 
 
-def _one_reading(variant: Variant, names: Sequence[str]) -> str:
+def _one_reading(variant: Variant, names: Sequence[str], objective: Objective) -> str:
     """Return in words what was read where no curve has two readings; empty where one has."""
     curves = {name: [run.curve(name) for run in variant.runs] for name in names}
     if any(len(curve) > 1 for found in curves.values() for curve in found):
         return ""
     said = [
-        f"{Objective(name).title.replace('train_', 'training ')} {value:.5f} after step {step}"
+        f"{title.replace('train_', 'training ')} {value:.5f} after step {step}"
         for name, found in curves.items()
+        for title in [objective.named(name).title]
         for curve in found
         for step, value in curve.items()
     ]
@@ -96,9 +96,9 @@ def file_of(name: str) -> str:
     return f"curve_of_{name}"
 
 
-def title_of(name: str) -> str:
+def title_of(name: str, objective: Objective) -> str:
     """Return the title of the picture of a metric over steps."""
-    return f"{Objective(name).heading} over steps"
+    return f"{objective.named(name).heading} over steps"
 
 
 def _colors(variants: Sequence[Variant], objective: Objective) -> list[str]:
@@ -198,7 +198,7 @@ def _about_curves(variants: Sequence[Variant], training: str | None) -> list[str
         averaged = all(run.about for variant in variants for run in variant.runs)
         what = "the mean of the steps since the last reading" if averaged else "single batches"
         said.append(f"Training: {what}.")
-    elif training == "train_auc":
+    elif training is not None:
         said.append("Training: the epoch's batches so far, those of rank 0.")
     if any(len(variant.runs) > 1 for variant in variants):
         said.append("Lines are means of the seeds, bands go from the lowest run to the highest.")

@@ -6,7 +6,6 @@ An evaluation takes no steps, so there are no curves, no phases and no memory to
 from recapp.console import Column
 from recapp.reporting import page
 from recapp.reporting.comparison import finite
-from recapp.reporting.objective import TITLES
 from recapp.reporting.settings_table import Defaults, settings_table
 from recapp.reporting.variants import Run
 
@@ -42,12 +41,14 @@ def _opening(run: Run, rows: str) -> list[str]:
     if not run.metrics:
         return [page.paragraph(run.record["error"] or "It ended without a word.", "failed")]
     found = {
-        title.replace("validation", rows, 1): value
-        for key, title in TITLES.items()
-        if (value := finite(run.metrics.get(key.replace("val_", f"{run.split}_", 1)))) is not None
+        f"{rows} {measure.title}": value
+        for measure in run.measures
+        if (value := finite(run.metrics.get(f"{run.split}_{measure.name}"))) is not None
     }
-    auc = found.get(f"{rows} AUC")
-    lead = f"{rows.capitalize()} AUC: {auc:.5f}." if auc is not None else "It has no AUC."
+    best = run.measures.get(run.measures.best)
+    title = best.title if best else run.measures.best
+    value = found.get(f"{rows} {title}")
+    lead = f"It has no {title}." if value is None else f"{rows.capitalize()} {title}: {value:.5f}."
     ranks = f"{run.record['ranks']} rank{'s' if run.record['ranks'] != 1 else ''}"
     of = f"Of the checkpoint {run.metrics['checkpoint']}, measured on {ranks}"
     said = [page.paragraph(lead, "lead"), page.paragraph(f"{of}, plan {run.record['plan']}.")]

@@ -5,17 +5,13 @@ seeds differ by as much as variants do, the order of the variants is called nois
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recapp.reporting.comparison import SEED
 from recapp.reporting.variants import Interval, Run, Variant, together, varied_settings
+from recapp.tasks.click import CLICK
+from recapp.tasks.measures import VALIDATION, Measures
 
-TITLES = {
-    "val_auc": "validation AUC",
-    "val_log_loss": "validation log loss",
-    "val_normalized_entropy": "validation normalised entropy",
-    "val_calibration": "validation calibration",
-}
 EQUAL = 5e-6  # metrics are shown with five digits
 NAMED = 4  # variants in a sentence, before "and 12 more"
 
@@ -27,15 +23,22 @@ class Objective:
     Args:
         name: The metric's name in `metrics.json`.
         highest: Whether the highest value is best; else the lowest is.
+        measures: The metrics of the task.
     """
 
-    name: str = "val_auc"
+    name: str = CLICK.objective
     highest: bool = True
+    measures: Measures = CLICK
 
     @property
     def title(self) -> str:
         """The metric's name as people read it: `validation AUC`."""
-        return TITLES.get(self.name, self.name)
+        found = self.measures.get(self.name) if self.name.startswith(VALIDATION) else None
+        return f"validation {found.title}" if found else self.name
+
+    def named(self, name: str) -> "Objective":
+        """Return another metric of the same task."""
+        return replace(self, name=name)
 
     @property
     def heading(self) -> str:
@@ -59,13 +62,16 @@ class Objective:
 
 
 def objective_of(run: Run) -> Objective:
-    """Return the metric of a run's best checkpoint: `callbacks.checkpoint.monitor` and `mode`."""
+    """Return the metric of a run's best checkpoint, `callbacks.checkpoint.monitor` and `mode`; that
+    of its task where no callback chooses one.
+    """
     callbacks = run.settings.get("callbacks")
     found = callbacks.get("checkpoint") if isinstance(callbacks, dict) else None
     if not isinstance(found, dict) or not isinstance(found.get("monitor"), str):
-        return Objective()
+        best = run.measures
+        return Objective(best.objective, highest=best.mode == "max", measures=best)
     mode = found.get("mode", "min")  # as Lightning has it
-    return Objective(found["monitor"], highest=mode == "max")
+    return Objective(found["monitor"], highest=mode == "max", measures=run.measures)
 
 
 def without_effect(runs: Sequence[Run], objective: Objective) -> list[str]:

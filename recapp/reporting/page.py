@@ -9,7 +9,6 @@ are multiplied with these because they are white themselves.
 """
 
 import base64
-import os
 from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from recapp.console import Column
 from recapp.reporting.drawing import Picture
+from recapp.reporting.whole_file import write_whole
 
 _CSS = """
 :root { color-scheme: light }
@@ -178,14 +178,13 @@ def write_page(path: Path, title: str, parts: Sequence[str]) -> Path:
     Returns:
         The path.
     """
-    unfinished = path.with_name(f"{path.name}.tmp")
-    unfinished.write_text(
+    write_whole(
+        path,
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         'content="width=device-width, initial-scale=1"><link rel="icon" '
         f'href="data:,"><title>{escape(title)}</title>'
         f"<style>{_CSS}</style></head>\n<body><h1>{escape(title)}</h1>\n"
         + "\n".join(parts)
-        + "\n</body></html>\n"
+        + "\n</body></html>\n",
     )
-    os.replace(unfinished, path)
     return path

@@ -19,12 +19,12 @@ Beside it may lie `predicted.json`, what the planner predicted before the first 
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from recapp.reporting.phases import PHASES
+from recapp.reporting.whole_file import write_whole
 
 PERFORMANCE_FILE = "performance.json"
 PREDICTED_FILE = "predicted.json"
@@ -41,9 +41,7 @@ def write_predicted(predicted: Mapping[str, Any], directory: Path) -> None:
 
 
 def _write(document: Mapping[str, Any], path: Path) -> None:
-    unfinished = path.with_name(f"{path.name}.tmp")
-    unfinished.write_text(json.dumps(document, indent=1) + "\n")
-    os.replace(unfinished, path)
+    write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
 def read_performance(directory: Path) -> dict[str, Any] | None:

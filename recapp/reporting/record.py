@@ -4,6 +4,7 @@ earlier one wrote there.
     resolved.yaml.tmp   the settings, as the ranks read them, until the run writes a curve's first
                         row or a checkpoint
     resolved.yaml       the settings, from then on
+    task.json           the metrics of its task in words (recapp/tasks/measures.py)
     performance.json    where time and memory went (recapp/reporting/performance.py); from then to
                         the end there is none
     metrics.json        how it ended; from then to the end there is none
@@ -19,16 +20,21 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from recapp.reporting.performance import PERFORMANCE_FILE, PREDICTED_FILE
+from recapp.reporting.performance import PERFORMANCE_FILE, PREDICTED_FILE, read_document
+from recapp.reporting.whole_file import write_whole
+from recapp.tasks.click import CLICK
+from recapp.tasks.measures import Measures, measures_from
 
 ERROR_FILE = "error.json"
 METRICS_FILE = "metrics.json"
 SETTINGS_FILE = "resolved.yaml"
+TASK_FILE = "task.json"
 # status of a run that has ended well, but with a metric that its data do not determine
 UNDEFINED = "undefined"
 
@@ -38,14 +44,41 @@ def pending_settings(directory: Path) -> Path:
     return directory / f"{SETTINGS_FILE}.tmp"
 
 
-def claim_directory(directory: Path) -> None:
+def claim_directory(directory: Path, measures: Measures | None = None) -> None:
     """Publish this run's settings and delete an earlier run's results. One rank calls it.
 
     A run calls it when it first writes a curve or a checkpoint.
+
+    Args:
+        directory: The directory of the run.
+        measures: The metrics of its task; None leaves no `task.json`, which is read as clicks.
     """
-    for name in (METRICS_FILE, ERROR_FILE, PERFORMANCE_FILE, PREDICTED_FILE):
+    for name in (METRICS_FILE, ERROR_FILE, PERFORMANCE_FILE, PREDICTED_FILE, TASK_FILE):
         (directory / name).unlink(missing_ok=True)
     publish_settings(directory)
+    if measures is not None:
+        write_measures(measures, directory)
+
+
+def write_measures(measures: Measures, directory: Path) -> None:
+    """Write `task.json`: the metrics of a run's task, for its report."""
+    write_whole(directory / TASK_FILE, json.dumps(measures.plain(), indent=2) + "\n")
+
+
+def read_measures(*directories: Path) -> Measures:
+    """Return the metrics of the tasks of some runs together, with the best one of the first.
+
+    Where no run has left any they are those of clicks, for which all runs were trained once.
+    """
+    found = []
+    for directory in directories:
+        with suppress(ValueError):
+            found.append(measures_from(read_document(directory / TASK_FILE) or {}))
+    if not found:
+        return CLICK
+    metrics = {measure.name: measure for each in found[::-1] for measure in each}
+    names = dict.fromkeys(measure.name for each in found for measure in each)
+    return Measures(tuple(metrics[name] for name in names), found[0].best)
 
 
 def update_settings(settings: Mapping[str, Any], directory: Path) -> None:
@@ -85,9 +118,7 @@ def write_metrics(metrics: Mapping[str, Any], directory: Path) -> dict[str, Any]
             "undefined": undefined,
             "status": UNDEFINED if metrics["status"] == "ok" else metrics["status"],
         }
-    unfinished = directory / f"{METRICS_FILE}.tmp"
-    unfinished.write_text(json.dumps(written, indent=2, allow_nan=False) + "\n")
-    os.replace(unfinished, directory / METRICS_FILE)
+    write_whole(directory / METRICS_FILE, json.dumps(written, indent=2, allow_nan=False) + "\n")
     return written
 
 

@@ -9,7 +9,7 @@ from recapp.reporting.about import foot
 from recapp.reporting.comparison import finite
 from recapp.reporting.drawing import spec_of
 from recapp.reporting.gallery import Gallery
-from recapp.reporting.objective import TITLES, objective_of
+from recapp.reporting.objective import objective_of
 from recapp.reporting.phases import PHASES
 from recapp.reporting.settings_table import Defaults, settings_table
 from recapp.reporting.speed_figures import FIGURES
@@ -30,11 +30,11 @@ def run_page(run: Run, gallery: Gallery, defaults: Defaults) -> tuple[str, list[
     objective = objective_of(run)
     variant = Variant(run.name, (run,))
     parts = _opening(run)
-    names = dict.fromkeys((objective.name, "val_log_loss", "val_auc"))
+    names = dict.fromkeys((objective.name, *objective.measures.shown[::-1]))
     shown = [
         gallery.show(
             curve_figures.file_of(name),
-            curve_figures.title_of(name),
+            curve_figures.title_of(name, objective),
             curve_figures.curves(name, [variant], objective),
         )
         for name in names
@@ -81,8 +81,10 @@ def _opening(run: Run) -> list[str]:
     if found.get("checkpoint"):
         after = f"written after step {_of_steps(found)}"
         said.append(page.paragraph(f"Of the checkpoint {found['checkpoint']}, {after}."))
-    if found.get("hidden_model_auc"):
-        drawn = f"The model that drew the labels has an AUC of {found['hidden_model_auc']:.5f}"
+    best = run.measures.get(run.measures.best)
+    if best and (hidden := found.get(f"hidden_model_{best.name}")):
+        article = "an" if best.title[0].lower() in "aeiou" else "a"
+        drawn = f"The model that drew the labels has {article} {best.title} of {hidden:.5f}"
         said.append(page.paragraph(f"{drawn}: nothing can do better."))
     if found.get("stopped"):
         early = "Stopped early at" if run.ended_well else "Stopped before its end:"
@@ -90,9 +92,9 @@ def _opening(run: Run) -> list[str]:
             page.paragraph(f"{early} {found['stopped']}", "" if run.ended_well else "failed")
         )
     rows = [
-        {"name": name, "value": value}
-        for key, name in TITLES.items()
-        if (value := finite(found.get(key))) is not None
+        {"name": f"validation {measure.title}", "value": value}
+        for measure in run.measures
+        if (value := finite(found.get(measure.of_validation))) is not None
     ]
     columns = [Column("name", "metric"), Column("value", "value", ".5f")]
     return [page.columns(["".join(said), page.table(rows, columns) if rows else ""])]

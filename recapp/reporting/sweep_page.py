@@ -5,7 +5,7 @@ from typing import Any
 
 from recapp.reporting import curve_figures, metric_figures, page
 from recapp.reporting.about import foot
-from recapp.reporting.comparison import FIXED, SEED, finite, overrides_of, texts_of
+from recapp.reporting.comparison import SEED, finite, is_setting, overrides_of, texts_of
 from recapp.reporting.drawing import size
 from recapp.reporting.gallery import Gallery
 from recapp.reporting.objective import (
@@ -18,7 +18,7 @@ from recapp.reporting.objective import (
 )
 from recapp.reporting.speed_figures import FIGURES, TITLES
 from recapp.reporting.speed_verdict import pace_of, speed_verdict
-from recapp.reporting.sweep_tables import ALWAYS, table_by_metric, table_by_speed, table_of_runs
+from recapp.reporting.sweep_tables import table_by_metric, table_by_speed, table_of_runs
 from recapp.reporting.variants import Run, Variant, speed_variants_of, varied_settings
 
 SHOWN_FAILURES = 5  # different ones, before the first picture
@@ -135,8 +135,8 @@ def _learned(
         title = metric_figures.title_of(name, objective)
         file = metric_figures.file_of(name)
         shown.append(gallery.show(file, title, metric_figures.metric_by(name, runs, objective)))
-    for name in dict.fromkeys((objective.name, *ALWAYS)):
-        title = curve_figures.title_of(name)
+    for name in dict.fromkeys((objective.name, *objective.measures.shown)):
+        title = curve_figures.title_of(name, objective)
         file = curve_figures.file_of(name)
         shown.append(gallery.show(file, title, curve_figures.curves(name, variants, objective)))
     return shown
@@ -179,7 +179,7 @@ def _foot(runs: Sequence[Run]) -> list[tuple[str, str]]:
     ranks = dict.fromkeys(str(run.record["ranks"]) for run in runs if run.record["ranks"])
     first, *others = (overrides_of(run.directory) for run in runs)
     common = {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
-    same = ", ".join(f"{name}={value}" for name, value in common.items() if name not in FIXED)
+    same = ", ".join(f"{name}={value}" for name, value in common.items() if is_setting(name))
     entries = foot([run.about for run in runs], seeds)
     entries[3:3] = [("Plan", ", ".join(plans)), ("Ranks", ", ".join(ranks) or "not recorded")]
     return [*entries, ("Same in all", same)] if same else entries

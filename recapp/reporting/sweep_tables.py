@@ -12,7 +12,6 @@ from recapp.reporting.objective import Objective, without_effect
 from recapp.reporting.speed_verdict import pace_of, tied_with_fastest
 from recapp.reporting.variants import Interval, Run, Variant, same_speed, varied_settings
 
-ALWAYS = ("val_auc", "val_log_loss")  # metrics that every table has
 MARK = Column("mark", "")
 
 
@@ -24,11 +23,12 @@ def table_by_metric(runs: Sequence[Run], variants: Sequence[Variant], objective:
         variants: The variants of these runs that may differ in their metric.
         objective: The metric, and whether its highest value is best.
     """
+    always = objective.measures.shown
     ranked = objective.ranked(variants)
     settings = _settings(runs, {SEED, *without_effect(runs, objective)})
     rows: list[dict[str, Any]] = []
     for number, (variant, found) in enumerate(ranked):
-        others = {key: value.mean for key in ALWAYS if (value := variant.recorded(key))}
+        others = {key: value.mean for key in always if (value := variant.recorded(key))}
         own = {"mark": "" if number else "★ best", "name": variant.name, "metric": found.mean}
         reach = f"{found.low:.5f} to {found.high:.5f}"
         cells = settings.of(variant.runs[0])
@@ -36,7 +36,7 @@ def table_by_metric(runs: Sequence[Run], variants: Sequence[Variant], objective:
     columns = [MARK, _metric("metric", objective), *(settings.columns or [Column("name", "run")])]
     if any(len(found.values) > 1 for _, found in ranked):
         columns += [Column("reach", "lowest to\nhighest seed"), Column("seeds", "seeds")]
-    columns += [_metric(key, Objective(key)) for key in ALWAYS if key != objective.name]
+    columns += [_metric(key, objective.named(key)) for key in always if key != objective.name]
     return page.table(rows, columns, marked=[0]) if rows else ""
 
 
@@ -83,13 +83,14 @@ def table_of_runs(runs: Sequence[Run], objective: Objective) -> str:
     best = objective.best_runs(good)
     spec = spec_of(run.record["step_ms"] for run in runs)
     rows = [_row(run, settings, objective, spec) for run in runs]
-    other = [] if objective.name in ALWAYS else [_metric("metric", objective)]
+    always = objective.measures.shown
+    other = [] if objective.name in always else [_metric("metric", objective)]
     columns = [
         Column("job", "job"),
         Column("status", "status"),
         *settings.columns,
         *other,
-        *(_metric(key, Objective(key)) for key in ALWAYS),
+        *(_metric(key, objective.named(key)) for key in always),
         Column("ranks", "ranks"),
         Column("step_ms", "step,\nms", spec),
         Column("half", "middle half\nof steps, ms"),

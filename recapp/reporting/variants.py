@@ -18,9 +18,11 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import ConfigError
 from recapp.reporting import comparison
-from recapp.reporting.comparison import FIXED, SEED, finite
+from recapp.reporting.comparison import SEED, finite, is_setting
 from recapp.reporting.performance import read_document, read_performance, read_predicted
+from recapp.reporting.record import read_measures
 from recapp.settings.renamed import with_names_of_today
+from recapp.tasks.measures import Measures
 
 SAME_SPEED = (  # settings that do not change the length of a step
     SEED,
@@ -69,7 +71,7 @@ class Run:
     @property
     def varied(self) -> dict[str, Any]:
         """The settings that its sweep varies, without the plan."""
-        return {name: value for name, value in self.record.items() if name not in FIXED}
+        return {name: value for name, value in self.record.items() if is_setting(name)}
 
     def setting(self, name: str) -> Any:
         """Return a setting that its sweep varies, or the plan; None where the default holds."""
@@ -88,6 +90,11 @@ class Run:
         """The content of `metrics.json`; empty where this run did not get to write it."""
         found = read_document(self.directory / "metrics.json") or {}
         return found if found.get("status", "ok") == self.record["status"] else {}
+
+    @cached_property
+    def measures(self) -> Measures:
+        """The metrics of its task."""
+        return read_measures(self.directory)
 
     @cached_property
     def split(self) -> str | None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from recapp.tasks.measures import Measure
+from recapp.tasks.measures import Measure, Measures
 from recapp.tasks.task import Output, Task
 
 if TYPE_CHECKING:
@@ -54,3 +54,7 @@ class ClickTask(Task):
         from recapp.metrics import click_metrics
 
         return click_metrics([name], sync_on_compute)[name]
+
+
+CLICK = Measures(ClickTask.known, ClickTask.best)
+"""The metrics of clicks, those of every run that has not stored which ones its task has."""

@@ -104,6 +104,11 @@ class Task(ABC):
         chosen = known if names is None else {name: known[name] for name in names}
         self.measures = Measures(tuple(chosen.values()), self.best)
 
+    @property
+    def known_measures(self) -> Measures:
+        """All metrics that the task knows, in words, whichever were chosen."""
+        return Measures(self.known, self.best)
+
     @abstractmethod
     def loss(self, outputs: "Mapping[str, Tensor]", batch: "Batch") -> "Tensor":
         """Return the mean loss over the samples of a batch, a scalar; 0 where there are none.

@@ -22,6 +22,7 @@ from recapp.reporting.phases import quartiles
 from recapp.reporting.plan_explanation import plan_rows, rank_rows
 from recapp.reporting.record import claim_directory
 from recapp.reporting.table_uses import table_uses
+from recapp.tasks.measures import Measures
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.module import TaskModule
@@ -54,10 +55,12 @@ class ClaimDirectory(BatchCallback):
 
     Args:
         directory: The directory of the run.
+        measures: The metrics of its task; None leaves no words of them for reports.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, measures: Measures | None = None) -> None:
         self.directory = directory
+        self.measures = measures
         self._done = False
 
     def on_step(self, trainer: Trainer, done: int) -> None:
@@ -74,7 +77,7 @@ class ClaimDirectory(BatchCallback):
 
     def _claim(self, trainer: Trainer) -> None:
         if trainer.is_global_zero and not self._done:
-            claim_directory(self.directory)
+            claim_directory(self.directory, self.measures)
         self._done = True
 
 

@@ -5,8 +5,8 @@ that step has no such number.
     0,0.001,19,,,
     0,,19,0.6612,0.5093,
 
-`train_loss` is the mean of the steps since the row before that has one, `train_auc` the AUC of the
-epoch so far.
+`train_loss` is the mean of the steps since the row before that has one. `train_auc`, a running
+metric of the task, is that of the epoch so far.
 
 Lightning's own CSV logger deletes the file of an earlier run when it is set up, before anybody
 knows whether this run can begin, and also where the run resumes from a checkpoint of the same
@@ -15,13 +15,15 @@ rows of the steps that the checkpoint has behind it.
 """
 
 import csv
-import os
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
+
+from recapp.reporting.whole_file import write_whole
 
 
 class CSVCurves(Logger):
@@ -96,9 +98,8 @@ class CSVCurves(Logger):
 
     def _write(self, columns: list[str], rows: list[dict[str, Any]]) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self.file.with_suffix(".tmp")
-        with open(unfinished, "w", newline="") as file:
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(rows)
-        os.replace(unfinished, self.file)
+        text = StringIO(newline="")
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        write_whole(self.file, text.getvalue())

@@ -25,7 +25,7 @@ from torchmetrics import Metric, MetricCollection
 from recapp.engine.shard_model import sharded_tables
 from recapp.optim.optimizer import hybrid
 from recapp.sparse.batch import Batch
-from recapp.tasks.click import ClickTask
+from recapp.tasks.click import CLICK, ClickTask
 from recapp.tasks.measures import Measures
 from recapp.tasks.task import Task
 
@@ -222,7 +222,7 @@ class TaskModule(LightningModule):
 
 def measures_of(module: LightningModule) -> Measures:
     """Return the metrics of a module's task; those of clicks for a module of the user's own."""
-    return module.task.measures if isinstance(module, TaskModule) else ClickTask().measures
+    return module.task.measures if isinstance(module, TaskModule) else CLICK
 
 
 class ClickModule(TaskModule):

@@ -21,7 +21,7 @@ from recapp.dataset.source import open_source, split
 from recapp.dataset.stream import BatchStream
 from recapp.dataset.synthetic import read_truth, write_clicks
 from recapp.errors import ConfigError, DataError
-from recapp.recipe.run_rows import click_model_auc
+from recapp.recipe.run_rows import score_of_click_model
 from recapp.sparse.batch import MISSING
 
 ROWS = 30_000
@@ -155,7 +155,7 @@ def test_the_click_models_score_is_known_of_the_rows_that_validate_only(criteo, 
 
     def known_auc(val_rows=rows, limit=None, **dataset):
         settings = {"path": str(criteo), "generate": Generate(), **dataset}
-        return click_model_auc(DataSettings(**settings), limit, val_rows)
+        return score_of_click_model(DataSettings(**settings), limit, val_rows, "auc")
 
     assert known_auc() == known_auc(limit=1.0) == auc
     others = [{"limit": 1}, {"limit": 0.5}, {"limit": 0}, {"val_rows": rows - 1}, {"val_rows": 0}]

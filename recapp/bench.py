@@ -32,6 +32,7 @@ if __name__ == "__main__":
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -39,14 +40,14 @@ from typing import Any
 from recapp import console
 from recapp.app.chosen_options import plan_settings
 from recapp.app.command import Job, run, run_on_ranks
+from recapp.benchmarks.bench_settings import BenchSettings
 from recapp.dataset.data_settings import DataSettings
 from recapp.errors import ConfigError
-from recapp.processes.launch_settings import LaunchSettings
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.recipe.commands import VERBS, Bench
 from recapp.settings.option_files import options
-from recapp.settings.records import record, to_plain
+from recapp.settings.records import to_plain
 
 ROWS_FILE = "rows.json"
 SHORT = ("plan", "model")  # groups have these names, and Hydra would look for an option there
@@ -89,9 +90,9 @@ def measure(given: Bench, job: Job) -> None:
         given: The settings of the command.
         job: The job: its verb, directory and overrides.
     """
-    settings = settings_of(to_plain(given), job)
+    settings = settings_of(given, job)
     with TemporaryDirectory(prefix="recapp_bench_") as folder:
-        found = _measured(settings | {"folder": folder}, job)
+        found = _measured(replace(settings, folder=folder), given, job)
     if found:  # ranks other than the first have nothing to print
         _report(found, job.verb, given.format)
 
@@ -104,44 +105,41 @@ def _in_full(argument: str) -> str:
 # ---- the settings
 
 
-def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
+def settings_of(given: Bench, job: Job) -> BenchSettings:
     """Return the settings of the measurement: checked, with the rules of each plan and no open
     value.
 
     Args:
-        config: The composed settings of the command.
+        given: The settings of the command.
         job: The job: its verb and the folders of its options.
 
     Raises:
         ConfigError: An unknown name, a backend that is not installed, a Python without TorchRec, or
             ranks that were started beside this process, where it measures alone.
     """
-    if job.verb in ALONE and external_rank() is not None:
-        raise ConfigError(f"bench {job.verb} {ALONE[job.verb]}: start it without torchrun or srun")
-    bench = config["bench"]
-    settings = config | {
-        "verb": job.verb,
-        "model": bench["model"],
-        "artefact": _absolute(config["artefact"]),
-        "torchrec_python": _absolute(bench["torchrec_python"]),
-        "baseline": _absolute(bench["baseline"]),
-    }
-    del settings["bench"]
-    if job.verb == "start":  # needs nothing that computes
-        given = settings["cache"]
-        caches = given if isinstance(given, list) else [given]
-        return settings | {"cache": list(dict.fromkeys(caches))}
+    verb = job.verb
+    if verb in ALONE and external_rank() is not None:
+        raise ConfigError(f"bench {verb} {ALONE[verb]}: start it without torchrun or srun")
+    own = given.bench
+    if verb == "start":  # needs nothing that computes
+        caches = given.cache if isinstance(given.cache, tuple) else (given.cache,)
+        return BenchSettings(
+            verb=verb,
+            rounds=given.rounds,
+            cache=tuple(dict.fromkeys(caches)),
+            baseline=_absolute(own.baseline),
+        )
     from recapp.benchmarks.checks import check_names, checked
 
-    plans = bench["plans"]
-    known = [*options("plan", job.folders), *plans]
-    names = PLANS.get(job.verb, ())
-    if bench["plan"] is not None:
-        names = check_names("plan", bench["plan"], known)
-    settings["plans"] = {name: plans.get(name) or to_plain(plan_settings(name)) for name in names}
-    settings = checked(settings)
-    if job.verb == "data":
-        _write_logs(settings["dataset"])
+    names = PLANS.get(verb, ())
+    if own.plan is not None:
+        names = check_names("plan", own.plan, [*options("plan", job.folders), *own.plans])
+    plans = {name: own.plans.get(name) or to_plain(plan_settings(name)) for name in names}
+    own = replace(own, torchrec_python=_absolute(own.torchrec_python))
+    given = replace(given, artefact=_absolute(given.artefact), bench=own)
+    settings = checked(given, verb, plans)
+    if verb == "data":
+        _write_logs(given.dataset)
     return settings
 
 
@@ -153,42 +151,42 @@ def _absolute(path: str | None) -> str | None:
     return None if path is None else str(Path(path).expanduser().absolute())
 
 
-def _write_logs(dataset: dict[str, Any]) -> None:
+def _write_logs(dataset: DataSettings) -> None:
     """Write the generated logs, unless they are there."""
-    if dataset["naming"] != "criteo":
+    if dataset.naming != "criteo":
         raise ConfigError(
-            f"dataset.naming={dataset['naming']}: data trains DLRMs over Criteo's columns; use "
+            f"dataset.naming={dataset.naming}: data trains DLRMs over Criteo's columns; use "
             "dataset=generated or dataset=criteo_kaggle dataset.path=DIR"
         )
-    if dataset["generate"] is not None:
+    if dataset.generate is not None:
         from recapp.recipe.run_rows import write_generated
 
-        write_generated(record(DataSettings, dataset, "dataset"))
+        write_generated(dataset)
 
 
 # ---- the measurement
 
 
-def _measured(settings: dict[str, Any], job: Job) -> dict[str, Any]:
+def _measured(settings: BenchSettings, given: Bench, job: Job) -> dict[str, Any]:
     """Run a measurement and return its records by the names of their tables, and its `pictures`."""
     if job.verb == "start":
         return _commands_timed(settings, job)
     worker = "recapp.benchmarks.bench_worker"
     if job.verb == "inference":
         worker = "recapp.app.bench_inference"
-        settings["served"] = _served(settings, job)
+        settings = replace(settings, served=_served(settings, job))
     return run_on_ranks(
-        settings,
+        to_plain(settings),
         job,
         worker,
-        0 if external_rank() is not None else settings["ranks"],
-        record(LaunchSettings, settings["launch"], "launch"),
-        to_stderr=settings["format"] == "json",
+        0 if external_rank() is not None else settings.ranks,
+        given.launch,
+        to_stderr=given.format == "json",
         preload=f"torch {worker}",
     )
 
 
-def _commands_timed(settings: dict[str, Any], job: Job) -> dict[str, Any]:
+def _commands_timed(settings: BenchSettings, job: Job) -> dict[str, Any]:
     """Time commands in processes of their own, and write the records into the job's directory.
 
     Raises:
@@ -197,27 +195,27 @@ def _commands_timed(settings: dict[str, Any], job: Job) -> dict[str, Any]:
     """
     from recapp.benchmarks.start_times import can_drop_caches, measure
 
-    if "cold" in settings["cache"] and not can_drop_caches():
+    if "cold" in settings.cache and not can_drop_caches():
         console.note("cache=cold: only root may empty the page cache: those numbers are left out")
-    with console.progress("start, rounds", settings["rounds"]) as advance:
-        found = measure(settings, Path(settings["folder"]), advance)
+    with console.progress("start, rounds", settings.rounds) as advance:
+        found = measure(settings, Path(settings.folder), advance)
     (job.directory / ROWS_FILE).write_text(json.dumps(found, indent=1) + "\n")
     return {**found, "pictures": []}
 
 
-def _served(settings: dict[str, Any], job: Job) -> dict[str, str]:
+def _served(settings: BenchSettings, job: Job) -> dict[str, str]:
     """Return the checkpoint or artefact of each model that is measured; a generated model is
     trained first.
     """
-    if settings["artefact"] is not None:
-        return {Path(settings["artefact"]).name.partition(".")[0]: settings["artefact"]}
+    if settings.artefact is not None:
+        return {Path(settings.artefact).name.partition(".")[0]: settings.artefact}
     from recapp.app.bench_inference import train_generated
     from recapp.benchmarks.models import SERVED
 
-    folder = Path(settings["folder"])
+    folder = Path(settings.folder)
     return {
         name: str(train_generated(SERVED[name], folder / f"{name}_trained", job))
-        for name in settings["model"]
+        for name in settings.model
     }
 
 

@@ -91,13 +91,13 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
 def measure(session: Session) -> None:
     """Measure every model of a session."""
     settings = session.settings
-    program = cpp_program(session.folder / "cpp") if settings["compile"] else None
-    for name, path in settings["served"].items():
+    program = cpp_program(session.folder / "cpp") if settings.compile else None
+    for name, path in settings.served.items():
         served = served_model(
             name,
             Path(path),
-            settings["quantize"],
-            settings["compile"],
+            settings.quantize,
+            settings.compile,
             session.folder,
             program,
         )

@@ -13,6 +13,7 @@ from recapp.processes.rank_environment import external_rank
 from recapp.recipe.commands import OnPaper
 from recapp.recipe.recipe import Train
 from recapp.reporting.performance import PREDICTED_FILE, read_document, read_performance
+from recapp.settings.records import to_plain
 
 RUN_BATCH = 512
 """Samples of a rank in the run by which a step's overhead is measured."""
@@ -26,10 +27,10 @@ def calibrate(recipe: OnPaper, job: Job) -> None:
     ranks = rank_count(devices, recipe.trainer.accelerator)
     to_stderr = recipe.format == "json"
     timing = settings_for(recipe)
-    path = Path(timing["path"])
+    path = Path(timing.path)
     with TemporaryDirectory(prefix="recapp_calibrate_") as folder:
         rows = run_on_ranks(
-            timing,
+            to_plain(timing),
             replace(job, directory=Path(folder)),
             "recapp.benchmarks.bench_worker",
             ranks,

@@ -31,21 +31,20 @@ from recapp.console import progress
 from recapp.optim.rules import sgd
 from recapp.processes.process_memory import forget_peak_resident
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.listed import listed_tables
 
 
 def run(session: Session) -> None:
     """Measure every method at every batch size with every kind of ids."""
     settings = session.settings
-    torch.set_num_threads(settings["threads"][0])
-    tables, _ = listed_tables(settings["tables"]["tables"], settings["tables"].get("lookups"))
+    torch.set_num_threads(settings.threads[0])
+    tables = session.listed_tables()
     largest = workload_of([max(tables, key=lambda t: t.num_embeddings * t.embedding_dim)])
-    for ids, batch_size in product(settings["ids"], settings["batch_size"]):
-        workload = largest.of_shape(batch_size, settings["bag"], ids)
+    for ids, batch_size in product(settings.ids, settings.batch_size):
+        workload = largest.of_shape(batch_size, settings.bag, ids)
         batches = session.batches(workload)
         with progress(f"{ids} ids, batch {batch_size}, methods", len(METHODS)) as advance:
             for name, method in METHODS.items():
-                measured = _measure(method(session, workload, batches), settings["rounds"])
+                measured = _measure(method(session, workload, batches), settings.rounds)
                 session.add(_record(name, workload, ids, measured))
                 advance(1)
 

@@ -26,33 +26,33 @@ MEASUREMENTS = {
 """The module of each verb; every rank calls its `run(session)`."""
 
 
-def run(
-    settings: dict[str, Any], job_dir: Path, measure: Callable[[Any], None] | None = None
-) -> None:
-    """Measure what the settings ask for; rank 0 writes the records to `metrics.json` as `rows`.
+def run(plain: dict[str, Any], job_dir: Path, measure: Callable[[Any], None] | None = None) -> None:
+    """Run the measurement of the settings; rank 0 writes the records to `metrics.json` as `rows`.
 
     Args:
-        settings: The checked settings of `recapp.bench`; `verb` names the measurement, `folder`
-            the directory of its temporary files.
+        plain: The plain values of `BenchSettings`.
         job_dir: The directory of the records and pictures.
-        measure: Measures in a `Session`; None takes what is measured under the verb's name.
+        measure: Measures in a `Session`; None takes the measurement of the verb.
     """
     warnings.filterwarnings("ignore", ".*[Ss]parse invariant checks.*")
+    from recapp.benchmarks.bench_settings import BenchSettings
     from recapp.benchmarks.ranks import join
     from recapp.benchmarks.session import Session
     from recapp.processes.process_memory import keep_freed_memory
+    from recapp.settings.records import record
     from recapp.transport.communicator import leave_process_group
 
-    if settings["keep_freed_memory"]:
+    settings = record(BenchSettings, plain)
+    if settings.keep_freed_memory:
         keep_freed_memory()  # as the worker of training does
     comm = join()
-    session = Session(settings, comm, Path(settings["folder"]), job_dir)
-    (measure or import_module(MEASUREMENTS[settings["verb"]]).run)(session)
+    session = Session(settings, comm, Path(settings.folder), job_dir)
+    (measure or import_module(MEASUREMENTS[settings.verb]).run)(session)
     comm.barrier()
     if comm.rank == 0:
         from recapp.benchmarks.figures import draw
 
-        pictures = draw(settings["verb"], session.rows, job_dir)
+        pictures = draw(settings.verb, session.rows, job_dir)
         (job_dir / "metrics.json").write_text(
             json.dumps({"rows": session.rows, **session.more, "pictures": pictures}, indent=1)
             + "\n"

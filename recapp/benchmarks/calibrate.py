@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recapp.benchmarks.bench_settings import BenchSettings
 from recapp.benchmarks.fit import typical
 from recapp.benchmarks.kernel_costs import (
     CASES,
@@ -82,16 +83,12 @@ FEWER = 4
 KINDS: tuple[Kind, Kind] = ("all_to_all", "all_reduce")
 
 
-def settings_for(recipe: OnPaper) -> dict[str, Any]:
+def settings_for(recipe: OnPaper) -> BenchSettings:
     """Return the settings of the ranks, checked before any rank is started.
 
     Args:
         recipe: That of `recapp.plan`: its engine, and `path`, the hardware file; None for
             `hardware.yaml` in the working directory.
-
-    Returns:
-        What `recapp.app.command.run_on_ranks` gives to the ranks of
-        `recapp.benchmarks.bench_worker`; its rows are then in `metrics.json`.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -109,30 +106,29 @@ def settings_for(recipe: OnPaper) -> dict[str, Any]:
             f"path={PATH}"
         )
     engine = recipe.engine
-    return {
-        "verb": "calibrate",
-        "path": str(file),
-        "transport": engine.transport,
-        "backend": engine.backend,
-        "keep_freed_memory": engine.keep_freed_memory,
-        "rounds": ROUNDS,
-        "folder": "",
-        "accelerator": recipe.trainer.accelerator,
-    }
+    return BenchSettings(
+        verb="calibrate",
+        path=str(file),
+        transport=(engine.transport,),
+        backend=engine.backend,
+        keep_freed_memory=engine.keep_freed_memory,
+        rounds=ROUNDS,
+        accelerator=recipe.trainer.accelerator,
+    )
 
 
 def run(session: Session) -> None:
     """Measure this machine, write its hardware file, and add the records of the table."""
     settings = session.settings
-    device = _device(settings["accelerator"])
-    make_backend(settings["backend"], device)
+    device = _device(settings.accelerator)
+    make_backend(settings.backend, device)
     hardware, rows = calibrate(
-        session.comm, device, settings["transport"], settings["backend"], rounds=settings["rounds"]
+        session.comm, device, settings.transport[0], settings.backend, rounds=settings.rounds
     )
     for row in rows:
         session.add(row)
     if session.comm.rank == 0:
-        write_hardware(hardware, settings["path"])
+        write_hardware(hardware, settings.path)
 
 
 def _device(accelerator: str) -> torch.device:

@@ -28,7 +28,6 @@ from recapp.dataset.sequential_chunks import arrow_chunks, decoded_chunks
 from recapp.dataset.source import Source, open_source
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.errors import ConfigError
-from recapp.settings.records import record
 from recapp.sparse.batch import Batch
 from recapp.tables.config import IdRule
 from recapp.transport.communicator import Comm
@@ -80,11 +79,12 @@ def endless(stream: BatchStream, workers: int) -> Iterator[Batch]:
 def run(session: Session) -> None:
     """Measure the stages of reading, then training from Parquet and from memory."""
     settings = session.settings
-    dataset = record(DataSettings, settings["dataset"], "dataset").scaled
+    assert settings.dataset is not None
+    dataset = settings.dataset.scaled
     (comm,) = session.open_transports().values()
     source = open_source(dataset.path, criteo_schema())
     _measure_stages(session, source.slice(0, MOST_ROWS), dataset)
-    for model, plan in product(settings["model"], settings["plans"]):
+    for model, plan in product(settings.model, settings.plans):
         _measure_training(session, MODELS[model], source, dataset, plan, comm)
 
 

@@ -54,10 +54,10 @@ def run(session: Session) -> None:
     """Measure steps of workloads and models under every plan, then one table that grows."""
     settings = session.settings
     (comm,) = session.open_transports().values()
-    for plan in settings["plans"]:
-        for name in settings["workload"]:
+    for plan in settings.plans:
+        for name in settings.workload:
             _measure_lookups(session, name, plan, comm)
-        for name in settings["model"]:
+        for name in settings.model:
             _measure_training(session, name, plan, comm)
     _measure_growth(session, Comm() if comm.world == 1 else first_ranks(1, "auto", comm.device))
 
@@ -153,8 +153,8 @@ class GrowingTable:
     def __init__(self, session: Session, comm: Comm) -> None:
         settings = session.settings
         self.comm = comm
-        self.batch_size = min(settings["batch_size"][0], settings["keys"])
-        batches = settings["keys"] // self.batch_size
+        self.batch_size = min(settings.batch_size[0], settings.keys)
+        batches = settings.keys // self.batch_size
         generator = torch.Generator().manual_seed(0)
         any_key = torch.iinfo(torch.int64)
         self.keys_N = torch.randint(

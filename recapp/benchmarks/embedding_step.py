@@ -86,7 +86,7 @@ class EmbeddingStep(StepOnRanks):
 def run(session: Session) -> None:
     """Measure every workload under every plan through every transport."""
     comms = session.open_transports()
-    for name in session.settings["workload"]:
+    for name in session.settings.workload:
         _measure(session, WORKLOADS[name], comms)
 
 
@@ -94,9 +94,9 @@ def _measure(session: Session, workload: Workload, comms: dict[str, Comm]) -> No
     batches = session.batches(workload)
     plans = {
         name: session.plan(name, workload.tables(), batches, workload.lookups())
-        for name in session.settings["plans"]
+        for name in session.settings.plans
     }
-    backend = session.settings["backend"]
+    backend = session.settings.backend
     steps = {
         (name, transport): EmbeddingStep(
             shard_workload(workload, plan, comm, backend), batches, session.comm

@@ -134,7 +134,7 @@ def at_bandwidth(copy: Measured, moved: int) -> Measured:
 
 def run(session: Session) -> None:
     """Measure every workload at every number of threads."""
-    for name in session.settings["workload"]:
+    for name in session.settings.workload:
         _measure(session, WORKLOADS[name])
 
 

@@ -160,11 +160,11 @@ def lookups_of(
 def run(session: Session) -> None:
     """Measure every workload, number of bits, batch, bag and number of threads."""
     settings = session.settings
-    kernels = backend(settings["backend"], torch.device("cpu"))
-    for name in settings["workload"]:
+    kernels = backend(settings.backend, torch.device("cpu"))
+    for name in settings.workload:
         tables = LOOKUPS[name]
         weights_RD, records = stored_rows(sum(tables.rows_F), tables.dim_F[0])
-        for batch_size, bag, ids in product(settings["batch_size"], BAGS, settings["ids"]):
+        for batch_size, bag, ids in product(settings.batch_size, BAGS, settings.ids):
             workload = tables.of_shape(batch_size, bag, ids)
             count = max(LEAST_BATCHES, min(MOST_BATCHES, DRAWN_IDS // workload.ids))
             b = batches_of(workload, session.ids_of(workload, count))

@@ -146,7 +146,7 @@ def run(session: Session, served: Served) -> None:
     for quantize in served.artefacts:
         stored = _stored(session, served, quantize)
         with _torchrec(session, stored) as others:
-            for count in session.settings["threads"]:
+            for count in session.settings.threads:
                 with _program(stored, count) as program:
                     for of_size in stored.batches:
                         _measure(session, stored, of_size, count, program, others)
@@ -172,10 +172,10 @@ def _stored(session: Session, served: Served, quantize: str) -> Stored:
     """Load a model in one way to store its tables, and cut its rows into batches."""
     path = served.artefacts[quantize]
     eager = served.load(path, trust_compiled=False)
-    compiled = served.load(path, trust_compiled=True) if session.settings["compile"] else None
+    compiled = served.load(path, trust_compiled=True) if session.settings.compile else None
     if compiled is not None and not compiled.info["compiled"]:
         compiled = None
-    sizes = session.settings["batch_size"]
+    sizes = session.settings.batch_size
     rows = served.rows.take(np.arange(max(served.rows.num_rows, *sizes)) % served.rows.num_rows)
     rows_file = session.folder / f"{served.name}.arrow"
     rows_file.write_bytes(example_bytes(rows))
@@ -203,7 +203,7 @@ def _torchrec(session: Session, stored: Stored) -> Any:
     """Return the context of TorchRec's contenders; there are none where its DLRM cannot do the
     same, which is noted.
     """
-    python = session.settings["torchrec_python"]
+    python = session.settings.torchrec_python
     plain = stored.served.plain
     why = no_twin(plain)
     if python is not None and why:

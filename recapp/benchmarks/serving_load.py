@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from recapp.benchmarks.bench_settings import BenchSettings
 from recapp.benchmarks.line_process import LineProcess
 from recapp.benchmarks.open_loop import Connection, Load, request_of, send
 from recapp.benchmarks.serving_bodies import ROUTES, body_of, draw
@@ -57,12 +58,12 @@ def run(session: Session) -> None:
     settings = session.settings
     with _server(settings, session.folder / "server.txt") as (host, port, row):
         requests = asyncio.run(_requests(host, port, row["model"], settings))
-        shares = sorted({*settings["load"], SATURATION})
+        shares = sorted({*settings.load, SATURATION})
         found: dict[tuple[Case, float], Found] = {
             (case, share): Found() for case in requests for share in shares
         }
-        with progress("serve, rounds", settings["rounds"]) as advance:
-            for number in range(settings["rounds"]):
+        with progress("serve, rounds", settings.rounds) as advance:
+            for number in range(settings.rounds):
                 cases = list(requests)[:: 1 if number % 2 == 0 else -1]
                 for case in cases:
                     _round(host, port, requests[case], case, shares, settings, found)
@@ -72,7 +73,7 @@ def run(session: Session) -> None:
 
 
 @contextmanager
-def _server(settings: Mapping[str, Any], errors: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
+def _server(settings: BenchSettings, errors: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Run a server inside the `with`; yield its host, its port and what it says of itself.
 
     Args:
@@ -80,7 +81,7 @@ def _server(settings: Mapping[str, Any], errors: Path) -> Iterator[tuple[str, in
         errors: The file of what it says on standard error.
     """
     command = [sys.executable, "-m", "recapp.serve", "port=0", "format=json"]
-    command += [f"artefact='{settings['artefact']}'", f"threads={settings['threads'][0]}"]
+    command += [f"artefact='{settings.artefact}'", f"threads={settings.threads[0]}"]
     process = LineProcess("recapp.serve", command, errors)
     try:
         row = json.loads(process.answer())["rows"][0]
@@ -92,7 +93,7 @@ def _server(settings: Mapping[str, Any], errors: Path) -> Iterator[tuple[str, in
 
 
 async def _requests(
-    host: str, port: int, model: str, settings: Mapping[str, Any]
+    host: str, port: int, model: str, settings: BenchSettings
 ) -> dict[Case, list[bytes]]:
     """Return the requests of each case, as they go over the wire."""
     connection = Connection(host, port)
@@ -110,9 +111,9 @@ async def _requests(
         note("the model refuses ids that it does not know: those of its example are asked for")
     connection.close()
     requests: dict[Case, list[bytes]] = {}
-    for rows in settings["batch_size"]:
+    for rows in settings.batch_size:
         columns = [drawn(rows, seed, any_ids) for seed in range(BODIES)]
-        for protocol in settings["protocol"]:
+        for protocol in settings.protocol:
             path = f"{place}/{ROUTES[protocol]}"
             bodies = [body_of(protocol, each) for each in columns]
             requests[protocol, rows] = [request_of(path, *body) for body in bodies]
@@ -125,11 +126,11 @@ def _round(
     requests: list[bytes],
     case: Case,
     shares: list[float],
-    settings: Mapping[str, Any],
+    settings: BenchSettings,
     found: Mapping[tuple[Case, float], Found],
 ) -> None:
     """Find the most requests per second, then send the shares of it."""
-    seconds = settings["round_seconds"]
+    seconds = settings.round_seconds
 
     def measure(rate: float) -> Load:
         load = asyncio.run(send(host, port, requests, rate, seconds, CONNECTIONS))

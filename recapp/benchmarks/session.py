@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recapp.benchmarks.bench_settings import BenchSettings
 from recapp.benchmarks.ranks import open_transports
 from recapp.benchmarks.rivals import Absent, Rival, rivals
 from recapp.benchmarks.setup import EPS, LEARNING_RATE, WHOLE, WHOLE_NAME, make_plan, rule
@@ -21,10 +22,14 @@ from recapp.benchmarks.workloads import BATCHES, Workload
 from recapp.console import note, progress
 from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection, shard_bags
 from recapp.optim.rules import RowRule
+from recapp.planner.planner_settings import PlanSettings
+from recapp.settings.records import record, to_plain
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingConfig, PoolingType
+from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from recapp.tables.listed import listed_tables
 from recapp.tables.lookups import TableLookup
+from recapp.tables.table_settings import ListedTables
 from recapp.transport.communicator import Comm
 
 ROWS_FILE = "rows.json"  # in the run's directory: the records made so far
@@ -43,7 +48,7 @@ class Session:
         more: Records of another kind, by the name of their table in `recapp.benchmarks.columns`.
     """
 
-    settings: dict[str, Any]
+    settings: BenchSettings
     comm: Comm
     folder: Path
     directory: Path
@@ -78,7 +83,7 @@ class Session:
             threads: The threads of each contender; None leaves them as they are.
             most: The most steps of a turn.
         """
-        rounds = self.settings["rounds"]
+        rounds = self.settings.rounds
         if threads is not None:
             torch.set_num_threads(threads)
             for contender in contenders.values():
@@ -90,7 +95,7 @@ class Session:
                 contenders,
                 self.comm,
                 rounds=rounds,
-                seconds=self.settings["round_seconds"],
+                seconds=self.settings.round_seconds,
                 most=most,
                 advance=advance,
             )
@@ -105,8 +110,8 @@ class Session:
             name: The name of the contender as installed.
             specs: What each of its processes builds.
         """
-        python = self.settings["torchrec_python"]
-        threads = max(self.settings["threads"])
+        python = self.settings.torchrec_python
+        threads = max(self.settings.threads)
         return rivals(name, python, specs, self.folder, self.comm, threads)
 
     def by_threads(
@@ -129,7 +134,7 @@ class Session:
             The number of threads, and what everybody took.
         """
         with self.rivals(rival, specs) as others:
-            for threads in self.settings["threads"]:
+            for threads in self.settings.threads:
                 everybody = {**contenders, **others}
                 yield threads, self.measure(f"{title}, threads: {threads}", everybody, threads)
 
@@ -137,8 +142,8 @@ class Session:
         """Set the threads of this rank, and return the ranks through each transport of the
         settings. Every rank calls it.
         """
-        torch.set_num_threads(self.settings["threads"][0])
-        return open_transports(self.settings["transport"])
+        torch.set_num_threads(self.settings.threads[0])
+        return open_transports(self.settings.transport)
 
     def plan(
         self,
@@ -155,7 +160,15 @@ class Session:
             batches: This rank's batches, by which open modes are decided.
             lookups: What reads the tables; None takes the lookups that the tables declare.
         """
-        return make_plan(name, self.settings["plans"][name], tables, self.comm, batches, lookups)
+        settings = record(PlanSettings, self.settings.plans[name], "plan")
+        return make_plan(name, settings, tables, self.comm, batches, lookups)
+
+    def listed_tables(self) -> list[EmbeddingBagConfig]:
+        """Return the tables that the settings list."""
+        listed = self.settings.tables
+        assert isinstance(listed, ListedTables)
+        tables, _ = listed_tables(to_plain(listed.tables), to_plain(listed.lookups))
+        return tables
 
     def shard(
         self, tables: Sequence[EmbeddingConfig], plan: ShardingPlan, comm: Comm
@@ -167,7 +180,7 @@ class Session:
             plan: Their plan.
             comm: The ranks, through the transport of the tables.
         """
-        return shard_bags(tables, plan, comm, rule(), backend=self.settings["backend"])
+        return shard_bags(tables, plan, comm, rule(), backend=self.settings.backend)
 
     def whole(
         self,
@@ -185,7 +198,7 @@ class Session:
             by: The rule that updates the rows; None takes that of all benchmarks.
         """
         plan = make_plan(WHOLE_NAME, WHOLE, tables, comm, batches)
-        return shard_bags(tables, plan, comm, by or rule(), backend=self.settings["backend"])
+        return shard_bags(tables, plan, comm, by or rule(), backend=self.settings.backend)
 
     def batches(self, workload: Workload) -> list[KeyedJaggedTensor]:
         """Return this rank's batches, and write their ids to a file that rivals read.

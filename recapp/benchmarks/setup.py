@@ -3,9 +3,8 @@
 names on the command line -> ShardingPlan, sharded collections
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -16,6 +15,7 @@ from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes
 from recapp.planner.initial_plan import initial_plan
 from recapp.planner.plan_rules import plan_by_rules, read_rule
+from recapp.planner.planner_settings import PlanSettings
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import COLUMN_WIDTH
@@ -29,7 +29,7 @@ from recapp.transport.communicator import Comm
 LEARNING_RATE = 0.01
 EPS = 1e-8
 WHOLE_NAME = "table_wise"
-WHOLE = {"rules": [{"type": WHOLE_NAME}]}
+WHOLE = PlanSettings(rules=({"type": WHOLE_NAME},))
 """The plan whose tables are not cut, and its name."""
 
 
@@ -40,7 +40,7 @@ def rule() -> RowRule:
 
 def make_plan(
     name: str,
-    plan_settings: Mapping[str, Any],
+    plan_settings: PlanSettings,
     tables: Sequence[EmbeddingConfig],
     comm: Comm,
     batches: Sequence[KeyedJaggedTensor],
@@ -61,18 +61,20 @@ def make_plan(
         batches: This rank's batches.
         lookups: What reads the tables; None takes the lookups that the tables declare.
     """
-    rules = [read_rule(r, f"plan {name}, rule {i}") for i, r in enumerate(plan_settings["rules"])]
+    rules = [
+        read_rule(r, f"plan {name}, rule {i}") for i, r in enumerate(plan_settings.rules or ())
+    ]
     widest = max(t.embedding_dim for t in tables)
-    width = min(plan_settings.get("column_width", COLUMN_WIDTH), -(-widest // comm.world))
+    width = min(plan_settings.column_width or COLUMN_WIDTH, -(-widest // comm.world))
     make = partial(
         plan_by_rules,
         tables,
         Topology(comm.world),
         rules,
         name=name,
-        mode=plan_settings.get("mode", "auto"),
+        mode=plan_settings.mode or "auto",
         column_width=width,
-        row_order=plan_settings.get("row_order", "natural"),
+        row_order=plan_settings.row_order or "natural",
     )
     return initial_plan(
         make, comm, count=lambda plan: decide_modes(tables, plan, batches[:SAMPLE_BATCHES], lookups)

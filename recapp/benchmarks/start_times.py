@@ -21,11 +21,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from recapp.benchmarks.bench_settings import BenchSettings
 from recapp.benchmarks.timing import Measured, quartiles, ratio
 from recapp.errors import ConfigError, LaunchError
 
@@ -209,12 +210,12 @@ def drop_caches() -> None:
 
 
 def measure(
-    settings: Mapping[str, Any], folder: Path, advance: Callable[[int], None]
+    settings: BenchSettings, folder: Path, advance: Callable[[int], None]
 ) -> dict[str, list[dict[str, Any]]]:
     """Run all commands in rounds.
 
     Args:
-        settings: Those of the command: `rounds`, `cache`, `baseline`.
+        settings: The settings: `rounds`, `cache`, `baseline`.
         folder: The directory of temporary files.
         advance: Called with 1 after each round.
 
@@ -223,21 +224,21 @@ def measure(
     """
     own = Recapp(OWN, sys.executable, Path(__file__).parents[2], folder / OWN)
     own.folder.mkdir()
-    baseline = baseline_of(settings["baseline"], folder / BASELINE)
+    baseline = baseline_of(settings.baseline, folder / BASELINE)
     contenders = [Waits(each) for each in (own, baseline) if each is not None]
     caches = {"warm": lambda: None, "cold": drop_caches}
-    caches = {c: caches[c] for c in settings["cache"] if c == "warm" or can_drop_caches()}
+    caches = {c: caches[c] for c in settings.cache if c == "warm" or can_drop_caches()}
     for waits in contenders:  # rows are written, kernels compiled, files read
         Waits(waits.recapp).one_round("", lambda: None)
-    for number in range(settings["rounds"]):
+    for number in range(settings.rounds):
         for cache, prepare in caches.items():
             for waits in contenders[:: 1 if number % 2 == 0 else -1]:
                 waits.one_round(cache, prepare)
         advance(1)
     other = contenders[1] if len(contenders) > 1 else None
     return {
-        "rows": [_row(w, c, contenders[0], other) for c in settings["cache"] for w in WAITS],
-        "parts": [_part(p, c, contenders[0], other) for c in settings["cache"] for p in PARTS],
+        "rows": [_row(w, c, contenders[0], other) for c in settings.cache for w in WAITS],
+        "parts": [_part(p, c, contenders[0], other) for c in settings.cache for p in PARTS],
     }
 
 

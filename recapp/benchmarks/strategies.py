@@ -15,7 +15,6 @@ from recapp.benchmarks.session import Session
 from recapp.benchmarks.workloads import Workload
 from recapp.processes.process_memory import forget_peak_resident
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.listed import listed_tables
 from recapp.transport.communicator import Comm
 
 MEMORY_STEPS = 3
@@ -39,22 +38,22 @@ def run(session: Session) -> None:
     """Measure every strategy with every batch size and every kind of ids."""
     settings = session.settings
     (comm,) = session.open_transports().values()
-    made, _ = listed_tables(settings["tables"]["tables"], settings["tables"].get("lookups"))
+    made = session.listed_tables()
     listed = workload_of(made)
     tables = [
         replace(t, feature_names=[feature])
         for t, feature in zip(made, listed.features, strict=True)
     ]
     workloads = [
-        listed.of_shape(batch_size, settings["bag"], ids)
-        for ids in settings["ids"]
-        for batch_size in settings["batch_size"]
+        listed.of_shape(batch_size, settings.bag, ids)
+        for ids in settings.ids
+        for batch_size in settings.batch_size
     ]
     batches = {w.name: session.batches(w) for w in workloads}
     largest = max(workloads, key=lambda w: w.batch_size).name
     steps: dict[str, dict[str, EmbeddingStep]] = {w.name: {} for w in workloads}
     memory: dict[Key, dict[str, float]] = {}
-    for name in settings["plans"]:
+    for name in settings.plans:
         session.print_note(f"{name}: tables are made")
         before = settled_bytes()
         plan = session.plan(name, tables, batches[largest])

@@ -163,7 +163,7 @@ def batches_of(model: NamedModel, features: list[KeyedJaggedTensor]) -> list[Bat
 def run(session: Session) -> None:
     """Measure every model under every plan through every transport."""
     comms = session.open_transports()
-    for name, plan_name in product(session.settings["model"], session.settings["plans"]):
+    for name, plan_name in product(session.settings.model, session.settings.plans):
         workload = MODELS[name].workload()
         features = session.batches(workload)
         plan = session.plan(plan_name, workload.tables(), features)
@@ -183,7 +183,7 @@ def _measure(
         transport: TrainingStep(session, model, tables, plan, comm).in_memory(batches)
         for transport, comm in comms.items()
     }
-    if session.settings["compile"]:
+    if session.settings.compile:
         transport, comm = next(iter(comms.items()))
         step = TrainingStep(session, model, tables, plan, comm, compiled=True)
         own[f"{transport}, compiled"] = step.in_memory(batches)

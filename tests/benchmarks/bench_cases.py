@@ -21,7 +21,6 @@ SETTINGS = {
     "keys": 60,
     "compile": False,
     "keep_freed_memory": False,
-    "launch": {},
 }
 PLANS = {
     "table_wise": {"rules": [{"type": "table_wise"}]},

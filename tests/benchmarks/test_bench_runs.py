@@ -11,7 +11,7 @@ import pytest
 import torch
 from bench_cases import PLANS, SETTINGS, make_tiny
 from documents import commands, fenced
-from jobs import command
+from jobs import command, recipe
 
 from recapp import bench
 from recapp.benchmarks import bench_worker, columns
@@ -143,7 +143,7 @@ def measured(verb, folder, **more):
     ],
 )
 def test_a_measurement_leaves_its_records_and_pictures(verb, tmp_path):
-    rows, pictures = measured(verb, tmp_path, tables={"tables": SAMPLE})
+    rows, pictures = measured(verb, tmp_path, tables={"source": "list", "tables": SAMPLE})
     assert rows and all(COLUMNS[verb] <= set(row) for row in rows)
     assert pictures == PICTURES.get(verb, set()) and all(
         (tmp_path / name).stat().st_size > 5000 for name in pictures
@@ -169,7 +169,9 @@ def test_one_record_for_each_thing_that_was_asked_for(tmp_path):
     assert {row["rounds"] for row in rows} == {2} and min(
         row["best_plan_ratio"] for row in rows
     ) <= 1
-    rows, _ = measured("strategies", tmp_path, tables={"tables": SAMPLE}, batch_size=[4, 8])
+    rows, _ = measured(
+        "strategies", tmp_path, tables={"source": "list", "tables": SAMPLE}, batch_size=[4, 8]
+    )
     assert (
         len({(row["strategy"], row["ids"], row["batch_size"], row["step"]) for row in rows})
         == len(rows)
@@ -301,13 +303,10 @@ def test_a_table_is_right_in_80_columns(verb, capsys, monkeypatch):
 
 
 def test_the_commands_of_the_pages_mean_something(monkeypatch):
-    from omegaconf import OmegaConf
-
-    from recapp.app import compose
     from recapp.app.command import Job
 
     monkeypatch.setattr(bench, "_write_logs", lambda dataset: None)
-    monkeypatch.setattr("recapp.benchmarks.checks._check_artefact", lambda settings: None)
+    monkeypatch.setattr("recapp.benchmarks.checks._check_artefact", lambda given: None)
     found = [c for c in commands(fenced("sh")) if c.name == "bench"]
     assert {c.arguments[0] for c in found} == set(bench.VERBS["bench"])
     for c in found:
@@ -316,41 +315,13 @@ def test_the_commands_of_the_pages_mean_something(monkeypatch):
             for a in c.arguments[1:]
             if not a.startswith(("bench.torchrec_python", "format"))
         ]
-        config = OmegaConf.masked_copy(
-            compose.compose("bench", overrides),
-            [
-                "bench",
-                "workload",
-                "threads",
-                "transport",
-                "backend",
-                "ranks",
-                "rounds",
-                "round_seconds",
-                "batch_size",
-                "ids",
-                "bag",
-                "keys",
-                "artefact",
-                "protocol",
-                "load",
-                "cache",
-                "compile",
-                "quantize",
-                "tables",
-                "dataset",
-                "launch",
-                "format",
-            ],
-        )
-        settings = bench.settings_of(
-            compose.to_plain(config), Job(Path(), tuple(overrides), {}, c.arguments[0])
-        )
+        given = recipe("bench", overrides)
+        settings = bench.settings_of(given, Job(Path(), tuple(overrides), {}, c.arguments[0]))
         if c.arguments[0] == "start":  # which has no ranks of its own
             continue
         measurements = MEASUREMENTS | {"inference": "recapp.app.bench_inference"}
-        assert import_module(measurements[settings["verb"]]).run and bool(settings["plans"]) == (
-            settings["verb"] not in ("kernels", "quantised", "memory", "inference", "serve")
+        assert import_module(measurements[settings.verb]).run and bool(settings.plans) == (
+            settings.verb not in ("kernels", "quantised", "memory", "inference", "serve")
         )
 
 

@@ -9,6 +9,7 @@ from jobs import command
 
 from recapp import bench
 from recapp.benchmarks import columns, start_times
+from recapp.benchmarks.bench_settings import BenchSettings
 from recapp.benchmarks.start_times import IMPORTS, PARTS, PROMPT, WAITS, Recapp, measure
 from recapp.errors import ConfigError
 
@@ -39,7 +40,8 @@ def instant(monkeypatch):
 
 
 def settings(**others):
-    return {"rounds": 3, "cache": ["warm"], "baseline": str(REPOSITORY)} | others
+    given = {"rounds": 3, "cache": ("warm",), "baseline": str(REPOSITORY)} | others
+    return BenchSettings(verb="start", **given)
 
 
 def test_a_ratio_above_one_is_a_recapp_that_is_faster(instant, tmp_path):
@@ -70,7 +72,7 @@ def test_the_parts_of_a_start_make_up_the_whole(instant, tmp_path):
 
 def test_without_a_baseline_and_without_root_numbers_are_none(instant, tmp_path, monkeypatch):
     monkeypatch.setattr(start_times, "can_drop_caches", lambda: False)
-    found = measure(settings(cache=["warm", "cold"], baseline=None), tmp_path, lambda _: None)
+    found = measure(settings(cache=("warm", "cold"), baseline=None), tmp_path, lambda _: None)
     for row in found["rows"] + found["parts"]:
         assert (row["median_s"] is None) == (row["cache"] == "cold"), row
         assert row["baseline_median_s"] is None and row.get("baseline_ratio") is None
@@ -80,7 +82,7 @@ def test_the_cache_is_emptied_before_each_command(instant, tmp_path, monkeypatch
     emptied = []
     monkeypatch.setattr(start_times, "can_drop_caches", lambda: True)
     monkeypatch.setattr(start_times, "drop_caches", lambda: emptied.append(len(instant)))
-    measure(settings(rounds=1, cache=["cold"], baseline=None), tmp_path, lambda _: None)
+    measure(settings(rounds=1, cache=("cold",), baseline=None), tmp_path, lambda _: None)
     commands = len(start_times.COMMANDS)
     assert emptied == list(range(commands, 2 * commands))
 
@@ -97,7 +99,7 @@ def test_a_baseline_that_is_none_is_refused(path, parts, tmp_path):
     wanted = settings(baseline=path.format(tmp=tmp_path))
     with pytest.raises(ConfigError) as error:
         measure(wanted, tmp_path, lambda _: None)
-    assert f"bench.baseline={wanted['baseline']}: " in str(error.value)
+    assert f"bench.baseline={wanted.baseline}: " in str(error.value)
     assert all(part in str(error.value) for part in parts)
 
 

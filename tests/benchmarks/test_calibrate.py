@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from bench_cases import SETTINGS, TinyModel
+from bench_cases import TinyModel
+from jobs import recipe
 
 from recapp.benchmarks import bench_worker, kernel_costs
 from recapp.benchmarks import calibrate as calibration
@@ -33,6 +34,7 @@ from recapp.planner.hardware import KERNELS, read_hardware, write_hardware
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.problem import dense_of
 from recapp.planner.topology import Topology
+from recapp.settings.records import to_plain
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
 
@@ -305,12 +307,7 @@ def test_the_rate_of_the_dense_part_is_that_of_further_samples():
 
 @pytest.fixture
 def config():
-    return {
-        "trainer": {"devices": 1, "accelerator": "cpu"},
-        "engine": {"transport": "auto", "backend": "torch", "keep_freed_memory": False},
-        "launch": SETTINGS["launch"],
-        "format": "text",
-    }
+    return recipe("plan", ["engine.backend=torch", "engine.keep_freed_memory=false"])
 
 
 @pytest.fixture
@@ -324,7 +321,8 @@ def tiny(monkeypatch):
 
 
 def test_a_run_leaves_a_file_that_the_planner_reads_and_records(config, tiny, tmp_path):
-    bench_worker.run(settings_for(config, str(tmp_path / "mine.yaml")), tmp_path)
+    config = replace(config, path=str(tmp_path / "mine.yaml"))
+    bench_worker.run(to_plain(settings_for(config)), tmp_path)
     hardware = read_hardware(tmp_path / "mine.yaml")
     assert (
         "messages within a host and between hosts were not measured" in hardware.source
@@ -339,7 +337,7 @@ def test_a_run_leaves_a_file_that_the_planner_reads_and_records(config, tiny, tm
 
 def test_the_file_lies_here_where_nothing_is_said(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert settings_for(config)["path"] == str(tmp_path / "hardware.yaml")
+    assert settings_for(config).path == str(tmp_path / "hardware.yaml")
 
 
 @pytest.mark.parametrize(
@@ -354,14 +352,13 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
-        settings_for(config, path)
+        settings_for(replace(config, path=path))
 
 
 @pytest.mark.parametrize(("key", "value"), [("transport", "glo"), ("backend", "nmba")])
-def test_names_are_checked_before_anything_is_measured(config, key, value):
-    config["engine"][key] = value
+def test_names_are_checked_before_anything_is_measured(key, value):
     with pytest.raises(ConfigError, match=f"engine.{key}={value}: .*did you mean"):
-        settings_for(config)
+        recipe("plan", [f"engine.{key}={value}"])
 
 
 def test_the_cases_of_the_product_cover_modes_and_widths():

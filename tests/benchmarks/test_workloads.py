@@ -7,6 +7,7 @@ import torch
 from bench_cases import BAGS, TINY
 
 from recapp.benchmarks import torchrec_worker
+from recapp.benchmarks.bench_settings import BenchSettings
 from recapp.benchmarks.embedding_step import EmbeddingStep
 from recapp.benchmarks.kernels import floor_of
 from recapp.benchmarks.models import MODELS
@@ -65,7 +66,7 @@ def test_ids_are_skewed_as_zipf_says_and_their_row_numbers_are_shuffled():
 
 
 def test_a_rival_reads_the_ids_that_recapp_looks_up(tmp_path):
-    session = Session({}, Comm(), tmp_path, tmp_path)
+    session = Session(BenchSettings(verb="step"), Comm(), tmp_path, tmp_path)
     batches = session.batches(TINY)
     (spec,) = session.specs("step", TINY)
     ids_NL, lengths_FB = torchrec_worker.load_ids(spec)
@@ -80,7 +81,7 @@ def test_a_rival_reads_the_ids_that_recapp_looks_up(tmp_path):
 @pytest.mark.parametrize("pooling", PoolingType)
 def test_a_workload_says_what_is_made_of_the_rows_of_a_bag(pooling, tmp_path):
     workload = replace(TINY, pooling=pooling)
-    session = Session({}, Comm(), tmp_path, tmp_path)
+    session = Session(BenchSettings(verb="step"), Comm(), tmp_path, tmp_path)
     (batch,) = workload.features_of(workload.draw(0, 1))
     plan = make_plan("whole", WHOLE, workload.tables(), Comm(), [batch], workload.lookups())
     collection = shard_workload(workload, plan, Comm(), "torch")

@@ -29,6 +29,7 @@ from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import equal_ranges
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.lookups import TableLookup
+from recapp.trainer.plan_source import plan_from
 
 SIZES = [
     203931,
@@ -749,3 +750,11 @@ def test_both_plans_train_to_the_weights_of_any_plan(jobs, tmp_path):
             )
         )
     assert measured[1:] == measured[:1] * 2
+
+
+def test_a_strategy_reads_hugectrs_plans_by_their_content(tmp_path):
+    """`import recapp` has named the format (`recapp/sharding/plan_formats.py`)."""
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(well_known(2)))
+    made = plan_from(str(path), PlanningProblem(CRITEO, Topology(2)))
+    assert made.name == "hugectr" and made.tables["C1"].ranks == [0]

@@ -85,6 +85,9 @@ if TYPE_CHECKING:
     from recapp.tables.embedding import EmbeddingCollection
     from recapp.tables.embedding_bag import EmbeddingBagCollection
     from recapp.tables.lookups import TableLookup
+    from recapp.tasks.click import ClickTask
+    from recapp.tasks.measures import Measure
+    from recapp.tasks.task import Output, Task
     from recapp.trainer.datamodule import ClickData
     from recapp.trainer.module import ClickModule
     from recapp.trainer.score_writer import ScoreWriter
@@ -97,6 +100,7 @@ _HOMES = {
     "Calibration": "recapp.metrics",
     "ClickData": "recapp.trainer.datamodule",
     "ClickModule": "recapp.trainer.module",
+    "ClickTask": "recapp.tasks.click",
     "DLRM": "recapp.models.published_dlrm",
     "DataSettings": "recapp.dataset.data_settings",
     "DataType": "recapp.tables.config",
@@ -125,7 +129,9 @@ _HOMES = {
     "ManagedCollisionCollection": "recapp.compat.managed_collisions",
     "ManagedCollisionEmbeddingBagCollection": "recapp.compat.managed_collision_collections",
     "ManagedCollisionEmbeddingCollection": "recapp.compat.managed_collision_collections",
+    "Measure": "recapp.tasks.measures",
     "NormalizedEntropy": "recapp.metrics",
+    "Output": "recapp.tasks.task",
     "ParameterConstraints": "recapp.planner.constraints",
     "PoolingType": "recapp.tables.config",
     "ScoreWriter": "recapp.trainer.score_writer",
@@ -135,6 +141,7 @@ _HOMES = {
     "ShardingPlan": "recapp.sharding.sharding_plan",
     "ShardingType": "recapp.sharding.sharding_types",
     "TableLookup": "recapp.tables.lookups",
+    "Task": "recapp.tasks.task",
     "Topology": "recapp.planner.topology",
     "adagrad": "recapp.optim.rules",
     "adam": "recapp.optim.rules",
@@ -165,6 +172,7 @@ __all__ = [
     "Calibration",
     "ClickData",
     "ClickModule",
+    "ClickTask",
     "DataSettings",
     "DataType",
     "DistanceLFU_EvictionPolicy",
@@ -192,7 +200,9 @@ __all__ = [
     "ManagedCollisionCollection",
     "ManagedCollisionEmbeddingBagCollection",
     "ManagedCollisionEmbeddingCollection",
+    "Measure",
     "NormalizedEntropy",
+    "Output",
     "ParameterConstraints",
     "PoolingType",
     "ScoreWriter",
@@ -202,6 +212,7 @@ __all__ = [
     "ShardingPlan",
     "ShardingType",
     "TableLookup",
+    "Task",
     "Topology",
     "adagrad",
     "adam",

@@ -1,9 +1,8 @@
-"""What the messages of an Arrow IPC stream say of their own sizes, before anything is made of them.
+"""The sizes that messages of an Arrow IPC stream claim, read before memory is taken for them.
 
-The bytes may be a stranger's, and Arrow believes them: a few of them may say that a buffer is a
-terabyte once it is unpacked, or that there are as many nulls. Arrow has verified the metadata (a
-flatbuffer) when it returns a message; the fields that matter are read here, as its format lays them
-out:
+The bytes may come from anybody, and Arrow believes them: a few bytes may claim a buffer of a
+terabyte when it is decompressed, or as many nulls. Arrow has verified the metadata (a flatbuffer)
+when it returns a message; the fields that matter are read here, as its format lays them out:
 
     Message          1 kind of header, 2 header
     RecordBatch      0 rows, 1 arrays (length, nulls), 2 buffers (offset, length), 3 compression
@@ -27,7 +26,7 @@ FIELD = struct.Struct("<H")
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a message with values says of itself; the numbers may be any.
+    """The sizes that a message with values claims. Nobody has checked them.
 
     Args:
         rows: Its rows.

@@ -33,7 +33,7 @@ def is_text(arrow_type: pa.DataType) -> bool:
 
 
 def has_views(arrow_type: pa.DataType) -> bool:
-    """Return whether `without_views` makes another type of this one."""
+    """Return whether a type is one of views of text or lists, or holds such a type."""
     if pt.is_dictionary(arrow_type):
         return has_views(arrow_type.value_type)
     if is_list(arrow_type):

@@ -129,7 +129,7 @@ class ClickRows:
 
 
 def open_rows(settings: DataSettings, schema: Schema, seed: int = 1) -> ClickRows:
-    """Read the footers of the files, and cut training from validation rows.
+    """Open the files, and cut the rows to validate on from those to train on.
 
     Args:
         settings: Which files, and how they are cut.

@@ -1,4 +1,4 @@
-"""Record batches -> rows -> `Batch`: what the columns of a file mean, and how a batch is laid out.
+"""Record batches -> rows -> `Batch`: columns by their meaning, and the layout of a batch.
 
 A batch's ids lie keys-major, as every table wants its own together:
 
@@ -54,9 +54,9 @@ JOINED_TYPES = frozenset(
 def _from_float64(values: npt.NDArray[np.float64]) -> Float32Array:
     """Round logarithms to 32 bits.
 
-    In 32 bits numpy's differ with the instructions of the CPU, by up to two units in the last
-    place. Those of 64 bits differ as well, but what they round to is the same: for every float32
-    that there is, with AVX-512 and by the C library (tried). So machines agree, and other programs
+    numpy's logarithms of 32 bits differ with the instructions of the CPU, by up to two units in the
+    last place. Those of 64 bits differ as well, but they round to the same float32: this was tried
+    for every float32, with AVX-512 and with the C library. So machines agree, and other programs
     can compute the same bits (`recapp/inference/cpp`).
     """
     return values.astype(np.float32)
@@ -115,7 +115,7 @@ class SourceRows:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A record batch that is decoded.
+    """A record batch while it is decoded.
 
     Args:
         held: Columns under the file's own names.
@@ -162,7 +162,7 @@ class _Chunk:
     def decoded(
         self, names: Sequence[str], parts: Sequence[pa.Array], decode: Callable[[pa.Array], Any]
     ) -> Any:
-        """Return what a decoder makes of columns of one type, one behind the other.
+        """Decode columns of one type, one behind the other.
 
         Raises:
             DataError: A value cannot be read; the error names file, column and row.
@@ -177,7 +177,7 @@ class _Chunk:
             ) from None
 
     def decoded_column(self, name: str, decode: Callable[[pa.Array], Any]) -> Any:
-        """Return what a decoder makes of one column.
+        """Decode one column.
 
         Raises:
             DataError: As of `decoded`.

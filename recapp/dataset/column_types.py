@@ -10,8 +10,8 @@ from recapp.errors import DataError
 
 
 def _instead(arrow_type: pa.DataType, use: str) -> str:
-    """Return what can be done about a column whose type cannot be read, after a semicolon; empty
-    where nothing is known.
+    """Return advice for a column whose type cannot be read, after a semicolon; empty where there is
+    none.
 
     Args:
         arrow_type: Its type.

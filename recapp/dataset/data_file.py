@@ -1,4 +1,4 @@
-"""A file of logs, and what recapp asks of the format that it is in.
+"""A file of logs, and the protocol of formats of files.
 
     Format.facts     its columns, and how many rows each row group has     when it is opened
     Format.chunks    the rows of a row group, from the first one on        when they are read
@@ -24,7 +24,7 @@ KEPT_FACTS = 64  # files whose facts are kept: a rank reads its files in order
 
 
 class Stamp(NamedTuple):
-    """What shows whether a file was written since.
+    """The size and time of change of a file, by which later writing is noticed.
 
     Args:
         size: Its bytes.
@@ -36,7 +36,7 @@ class Stamp(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a file says of itself before its values are read.
+    """The columns and numbers of rows of a file, known before its values are read.
 
     Args:
         columns: The names and types of its columns.
@@ -65,7 +65,7 @@ class Format(Protocol):
     def __hash__(self) -> int: ...
 
     def facts(self, path: str, stamp: Stamp) -> Facts:
-        """Return what a file says of itself.
+        """Return the columns of a file and the number of rows of each row group.
 
         Args:
             path: The file.
@@ -73,7 +73,7 @@ class Format(Protocol):
 
         Raises:
             UnreadableFileError: It is not whole, or in another format.
-            DataError: What it says of itself cannot be right.
+            DataError: Its numbers of rows cannot be right.
         """
 
     def chunks(self, file: "DataFile", row_group: int) -> "Iterator[pa.RecordBatch]":
@@ -140,7 +140,7 @@ def stamp_of(path: str) -> Stamp:
 
 @lru_cache(KEPT_FACTS)
 def facts_of(format: Format, path: str, stamp: Stamp) -> Facts:
-    """Return what the file that had this stamp says of itself.
+    """Return the facts of the file that had this stamp.
 
     Raises:
         UnreadableFileError, DataError: As of `Format.facts`.

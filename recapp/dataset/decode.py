@@ -226,7 +226,7 @@ def _ids_through_dictionary(column: pa.DictionaryArray, text: TextIds) -> Int64A
 def _numbers_through_dictionary(
     column: pa.DictionaryArray,
 ) -> tuple[npt.NDArray[Any], BoolArray | None]:
-    """Return what `_numbers` does, by decoding the dictionary where it is not the longer one."""
+    """Decode numbers through their dictionary, unless it is longer than the column."""
     if len(column.dictionary) > len(column):
         return _numbers(_without_dictionary(column))
     try:
@@ -243,8 +243,8 @@ def _looked_up(
 ) -> npt.NDArray[Any]:
     """Return the value of each row, [N].
 
-    A damaged page may hold any index. Arrow compares none with the dictionary; numpy does, and what
-    is negative is large when it is read without a sign.
+    A damaged page may hold any index. Arrow does not compare indices with the dictionary, numpy
+    does; a negative index is too large when it is read without a sign.
 
     Args:
         values: The values of the dictionary's entries.

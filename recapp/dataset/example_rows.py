@@ -1,4 +1,4 @@
-"""The first rows of a source as their files have them, for whoever tries a model.
+"""The first rows of a source as their files have them, with which a stored model is tried.
 
 Parquet -> Arrow table -> plain values, which a manifest of a checkpoint keeps -> Arrow table
 """
@@ -29,12 +29,12 @@ def example_rows(source: Source, schema: Schema, rows: int) -> RawTable:
 
 
 def plain_rows(table: RawTable) -> list[dict[str, Any]]:
-    """Return rows as values that JSON has: bytes as text, and numbers that are none as None."""
+    """Return rows as values that JSON has: bytes as text, NaN and infinities as None."""
     return [{name: _plain(value) for name, value in row.items()} for row in table.to_pylist()]
 
 
 def table_of(rows: Sequence[PlainRow], schema: Schema) -> RawTable:
-    """Return the table that `plain_rows` was made of, with the columns of a schema.
+    """Return the table of plain rows, with the columns of a schema.
 
     Raises:
         ValueError: A row lacks a column, or a column's values are of no one type that Arrow has.
@@ -58,7 +58,7 @@ def _plain(value: Any) -> Any:
 
 
 def _decoded(column: pa.Array) -> pa.Array:
-    """Return a column that is encoded as a dictionary as its values."""
+    """Return a column without its dictionary."""
     if pa.types.is_dictionary(column.type):
         return column.cast(column.type.value_type)
     return column

@@ -81,7 +81,7 @@ def _expand(path: str, setting: str) -> list[str]:
 
 
 def _literal(path: str) -> tuple[str, str]:
-    """Split a path into the directories that are there by these very names, and the rest.
+    """Split a path into the directories that exist under these very names, and the rest.
 
     `b[1]` may be the name of a directory, which then is not a pattern that means `b1`.
     """
@@ -209,7 +209,7 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def _data(entries: Iterable[Path]) -> list[str]:
-    """List the files of data and text among some entries, in natural order."""
+    """List the data files and text files among some entries, in natural order."""
     return _naturally(
         str(entry)
         for entry in entries
@@ -240,7 +240,9 @@ def _of_partitions(
 
 
 def _enter(directory: Path, top: Path, setting: str, seen: dict[str, Path]) -> None:
-    """Refuse a directory whose data are read already: a link to it, which may lead in a circle."""
+    """Refuse a directory that was entered before: its data would be read twice, or links lead in a
+    circle.
+    """
     real = os.path.realpath(directory)
     if real in seen:
         raise DataError(
@@ -251,7 +253,7 @@ def _enter(directory: Path, top: Path, setting: str, seen: dict[str, Path]) -> N
 
 
 def _refuse_others(top: Path, entries: Iterable[Path], setting: str) -> None:
-    """Refuse data that would be left out because they lie in no partition."""
+    """Refuse data outside of the partitions, which would be left out."""
     for entry in entries:
         if not _PARTITION.match(entry.name) and entry.is_dir() and _holds_data(entry):
             raise DataError(

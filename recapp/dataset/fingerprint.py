@@ -1,4 +1,4 @@
-"""What a checkpoint knows of the files it was trained on, and whether they are the same now.
+"""The facts of training files that a checkpoint keeps, compared with the files of today.
 
     file         name with its partitions, rows, bytes, digest of what marks its contents
     fingerprint  how many files, a digest of all of that in their order, and the first files' facts
@@ -26,7 +26,7 @@ _MOST_NAME = 4096  # letters of a name; no file system has longer paths
 
 
 class FileFacts(NamedTuple):
-    """What is compared of one file.
+    """The facts of one file that are compared.
 
     Args:
         name: Its name behind those of the partitions (`dt=2026-01-01`) that it lies in.
@@ -43,7 +43,7 @@ class FileFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a checkpoint keeps of the files of an epoch.
+    """The facts of the files of an epoch, as a checkpoint keeps them.
 
     Args:
         count: How many files there are.
@@ -95,7 +95,7 @@ class Fingerprint:
 
 
 def file_facts(files: Sequence[DataFile]) -> tuple[FileFacts, ...]:
-    """Return the facts of open files; the bytes that mark each one's contents are read once more.
+    """Return the facts of open files; the bytes that mark the contents of each are read for it.
 
     Raises:
         DataError: A file cannot be read any more.
@@ -125,7 +125,7 @@ class Comparison:
 
 
 def compare(stored: Fingerprint, found: Sequence[FileFacts]) -> Comparison:
-    """Compare the files that are there with those of a checkpoint.
+    """Compare the files of today with those of a checkpoint.
 
     Args:
         stored: What the checkpoint holds.
@@ -171,7 +171,7 @@ def _changed(was: FileFacts, now: FileFacts) -> str:
 
 
 def _name(path: str) -> str:
-    """Return the name of a file behind those of the partitions that it lies in."""
+    """Return the name of a file with its partitions, such as dt=2026-01-01/part-0.parquet."""
     *directories, name = Path(path).parts
     count = 0
     while count < len(directories) and "=" in directories[-1 - count]:

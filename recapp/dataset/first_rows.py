@@ -1,4 +1,4 @@
-"""What the first rows of a data set show: how many rows tables need, whether text can be ids."""
+"""The first rows of a data set: from them follow sizes of tables, and whether text can be ids."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,7 +43,7 @@ def table_rows(source: Source, schema: Schema, most: int | None) -> list[int]:
 
 
 def rows_for(ids: int) -> int:
-    """Return the table rows for so many distinct ids: the next power of two of 4 times as many.
+    """Return the rows of a table for a number of distinct ids: the next power of two of 4 times it.
 
     Without any id it is 2, one of them for missing ids.
     """

@@ -32,7 +32,7 @@ UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 class Footer(NamedTuple):
-    """A footer, and which columns are read in a way of their own.
+    """A parsed footer, and the columns that are not read as they are.
 
     Args:
         metadata: The footer as Arrow has parsed it.
@@ -187,7 +187,7 @@ def row_counts(footer: pq.FileMetaData, path: str) -> list[int]:
 
 
 def reason(error: Exception) -> str:
-    """Return what a library says of a file that it cannot read, as part of a line."""
+    """Return the first line of a library's error, as part of a message."""
     return next(
         (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
     )

@@ -37,7 +37,7 @@ MOST_ROWS_PER_PART = 262_144  # the same: what a rank holds until it is written,
 
 @dataclass(slots=True)
 class InputBatch(Batch):
-    """A batch of the input, and where its scores belong.
+    """A batch of the input, with the place of its scores.
 
     Args:
         first_row: The number of its first row in the whole input.
@@ -119,7 +119,7 @@ class PredictionInput:
                 kept = []
 
     def no_rows(self) -> InputBatch:
-        """Return a batch without rows, with which a rank takes part in the others' exchange."""
+        """Return a batch without rows, for a rank that has none left while others do."""
         collate = Collate(self.schema, self.source.bags, self.transform)
         return self._batch(collate, [], [], self.rows)
 
@@ -157,12 +157,12 @@ class RankInput:
     world: int = 1
 
     def parts_of(self, rank: int) -> Sequence[int]:
-        """Return the parts of a rank: neighbours, as many as each other rank has, or one more."""
+        """Return the parts of a rank: consecutive ones, an equal share of all or one more."""
         count = len(self.unscored)
         return self.unscored[rank * count // self.world : (rank + 1) * count // self.world]
 
     def rows_after(self, batches: int) -> int:
-        """Return how many rows all ranks together have scored after so many batches of each."""
+        """Return the number of rows that all ranks have scored after this number of batches each."""
         size = self.input.settings.rows_per_batch
         return sum(min(batches * size, rows) for rows in self._rows_W)
 
@@ -240,7 +240,7 @@ def open_named(
 
 
 def _open(names: Sequence[str], schema: Schema, unlabelled: Schema) -> Source:
-    """Open files that may have a label or not: read by position, a label is a column more.
+    """Open files with or without a label; in files that are read by position it is a column more.
 
     Raises:
         DataError: The files have the columns neither with a label nor without one.
@@ -279,7 +279,7 @@ def _kept_schema(files: Sequence[DataFile], columns: Sequence[str]) -> pa.Schema
 
 
 def _not_one(name: str, times: int, there: Sequence[str]) -> str:
-    """Return what is wrong with a file that does not have a column exactly once."""
+    """Return the part of an error that says how often a file has a column."""
     if times:
         return f"has column {name} {times} times; leave one of them in the file"
     near = f"{meant(close)} " if (close := alike(name, there)) else ""

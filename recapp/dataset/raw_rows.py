@@ -1,4 +1,4 @@
-"""Rows that do not come from a data set's files but from whoever asks for scores, as a batch.
+"""Raw rows of a caller, such as a request to a server, as a batch.
 
     Arrow table, any of the namings that training knows  ->  Batch without labels
 
@@ -28,12 +28,12 @@ def as_table(rows: Any) -> RawTable:
     """Return raw rows as an Arrow table.
 
     Args:
-        rows: A table, or what `pyarrow.table` makes one of: a record batch, a data frame of pandas,
-            polars or whoever else has `__arrow_c_stream__`, a mapping of names to columns. In lists
-            and arrays of a mapping NaN is a missing value, as in the data frame that they are of.
+        rows: A table, a record batch, a data frame (of pandas, polars or another library with
+            `__arrow_c_stream__`), or a mapping of names to columns. NaN in lists and arrays of a
+            mapping is a missing value, as in data frames.
 
     Raises:
-        DataError: They are something else, or columns have different lengths.
+        DataError: The rows are none of these, or their columns have different lengths.
     """
     if isinstance(rows, pa.Table):
         return rows
@@ -68,7 +68,7 @@ class RawRows:
         self._last: tuple[pa.Schema, dict[str, str], list[str], Collate] | None = None
 
     def batch(self, rows: Any) -> Batch:
-        """Return rows as a batch on the CPU; its labels are NaN.
+        """Return rows as a batch on the CPU, without labels.
 
         A sparse feature whose column is a list is a bag; of any other column each row has one id,
         or none.
@@ -99,10 +99,11 @@ class RawRows:
         return Collate(self.schema, frozenset(), self.transform).batch([])
 
     def _of(self, arrow_schema: pa.Schema) -> tuple[dict[str, str], list[str], Collate]:
-        """Return the rows' own name of every column, which ones are views, and how all are decoded.
+        """Return for rows with these columns: their own names of them, those of view types, and the
+        decoder.
 
-        Rows come with the same schema again and again, so that of the last ones is kept. It is read
-        and replaced as a whole: other threads may read other rows meanwhile.
+        Rows come with the same columns again and again, so the result for the last ones is kept. It
+        is read and replaced as a whole, because other threads may read other rows meanwhile.
         """
         last = self._last
         if last is None or not last[0].equals(arrow_schema):

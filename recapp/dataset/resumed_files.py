@@ -1,4 +1,4 @@
-"""Which files an epoch goes on with that a checkpoint was saved in.
+"""The files with which an epoch goes on after a resume.
 
 files now                      inside of an epoch                       between two epochs
 the same                       go on                                    go on
@@ -21,11 +21,11 @@ ResumeData = Literal["check", "ignore"]
 
 @dataclass(frozen=True)
 class ResumedFiles:
-    """The files of the epoch that a checkpoint was saved in.
+    """The files of the epoch in which a checkpoint was saved.
 
     Args:
-        count: It is finished with so many of the first files; None takes all.
-        note: What a person should know of it; empty where that is nothing.
+        count: The number of files, from the first on, with which it is finished; None takes all.
+        note: A note for people; empty where there is nothing to say.
     """
 
     count: int | None = None
@@ -40,17 +40,17 @@ def resumed_files(
     checkpoint: str | Path,
     resume_data: ResumeData = "check",
 ) -> ResumedFiles:
-    """Return which files the epoch goes on with.
+    """Return the files with which the epoch goes on.
 
     Args:
         stored: The fingerprint that the checkpoint holds, as plain values; None where it has none.
         found: The facts of the files that are there.
         batches: The batches of the epoch that were trained when it was saved.
         checkpoint: The checkpoint, for messages.
-        resume_data: Whether it is refused that files differ.
+        resume_data: `check` refuses files that differ, `ignore` takes them.
 
     Raises:
-        CheckpointError: The files differ in the middle of an epoch, or the fingerprint is none.
+        CheckpointError: The files differ in the middle of an epoch, or the fingerprint is damaged.
     """
     if stored is None:
         return ResumedFiles(

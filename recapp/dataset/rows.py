@@ -72,7 +72,7 @@ class Rows:
         return len(self.targets_NT)
 
     def slice(self, first: int, last: int) -> "Rows":
-        """Return rows [first, last) as far as there are so many, without a copy."""
+        """Return rows [first, last), up to the last row that there is, without a copy."""
         last = min(last, len(self))
         bags = tuple(bag.slice(first, last) for bag in self.bags)
         return Rows(

@@ -1,4 +1,4 @@
-"""Which column is which: label, dense numbers and ids, under whatever names a file carries them.
+"""Which column is which: labels, weights, dense numbers and ids, under the names that a file has.
 
 Click logs of the same shape travel under a dozen namings. Models and tables see only recapp's own
 (canonical) names, those of the schema; a schema knows the other namings of each part and finds,
@@ -124,7 +124,7 @@ class Schema:
 
     @property
     def weights(self) -> Mapping[str, str]:
-        """The column of the weights of each label that has some."""
+        """The column of weights by label, for labels that have one."""
         if isinstance(self.weight, str):
             return dict.fromkeys(self.labels, self.weight)
         return self.weight or {}
@@ -375,7 +375,7 @@ def _find(
 ) -> dict[str, str]:
     """Find one part's columns: canonical name -> own name.
 
-    Of the namings that one counts of which the file has most columns.
+    The naming of which the file has most columns counts.
 
     Raises:
         DataError: A column is missing.

@@ -47,7 +47,7 @@ _OWN = re.compile(r"part-\d{7,}\.parquet(\.tmp)?|joined\.tmp|identity\.json(\.tm
 
 @dataclass(frozen=True)
 class ScoreRange:
-    """What the scores of a column amount to; None where there are no rows.
+    """The mean and the extremes of a column of scores; None where there are no rows.
 
     Args:
         mean: Their mean; NaN where one of them is none.
@@ -62,7 +62,7 @@ class ScoreRange:
 
 @dataclass(frozen=True)
 class Joined:
-    """What the scores of all rows amount to.
+    """The number of all rows, and the ranges of their scores.
 
     Args:
         rows: How many rows there are.
@@ -73,7 +73,7 @@ class Joined:
     scores: Mapping[str, ScoreRange]
 
     def measured(self) -> dict[str, float | None]:
-        """Return all of it under one name each, such as `rows` and `mean_score`."""
+        """Return each number by its name, such as `rows` and `mean_score`."""
         named = {
             f"{what}_{column}": value
             for column, found in self.scores.items()
@@ -90,7 +90,7 @@ def identity_of(
     transform: str,
     scores: Sequence[str] = (SCORE,),
 ) -> dict[str, Any]:
-    """Return what scores are of, as plain values with names for people.
+    """Return plain values that tell predictions apart, under names for people.
 
     Args:
         model: What distinguishes the model, and how it computes.
@@ -274,8 +274,8 @@ class ScoreParts:
         return sorted(os.listdir(self.folder)) if self.folder.is_dir() else []
 
     def _foreign(self) -> str:
-        """Return what shows that the directory's parts are of other scores; nothing where they are
-        of these, or where there are none.
+        """Return how the parts in the directory differ from those of these scores; empty where they
+        do not, or where there are none.
         """
         if not any(_PART.fullmatch(name) for name in self._names()):
             return ""
@@ -294,7 +294,7 @@ class ScoreParts:
             return False
 
     def _row_groups(self, input: PredictionInput) -> Iterator[pa.Table]:
-        """Yield all parts, in order, as many at once as a row group wants."""
+        """Yield all parts in order, joined to row groups of ROWS_PER_GROUP rows or more."""
         held: list[pa.Table] = []
         for number in range(input.parts):
             held.append(self._read(number, input))
@@ -350,7 +350,7 @@ class _Tally:
         self._largest = max(self._largest, float(np.fmax.reduce(scores_N)))
 
     def range(self) -> ScoreRange:
-        """Return what they amount to."""
+        """Return the range of the scores."""
         if not self._rows:
             return ScoreRange(None, None, None)
         return ScoreRange(self._sum / self._rows, self._least, self._largest)
@@ -366,7 +366,7 @@ def note_finished(finished: Sequence[int], input: PredictionInput) -> None:
 
 
 def _difference(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Return the first thing in which two identities differ, in words; nothing where they do not.
+    """Return the first difference of two identities in words; empty where there is none.
 
     Of long lists the first entry that differs is named.
     """

@@ -80,7 +80,7 @@ class Source:
         return Source(self.files, tuple(kept), self.bags)
 
     def only(self, features: Collection[str]) -> "Source":
-        """Return the same rows, of which only the columns of some features are read.
+        """Return the same rows with the columns of some features alone.
 
         Args:
             features: Canonical names.

@@ -127,9 +127,9 @@ class BatchStream(IterableDataset[Any]):
         )
 
     def _shares(self, reader: Reader, lane: int) -> Iterator[list[Rows]]:
-        """Yield a lane's part of batch after batch, in pieces.
+        """Yield a lane's share of each batch, in pieces.
 
-        A part has `_share` rows, fewer in the last batch.
+        A share has `_share` rows, fewer in the last batch.
         """
         total = self._deal.rows(lane)
         position = self.first_batch * self._share
@@ -167,7 +167,7 @@ class _Failure(str):
 
 
 def _with_failures(batches: Iterator[Batch]) -> Iterator[Batch | _Failure]:
-    """Yield batches, and in the place of a DataError its one line."""
+    """Yield batches; a DataError ends them, and its one line is the last item."""
     try:
         yield from batches
     except DataError as error:

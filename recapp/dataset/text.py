@@ -63,7 +63,7 @@ def refuse(bad_N: npt.NDArray[np.bool_], problem: Callable[[int], str]) -> None:
 
 
 def refuse_missing(ids: Int64Array, column: pa.Array) -> None:
-    """Refuse ids that are the number that stands for missing ones.
+    """Refuse ids that equal MISSING, which stands for a missing id.
 
     Raises:
         BadValue: An id is MISSING.
@@ -121,7 +121,7 @@ def shown(value: pa.Scalar) -> str:
 
 
 def as_text(column: pa.Array) -> pa.Array:
-    """Return a column of unmarked bytes as text; what is no UTF-8 spells no number and no id."""
+    """Return a column of unmarked bytes as text; other bytes than UTF-8 spell nothing."""
     if pt.is_binary(column.type) or pt.is_large_binary(column.type):
         return column.cast(
             pa.large_string() if pt.is_large_binary(column.type) else pa.string(), safe=False

@@ -1,5 +1,5 @@
-"""CSV, TSV and other text: recapp reads Parquet; here are the lines of Python that convert it. They
-write below the working directory, because nobody may be allowed to write where logs lie.
+"""CSV, TSV and other text, which no format reads: the lines of Python that convert it to Parquet.
+They write below the working directory, because the directory of the logs may be read-only.
 
 Every column stays text, from which recapp reads ids, numbers and labels. Types that pyarrow would
 guess change ids: "007" becomes 7, and hexadecimal words that happen to be of digits alone become

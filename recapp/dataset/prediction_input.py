@@ -162,7 +162,7 @@ class RankInput:
         return self.unscored[rank * count // self.world : (rank + 1) * count // self.world]
 
     def rows_after(self, batches: int) -> int:
-        """Return the number of rows that all ranks have scored after this number of batches each."""
+        """Return the number of rows that all ranks have scored after some batches each."""
         size = self.input.settings.rows_per_batch
         return sum(min(batches * size, rows) for rows in self._rows_W)
 

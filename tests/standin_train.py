@@ -7,10 +7,9 @@ from pathlib import Path
 import standin_conf
 
 from recapp import train
-from recapp.recipe import commands
 from recapp.settings import option_files
 
-commands.COMMANDS.update(standin_conf.COMMANDS)
+standin_conf.install(setattr)
 option_files.conf_dir = lambda: Path(os.environ["STANDIN_CONF"])
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from jobs import resolved
+from jobs import recipe
 
-from recapp.app.check_data import check_data, match_checkpoint
+from recapp.app.check_data import check_data
 from recapp.app.compose import with_absolute_paths
+from recapp.app.match_trained import match_stored
 from recapp.errors import CheckpointError, ConfigError, DataError
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.rectangles import StoredBlock
@@ -32,9 +33,9 @@ def logs(tmp_path):
     return tmp_path
 
 
-def settings(path, *overrides, **more):
+def settings(path, *overrides):
     own = ["dataset=custom", f"dataset.path={path}", "dataset.sparse=[user,country]", *overrides]
-    return resolved("train", own) | more
+    return recipe("train", own)
 
 
 def test_data_that_fit_their_settings_are_not_refused(logs):
@@ -101,7 +102,7 @@ def test_sizes_are_one_for_each_sparse_column(logs, key):
 
 def test_a_mistake_in_test_files_is_one_line_before_ranks_start(logs):
     with pytest.raises(DataError, match=r"^dataset.test_path=.*none: no such file or directory"):
-        check_data(settings(logs, "dataset.test_path=none", split="test"))
+        check_data(settings(logs, "dataset.test_path=none"), test=True)
 
 
 def test_text_that_is_hexadecimal_is_no_mistake_under_rules_that_take_ids_for_rows(logs):
@@ -115,18 +116,18 @@ def test_training_and_evaluation_without_labels_are_refused_whoever_started_the_
 ):
     for name, value in outside.items():
         monkeypatch.setenv(name, value)
-    for more in ({}, {"split": "val"}):
+    for command in ("train", "eval"):
         with pytest.raises(
             ConfigError, match=r"^dataset\.label=null: training and evaluation need"
         ):
             own = [f"dataset={dataset}", f"dataset.path={logs}", "dataset.label=null"]
             columns = ["dataset.sparse=[user]"] if dataset == "custom" else []
-            check_data(resolved("train", [*own, *columns]) | more)
+            check_data(recipe(command, [*own, *columns]))
 
 
 def test_generated_data_need_sizes(tmp_path):
     with pytest.raises(ConfigError, match=r"^dataset\.table_rows=null: must say how many ids"):
-        check_data(resolved("train", [f"dataset.path={tmp_path}/new", "dataset.table_rows=null"]))
+        check_data(recipe("train", [f"dataset.path={tmp_path}/new", "dataset.table_rows=null"]))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_generated_data_need_sizes(tmp_path):
 )
 def test_files_that_are_named_where_data_are_generated_are_read_by_another_option(logs, path):
     with pytest.raises((ConfigError, DataError), match=r"dataset=custom dataset\.path="):
-        check_data(resolved("train", [f"dataset.path={path.format(logs=logs)}"]))
+        check_data(recipe("train", [f"dataset.path={path.format(logs=logs)}"]))
 
 
 def test_a_column_that_has_a_width_is_there(logs):
@@ -183,22 +184,14 @@ PLAIN = {"text": "xxh64", "hex": []}
 
 def test_tables_that_would_be_counted_have_the_checkpoints_sizes(logs, tmp_path):
     manifest = checkpoint(tmp_path, {"user": 64, "country": 8}, ids=PLAIN)
-    assert match_checkpoint(settings(logs), manifest)["dataset"]["table_rows"] == [64, 8]
-    assert (
-        match_checkpoint(settings(logs, "dataset.cardinality=[5,6]"), manifest)["dataset"][
-            "table_rows"
-        ]
-        is None
-    )
-    assert match_checkpoint(settings(logs, "dataset.table_rows=[7,9]"), manifest)["dataset"][
-        "table_rows"
-    ] == [7, 9]
-    assert (
-        match_checkpoint(settings(logs), checkpoint(tmp_path, {"user": 64}, ids=PLAIN))["dataset"][
-            "table_rows"
-        ]
-        is None
-    )
+
+    def rows(*overrides, manifest=manifest):
+        return match_stored(settings(logs, *overrides), manifest).dataset.table_rows
+
+    assert rows() == (64, 8)
+    assert rows("dataset.cardinality=[5,6]") is None
+    assert rows("dataset.table_rows=[7,9]") == (7, 9)
+    assert rows(manifest=checkpoint(tmp_path, {"user": 64}, ids=PLAIN)) is None
 
 
 def test_another_reading_of_ids_than_the_checkpoints_is_refused(logs, tmp_path, capsys):
@@ -210,10 +203,10 @@ def test_another_reading_of_ids_than_the_checkpoints_is_refused(logs, tmp_path, 
             r".*dataset\.hex=\[\]"
         ),
     ):
-        match_checkpoint(settings(logs, "dataset.hex=[user]"), manifest)
-    assert match_checkpoint(settings(logs), manifest)["dataset"]["hex"] == []
+        match_stored(settings(logs, "dataset.hex=[user]"), manifest)
+    assert match_stored(settings(logs), manifest).dataset.hex == ()
     assert (
-        match_checkpoint(settings(logs), checkpoint(tmp_path, {}, ids=None))["dataset"]["hex"] == []
+        match_stored(settings(logs), checkpoint(tmp_path, {}, ids=None)).dataset.hex == ()
     )  # of a script without data of ours
     assert capsys.readouterr().err == ""
 
@@ -222,13 +215,11 @@ def test_a_checkpoint_that_does_not_say_how_ids_were_read_is_read_as_hexadecimal
     logs, tmp_path, capsys
 ):
     old = checkpoint(tmp_path, {})
-    plain = settings(logs)
     before = replace(old, info=dict(old.info))
-    del plain["dataset"]["hex"]  # nor do its settings know it
-    assert match_checkpoint(plain, before)["dataset"]["hex"] == ["user", "country"]
+    assert match_stored(settings(logs), before).dataset.hex == ("user", "country")
     notes = capsys.readouterr().err.splitlines()
     assert len(notes) == 1 and notes[0].endswith(
         "x.ckpt does not say how text ids were read: it was as hexadecimal, so it is now"
     )
     with pytest.raises(CheckpointError, match="on ids of country that were read as hexadecimal"):
-        match_checkpoint(settings(logs, "dataset.hex=[user]"), old)
+        match_stored(settings(logs, "dataset.hex=[user]"), old)

@@ -14,6 +14,7 @@ from recapp.app import command, compose
 from recapp.errors import ConfigError, DataError
 from recapp.recipe import commands
 from recapp.settings import option_files
+from recapp.settings.records import to_plain
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -26,7 +27,9 @@ def base(tmp_path, monkeypatch):
     (tmp_path / "conf").mkdir()
     conf = standin_conf.write(tmp_path / "conf")
     monkeypatch.setattr(option_files, "conf_dir", lambda: conf)
-    monkeypatch.setattr(commands, "COMMANDS", standin_conf.COMMANDS)
+    for name, kind in standin_conf.COMMANDS.items():
+        monkeypatch.setitem(commands.COMMANDS, name, kind)
+    standin_conf.install(monkeypatch.setattr)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "RECAPP_TRACEBACK"):
@@ -37,7 +40,8 @@ def base(tmp_path, monkeypatch):
 class Calls(list):
     """A task that remembers what it was called with, and fails where it should."""
 
-    def __call__(self, config, job):
+    def __call__(self, recipe, job):
+        config = to_plain(recipe)
         self.append((config, job))
         if isinstance(config.get("seed"), str):
             raise DataError(f"seed={config['seed']}: no number\nat all")
@@ -215,11 +219,11 @@ def test_the_next_run_in_a_directory_forgets_the_error_of_the_last(base):
 
 
 def test_an_error_is_not_left_beside_the_results_of_a_run_that_it_is_not_of(base):
-    def train(config, job):
-        if config["seed"] == 2:
+    def train(recipe, job):
+        if recipe.seed == 2:
             (job.directory / "resolved.yaml").write_text("seed: 2")
             raise DataError("it had begun")
-        if config["seed"] != 1:
+        if recipe.seed != 1:
             raise DataError("it has not begun")
         (job.directory / "resolved.yaml").write_text("seed: 1")
 

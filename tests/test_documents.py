@@ -41,7 +41,9 @@ import recapp
 from recapp.app import compose
 from recapp.compat.torchrec_names import NAMES
 from recapp.planner.plan_rules import PlanRule
-from recapp.settings.check_settings import checked, names_of
+from recapp.recipe.commands import COMMANDS as RECORDS
+from recapp.recipe.read import checked
+from recapp.settings.check_settings import names_of
 from recapp.settings.option_files import options
 from recapp.sharding.plan_file import read_plan
 from recapp.tables.config import EmbeddingBagConfig
@@ -153,7 +155,7 @@ def test_the_list_of_settings_is_that_of_the_settings():
     assert ran.returncode == 0, ran.stderr
     page = PAGES["docs/configuration.md"]
     assert ran.stdout == page, "run python docs/list_settings.py"
-    for name in names_of("train"):
+    for name in names_of(RECORDS["train"]):
         if name.count(".") == 1 and not name.startswith("plan."):
             assert f"`{name}" in page, name
     for group in (path.name for path in (REPOSITORY / "conf").iterdir() if path.is_dir()):
@@ -213,7 +215,7 @@ def test_every_setting_that_the_pages_name_exists():
         and not span.endswith((".yaml", ".json", "()"))
     }
     assert len(named) >= 30
-    assert sorted(named - {*listed, *trainer, *names_of("train")}) == []
+    assert sorted(named - {*listed, *trainer, *names_of(RECORDS["train"])}) == []
 
 
 def test_settings_of_ones_own_are_an_experiment(tmp_path):

@@ -6,10 +6,11 @@ import re
 import pytest
 import torch
 import yaml
-from jobs import command, metrics_of, resolved, small, validation
+from jobs import command, metrics_of, recipe, resolved, small, validation
 
 from recapp import train
-from recapp.app import build
+from recapp.recipe.constructors import make
+from recapp.recipe.model import build_model
 from recapp.settings.option_files import conf_dir
 
 NOTEBOOK = "experiment=hugectr_notebook"
@@ -61,7 +62,7 @@ def test_its_thousand_steps_are_one_and_eight_tenths_epochs_and_every_validation
 
 
 def test_its_model_has_the_notebooks_numbers_of_parameters():
-    model = build.build_model(resolved("train", [NOTEBOOK]), on_paper=True)
+    model = build_model(recipe("train", [NOTEBOOK]), on_paper=True)
     tables = model.embedding_bag_collection.embedding_bag_configs()
     assert len(tables) == 26 and {table.embedding_dim for table in tables} == {128}
     assert sum(table.num_embeddings for table in tables) == 1_221_286
@@ -71,8 +72,8 @@ def test_its_model_has_the_notebooks_numbers_of_parameters():
 
 def test_after_step_100_the_rate_is_that_of_step_101_and_from_300_on_the_whole():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
-    wanted = resolved("train", [NOTEBOOK])["optimizer"]["schedule"]
-    schedule = build.make(wanted, "optimizer.schedule", optimizer)
+    wanted = recipe("train", [NOTEBOOK]).optimizer.schedule
+    schedule = make(wanted, "optimizer.schedule", optimizer)
     shown = []
     for _ in range(1000):
         optimizer.step()
@@ -85,16 +86,14 @@ def test_after_step_100_the_rate_is_that_of_step_101_and_from_300_on_the_whole()
 def test_the_scale_is_said_once_before_ranks_start(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     began = []
-    monkeypatch.setattr(
-        train, "run_on_ranks", lambda settings, *_: began.append(settings["dataset"]) or {}
-    )
+    monkeypatch.setattr(train, "run_recipe", lambda recipe, *_: began.append(recipe.dataset) or {})
     assert train.main([NOTEBOOK, "dataset.scale=1/1000", "hydra.run.dir=out"]) == 0
     assert capfd.readouterr().err.splitlines() == [
         "dataset.scale=1/1000: batches of 64 rows instead of 65,536, to validate 64 instead of "
         "65,536, generated rows 41,250 instead of 41,250,000"
     ]
     # what is kept with a run are the numbers as written, and the scale
-    assert (began[0]["batch_size"], began[0]["scale"]) == (65_536, "1/1000")
+    assert (began[0].batch_size, began[0].scale) == (65_536, "1/1000")
 
 
 # ---- runs

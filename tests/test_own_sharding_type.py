@@ -3,10 +3,10 @@ and one yaml file: rules, planner, explanations, commands and training take it l
 """
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from jobs import refusal, small, validation
-from recapp.app.own_types import register_own_types
 from row_wise_on_two import NAME, row_wise_on_two, write_plan
 
 from recapp import plan
@@ -15,9 +15,12 @@ from recapp.optim.rules import sgd
 from recapp.planner.constraints import ParameterConstraints
 from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.plan_rules import plan_by_rules, read_rule
+from recapp.planner.planner_settings import PlanSettings
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
+from recapp.recipe.own_sharding_types import register_own_types
 from recapp.reporting.plan_tables import print_plan
+from recapp.settings.records import Constructor
 from recapp.sharding.plan_file import read_plan
 from recapp.sharding.sharding_types import (
     SHARDING_TYPES,
@@ -176,7 +179,8 @@ def test_a_name_that_is_taken_is_refused(own):
         with pytest.raises(PlanError, match=f"sharding type {name}: the name is taken"):
             register(ShardingTypeRecord(name, "", "", "", "", cut=own.cut))
     with pytest.raises(ConfigError, match="must make a ShardingTypeRecord"):
-        register_own_types({"plan": {"sharding_types": {"x": {"_target_": "builtins.dict"}}}})
+        plan_settings = PlanSettings(sharding_types={"x": Constructor("builtins.dict")})
+        register_own_types(SimpleNamespace(plan=plan_settings))
 
 
 @pytest.mark.full

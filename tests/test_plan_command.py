@@ -8,17 +8,16 @@ from hashlib import sha256
 
 import pytest
 from documents import commands, fenced, own_files
-from jobs import command, resolved, small
-from omegaconf import OmegaConf
+from jobs import command, recipe, resolved, small
 from tiers import one_of
 
 from recapp import plan
 from recapp.app import plan_calibrate
-from recapp.app.compose import compose, to_plain
 from recapp.planner.hardware import read_hardware
+from recapp.recipe.read import checked
 from recapp.reporting.performance import write_performance, write_predicted
 from recapp.reporting.plan_explanation import analyze_plan
-from recapp.settings.check_settings import checked
+from recapp.settings.records import to_plain
 from recapp.sharding.plan_file import read_plan
 
 OF_RUNS = ("path=turns", "path=grown")  # what runs have left
@@ -227,23 +226,15 @@ def test_runs_are_compared_with_what_was_predicted(answer, base):
 
 
 def test_calibration_ends_with_a_short_run_priced_with_its_file(base):
-    composed = compose("plan", ["trainer.devices=3", "engine.transport=gloo"])
-    asked = to_plain(OmegaConf.masked_copy(composed, ["trainer", "engine", "launch"]))
-    settings = plan_calibrate.short_run(asked, "mine.yaml", base / "logs")
+    asked = recipe("plan", ["trainer.devices=3", "engine.transport=gloo"])
+    found = plan_calibrate.short_run(asked, 3, "mine.yaml", base / "logs")
+    settings = to_plain(found)
     choices = settings.pop("choices")
     assert checked(settings, "train") == settings and choices == {}
-    assert (
-        settings["topology"]["hardware"] == str(base / "mine.yaml")
-        and settings["engine"]["transport"] == "gloo"
-    )
-    assert (
-        settings["trainer"]["devices"] == 3
-        and settings["dataset"]["batch_size"] == 3 * plan_calibrate.RUN_BATCH
-    )
-    assert (
-        settings["dataset"]["generate"]["rows"]
-        > settings["dataset"]["batch_size"] * settings["trainer"]["max_steps"]
-    )
+    assert found.topology.hardware == str(base / "mine.yaml")
+    assert found.engine.transport == "gloo" and found.trainer.devices == 3
+    assert found.dataset.batch_size == 3 * plan_calibrate.RUN_BATCH
+    assert found.dataset.generate.rows > found.dataset.batch_size * found.trainer.max_steps
     assert "ckpt_path" in settings and "out" not in settings
 
 

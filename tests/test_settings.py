@@ -8,20 +8,25 @@ import pytest
 import yaml
 from hypothesis import given, settings, strategies
 from omegaconf import OmegaConf
-from recapp.settings.groups import ListedTable, Trainer
-from recapp.settings.help_text import comments_of
-from recapp.settings.primaries import COMMANDS
 from tiers import one_of
 
 from recapp import train
 from recapp.app.command import run
 from recapp.app.compose import compose, to_plain
+from recapp.app.help_text import comments_of
 from recapp.errors import ConfigError, suggest
-from recapp.settings.check_settings import checked, known_part, names_of
+from recapp.recipe.commands import COMMANDS
+from recapp.recipe.read import checked, recipe_of
+from recapp.settings.check_settings import OF_TABLES_THAT_GROW, known_part, names_of
 from recapp.settings.option_files import is_group
+from recapp.settings.records import fields_of, parts_of
+from recapp.settings.records import to_plain as plain_of
 from recapp.settings.values import Within, read
 from recapp.sharding.sharding_types import SHARDING_TYPES, ShardingType
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.dynamic import DynamicRows
+from recapp.tables.table_settings import ListedTable
+from recapp.trainer.trainer_settings import TrainerSettings
 
 CONF = Path(__file__).parents[1] / "conf"
 MAPPINGS = (
@@ -86,17 +91,17 @@ def written(group):
 def test_the_settings_of_the_schema_are_those_that_conf_holds():
     for command in COMMANDS:
         config = composed(command)
-        assert set(leaves(config)) <= set(names_of(command)), command
+        assert set(leaves(config)) <= set(names_of(COMMANDS[command])), command
         for group in (name for name in [*config, "plan"] if (CONF / name).is_dir()):
-            if group not in FREE and group in names_of(command):
+            if group not in FREE and group in names_of(COMMANDS[command]):
                 assert written(group) == innermost(
-                    {name for name in names_of(command) if name.startswith(f"{group}.")}
+                    {name for name in names_of(COMMANDS[command]) if name.startswith(f"{group}.")}
                 ), group
 
 
 def test_the_settings_of_a_command_are_those_of_its_file():
     for command, kind in COMMANDS.items():
-        own = {field.name.rstrip("_") for field in dataclasses.fields(kind)} - {"plan"}
+        own = set(fields_of(kind)) - {"plan"}
         assert own == set(composed(command)), command
 
 
@@ -104,6 +109,8 @@ def test_the_settings_of_a_command_are_those_of_its_file():
 def test_what_conf_holds_is_allowed_and_complete(command):
     config = composed(command)
     assert checked(config, command) == config
+    if command not in ("report", "serve"):  # which have settings that must be given
+        assert plain_of(recipe_of(config, command)) == config | {"choices": {}}
 
 
 @pytest.mark.parametrize(
@@ -114,6 +121,8 @@ def test_every_option_is_allowed(group):
     for path in (CONF / group).glob("*.yaml"):
         config = composed("train", f"{'+' if group == 'plan' else ''}{group}={path.stem}")
         assert checked(config, "train") == config
+        if "???" not in str(config):
+            assert plain_of(recipe_of(config, "train")) == config | {"choices": {}}
 
 
 def test_an_absolute_folder_of_the_command_line_is_no_group(tmp_path):
@@ -123,6 +132,7 @@ def test_an_absolute_folder_of_the_command_line_is_no_group(tmp_path):
 
 
 def test_words_stand_for_what_the_code_knows():
+    assert set(OF_TABLES_THAT_GROW) == {field.name for field in dataclasses.fields(DynamicRows)}
     assert set(SHARDING_TYPES) == {name.value for name in ShardingType}
     bounds = {"max_key"}
     of_programs = {"init_fn", "need_pos"}
@@ -136,7 +146,7 @@ def test_what_recapp_sets_itself_is_what_lightning_takes():
 
     from lightning.pytorch import Trainer as Lightnings
 
-    assert set(Trainer.refused) <= set(inspect.signature(Lightnings).parameters)
+    assert set(TrainerSettings.refused) <= set(inspect.signature(Lightnings).parameters)
 
 
 # ---- what is refused, before any rank is started
@@ -148,7 +158,7 @@ def line(tmp_path, monkeypatch, capfd):
     ranks.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("recapp.train.check_data", lambda settings: None)
+    monkeypatch.setattr("recapp.train.check_data", lambda recipe: None)
     monkeypatch.setattr(
         "recapp.app.command.launch", lambda *_, **__: pytest.fail("ranks were started")
     )
@@ -411,7 +421,7 @@ def test_a_setting_that_a_checkpoint_lacks_has_its_default_and_one_that_is_gone_
     del stored["engine"]["payload"]
     stored["tables"]["l2"] = 0.1
     stored["gone"] = {"a": 1}
-    kept, dropped = known_part(stored, "train")
+    kept, dropped = known_part(stored, COMMANDS["train"])
     assert dropped == ["tables.l2", "gone"] and checked(kept, "train", ()) == composed("train")
 
 
@@ -422,11 +432,10 @@ def settings_of_train():
     """(dotted name, annotation) of every setting that a misspelling or a wrong value can be made
     of.
     """
-    from recapp.settings.check_settings import _fields, _parts
 
     def walk(kind, prefix):
-        for key, (annotation, _) in _fields(kind).items():
-            groups = [part for part in _parts(annotation) if dataclasses.is_dataclass(part)]
+        for key, (annotation, _) in fields_of(kind).items():
+            groups = [part for part in parts_of(annotation) if dataclasses.is_dataclass(part)]
             for group in groups:
                 yield from walk(group, f"{prefix}{key}.")
             if not groups and f"{prefix}{key}" not in FREE:
@@ -614,10 +623,10 @@ def test_a_value_that_no_job_could_have_is_refused_before_the_first(line, argume
 def test_values_of_a_sweep_that_are_right_are_no_mistake(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     began = []
-    monkeypatch.setattr("recapp.train.check_data", lambda settings: None)
+    monkeypatch.setattr("recapp.train.check_data", lambda recipe: None)
     monkeypatch.setattr(
-        "recapp.train.run_on_ranks",
-        lambda settings, job, module: began.append(settings["seed"]) or {},
+        "recapp.train.run_recipe",
+        lambda recipe, job, module: began.append(recipe.seed) or {},
     )
     train.main(
         ["-m", "seed=range(1,4)", "+plan=glob(*_wise)", "dataset.label=null,click", "format=json"]

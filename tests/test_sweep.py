@@ -46,7 +46,9 @@ def base(tmp_path, monkeypatch):
     (tmp_path / "conf/model/bad.yaml").write_text("ranks: [wait, raise]")
     (tmp_path / "conf/model/slow.yaml").write_text("ranks: [wait, wait]")
     monkeypatch.setattr(option_files, "conf_dir", lambda: conf)
-    monkeypatch.setattr(commands, "COMMANDS", standin_conf.COMMANDS)
+    for name, kind in standin_conf.COMMANDS.items():
+        monkeypatch.setitem(commands.COMMANDS, name, kind)
+    standin_conf.install(monkeypatch.setattr)
     monkeypatch.setenv("STANDIN_CONF", str(conf))
     monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent}{os.pathsep}{TESTS}")
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -135,10 +137,10 @@ def test_a_sweep_where_an_earlier_one_was_compares_its_own_jobs(base, capfd, mon
     assert run("-m", "seed=1,2,3", *where) == 0
     capfd.readouterr()
     while_it_ran = []
-    launch = train.run_on_ranks
+    launch = train.run_recipe
     monkeypatch.setattr(
         train,
-        "run_on_ranks",
+        "run_recipe",
         lambda *given: while_it_ran.append(rows_of(base / "sweep")) or launch(*given),
     )
     assert run("-m", "seed=5,6", *where) == 0

@@ -263,9 +263,9 @@ def overrides_that_choose(
 
 def compose_over(
     stored: Mapping[str, Any], primary: str, overrides: Sequence[str], folders: Folders = ()
-) -> Any:
-    """Return the recipe of a stored model, with exactly what the command line sets replaced, and
-    with absolute paths.
+) -> dict[str, Any]:
+    """Return the plain settings of a stored model, checked, with exactly those replaced that the
+    command line sets.
 
     Args:
         stored: Plain settings, as `resolved.yaml` and the checkpoint's manifest hold them.
@@ -318,8 +318,17 @@ def compose_over(
         note(
             f"the checkpoint's settings {', '.join(dropped)} do not exist any more and are left out"
         )
-    whole = with_absolute_paths(checked(plain, primary, overrides))
-    return recipe_of(whole | {"choices": chosen}, primary)
+    return checked(plain, primary, overrides) | {"choices": chosen}
+
+
+def recipe_over(
+    stored: Mapping[str, Any], primary: str, overrides: Sequence[str], folders: Folders = ()
+) -> Any:
+    """Return the recipe of a stored model under a command line, with absolute paths (`compose_over`
+    says the rest).
+    """
+    plain = compose_over(stored, primary, overrides, folders)
+    return recipe_of(with_absolute_paths(plain), primary)
 
 
 def check_groups(arguments: Sequence[str]) -> None:

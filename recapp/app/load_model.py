@@ -16,7 +16,7 @@ from torch import nn
 
 from recapp import console
 from recapp.app.artefact_model import check_logits, load_dense, meta_model, raw_rows_of
-from recapp.app.compose import compose_over, trusting
+from recapp.app.compose import recipe_over, trusting
 from recapp.app.match_trained import match_stored
 from recapp.dataset.raw_rows import RawRows, RawTable
 from recapp.engine.shard_model import sharded_collections, sharded_tables
@@ -203,7 +203,7 @@ def recipe_of_stored(manifest: Manifest, trust: Sequence[str] = ()) -> Train:
         CheckpointError: They are damaged, or name something that may not be called.
         ArtefactError: They are damaged.
     """
-    recipe: Train = compose_over(manifest.config, "eval", trusting(trust))
+    recipe: Train = recipe_over(manifest.config, "eval", trusting(trust))
     return match_stored(recipe, manifest)
 
 

@@ -63,14 +63,14 @@ def stored_recipe(path: Path, command: str, overrides: tuple[str, ...], folders:
 
         return scoring_recipe(
             path,
-            lambda stored: compose.compose_over(stored, command, overrides, folders),
+            lambda stored: compose.recipe_over(stored, command, overrides, folders),
             overrides,
         )
     from recapp.stored.checkpoint import read_manifest
 
     manifest = read_manifest(path)
     recipe = match_stored(
-        compose.compose_over(manifest.config, command, overrides, folders), manifest
+        compose.recipe_over(manifest.config, command, overrides, folders), manifest
     )
     return with_one_length(recipe, overrides) if command == "train" else recipe
 

@@ -20,7 +20,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 from recapp.errors import ConfigError, suggest
-from recapp.settings.records import absent
 from recapp.settings.value_kinds import Positive, Rows
 from recapp.settings.values import Within
 
@@ -93,13 +92,13 @@ class DynamicRows:
         ConfigError: A field is out of range.
     """
 
-    expected_rows: Rows | None = absent(null=True)
-    max_rows: Annotated[int, Within(64, 2**48)] | None = absent(null=True)
-    seen: Positive = absent(1)
-    counter: Counter = absent(Counter.EXACT)
-    sketch_width: Annotated[int, Within(64, 2**40)] = absent(1 << 20)
-    eviction: Eviction = absent(Eviction.LRU)
-    ttl_steps: Positive | None = absent(null=True)
+    expected_rows: Rows | None = None
+    max_rows: Annotated[int, Within(64, 2**48)] | None = None
+    seen: Positive = 1
+    counter: Counter = Counter.EXACT
+    sketch_width: Annotated[int, Within(64, 2**40)] = 1 << 20
+    eviction: Eviction = Eviction.LRU
+    ttl_steps: Positive | None = None
 
     def __post_init__(self) -> None:
         for name in ("expected_rows", "max_rows", "seen", "sketch_width", "ttl_steps"):

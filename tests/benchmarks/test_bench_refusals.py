@@ -13,7 +13,9 @@ def refused(tmp_path, monkeypatch, capsys):
     """`refused(*arguments)`: the one line of a command that must fail before any rank is
     started.
     """
-    monkeypatch.setattr(bench, "run_on_ranks", lambda *_: pytest.fail("something was measured"))
+    monkeypatch.setattr(
+        bench, "run_on_ranks", lambda *_, **__: pytest.fail("something was measured")
+    )
 
     def run(*arguments):
         assert bench.main([*arguments, f"hydra.run.dir={tmp_path}/run"]) == 1

@@ -165,7 +165,7 @@ def test_stored_settings_in_hugectrs_words_are_read_in_recapps():
     """As checkpoints of earlier versions keep them."""
     config = compose.to_plain(compose.without_hydra(compose.compose("train")))
     stored = config | {"choices": {"tables": "sample"}, "tables": SETTINGS}
-    tables = compose.compose_over(stored, "eval", ["ckpt_path=elsewhere"]).tables
+    tables = compose.recipe_over(stored, "eval", ["ckpt_path=elsewhere"]).tables
     (table,) = tables.tables
     assert (table.name, table.num_embeddings, table.embedding_dim) == ("table_3", "dynamic", 4)
     (lookup,) = tables.lookups

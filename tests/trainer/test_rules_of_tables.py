@@ -119,4 +119,4 @@ def test_a_manifest_that_names_one_rule_names_it_for_every_table(logs, tmp_path)
 def test_a_checkpoints_settings_take_rules_of_tables(logs, tmp_path):
     stored = to_plain(compose(logs))
     settings = compose_over(stored, "train", [TABLES])
-    assert settings.optimizer.sparse.arguments["tables"]["C3"] == {"rule": "sgd", "lr": 0.5}
+    assert settings["optimizer"]["sparse"]["tables"]["C3"] == {"rule": "sgd", "lr": 0.5}

@@ -5,6 +5,7 @@ what recapp itself writes passes.
 import os
 import sys
 import time
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -19,10 +20,12 @@ from recapp import eval as evaluation
 from recapp import train
 from recapp.app import compose
 from recapp.app.check_data import check_generated
-from recapp.app.command import Job
+from recapp.app.recipe_of_job import stored_recipe
 from recapp.errors import CheckpointError, ConfigError
 from recapp.planner.hardware import read_hardware
+from recapp.recipe.read import recipe_of
 from recapp.settings.option_files import conf_dir
+from recapp.settings.records import to_plain
 from recapp.sharding.layout import Block
 from recapp.stored import trust
 from recapp.stored.checkpoint import read_manifest, write_checkpoint
@@ -120,7 +123,7 @@ def settings_of(name, checkpoint, config, *overrides):
     canary["watching"] = True
     try:
         said = (f"ckpt_path={checkpoint}", *overrides)
-        return COMMANDS[name].settings_of({"ckpt_path": str(checkpoint)}, Job(Path(), said, {}))
+        return to_plain(stored_recipe(checkpoint, name, said, ()))
     finally:
         canary["watching"] = False
         assert canary["saw"] == []
@@ -206,9 +209,9 @@ NASTY = {
     "hydra.utils.call": {},
     "hydra.utils.get_method": {"path": "os.system"},
     "omegaconf.OmegaConf.register_new_resolver": {"name": "x"},
-    "recapp.app.build.make": {"settings": {}, "setting": "x"},
-    "recapp.app.build.import_module": {"name": "evil"},
-    "recapp.app.build.write_generated": {},
+    "recapp.recipe.constructors.make": {"settings": {}, "setting": "x"},
+    "recapp.settings.check_settings.import_module": {"name": "evil"},
+    "recapp.recipe.run_rows.write_generated": {},
     "recapp.stored.checkpoint.remove_checkpoint": {"path": "a.ckpt"},
     "recapp.stored.local_files.LOCAL.remove": {"path": "a.ckpt"},
     "recapp.optim.rules.RowRule": {},
@@ -533,7 +536,7 @@ def test_nothing_is_generated_where_only_a_checkpoint_says_so(
     hostile = put(
         config, "dataset", {**config["dataset"], "path": str(place), "generate": generate}
     )
-    settings = settings_of(name, checkpoint, hostile)
+    settings = recipe_of(settings_of(name, checkpoint, hostile), name)
     for said in ([], ["dataset.batch_size=9"]):
         with pytest.raises(
             ConfigError, match=r"dataset\.path=.*/deep/data: the generated data .* not"
@@ -541,7 +544,8 @@ def test_nothing_is_generated_where_only_a_checkpoint_says_so(
             check_generated(settings, said)
     check_generated(settings, [f"dataset.path={place}"])
     check_generated(settings, ["dataset=synthetic"])
-    check_generated(put(settings, "dataset.path", str(HERE)), [])
+    there = replace(settings.dataset, path=str(HERE))
+    check_generated(replace(settings, dataset=there), [])
 
 
 def test_a_machine_that_a_checkpoint_names_is_a_small_file(checkpoint, config, tmp_path):

@@ -12,7 +12,7 @@ from dataset_files import SCHEMA, write_numbered
 
 from recapp.dataset import score_parts
 from recapp.dataset.prediction_input import open_input
-from recapp.dataset.score_parts import ScoreParts, check_output, identity_of
+from recapp.dataset.score_parts import Joined, ScoreParts, ScoreRange, check_output, identity_of
 from recapp.dataset.scoring_settings import ScoringSettings
 from recapp.errors import ConfigError, DataError
 
@@ -41,7 +41,7 @@ def parts_of(tmp_path, input, *, overwrite=False, **model):
 def scored(input, number):
     """The batches of a part; the score of row n is n / 16."""
     return [
-        (batch, (batch.first_row + np.arange(batch.rows, dtype=np.float32)) / 16)
+        (batch, {"score": (batch.first_row + np.arange(batch.rows, dtype=np.float32)) / 16})
         for batch in input.batches(input.part(number))
     ]
 
@@ -70,8 +70,13 @@ def test_parts_join_to_one_file_in_order_and_leave_nothing_behind(tmp_path, inpu
     assert found.schema.field("score").type == pa.float32()
     assert found["one"].to_pylist() == [10 * n for n in range(ROWS)]
     assert found["score"].to_pylist() == [n / 16 for n in range(ROWS)]
-    assert (joined.rows, joined.mean_score) == (ROWS, 4.5 / 16)
-    assert (joined.least_score, joined.largest_score) == (0.0, 9 / 16)
+    assert joined == Joined(ROWS, {"score": ScoreRange(4.5 / 16, 0.0, 9 / 16)})
+    assert joined.measured() == {
+        "rows": ROWS,
+        "mean_score": 4.5 / 16,
+        "least_score": 0.0,
+        "largest_score": 9 / 16,
+    }
     assert sorted(os.listdir(tmp_path)) == ["logs", "scores.parquet"]
 
 
@@ -89,7 +94,7 @@ def test_no_rows_are_a_valid_file_without_rows(tmp_path):
     input = opened(tmp_path)
     parts = parts_of(tmp_path, input)
     write_all(parts, input)
-    assert parts.join(input).mean_score is None
+    assert parts.join(input).scores["score"].mean is None
     found = pq.read_table(tmp_path / "scores.parquet")
     assert found.num_rows == 0 and found.column_names == ["one", "score"]
 
@@ -170,6 +175,28 @@ def test_a_damaged_identity_is_refused_and_replaced_when_asked(tmp_path, input):
     assert anew.finished(input) == []
 
 
+def test_scores_of_several_outputs_are_columns_by_their_names(tmp_path, input):
+    files = [(file.path, file.stamp) for file in input.source.files]
+    what = (files, input.settings, input.schema, input.transform)
+    identity = identity_of({"checkpoint": "aa"}, *what, ["click", "buy"])
+    parts = ScoreParts(tmp_path / "scores.parquet", identity, overwrite=False)
+    parts.prepare()
+    for number in range(input.parts):
+        made = scored(input, number)
+        both = [(batch, {"click": own["score"], "buy": -own["score"]}) for batch, own in made]
+        parts.write(number, both)
+    joined = parts.join(input)
+    found = pq.read_table(tmp_path / "scores.parquet")
+    assert found.column_names == ["one", "click", "buy"]
+    assert found["buy"].to_pylist() == [-n / 16 for n in range(ROWS)]
+    assert joined.measured()["mean_click"] == 4.5 / 16
+    assert joined.measured()["least_buy"] == -9 / 16
+    assert "scores: " in line(ConfigError, parts_of(tmp_path, input).check)
+    assert line(ConfigError, identity_of, {}, *what, ["one"]).startswith(
+        "columns: one is the column of the scores"
+    )
+
+
 def test_a_directory_with_other_things_is_left_alone_even_with_overwrite(tmp_path, input):
     folder = tmp_path / "scores.parquet.parts"
     folder.mkdir()
@@ -205,9 +232,9 @@ def test_the_scores_of_a_model_that_is_not_finite_are_not_hidden(tmp_path, input
     parts.prepare()
     for number in range(input.parts):
         made = scored(input, number)
-        made[0][1][0] = np.nan
+        made[0][1]["score"][0] = np.nan
         parts.write(number, made)
-    assert np.isnan(parts.join(input).mean_score)
+    assert np.isnan(parts.join(input).scores["score"].mean)
 
 
 def test_outputs_that_cannot_be_are_refused(tmp_path, input):

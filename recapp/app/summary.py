@@ -55,7 +55,8 @@ def report_prediction(recipe: Train, measured: dict[str, Any], job_dir: Path) ->
         job_dir: The directory of the run.
     """
     metrics = write_metrics(measured, job_dir)
-    if metrics["rows"] and metrics["mean_score"] is None:
+    columns = [output.column for output in recipe.built_task.outputs]
+    if metrics["rows"] and None in [metrics[f"mean_{column}"] for column in columns]:
         note("some scores are not finite: the model's logits are too large for its numbers")
     if recipe.format != "text":
         return
@@ -64,10 +65,12 @@ def report_prediction(recipe: Train, measured: dict[str, Any], job_dir: Path) ->
         ("rows", f"{metrics['rows']:,}" + (f", {earlier:,} of them earlier" if earlier else "")),
         ("rows a second", f"{metrics['rows_per_second']:,.0f}"),
         ("seconds", f"{metrics['seconds']:,.1f}"),
-        ("mean score", _score(metrics["mean_score"])),
-        ("scores", f"{_score(metrics['least_score'])} to {_score(metrics['largest_score'])}"),
-        ("plan", _plan(metrics)),
     ]
+    for column in columns:
+        least, largest = (_score(metrics[f"{what}_{column}"]) for what in ("least", "largest"))
+        shown += [(f"mean {column}", _score(metrics[f"mean_{column}"]))]
+        shown += [(f"{column}s", f"{least} to {largest}")]
+    shown += [("plan", _plan(metrics))]
     print()
     print_table([{"what": what, "value": value} for what, value in shown], title="Summary")
     print(

@@ -20,7 +20,7 @@ from recapp.reporting.sweep_page import sweep_page
 from recapp.reporting.variants import read_runs
 
 REPORT_FILE = "report.html"
-MEAN_SCORE = "mean_score"  # the metric that predictions alone have
+SCORED = "rows_scored"  # the number that predictions alone have
 
 
 def write_report(folder: Path, defaults: Defaults = lambda chosen: {}) -> list[dict[str, Any]]:
@@ -39,7 +39,7 @@ def write_report(folder: Path, defaults: Defaults = lambda chosen: {}) -> list[d
         ConfigError: There is no such directory, no run in it, or a prediction.
     """
     runs = read_runs(folder)
-    if any(MEAN_SCORE in run.metrics for run in runs):
+    if any(SCORED in run.metrics for run in runs):
         raise ConfigError(
             f"path={folder}: holds a prediction, of which there is no page; its numbers are in "
             "metrics.json"

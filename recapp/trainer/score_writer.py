@@ -5,8 +5,9 @@ input.
     every rank    scores parts of its own, and writes each when its last batch is scored
     rank 0        joins the parts when all ranks are done
 
-It writes what `predict_step` returns, a score per row, of any LightningModule; the rows come from a
-`ClickData` with `scoring`. It is none of Lightning's `BasePredictionWriter`s: those ask the loader
+It writes the scores that `predict_step` of any LightningModule returns: one for each row, or of a
+task with several outputs one for each row and column. The rows come from a `ClickData` with
+`scoring`. It is none of Lightning's `BasePredictionWriter`s: those ask the loader
 for indices of samples, which a stream does not have, and warn.
 """
 
@@ -35,6 +36,7 @@ from recapp.reporting.lock import locked
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.datamodule import ClickData
+from recapp.trainer.module import TaskModule
 
 
 class ScoreWriter(Callback):
@@ -87,7 +89,14 @@ class ScoreWriter(Callback):
         input = _data_of(trainer).prediction_input
         files = [(file.path, file.stamp) for file in input.source.files]
         model = model_identity(trainer.ckpt_path) if self.model is None else self.model
-        identity = identity_of(model, files, input.settings, input.schema, input.transform)
+        identity = identity_of(
+            model,
+            files,
+            input.settings,
+            input.schema,
+            input.transform,
+            columns_of(trainer.lightning_module),
+        )
         parts = ScoreParts(self.output, identity, overwrite=self.overwrite)
         self._parts = parts
         self._scored = []
@@ -119,19 +128,24 @@ class ScoreWriter(Callback):
         """Take the scores of a batch, and write the part that it ends.
 
         Raises:
-            ConfigError: The module has not returned a score for each row.
+            ConfigError: The module has not returned a score for each row and column.
             DataError: The part cannot be written.
         """
         assert self._parts is not None
-        if not isinstance(outputs, Tensor) or outputs.shape != (batch.rows,):
+        columns = self._parts.columns
+        named = outputs if isinstance(outputs, Mapping) else {columns[0]: outputs}
+        scores = [named.get(column) for column in columns]
+        if not all(isinstance(one, Tensor) and one.shape == (batch.rows,) for one in scores):
+            of = "" if len(columns) == 1 else f" in a mapping with {', '.join(columns)}"
             raise ConfigError(
                 f"{type(pl_module).__name__}.predict_step must return a score for each of the "
-                f"{batch.rows} rows, a tensor of shape [{batch.rows}]"
+                f"{batch.rows} rows, a tensor of shape [{batch.rows}]{of}"
             )
         if not batch.rows:
             return
         input = _data_of(trainer).prediction_input
-        self._scored.append((batch, {SCORE: outputs.detach().float().cpu().numpy()}))
+        arrays = {column: named[column].detach().float().cpu().numpy() for column in columns}
+        self._scored.append((batch, arrays))
         number = input.part_of(batch.first_row)
         if batch.first_row + batch.rows == input.part(number).stop:
             self._parts.write(number, self._scored)
@@ -168,6 +182,13 @@ class ScoreWriter(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the parts' directory."""
         self._lock.close()
+
+
+def columns_of(module: LightningModule) -> tuple[str, ...]:
+    """Return the columns that the scores of a module fill."""
+    if not isinstance(module, TaskModule):
+        return (SCORE,)
+    return tuple(output.column for output in module.task.outputs)
 
 
 def model_identity(ckpt_path: object) -> dict[str, Any]:

@@ -260,7 +260,7 @@ class Schema:
         return dict(zip(names, present, strict=True))
 
 
-def schema_of(dataset: DataSettings, tables: TableSettings, real_labels: Naming = ()) -> Schema:
+def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:
     """Return the schema that the settings of a data set and of its tables describe.
 
     Columns whose table takes ids for rows (any id rule but `hash`) must hold integers.
@@ -268,15 +268,13 @@ def schema_of(dataset: DataSettings, tables: TableSettings, real_labels: Naming 
     Args:
         dataset: The group `dataset`.
         tables: The group `tables`.
-        real_labels: The labels that may be any finite number; the task says it.
 
     Raises:
         ConfigError: Columns that cannot be a schema.
     """
     if dataset.naming == "criteo":
         schema = criteo_schema(dataset.label)
-        hex = schema.hex + dataset.hex
-        return replace(schema, hex=hex, real_labels=real_labels, weight=dataset.weight)
+        return replace(schema, hex=schema.hex + dataset.hex, weight=dataset.weight)
     if not dataset.sparse:
         raise ConfigError(
             "dataset.sparse is empty: name the columns that hold ids, "
@@ -289,7 +287,6 @@ def schema_of(dataset: DataSettings, tables: TableSettings, real_labels: Naming 
         dataset.sparse,
         hex=dataset.hex,
         integers=tuple(name for name in dataset.sparse if name in rows),
-        real_labels=real_labels,
         weight=dataset.weight,
     )
 

@@ -262,10 +262,9 @@ def test_several_labels_are_found_by_name_and_come_first_by_position():
     assert (by_position["buy"], by_position["I1"], by_position["C26"]) == ("x1", "x2", "x40")
 
 
-def test_labels_weights_and_the_task_come_from_the_settings():
-    schema = schema_of(*settings(label=["l", "m"], weight={"m": "w"}), real_labels=("m",))
+def test_labels_and_weights_come_from_the_settings():
+    schema = schema_of(*settings(label=["l", "m"], weight={"m": "w"}))
     assert schema.labels == ("l", "m") and schema.weights == {"m": "w"}
-    assert schema.real_labels == ("m",)
     assert schema_of(*settings(weight="w")).weights == {"label": "w"}
 
 

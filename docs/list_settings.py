@@ -1,7 +1,7 @@
 """Write the list of all settings into `docs/configuration.md`: `python docs/list_settings.py`.
 
     conf/*.yaml, conf/*/*.yaml    values and words       -> a line for each setting
-    recapp/settings               what a value may be
+    records of the rooms          the values that a setting may have
 
 What stands above the mark in that page is written by hand, what stands below it by this script.
 """
@@ -9,15 +9,18 @@ What stands above the mark in that page is written by hand, what stands below it
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import yaml
 
 from recapp.app.help_text import comments_of
 from recapp.errors import ConfigError
-from recapp.settings import groups, primaries
+from recapp.recipe.commands import COMMANDS
+from recapp.recipe.recipe import Command, Train
 from recapp.settings.option_files import conf_dir, option_file, options
+from recapp.settings.records import Made, fields_of
 from recapp.settings.values import read, shown
 
 PAGE = Path(__file__).parent / "configuration.md"
@@ -51,11 +54,10 @@ def listing() -> Iterator[str]:
 
 def command_lines(conf: Path) -> Iterator[str]:
     """Yield what each command's own file says."""
-    for name in ("command", *primaries.COMMANDS):
+    for name in ("command", *COMMANDS):
         found = comments_of(conf / f"{name}.yaml")
         plain = yaml.safe_load((conf / f"{name}.yaml").read_text())
-        kinds = get_type_hints(primaries.COMMANDS.get(name, primaries.Command), include_extras=True)
-        kinds = {key.rstrip("_"): kind for key, kind in kinds.items()}
+        kinds = _hints(COMMANDS.get(name, Command))
         title = "every command" if name == "command" else f"recapp.{name}"
         yield f"### {title}"
         yield ""
@@ -167,13 +169,18 @@ def _parents(group: str, option: str) -> tuple[str, ...]:
     return comments_of(path).parents if path else ()
 
 
+def _hints(kind: Any) -> dict[str, Any]:
+    """The annotation of each setting of a record."""
+    return {name: hint for name, (hint, _) in fields_of(kind).items()}
+
+
 def _kinds(group: str, option: str) -> Mapping[str, Any]:
     """The annotations of a group's settings, by name; those of the dataclass that has them all."""
-    kind = get_type_hints(primaries.Train, include_extras=True).get(group)
+    kind = _hints(Train).get(group)
     found: dict[str, Any] = {}
     for part in (kind, *get_args(kind)):
-        if isinstance(part, type) and part.__module__ == groups.__name__:
-            found = get_type_hints(part, include_extras=True) | found
+        if is_dataclass(part):
+            found = _hints(part) | found
     return found
 
 
@@ -184,14 +191,13 @@ def _kind(kinds: Mapping[str, Any], key: str) -> Any:
     if not rest:
         return Any if _made(kind) else kind
     inner = [part for part in (kind, *get_args(kind)) if hasattr(part, "__dataclass_fields__")]
-    return _kind(get_type_hints(inner[0], include_extras=True), rest) if inner else Any
+    return _kind(_hints(inner[0]), rest) if inner else Any
 
 
 def _made(kind: Any) -> bool:
     """Whether a setting is a mapping with settings of its own."""
     return any(
-        isinstance(part, groups.Made)
-        or (isinstance(part, type) and hasattr(part, "__dataclass_fields__"))
+        isinstance(part, Made) or (isinstance(part, type) and hasattr(part, "__dataclass_fields__"))
         for part in (kind, *get_args(kind))
     )
 

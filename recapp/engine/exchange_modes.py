@@ -1,17 +1,17 @@
-"""How a group of tables is requested: three ways to split `out = A . S . rows` between the home of
-a batch (A) and the owners of rows (S). Local arithmetic, no collectives.
+"""How a group of tables is requested: ways to split `out = A . S . rows` between the home of a
+batch (A) and the owners of rows (S). Local arithmetic, no collectives.
 
 | mode       | a requested vector is              | the owner (S)  | home (A)       |
 |------------|------------------------------------|----------------|----------------|
 | unique     | one distinct row                   | selects rows   | sums bags      |
-| pooled     | what one bag wants of one owner    | sums rows      | sums owners    |
+| pooled     | the sum of a bag's rows of an owner | sums rows     | sums owners    |
 | replicated | one distinct row, read from the own store; its gradient goes to all ranks |
+| one rank   | none: the own store is read, and rows learn from the output's gradient    |
 
-At home a batch goes through `route` (how much is requested of whom), `write_requests` (fills the
-message of ids and fixes the offset of each vector in the message of vectors) and `link` (which
-vectors make which bag, while the requests travel); at the owner through `serve` and, if it trains,
-`group`. A single rank is home and owner at once: it reads its store and updates rows with the
-output's gradient, with no vector between.
+At home a batch goes through `route` (how much is requested of each rank), `write_requests` (fills
+the message of ids and fixes the offset of each vector in the message of vectors) and `link` (the
+vectors of each bag, while the requests travel). At the owner it goes through `serve`, `answer` and,
+if it trains, `group`. A single rank is home and owner at once, and has one class for both.
 """
 
 from collections.abc import Callable
@@ -74,20 +74,22 @@ def make_routes(layout: Layout, number: int, rank: int, device: torch.device) ->
     )
 
 
-class UniqueRequests:
-    """Requests of modes unique and replicated, at home: one vector per distinct row.
+class HomeRequests:
+    """The requests of a batch to the owners of one group's rows.
 
     Args:
         backend: Kernels.
         routes: The group.
-        world: Number of ranks W.
-        take: Memory of this batch and group.
+        world: The number of ranks W.
+        take: The memory of this batch and group.
 
     `combine_links` is the matrix A. `gradient_links` is its transpose: it sums the output's
-    gradient to the gradients of the requested vectors, at their offsets in the message; on one rank
-    alone to the gradients of the rows themselves, `located_U`.
+    gradient to the gradients of the requested vectors, at their offsets in the message.
     """
 
+    everywhere = False  # gradients go to all ranks
+    local = False  # bags are summed from the store, not from a message
+    bags: Bags
     found: Any
     located_U: Tensor
     rows_I: Counts
@@ -99,18 +101,35 @@ class UniqueRequests:
         self.routes = routes
         self.world = world
         self.take = take
-        self.everywhere = routes.mode == "replicated"
-        self.alone = world == 1
-        self.local = self.everywhere or self.alone  # bags are summed from the store, not a message
-        self.late = routes.dynamic and self.local  # rows are found in the batch's own turn
+
+    @property
+    def late(self) -> bool:
+        """Return whether rows are found in the batch's own turn."""
+        return self.routes.dynamic and self.local
+
+    def owner(self, mode: str) -> "ServedRequests":
+        """Return what the ranks request of the group's store here.
+
+        Args:
+            mode: The mode in which they request.
+        """
+        return ServedRequests(self.backend, self.routes, mode, self.take)
+
+
+class UniqueRequests(HomeRequests):
+    """Requests of modes unique and replicated, at home: one vector per distinct row."""
+
+    at_U: Tensor | None = None
+
+    def __init__(self, backend: Backend, routes: Routes, world: int, take: Scratch) -> None:
+        super().__init__(backend, routes, world, take)
+        self.local = self.everywhere = routes.mode == "replicated"
 
     def route(self, bags: Bags) -> Counts:
         """Return how many rows, vectors and words are requested of each rank: [W, 3]."""
         self.bags = bags
         self.found, n_IW = self.backend.route_rows(self.routes, bags, self.world, self.take)
         self.rows_I = n_IW.sum(1)
-        if self.alone:
-            return np.zeros((1, 3), np.int64)
         if self.everywhere:
             n_IW = np.repeat(self.rows_I[:, None], self.world, 1)
         self.rows_WI = np.ascontiguousarray(n_IW.T)
@@ -125,12 +144,10 @@ class UniqueRequests:
 
         Args:
             ids: The message of ids.
-            id_first_W: Offset of each rank's request in it.
-            vector_first_W: Offset of each rank's first vector in the message of vectors.
-            offset_dtype: Type of the vectors' offsets.
+            id_first_W: The offset of each rank's request in it.
+            vector_first_W: The offset of each rank's first vector in the message of vectors.
+            offset_dtype: The type of the vectors' offsets.
         """
-        if self.alone:
-            return
         if self.routes.dynamic:
             at_N = _strip_words_at(id_first_W, self.routes, ids.device)
             ids[at_N] = to_device(self.rows_WI.reshape(-1), ids.device)
@@ -152,16 +169,16 @@ class UniqueRequests:
         """Make the matrix A and its transpose.
 
         Args:
-            dtype: Type of their entries.
-            locate: Says where rows lie in the own store.
+            dtype: The type of their entries.
+            locate: Finds rows in the own store.
         """
-        source_U = self.located_U = self._located(locate) if self.local else self.at_U
+        source_U = self.at_U
+        if self.local or source_U is None:
+            source_U = self.located_U = self._located(locate)
         self.combine_links, gradient_links = self.backend.link_rows(
             self.routes, self.bags, self.found, source_U, dtype, self.take
         )
-        self.gradient_links = (
-            gradient_links if self.alone else gradient_links._replace(at_M=self.at_U)
-        )
+        self.gradient_links = gradient_links._replace(at_M=self.at_U)
 
     def _located(self, locate: Locate) -> Tensor:
         """Return where the distinct rows lie in the own store."""
@@ -198,27 +215,14 @@ def strips_of(count_N: Tensor, strips: int, rows: int) -> Tensor:
     return torch.repeat_interleave(strip_N, count_N, output_size=rows)
 
 
-class PooledRequests:
-    """Requests of mode pooled, at home: one vector per bag and owner. Arguments and methods as of
-    `UniqueRequests`.
+class PooledRequests(HomeRequests):
+    """Requests of mode pooled, at home: one vector per bag and owner. Dynamic tables, and those of
+    a single rank, are not asked for sums.
     """
 
-    everywhere = local = alone = late = False
-    found: Any
-    located_U: Tensor  # never: on one rank nothing is requested in this mode
-    rows_I: Counts  # never: dynamic tables are not asked for sums
-    combine_links: Links
-    gradient_links: Links
-
-    def __init__(self, backend: Backend, routes: Routes, world: int, take: Scratch) -> None:
-        self.backend = backend
-        self.routes = routes
-        self.world = world
-        self.take = take
-
     def route(self, bags: Bags) -> Counts:
-        """Return how many rows, vectors and words are requested of each rank: [W, 3]. Words: each
-        row, a length per bag, the bits of the sample weights.
+        """Return how many rows, vectors and words are requested of each rank: [W, 3]. The words are
+        the rows, a length per bag, and the bits of the sample weights.
         """
         self.bags = bags
         self.words_L = weight_words(bags.weights_L, self.routes.row_dtype)
@@ -247,17 +251,17 @@ class PooledRequests:
 
 
 class ServedRequests:
-    """What all ranks request of one group's store here.
+    """The requests of all ranks for rows of one group's store here.
 
     Args:
         backend: Kernels.
         routes: The group.
-        mode: How it is requested: sample weights that need a gradient make `unique` of `pooled`.
-        take: Memory of this batch and group.
+        mode: The mode in which ranks request: sample weights that need a gradient make `unique` of
+            `pooled`.
+        take: The memory of this batch and group.
 
-    `answer_links` is the matrix S over located rows, by which the store pools the requested
-    vectors. `row_U` are the distinct rows requested, located, `gradient_links` sums the vectors'
-    gradients to theirs.
+    `answer_links` is the matrix S over located rows. `row_U` are the distinct rows requested,
+    located; `gradient_links` sums the vectors' gradients to those of these rows.
     """
 
     answer_links: Links
@@ -285,12 +289,12 @@ class ServedRequests:
 
         Args:
             ids: The message of ids.
-            id_first_W: Offset of each rank's request in it.
-            vector_first_W: Offset of each rank's first answer in the message of vectors.
-            counts_W3: Rows, vectors and words of each request.
-            weights: Type of the sample weights.
-            offset_dtype: Type of the answers' offsets.
-            locate: Says where rows lie in the store.
+            id_first_W: The offset of each rank's request in it.
+            vector_first_W: The offset of each rank's first answer in the message of vectors.
+            counts_W3: The rows, vectors and words of each request.
+            weights: The type of the sample weights.
+            offset_dtype: The type of the answers' offsets.
+            locate: Finds rows in the store.
         """
         strip_N = None
         if self.routes.dynamic:
@@ -318,11 +322,52 @@ class ServedRequests:
             links = links._replace(weights_N=links.weights_N.to(weights))
         self.answer_links = links._replace(index_N=locate(links.index_N, strip_N))
 
+    def answer(self, store: RowStore, message: Tensor) -> None:
+        """Write the requested vectors into the message of vectors."""
+        store.pool(self.answer_links, message)
+
     def group(self, store: RowStore) -> None:
         """Bring equal rows of the store together."""
         self.row_U, self.gradient_links = self.backend.group_rows(
             store.rows, self.answer_links, self.take, store.finds_rows
         )
+
+
+class OwnRequests(UniqueRequests, ServedRequests):
+    """The lookups of a single rank, home and owner of all rows: no requests and no messages.
+
+    `gradient_links` sums the output's gradient to the gradients of the rows, `row_U`.
+    """
+
+    def __init__(self, backend: Backend, routes: Routes, world: int, take: Scratch) -> None:
+        super().__init__(backend, routes, world, take)
+        self.local = True
+
+    def route(self, bags: Bags) -> Counts:
+        """Find the distinct rows; nothing is requested: zeros, [1, 3]."""
+        super().route(bags)
+        return np.zeros((1, 3), np.int64)
+
+    def write_requests(self, *message: Any) -> None:
+        """Do nothing: there is no message."""
+
+    def link(self, dtype: torch.dtype, locate: Locate) -> None:
+        """Make the matrix from the store's rows to bags, and its transpose."""
+        super().link(dtype, locate)
+        self.row_U = self.located_U
+
+    def owner(self, mode: str) -> "ServedRequests":
+        """Return this object."""
+        return self
+
+    def serve(self, *requests: Any) -> None:
+        """Do nothing: the rows are known at home."""
+
+    def answer(self, store: RowStore, message: Tensor) -> None:
+        """Do nothing: bags are summed from the store."""
+
+    def group(self, store: RowStore) -> None:
+        """Do nothing: equal rows have met in `route`."""
 
 
 def weight_words(weights_L: Tensor | None, row_dtype: torch.dtype) -> Tensor | None:

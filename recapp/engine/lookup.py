@@ -108,9 +108,8 @@ def answer_and_combine(
         The flat buffer of all vectors, and the vectors of the pairs by group, where they are kept.
     """
     message = state.messages.take(requests.vectors.numel, state.payload, state.comm.device)
-    if state.comm.world > 1:
-        for g in range(requests.vectors.answered):
-            state.stores[g].pool(requests.served[g].answer_links, message)
+    for g in range(requests.vectors.answered):
+        requests.served[g].answer(state.stores[g], message)
     state.observer.ends("answer")
     sent = state.waits.sent(state.comm.swap(message, *requests.vectors.answers()))
     flat = torch.empty(requests.output.numel, dtype=state.dtype, device=state.comm.device)

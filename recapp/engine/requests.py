@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recapp.engine.exchange_modes import PooledRequests, ServedRequests, UniqueRequests
+from recapp.engine.exchange_modes import OwnRequests, PooledRequests, UniqueRequests
 from recapp.engine.fused_update import RowGradients
 from recapp.engine.state import EngineState
 from recapp.errors import ConfigError, RankError
@@ -221,22 +221,18 @@ class Requests:
         modes = _modes(state.routes, max(self.headers_W[:, 3].tolist()))
         assert self._sent_ids is not None and self.ids is not None
         state.wait("ids", self._sent_ids)
-        self.served = [
-            ServedRequests(state.backend, r, mode, take)
-            for r, mode, take in zip(state.routes, modes, self.lease, strict=False)
-        ]
+        self.served = [a.owner(mode) for a, mode in zip(self.asked, modes, strict=True)]
         trains = torch.is_grad_enabled()
-        if state.comm.world > 1:
-            for g, (s, store) in enumerate(zip(self.served, state.stores, strict=True)):
-                s.serve(
-                    self.ids,
-                    self.words.served_WG1[:, g],
-                    self.vectors.served_WG1[:, g],
-                    self.in_WG3[:, g],
-                    state.dtype,
-                    self.offset_dtype,
-                    partial(store.locate, trains=trains),
-                )
+        for g, (s, store) in enumerate(zip(self.served, state.stores, strict=True)):
+            s.serve(
+                self.ids,
+                self.words.served_WG1[:, g],
+                self.vectors.served_WG1[:, g],
+                self.in_WG3[:, g],
+                state.dtype,
+                self.offset_dtype,
+                partial(store.locate, trains=trains),
+            )
         state.messages.give_back(self.ids)
         self.ids = None
         self._link(late=True)  # own rows after all ranks': what becomes of a key is decided once
@@ -253,18 +249,15 @@ class Requests:
         yield self.row_gradients_G
 
     def group(self) -> None:
-        """Bring together equal rows that were requested of this rank: `row_gradients_G`, by which
-        the update goes. Once, whoever calls it first.
+        """Bring together equal rows that were requested of this rank. The first call computes
+        `row_gradients_G`, which the update reads; later ones do nothing.
         """
         if self.row_gradients_G:
             return
         state = self.state
-        if state.comm.world == 1:  # rows are updated with the output's gradient, no vector between
-            found = [RowGradients(a.located_U, a.gradient_links) for a in self.asked]
-        else:
-            for s, store in zip(self.served, state.stores, strict=True):
-                s.group(store)
-            found = [RowGradients(s.row_U, s.gradient_links) for s in self.served]
+        for s, store in zip(self.served, state.stores, strict=True):
+            s.group(store)
+        found = [RowGradients(s.row_U, s.gradient_links) for s in self.served]
         statistics = state.row_statistics
         self.row_gradients_G = (
             [
@@ -319,7 +312,9 @@ class Requests:
 
 
 def _kind_of_requests(mode: str, world: int) -> type[UniqueRequests | PooledRequests]:
-    return PooledRequests if mode == "pooled" and world > 1 else UniqueRequests
+    if world == 1:
+        return OwnRequests
+    return PooledRequests if mode == "pooled" else UniqueRequests
 
 
 def _rows(

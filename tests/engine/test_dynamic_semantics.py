@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 import torch
+from engine.dynamic_checkpoints import fill, write
 from engine.engine_cases import make_plan
 from engine.test_dynamic_tables import joined, rows_by_key
-from stored.test_dynamic_reshard import fill, write
 from tiers import one_of
 
 from recapp.engine.admission import EVICTED_AT_ONCE, SWEEPS

@@ -4,6 +4,7 @@ number of ranks.
 
 import pytest
 import torch
+from engine.dynamic_checkpoints import fill, write
 from engine.engine_cases import make_plan, same_bits
 from engine.test_dynamic_tables import (
     ROWS,
@@ -19,7 +20,7 @@ from tiers import one_of
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.errors import CheckpointError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.stored.checkpoint import load_blocks, load_table, read_manifest, write_checkpoint
+from recapp.stored.checkpoint import load_table, write_checkpoint
 from recapp.stored.static_table import static_table
 from recapp.tables.dynamic import positions_of
 from recapp.transport.communicator import Comm
@@ -42,25 +43,11 @@ def saved(comm, path, kind, settings, rule="rowwise_adagrad"):
     return before, rows_by_key(comm, collection)
 
 
-def write(path, collection, comm):
-    shared = collection.shared
-    info = {"updates": [shared.updates], "dynamic": shared.stored.rows_of_runs()}
-    write_checkpoint(path, list(shared.blocks()), comm=comm, meta={}, manifest=info, parameters={})
-
-
 def loaded(comm, path, kind, settings, rule="rowwise_adagrad"):
     collection = made(comm, kind, rule, seed=8, configs=tables(**settings))
     train(collection, comm, 2, any_keys(), first=50)  # what is loaded replaces other rows
     fill(path, collection)
     return rows_by_key(comm, collection), collection
-
-
-def fill(path, collection):
-    manifest = read_manifest(path)
-    shared = collection.shared
-    load_blocks(path, shared.stored.blocks_to_load(manifest.dynamic, manifest.updates[0]))
-    shared.stored.loaded()
-    shared.updates = manifest.updates[0]
 
 
 def goes_on(comm, path, kind, settings):

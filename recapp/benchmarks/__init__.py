@@ -1,3 +1,3 @@
-"""What `python -m recapp.bench` measures: workloads, timing in rounds, and those that recapp is
-compared with.
+"""The measurements of `python -m recapp.bench`: workloads, timing in rounds, and the systems that
+recapp is compared with.
 """

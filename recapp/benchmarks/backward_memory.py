@@ -1,14 +1,14 @@
-"""`memory`: what one backward and its update need beside the table, against `nn.EmbeddingBag` with
-dense and with sparse gradients.
+"""`memory`: the memory that one backward and its update need beside the table, against
+`nn.EmbeddingBag` with dense and with sparse gradients.
 
-A dense gradient is as large as the table, however few rows were touched; a sparse one holds every
-id's row before equal rows are added. Here rows are updated where gradients are summed, so nothing
-of a row's width is made but what travels.
+A dense gradient is as large as the table, however few rows were touched. A sparse gradient holds a
+row for every id before equal rows are added. recapp updates rows where it sums their gradients, so
+the only other vectors of a row's width are those of messages.
 
 The table is the largest of `tables`, in one process. Every method updates by plain gradient
-descent, which keeps no state of its own. The peak is what the process grows by, from before the
-backward to its highest during backward and update, with another batch in each round. Buffers that
-are used again stay allocated after the first round, so they count in that round.
+descent, which keeps no state of its own. The peak is the growth of the process, from before the
+backward to its highest point during backward and update, with another batch in each round. Buffers
+that are used again stay allocated after the first round, so they count in that round.
 
 B samples of the batch, D columns of the table, L ids of the batch.
 """

@@ -1,10 +1,10 @@
-"""`calibrate`: what lookup, update, messages and the dense part cost on this machine, as a hardware
-file for the planner.
+"""`calibrate`: the costs of lookup, update, messages and the dense part on this machine, as a
+hardware file for the planner.
 
     kernels (`kernel_costs`) + links (`link_costs`)   -> PATH, and a record of each number that was
         + dense part + plain copy                        found
-    a short run of recapp.train, priced with PATH     -> what its dense phase takes beside that:
-                                                         a step's overhead
+    a short run of recapp.train, priced with PATH     -> the rest of its dense phase: a step's
+                                                         overhead
 
 Everything is timed in rounds (medians of turns, the lower quartile of rounds), on all ranks at
 once, because ranks share memory and cores. It takes about a minute; where kernels must be compiled
@@ -13,7 +13,6 @@ first, one or two more.
 
 import os
 import platform
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -45,6 +44,7 @@ from recapp.benchmarks.link_costs import (
 )
 from recapp.benchmarks.models import DENSE, NamedModel
 from recapp.benchmarks.session import Session
+from recapp.benchmarks.timing import Steps
 from recapp.console import progress
 from recapp.errors import ConfigError
 from recapp.kernels.backend import backend as make_backend
@@ -77,8 +77,8 @@ DENSE_TURNS = 4  # steps of the dense part in a round
 COPIED_BYTES = 1 << 26  # several times the caches of a core
 # the DLRM of conf/model/dlrm.yaml
 DENSE_MODEL = NamedModel("default", 2048, 16, (256, 64), (256, 128, 1))
-# The dense part is timed with a batch and with one of so many times fewer samples. What a step
-# costs whatever its batch is in both times, so it cancels out of their difference.
+# The dense part is timed with a batch and with one of a fourth of its samples. The costs of a step
+# that do not depend on its batch are in both times, so they cancel out of their difference.
 FEWER = 4
 KINDS: tuple[Kind, Kind] = ("all_to_all", "all_reduce")
 
@@ -220,15 +220,14 @@ def _slowest(comm: Comm, seconds: float) -> float:
 def _timed(comm: Comm, work: Callable[[], object], device: torch.device, rounds: int) -> float:
     """Return the typical seconds of a piece of work that all ranks begin together."""
     wait = synchroniser(device)
-    times = []
-    for _ in range(1 + rounds):
-        wait()
-        comm.barrier()
-        began = time.perf_counter()
+
+    def step(_: int) -> None:
         work()
         wait()
-        times.append(time.perf_counter() - began)
-    return typical(times[1:])
+
+    wait()
+    ms = Steps({"step": step}, before=comm.barrier).run(1 + rounds)["step"]
+    return typical(ms[1:]) / 1e3
 
 
 def _copy_seconds(comm: Comm, device: torch.device, rounds: int) -> float:
@@ -265,7 +264,7 @@ class _Pooled(nn.Module):
         """Do nothing: the constant vectors have no columns left free before them."""
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Return the constant vectors, whatever the ids."""
+        """Return the constant vectors; ids make no difference."""
         vectors: Any = self.vectors_BK
         return KeyedTensor([x.output for x in self.lookups], [x.dim for x in self.lookups], vectors)
 
@@ -452,7 +451,7 @@ def _rows(
     links: Mapping[Kind, Sequence[LinkCost]],
     measured: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    """Return the records of the table: what was fitted, then lookup and update as measured by
+    """Return the records of the table: the fitted lines, then lookup and update as measured by
     width, then messages and the dense part.
     """
     rows = [

@@ -1,7 +1,7 @@
 """The columns of the table that each measurement prints; the records have more entries.
 
-A median has its quartiles below it, so that everything fits into 80 columns. What a heading does
-not say by itself stands below the table.
+A median has its quartiles below it, so that everything fits into 80 columns. Headings are explained
+below the table where they need it.
 """
 
 from typing import Any
@@ -115,15 +115,15 @@ COLUMNS: dict[str, list[Column]] = {
         IDS,
         Column("batch_size", "batch"),
         Column("touched_rows", "rows\ntouched", meaning="distinct rows of a batch"),
-        Column("touched_bytes", "their\nMB", ",.1f", 1e6, meaning="what these rows take"),
+        Column("touched_bytes", "their\nMB", ",.1f", 1e6, meaning="the size of these rows"),
         Column(
             "peak_bytes",
             "peak\nMB",
             ",.1f",
             1e6,
-            meaning="what a backward and its update need at most beside the table",
+            meaning="the most memory of backward and update beside the table",
         ),
-        Column("table_bytes", "table\nMB", ",.0f", 1e6, meaning="what the table takes"),
+        Column("table_bytes", "table\nMB", ",.0f", 1e6, meaning="the size of the table"),
         Spread(
             "median_ms",
             "ms",
@@ -158,7 +158,7 @@ COLUMNS: dict[str, list[Column]] = {
         Column("strategy", "strategy"),
         IDS,
         Column("batch_size", "batch"),
-        Column("step", "pass", meaning="what is timed; backward updates the rows"),
+        Column("step", "pass", meaning="the timed part; backward updates the rows"),
         Spread(
             "batch_time_ms", "ms", meaning="a batch, median of the rounds; below it the quartiles"
         ),
@@ -167,11 +167,11 @@ COLUMNS: dict[str, list[Column]] = {
             "memory_gb",
             "GB",
             ".2f",
-            meaning="what the largest rank has grown by with tables and buffers",
+            meaning="growth of the largest rank with tables and buffers",
         ),
         Column("memory_peak_gb", "peak", ".2f", meaning="the same at its highest during steps"),
         Column(
-            "bytes_exchanged", "MB sent", ",.1f", 1e6, meaning="what all ranks send in a forward"
+            "bytes_exchanged", "MB sent", ",.1f", 1e6, meaning="messages of all ranks in a forward"
         ),
     ],
     "inference": [
@@ -201,7 +201,7 @@ COLUMNS: dict[str, list[Column]] = {
     "loads": [
         Column("model", "model"),
         STORED,
-        Column("rows_bytes", "MB", ",.1f", 1e6, meaning="what the rows of all tables take"),
+        Column("rows_bytes", "MB", ",.1f", 1e6, meaning="the size of the rows of all tables"),
         Column("map_ms", "map\nms", ",.1f", meaning="to map the rows"),
         Column("load_ms", "load\nms", ",.0f", meaning="to load the model without reading its rows"),
         Column(
@@ -239,7 +239,7 @@ COLUMNS: dict[str, list[Column]] = {
             "bytes_per_key",
             "bytes\na key",
             ".1f",
-            meaning="what the process has grown by for each key",
+            meaning="growth of the process for each key",
         ),
         Column("peak_bytes_per_key", "at most", ".1f", meaning="the same at its highest"),
     ],
@@ -289,7 +289,7 @@ COLUMNS: dict[str, list[Column]] = {
         ),
     ],
     "parts": [
-        Column("part", "part of train", meaning='a part of what "train" above takes'),
+        Column("part", "part of train", meaning='a part of the time of "train" above'),
         Column(
             "cache", "cache", meaning="whether files are in memory before the command (warm) or not"
         ),

@@ -7,10 +7,10 @@
 
 Both kinds of table have their turn in every round, or after each other in every step where keys
 are new; `static_ratio` is the static table's time over the dynamic one's. The static table's rows
-have all been trained once before: what is compared is finding and making rows.
+have all been trained once before, so the comparison is of finding and making rows.
 
-Memory is what the process grows by while keys are added: rows, what finds them, the state of their
-optimiser, and the buffers that grow with it. A pause is the longest step with new keys over the
+Memory is the growth of the process while keys are added: rows, their index, the state of their
+optimiser, and buffers that grow with the table. A pause is the longest step with new keys over the
 median one, by the clock and in the processor's time, which does not grow where others compute.
 Python's dict numbers the same keys for comparison, and does nothing else.
 
@@ -21,6 +21,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from recapp.benchmarks.resident import peak_bytes, settled_bytes
 from recapp.benchmarks.rivals import Absent
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.setup import WHOLE_NAME
-from recapp.benchmarks.timing import Contender, Measured, Steps, compared, spread
+from recapp.benchmarks.timing import Contender, Measured, Steps, Times, compared, in_turn, spread
 from recapp.benchmarks.whole_step import TrainingStep, batches_of
 from recapp.benchmarks.workloads import WORKLOADS, Workload
 from recapp.console import progress
@@ -67,8 +68,7 @@ def _measure_growth(session: Session, alone: Comm | None) -> None:
     table = None
     if alone is not None:
         table = GrowingTable(session, alone)
-        table.fill()
-        session.add(table.record())
+        session.add(table.grow())
     contenders: dict[str, Contender] = {
         kind: Absent() if table is None else table.known(kind) for kind in KINDS
     }
@@ -173,9 +173,6 @@ class GrowingTable:
             kind: session.whole([table], [no_batch], comm)
             for kind, table in (("dynamic", as_dynamic(static)), ("static", static))
         }
-        self.measured = {kind: Measured() for kind in KINDS}
-        self.cpu_ms: list[float] = []
-        self.grown = self.peak = 0
 
     def features(self, ids_B: Tensor) -> KeyedJaggedTensor:
         """Return ids as a batch of bags with one id each."""
@@ -190,48 +187,48 @@ class GrowingTable:
         with torch.no_grad():
             self.collections[kind](self.features(ids_B)).values()
 
-    def fill(self) -> None:
-        """Train new keys, batch after batch; the first batch is not counted: buffers grow in it."""
+    def grow(self) -> dict[str, Any]:
+        """Train new keys, batch after batch, and return the record of these steps.
+
+        The first batch does not count, because buffers grow in it.
+        """
         key_NB = self.keys_N.view(-1, self.batch_size)
         row_NB = torch.arange(len(self.keys_N)).view(-1, self.batch_size)
         for row_B in row_NB:
             self.train("static", row_B)
         self.train("dynamic", key_NB[0])
+        measured = {kind: Measured() for kind in KINDS}
+        cpu_ms = []
         before = settled_bytes()
         forget_peak_resident()
         with progress("new keys, batches", len(key_NB) - 1) as advance:
-            for key_B, row_B in zip(key_NB[1:], row_NB[1:], strict=True):
+            for number in range(1, len(key_NB)):
                 begin = time.process_time()
-                self._time("dynamic", key_B)
-                self.cpu_ms.append((time.process_time() - begin) * 1e3)
-                self._time("static", row_B)
+                measured["dynamic"].add(self._timed("dynamic", key_NB[number]))
+                cpu_ms.append((time.process_time() - begin) * 1e3)
+                measured["static"].add(self._timed("static", row_NB[number]))
                 advance(1)
-        self.peak = max(0, peak_bytes() - before)
-        self.grown = max(0, settled_bytes() - before)
-
-    def _time(self, kind: str, ids_B: Tensor) -> None:
-        step = Steps({"step": lambda _: self.train(kind, ids_B)})
-        self.measured[kind].add(step.run(1))
-
-    def record(self) -> dict[str, Any]:
-        """Return the record of the steps with new keys."""
         new = len(self.keys_N) - self.batch_size
-        ms = {kind: self.measured[kind].by_round() for kind in KINDS}
+        peak_bytes_per_key = max(0, peak_bytes() - before) / new
+        ms = {kind: measured[kind].by_round() for kind in KINDS}
         longest = max(ms["dynamic"])
         payload = 4 * DIM + STATE_BYTES
-        return _record("new keys, step", WHOLE_NAME, self.comm, self.batch_size, self.measured) | {
+        return _record("new keys, step", WHOLE_NAME, self.comm, self.batch_size, measured) | {
             "keys": len(self.keys_N),
             "batch_size": self.batch_size,
             "longest_ms": longest,
-            "pause_ratio": longest / self.measured["dynamic"].median(),
-            "cpu_pause_ratio": max(self.cpu_ms) / statistics.median(self.cpu_ms),
+            "pause_ratio": longest / measured["dynamic"].median(),
+            "cpu_pause_ratio": max(cpu_ms) / statistics.median(cpu_ms),
             "payload_bytes": payload,
-            "bytes_per_key": self.grown / new,
-            "peak_bytes_per_key": self.peak / new,
-            "bytes_ratio": self.peak / new / payload,
+            "bytes_per_key": max(0, settled_bytes() - before) / new,
+            "peak_bytes_per_key": peak_bytes_per_key,
+            "bytes_ratio": peak_bytes_per_key / payload,
             "batch_ms": ms["dynamic"],
             "static_batch_ms": ms["static"],
         }
+
+    def _timed(self, kind: str, ids_B: Tensor) -> Times:
+        return Steps({"step": lambda _: self.train(kind, ids_B)}).run(1)
 
     def known_rows(self) -> Tensor:
         """Return the numbers of keys that the filled table has, drawn at random, [N, B]."""
@@ -246,11 +243,11 @@ class GrowingTable:
             kind: Which of the two tables.
         """
         row_NB = self.known_rows()
-        ids_NB = self.keys_N[row_NB] if kind == "dynamic" else row_NB
+        ids_NB = list(self.keys_N[row_NB] if kind == "dynamic" else row_NB)
         return Steps(
             {
-                "lookup": lambda number: self.read(kind, ids_NB[number % KNOWN_BATCHES]),
-                "training": lambda number: self.train(kind, ids_NB[number % KNOWN_BATCHES]),
+                "lookup": in_turn(partial(self.read, kind), ids_NB),
+                "training": in_turn(partial(self.train, kind), ids_NB),
             }
         )
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from recapp.benchmarks.forward import StepOnRanks
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.setup import pooled_tables, shard_workload, torchrec_sharding
-from recapp.benchmarks.timing import Measured, beside, compared, ratio
+from recapp.benchmarks.timing import Measured, beside, compared, in_turn, ratio
 from recapp.benchmarks.workloads import WORKLOADS, Workload
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.engine.state import EngineObserver
@@ -47,16 +47,15 @@ class EmbeddingStep(StepOnRanks):
         batches: list[KeyedJaggedTensor],
         comm: Comm,
     ) -> None:
-        super().__init__(self._train, comm, collection.shared.comm)
+        super().__init__(in_turn(self._train, batches), comm, collection.shared.comm)
         self.collection = collection
         self.batches = batches
         with torch.no_grad():
             self.gradients = [torch.randn(v.shape) for v in self._vectors(batches[0])]
 
-    def _train(self, number: int) -> None:
+    def _train(self, batch: KeyedJaggedTensor) -> None:
         """Look up a batch and take its gradient back, which updates the tables."""
-        vectors = self._vectors(self.batches[number % len(self.batches)])
-        torch.autograd.backward(vectors, self.gradients)
+        torch.autograd.backward(self._vectors(batch), self.gradients)
 
     def _vectors(self, batch: KeyedJaggedTensor) -> list[Tensor]:
         """Return the vectors of all bags, or those of each sequence."""
@@ -68,7 +67,7 @@ class EmbeddingStep(StepOnRanks):
     def phases(self) -> dict[str, float]:
         """Run some steps and return the mean milliseconds of each part on this rank.
 
-        `rest` is what follows the last part that the collection marks.
+        `rest` begins with the end of the last part that the collection marks.
         """
         clock = PhaseClock()
         state = self.collection.shared.state

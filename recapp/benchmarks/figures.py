@@ -2,10 +2,10 @@
 
 kernels      roofline.png              work per byte against work per second, under the copy
                                        bandwidth's roof
-step         phases.png                where a step's milliseconds go, plan by plan
+step         phases.png                the milliseconds of a step's phases, plan by plan
 strategies   latency.png, memory.png   a bar for each strategy
 inference    answers.png              p50 of each way and batch size, with p99 above it
-dynamic      pauses.png                how long each step with new keys took, as the table grew
+dynamic      pauses.png                the time of each step with new keys, as the table grew
 """
 
 from collections.abc import Callable, Sequence

@@ -4,8 +4,8 @@ timings.
     seconds ~ step * 1 + call * calls + item * items + byte * bytes
 
 A time that falls with the number of bytes is chance, so such a coefficient is 0. There are four
-coefficients at most, so every subset of them is tried. What is made small is the error of the
-ratio, twice as long being as bad as half as long: a message of 4 KB matters as much as one of 4 MB.
+coefficients at most, so every subset of them is tried. The fit makes the error of the ratio small:
+twice as long is as bad as half as long, and a message of 4 KB matters as much as one of 4 MB.
 """
 
 from collections.abc import Sequence

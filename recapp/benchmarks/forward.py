@@ -1,5 +1,5 @@
-"""Steps that ranks begin together and exchange messages in: a model's forward alone, as evaluation
-runs it, and whatever else is timed over ranks.
+"""Steps that all ranks begin together, with the bytes of their messages; one of them is a model's
+forward alone, as evaluation runs it.
 """
 
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from recapp.benchmarks.timing import Measured, Steps, spread
+from recapp.benchmarks.timing import Measured, Steps, in_turn, spread
 from recapp.transport.communicator import Comm
 
 
@@ -43,19 +43,19 @@ def forward_alone(
     """Return a contender that runs the forward of a model, without gradients.
 
     Args:
-        model: What is called with a batch.
+        model: The model; it is called with a batch.
         batches: The batches of this rank, which forwards take in turn.
         comm: The ranks.
         messages: The ranks through the transport of the model's tables.
     """
 
     @torch.no_grad()
-    def forward(number: int) -> None:
-        model(batches[number % len(batches)])
+    def forward(batch: Any) -> None:
+        model(batch)
         if messages.device.type == "cuda":
             torch.cuda.synchronize(messages.device)
 
-    return StepOnRanks(forward, comm, messages)
+    return StepOnRanks(in_turn(forward, batches), comm, messages)
 
 
 def batch_times(measured: Measured, batch_size: int, ranks: int) -> dict[str, float]:

@@ -1,9 +1,9 @@
-"""What the engine's own kernels cost on this machine: steps of the engine, timed from mark to mark,
-and lines fitted to the times.
+"""The costs of the engine's own kernels on this machine: steps of the engine, timed from mark to
+mark, and lines fitted to the times.
 
-A rank's peer is its own mirror image here: what it sends comes back as what the other would have
-sent. So a rank does everything that it does in a step on several ranks, on any machine, and no rank
-waits for another. All ranks of the machine do so at once, because they share memory.
+A rank's peer is its own mirror image here: its messages come back as if the peer had sent them. So
+a rank does all the work of a step on several ranks, on any machine, and waits for no other rank.
+All ranks of the machine do so at once, because they share memory.
 
 In training, the dense part runs between a batch's lookup and its update, and the rest of the dense
 part before the next lookup: rows and messages have left the caches by then. So there are several
@@ -50,10 +50,10 @@ WIDTHS = (16, 64, 128)
 BATCHES = 6  # that steps take in turn
 WARM = 1  # first steps of a turn, which are not timed
 STEPS = 4  # timed steps of a turn
-# Memory written before an update: what a dense part writes forward and backward for a thousand
-# samples, gradients included.
+# Memory written before an update: as much as a dense part writes forward and backward for a
+# thousand samples, gradients included.
 OTHER_BYTES = 1 << 26
-OTHER_PART = 4  # one part in so many is written before a lookup, for loss, optimiser and loader
+OTHER_PART = 4  # a quarter of it is written before a lookup, for loss, optimiser and loader
 MOST_GB_PER_S = 1e6  # written where bytes cost nothing beside their items; no memory is as fast
 
 
@@ -100,7 +100,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Sample:
-    """What one kernel did in one step, and how long it took.
+    """The work of one kernel in one step, and its time.
 
     Args:
         widths: The columns of the case's tables.
@@ -118,7 +118,7 @@ class Sample:
 
 
 class Mirror(Comm):
-    """A Comm of two ranks without a peer: what this rank sends comes back as the peer's message."""
+    """A Comm of two ranks without a peer: a message of this rank comes back as the peer's."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(None, device)
@@ -150,7 +150,7 @@ class Mirror(Comm):
         return [value, value]
 
 
-class Steps:
+class KernelSteps:
     """Steps of a collection on batches of one shape, timed kernel by kernel.
 
     Args:
@@ -181,7 +181,7 @@ class Steps:
         }
 
     def run(self, steps: int) -> None:
-        """Run so many steps and keep the median seconds of each kernel.
+        """Run steps and keep the median seconds of each kernel.
 
         Args:
             steps: The timed steps; one step runs before them untimed.
@@ -302,7 +302,7 @@ def measure_kernels(
         advance: Called with 1 after each turn, and with the number of a case's shapes once these
             are built.
     """
-    runs: list[Steps] = []
+    runs: list[KernelSteps] = []
     for case in cases:
         runs += _steps(case, device, backend, comm.rank)
         advance(len(case.shapes))
@@ -334,13 +334,15 @@ def _median(ranks: Sequence[Sample]) -> Sample:
     return replace(ranks[0], items=items, bytes=sizes, seconds=seconds)
 
 
-def _steps(case: Case, device: torch.device, backend: str, rank: int) -> list[Steps]:
+def _steps(case: Case, device: torch.device, backend: str, rank: int) -> list[KernelSteps]:
     tables = case.workload(1, 1).tables()
     plan = plan_by_rules(
         tables, Topology(2), [PlanRule(case.type)], name="calibrate", mode=case.mode
     )
     collection = shard_bags(tables, plan, Mirror(device), rule(), backend=backend)
-    return [Steps(collection, case.widths, case.workload(*shape), rank) for shape in case.shapes]
+    return [
+        KernelSteps(collection, case.widths, case.workload(*shape), rank) for shape in case.shapes
+    ]
 
 
 def fit_kernels(

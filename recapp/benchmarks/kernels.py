@@ -1,8 +1,8 @@
 """`kernels`: local lookup and fused update in one process, against FBGEMM, plain torch and the
 bytes that must move.
 
-The floor is what memory allows: the bytes that have to cross it, over the bandwidth of a plain copy
-measured in the same rounds.
+The floor is the time that memory needs: the bytes that have to cross it, over the bandwidth of a
+plain copy that is measured in the same rounds.
 
     forward     output twice (a write fetches the cache line first) + each distinct row once + ids
     backward    gradient of the output once + each distinct row twice
@@ -12,10 +12,11 @@ Rows are read at random, which no processor does at the speed of a copy. So ther
 of the forward (`gather_ratio`): torch's own `embedding_bag` over the same rows in the same order,
 all tables in one call, with no check of ids, no grouping and no gradient.
 
-recapp runs what training runs on one rank: id checks, grouping, lookup, and backward with the
-update inside. Grouping counts as forward there; FBGEMM sorts in backward. Plain torch is an
-`nn.EmbeddingBag` per table with sparse gradients and `torch.optim.Adagrad`. recapp and the gather
-run a second time on rows that lie in pages of 4 KB (`small_pages_ratio`: how many times as long).
+recapp runs the whole lookup and update of training on one rank: id checks, grouping, lookup, and
+backward with the update inside. Grouping counts as forward there; FBGEMM sorts in backward. Plain
+torch is an `nn.EmbeddingBag` per table with sparse gradients and `torch.optim.Adagrad`. recapp and
+the gather run a second time on rows in pages of 4 KB (`small_pages_ratio` is the time there over
+the time on large pages).
 
 B samples of a batch, K columns of the pooled output, N ids, M bags.
 """
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 
 from recapp.benchmarks.plain_torch import PlainTorch, pool_of, training
 from recapp.benchmarks.session import Session
-from recapp.benchmarks.timing import Measured, Steps, beside, compared, ratio, spread
+from recapp.benchmarks.timing import Measured, Steps, beside, compared, in_turn, ratio, spread
 from recapp.benchmarks.workloads import WORKLOADS, Workload
 from recapp.engine.row_store import FloatStore
 from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection
@@ -51,7 +52,7 @@ class Floor:
 
 
 def floor_of(workload: Workload, features: KeyedJaggedTensor) -> Floor:
-    """Return what a batch of a workload costs at least.
+    """Return the least cost of a batch of a workload.
 
     Args:
         workload: The tables; all have the columns of the first.
@@ -87,11 +88,11 @@ def gather(
     weights = store.weights
     bags = [_rows_and_bags(collection, batch) for batch in batches]
 
-    def read(number: int) -> None:
-        row_N, start_M = bags[number % len(bags)]
+    def read(rows_and_bags: tuple[Tensor, Tensor]) -> None:
+        row_N, start_M = rows_and_bags
         nn.functional.embedding_bag(row_N, weights, start_M, mode="sum")
 
-    return Steps({"step": read}, inside=torch.no_grad)
+    return Steps({"step": in_turn(read, bags)}, inside=torch.no_grad)
 
 
 def _rows_and_bags(

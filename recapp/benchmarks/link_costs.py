@@ -1,8 +1,8 @@
-"""What messages cost on this machine: the engine's all-to-all and the all-reduce of dense
+"""The costs of messages on this machine: the engine's all-to-all and the all-reduce of dense
 gradients, by size and by number of ranks.
 
-    a message = latency + bytes / rate      bytes: what one rank sends (all-to-all),
-                                            what is summed (all-reduce)
+    a message = latency + bytes / rate      bytes: those that one rank sends (all-to-all),
+                                            those that are summed (all-reduce)
 
 Ranks 0, 1, ... of the first hosts take part; the others wait. Messages between hosts can be
 measured only where the ranks are on several hosts.
@@ -32,7 +32,7 @@ Kind = Literal["all_to_all", "all_reduce"]
 
 @dataclass(frozen=True)
 class LinkCost:
-    """What one kind of message costs among so many ranks.
+    """The cost of one kind of message among a number of ranks.
 
     Args:
         ranks: The number of ranks that take part.
@@ -141,7 +141,7 @@ def _repeats(ranks: Comm, turn: Callable[[], object]) -> int:
 
 
 def measure_overlap(comm: Comm, device: torch.device, transport: str, rounds: int = 5) -> float:
-    """Return the share of an all-reduce that overlaps with what a rank computes meanwhile, 0 to 1.
+    """Return the share of an all-reduce that overlaps with a rank's computation, 0 to 1.
 
     It is 0 where the core of a rank does both one after the other. Every rank calls it.
 

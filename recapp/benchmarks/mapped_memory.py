@@ -1,9 +1,8 @@
-"""What it costs to have an artefact at hand: the time to load it, and the memory of two processes
-that map it.
+"""The costs of a loaded artefact: the time to load it, and the memory of two processes that map it.
 
-    process 1  python -m recapp.benchmarks.mapped_memory ARTEFACT     maps all rows and reads them
-    process 2  the same                                               while both live:
-    /proc/PID/smaps of both: pages of rows that are resident, and those of one process alone
+process 1  python -m recapp.benchmarks.mapped_memory ARTEFACT     maps all rows and reads them
+process 2  the same                                               while both live:
+/proc/PID/smaps of both: pages of rows that are resident, and those of one process alone
 """
 
 import re
@@ -33,7 +32,7 @@ HEAD = re.compile(r"^[0-9a-f]+-[0-9a-f]+ .*$")
 
 
 class LoadModel(Protocol):
-    """What loads an artefact into this process, as `recapp.load_model` does."""
+    """A function that loads an artefact into this process, as `recapp.load_model` does."""
 
     def __call__(
         self, path: Path, *, check_rows: bool = True, trust_compiled: bool = False
@@ -43,7 +42,7 @@ class LoadModel(Protocol):
 
 
 def cost_of_loading(artefact: Path, load: LoadModel) -> dict[str, Any]:
-    """Return a record of what loading costs: medians of a few times, and memory.
+    """Return the record of loading an artefact: medians of a few times, and memory.
 
     Args:
         artefact: The artefact.
@@ -75,7 +74,7 @@ def memory_of_two(artefact: Path) -> dict[str, int | None]:
     """Return the bytes of rows that are resident in a process (`rows_resident_bytes`) and in two
     together (`two_resident_bytes`, pages that they share counted once), when both have read all.
 
-    They are None where the system does not tell.
+    They are None where the system does not report them.
 
     Args:
         artefact: The artefact.

@@ -69,4 +69,4 @@ SERVED = {
     "small": ServedModel(CRITEO_SIZES, 16, 32_768),
     "large": ServedModel(CRITEO_SIZES, 128, 32_768),
 }
-"""What `inference` measures: 26 tables of 78 and of 625 MB in fp32."""
+"""The models of `inference`: their 26 tables take 78 and 625 MB in fp32."""

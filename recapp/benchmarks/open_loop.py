@@ -5,8 +5,8 @@
           `------ latency counts from here, not from when it was sent
 
 A client that waits for an answer before it sends the next request asks less of a slow server, and
-measures little of what people would wait (coordinated omission). Here a request that could not be
-sent in time has waited since it was due.
+hides most of the time that users would wait (coordinated omission). Here a request that could not
+be sent in time has waited since it was due.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 HEAD_END = b"\r\n\r\n"
-GIVE_UP = 5  # times as long as a load should take; what was not sent by then stays unanswered
+GIVE_UP = 5  # times as long as a load should take; requests not sent by then stay unanswered
 
 
 @dataclass
 class Load:
-    """What came of one load.
+    """The answers to one load.
 
     Args:
         seconds: From the first request that was due to the last answer.
@@ -33,7 +33,7 @@ class Load:
     asked: int = 0
     latencies: list[float] = field(default_factory=list)  # seconds of answered requests
     refused: int = 0  # answered by 503
-    failed: list[str] = field(default_factory=list)  # whatever else was answered
+    failed: list[str] = field(default_factory=list)  # all other answers
     timings: list[dict[str, float]] = field(default_factory=list)  # milliseconds in the server
 
 

@@ -1,7 +1,8 @@
 """`quantised`: lookups of rows in 8 and 4 bits in one process, against FBGEMM's inference kernels,
 torch's own, rows of floats, and the bytes that must be read.
 
-Everybody gets the ids of each table (int32) and where bags end, and returns new vectors in fp32.
+Each lookup gets the ids of each table (int32) and the ends of bags, and returns new vectors in
+fp32.
 
     recapp              rows of the ids, then one pass over the records of all tables, [B, F D]
     fbgemm              IntNBitTableBatchedEmbeddingBagsCodegen, ids not checked, [B, F D]
@@ -13,7 +14,7 @@ Everybody gets the ids of each table (int32) and where bags end, and returns new
                         the byte limit, records times their bytes over the bandwidth that random
                         rows are read with
 
-Each step takes another batch; there are so many that a small one finds its rows in no cache.
+Each step takes another batch. There are enough batches that a small one finds its rows in no cache.
 
 B samples of a batch, F tables, D columns, L ids of a batch, M = F B bags, R rows of all tables.
 """
@@ -95,7 +96,7 @@ def stored_rows(rows: int, dim: int) -> tuple[Tensor, dict[int, QuantisedRows]]:
 def lookups_of(
     kernels: Backend, weights_RD: Tensor, records: QuantisedRows, b: Batches, width: int
 ) -> dict[str, Callable[[int], object]]:
-    """Return what looks up a batch, by name; all but FBGEMM, which runs elsewhere.
+    """Return the lookups of a batch by name; that of FBGEMM runs in another process.
 
     Args:
         kernels: recapp's kernels.

@@ -56,7 +56,7 @@ def reducer(comm: Comm) -> Callable[[torch.Tensor], Callable[[], object]]:
     """Return a function that starts to reduce a tensor over the ranks, as training reduces dense
     gradients.
 
-    What that function returns waits for the result.
+    That function returns a function that waits for the result.
     """
     if comm.device.type == "cpu":
         average = AverageOverRanks(comm)

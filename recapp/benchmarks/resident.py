@@ -29,8 +29,8 @@ def peak_bytes() -> int:
 def tensor_bytes() -> int:
     """Return the bytes of memory behind all tensors on the CPU that this process still refers to.
 
-    Tensors that share memory count once. What a fork inherits is not counted where its garbage
-    collector was frozen, as that of ranks is; nor is what autograd alone keeps.
+    Tensors that share memory count once. Inherited tensors of a fork do not count where its garbage
+    collector was frozen, as that of ranks is; nor do tensors that only autograd keeps.
     """
     gc.collect()  # a model that was deleted may wait in a circle of references
     memories = {}

@@ -115,7 +115,7 @@ class Rival:
 
     Args:
         python: The path of their interpreter.
-        specs: What each process builds; see `torchrec_worker.py`.
+        specs: The spec of each process; see `torchrec_worker.py`.
         folder: The directory of their files.
         environment: The environment variables that are added to theirs.
         threads: The threads of each process.
@@ -167,7 +167,7 @@ class Rival:
         return slowest_of(self._answers())
 
     def close(self) -> None:
-        """End the processes; each may wait for the others, so all are told first."""
+        """End the processes. All inputs are closed first, because they may wait for each other."""
         for process in self._processes:
             process.end_input()
         for process in self._processes:
@@ -207,13 +207,13 @@ def rivals(
 ) -> Iterator[dict[str, Rival | Absent]]:
     """Start the contenders `<name>` and `<name>_tuned`, and end them with the context.
 
-    There are none where no Python is given or it refuses to build what the specs ask for. Every
+    There are none where no Python is given, or where it refuses to build the specs. Every
     rank calls it.
 
     Args:
         name: The name of the contender as installed.
         python: The setting `bench.torchrec_python`, or None.
-        specs: What each of their processes builds.
+        specs: The spec of each of their processes.
         folder: The directory of their files.
         comm: The ranks of recapp; rank 0 leads the processes.
         threads: The threads of each process.

@@ -15,7 +15,7 @@ Everybody scores the same rows, cut into batches, in the same rounds:
 All but raw_rows begin with decoded ids and numbers, and all end with scores. p99 is that of the
 steps of all rounds. The goal is a p99 at batch 1 below three times p50.
 
-What it costs to load each artefact stands in records of its own (`mapped_memory.py`).
+The costs of loading each artefact have records of their own (`mapped_memory.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ from recapp.benchmarks.line_process import LineProcess
 from recapp.benchmarks.mapped_memory import LoadModel, cost_of_loading
 from recapp.benchmarks.rivals import Absent, Rival
 from recapp.benchmarks.session import Session
-from recapp.benchmarks.timing import Contender, Measured, Steps, beside, compared
+from recapp.benchmarks.timing import Contender, Measured, Steps, beside, compared, in_turn
 from recapp.benchmarks.torchrec_model import no_twin, torchrec_spec, write_batches
 from recapp.dataset.raw_rows import RawTable
 from recapp.inference.scorer import Scorer
@@ -44,7 +44,7 @@ T = TypeVar("T")
 BASELINE = "torch"
 NOT_OURS = (BASELINE, "torchrec", "torchrec_tuned")
 GOAL = 3.0
-"""The p99 of batches of one sample has to stay below so many times their p50."""
+"""The multiple of the p50 that the p99 of batches of one sample has to stay below."""
 MOST_STEPS = 2000  # of a turn: a p99 needs many
 MOST_BATCHES = 2048  # of a size: more than stay in a cache
 
@@ -54,7 +54,7 @@ class Served:
     """A trained model in all the ways that are measured.
 
     Args:
-        name: What it is called in records.
+        name: Its name in records.
         artefacts: Its artefact for each way to store tables.
         rows: The raw rows that batches are cut from.
         load: Loads an artefact.
@@ -83,10 +83,6 @@ class Batches:
     size: int
     raw: list[RawTable]
     decoded: list[Batch]
-
-    def scored_by(self, score: Callable[[Batch], object]) -> Steps:
-        """Return a contender that scores the decoded batches in turn."""
-        return _scoring(score, self.decoded)
 
 
 @dataclass(frozen=True)
@@ -125,10 +121,10 @@ class Stored:
         found: dict[str, Contender] = {}
         plain = self.served.plain
         if plain is not None:
-            found[BASELINE] = of_size.scored_by(lambda b: torch.sigmoid(plain(b)))
-        found["eager"] = of_size.scored_by(self.eager.scores)
+            found[BASELINE] = _scoring(lambda b: torch.sigmoid(plain(b)), of_size.decoded)
+        found["eager"] = _scoring(self.eager.scores, of_size.decoded)
         if self.compiled is not None:
-            found["compiled"] = of_size.scored_by(self.compiled.scores)
+            found["compiled"] = _scoring(self.compiled.scores, of_size.decoded)
         if program is not None:
             found["cpp"] = CppScores(program, of_size.size, len(of_size.raw))
         found["raw_rows"] = _scoring((self.compiled or self.eager).predict, of_size.raw)
@@ -136,9 +132,8 @@ class Stored:
 
 
 def _scoring(score: Callable[[T], object], batches: Sequence[T]) -> Steps:
-    """Return a contender that scores batches in turn, of any kind."""
-    work = {"step": lambda number: score(batches[number % len(batches)])}
-    return Steps(work, inside=torch.inference_mode)
+    """Return a contender that scores batches in turn, raw ones or decoded ones."""
+    return Steps({"step": in_turn(score, batches)}, inside=torch.inference_mode)
 
 
 def run(session: Session, served: Served) -> None:
@@ -266,7 +261,7 @@ def record(way: str, size: int, measured: Mapping[str, Measured]) -> dict[str, A
 
 
 def goal_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what is to be said of the goal: how many of our own ways meet it, and those that miss.
+    """Return the lines about the goal: how many of recapp's ways meet it, and which miss it.
 
     Args:
         rows: The records.
@@ -276,13 +271,9 @@ def goal_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     missed = [r for r in ours if not r["tail_met"]]
     word = "missed" if missed else "met"
-    lines = [f"goal, p99 at batch 1 below {GOAL:g} x p50: {word} ({_share(ours, missed)})"]
-    return lines + [
+    share = f"{len(ours) - len(missed)} of {len(ours)}"
+    return [f"goal, p99 at batch 1 below {GOAL:g} x p50: {word} ({share})"] + [
         f"  missed by {r['way']}, {r['model']} {r['quantize']}, threads: {r['threads']}: "
         f"{r['tail_ratio']:.1f}"
         for r in missed
     ]
-
-
-def _share(ours: Sequence[object], missed: Sequence[object]) -> str:
-    return f"{len(ours) - len(missed)} of {len(ours)}"

@@ -1,13 +1,13 @@
-"""`bench serve`: what a server makes of a rising load, in each protocol.
+"""`bench serve`: the answers of a server to a rising load, in each protocol.
 
     artefact -> `recapp.serve` in a process of its own -> its most requests per second (all
     connections ask again at once) -> loads that are shares of that, on a schedule -> latencies
 
 Protocols and sizes of requests take turns in each round. Latency counts from when a request was due
 (`recapp/benchmarks/open_loop.py`). `rows_ratio` compares the most requests per second of a round
-with that of JSON rows: above 1 is more. What the server itself takes stands in the header
-`Server-Timing` of each answer: its time less the model's is its overhead, of which a part is
-waiting for others.
+with that of JSON rows: above 1 is more. The header `Server-Timing` of each answer holds the
+server's own time: that time less the model's is its overhead, which includes waiting for other
+requests.
 Client and server share the machine.
 """
 
@@ -74,11 +74,11 @@ def run(session: Session) -> None:
 
 @contextmanager
 def _server(settings: BenchSettings, errors: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Run a server inside the `with`; yield its host, its port and what it says of itself.
+    """Run a server inside the `with`; yield its host, its port and its description.
 
     Args:
         settings: The settings of the benchmark.
-        errors: The file of what it says on standard error.
+        errors: The file of its standard error.
     """
     command = [sys.executable, "-m", "recapp.serve", "port=0", "format=json"]
     command += [f"artefact='{settings.artefact}'", f"threads={settings.threads[0]}"]

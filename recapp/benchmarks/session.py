@@ -108,7 +108,7 @@ class Session:
 
         Args:
             name: The name of the contender as installed.
-            specs: What each of its processes builds.
+            specs: The spec of each of its processes.
         """
         python = self.settings.torchrec_python
         threads = max(self.settings.threads)
@@ -128,10 +128,10 @@ class Session:
             title: The beginning of the progress bars' titles.
             contenders: The contenders by name.
             rival: The name of the rival.
-            specs: What each process of the rival builds.
+            specs: The spec of each process of the rival.
 
         Yields:
-            The number of threads, and what everybody took.
+            The number of threads, and the times of everybody.
         """
         with self.rivals(rival, specs) as others:
             for threads in self.settings.threads:
@@ -195,7 +195,7 @@ class Session:
             tables: The tables.
             batches: The batches by which the modes of the tables are decided.
             comm: The ranks; usually this one alone.
-            by: The rule that updates the rows; None takes that of all benchmarks.
+            by: The rule that updates the rows; None takes the rule of all benchmarks.
         """
         plan = make_plan(WHOLE_NAME, WHOLE, tables, comm, batches)
         return shard_bags(tables, plan, comm, by or rule(), backend=self.settings.backend)
@@ -213,7 +213,7 @@ class Session:
         Every rank calls it.
 
         Args:
-            workload: What is looked up.
+            workload: The tables and the shape of batches.
             batches: The number of batches.
         """
         ids_NL = workload.draw(self.comm.rank, batches)
@@ -228,11 +228,11 @@ class Session:
         return self.folder / f"{workload.name}_{rank}.npy"
 
     def specs(self, kind: str, workload: Workload, **more: Any) -> list[dict[str, Any]]:
-        """Return what each process of a rival builds, one process for each rank.
+        """Return the specs of a rival's processes, one for each rank.
 
         Args:
-            kind: What is built: `kernels`, `quantised`, `step` or `train`; `torchrec_worker.py`
-                says more.
+            kind: The kind of step: `kernels`, `quantised`, `step` or `train`, as
+                `torchrec_worker.py` describes them.
             workload: The tables and batches.
             more: Further entries, such as the sharding.
         """

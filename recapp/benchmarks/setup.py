@@ -82,7 +82,7 @@ def make_plan(
 
 
 def pooled_tables(plan: ShardingPlan) -> int:
-    """Return how many tables ask for pooled bags instead of distinct rows."""
+    """Return the number of tables that ask for pooled bags instead of distinct rows."""
     return sum(s.mode == "pooled" for s in plan.tables.values())
 
 

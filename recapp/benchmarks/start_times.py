@@ -1,5 +1,5 @@
-"""What a user waits for: whole commands in fresh processes, from the command line to the first step
-and to the prompt.
+"""`start`: the time that a user waits for whole commands in fresh processes, from the command line
+to the first step and to the prompt.
 
     round 1   recapp: train, eval, plan explain, ...   baseline: train, eval, plan explain, ...
     round 2   baseline: ...                            recapp: ...
@@ -8,9 +8,9 @@ The baseline is another recapp: that of another Python, or a checkout. Both trai
 rows of their own, generated before the first round, in which kernels are compiled as well. The
 first step is over when its line is printed (`step 1/1, ...`), which any recapp prints.
 
-Where the time of a start goes is found in what a run leaves: `metrics.json` says after how many
-seconds of the command its ranks were there, training began and the first step was over. A baseline
-of an earlier day does not say so.
+The parts of a start are read from the `metrics.json` of a run: it holds the seconds from the
+command to the start of its ranks, to the start of training and to the end of the first step. An
+older baseline may not have them.
 
 A command is measured without page cache after the system has dropped it, which only root may ask
 for.
@@ -63,7 +63,7 @@ class Recapp:
         name: `recapp` or `baseline`.
         python: The interpreter that has what it needs.
         checkout: The directory that its package lies in; None takes the one that is installed.
-        folder: Where its commands run, with rows, checkpoint and runs of its own.
+        folder: The directory of its commands, with its own rows, checkpoint and runs.
     """
 
     name: str
@@ -114,10 +114,10 @@ class Recapp:
 
 @dataclass
 class Waits:
-    """The commands of a recapp, and how long each took in each round, in milliseconds.
+    """The commands of a recapp, and the milliseconds of each in each round.
 
     Args:
-        recapp: What is measured.
+        recapp: The recapp that is measured.
         measured: The times of each command, by cache.
         moments: When each moment of `PARTS` was in each run of `train`, in seconds, by cache.
     """
@@ -244,13 +244,15 @@ def measure(
 
 def _row(what: str, cache: str, own: Waits, baseline: Waits | None) -> dict[str, Any]:
     """Return the record of a command; numbers are None where it could not be measured."""
-    record: dict[str, Any] = {"what": what, "cache": cache}
     theirs = baseline.measured.get(cache) if baseline else None
     mine = own.measured.get(cache)
-    record |= _seconds("", _flat(mine, what))
-    record |= _seconds("baseline_", _flat(theirs, what))
-    compared = ratio(BASELINE, theirs if mine else None, mine or Measured(), what)
-    return record | compared
+    return {
+        "what": what,
+        "cache": cache,
+        **_seconds("", _flat(mine, what)),
+        **_seconds("baseline_", _flat(theirs, what)),
+        **ratio(BASELINE, theirs if mine else None, mine or Measured(), what),
+    }
 
 
 def _flat(measured: Measured | None, what: str) -> list[float]:
@@ -259,13 +261,16 @@ def _flat(measured: Measured | None, what: str) -> list[float]:
 
 def _part(part: str, cache: str, own: Waits, baseline: Waits | None) -> dict[str, Any]:
     """Return the record of a part of a start."""
-    record: dict[str, Any] = {"part": part, "cache": cache}
-    record |= _seconds("", _lengths(own, part, cache))
-    return record | _seconds("baseline_", _lengths(baseline, part, cache) if baseline else [])
+    return {
+        "part": part,
+        "cache": cache,
+        **_seconds("", _lengths(own, part, cache)),
+        **_seconds("baseline_", _lengths(baseline, part, cache) if baseline else []),
+    }
 
 
 def _lengths(waits: Waits, part: str, cache: str) -> list[float]:
-    """Return how long a part of a start was in each round; empty where a run does not say it."""
+    """Return the seconds of a part of a start in each round, of the runs that say them."""
     first, last = PARTS[part]
     found = []
     for moments in waits.moments.get(cache, []):

@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from recapp.transport.communicator import Comm
 
+T = TypeVar("T")
 LEAST_STEPS = 2  # of a turn
 MOST_STEPS = 40  # of a turn
 SETTLE_STEPS = 1  # first steps of a turn, not counted: the caches hold another contender's data
@@ -76,6 +77,16 @@ class Steps:
                 times["step"].append((last - begin) * 1e3)
                 self.number += 1
         return times
+
+
+def in_turn(work: Callable[[T], object], batches: Sequence[T]) -> Callable[[int], object]:
+    """Return the work of a step as a function of the step's number: steps take batches in turn.
+
+    Args:
+        work: Called with a batch.
+        batches: The batches.
+    """
+    return lambda number: work(batches[number % len(batches)])
 
 
 @dataclass

@@ -283,7 +283,7 @@ def collection_of(spec: dict[str, Any]) -> Any:
 
 
 def vectors(spec: dict[str, Any], found: Any) -> list[Any]:
-    """Return the vectors of all bags, or those of each sequence, in what a collection returned."""
+    """Return the vectors of all bags, or of each sequence, from the output of a collection."""
     return [found.values()] if spec["pooled"] else [found[f].values() for f, _, _ in spec["tables"]]
 
 

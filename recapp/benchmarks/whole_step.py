@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from recapp.benchmarks.models import DENSE, MODELS, NamedModel
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.setup import torchrec_sharding
-from recapp.benchmarks.timing import Measured, Steps, beside, compared, spread
+from recapp.benchmarks.timing import Measured, Steps, beside, compared, in_turn, spread
 from recapp.benchmarks.workloads import Workload
 from recapp.engine.shard_model import compile_dense, sharded_tables, wrap_dense
 from recapp.models.published_dlrm import DLRM
@@ -74,10 +74,7 @@ class TrainingStep:
         Args:
             batches: The batches of this rank, which steps take in turn.
         """
-        return Steps(
-            {"step": lambda number: self.step(batches[number % len(batches)])},
-            self.barrier.barrier,
-        )
+        return Steps({"step": in_turn(self.step, batches)}, self.barrier.barrier)
 
     def step(self, batch: Batch) -> None:
         """Train on one batch."""

@@ -18,9 +18,9 @@ from recapp.benchmarks.calibrate import calibrate, settings_for
 from recapp.benchmarks.fit import fit, typical
 from recapp.benchmarks.kernel_costs import (
     Case,
+    KernelSteps,
     Mirror,
     Sample,
-    Steps,
     fit_kernels,
     measure_kernels,
     turns,
@@ -141,7 +141,7 @@ def test_a_mirror_asks_as_much_as_a_peer_with_the_same_batch(case, ranks):
 def test_counts_are_those_of_the_batch():
     case = TINY[0]
     workload = case.workload(16, 3)
-    steps = Steps(collection_of(case, Mirror(CPU)), case.widths, workload, 0)
+    steps = KernelSteps(collection_of(case, Mirror(CPU)), case.widths, workload, 0)
     ids = workload.ids
     bags = 16 * len(workload.rows_F)
     assert steps.counts["route"] == steps.counts["link"] == [1, ids, 0]
@@ -159,12 +159,12 @@ def test_groups_are_calls_and_replicas_are_not_answered():
     mixed = TINY[1]
     copies = TINY[2]
     assert (
-        Steps(collection_of(mixed, Mirror(CPU)), mixed.widths, mixed.workload(8, 3), 0).counts[
-            "answer"
-        ][0]
+        KernelSteps(
+            collection_of(mixed, Mirror(CPU)), mixed.widths, mixed.workload(8, 3), 0
+        ).counts["answer"][0]
         == 2
     )
-    found = Steps(
+    found = KernelSteps(
         collection_of(copies, Mirror(CPU)), copies.widths, copies.workload(8, 1), 0
     ).counts
     assert found["answer"] == [0, 0, 0] and found["combine"][0] == 1
@@ -182,7 +182,7 @@ def test_every_kernel_of_every_case_is_timed():
 
 def test_rows_and_messages_have_left_the_caches_when_they_are_needed_again():
     case = TINY[0]
-    steps = Steps(collection_of(case, Mirror(CPU)), case.widths, case.workload(16, 3), 0)
+    steps = KernelSteps(collection_of(case, Mirror(CPU)), case.widths, case.workload(16, 3), 0)
     seen = []
     forward = steps.collection.shared.input_dist
     steps.collection.shared.input_dist = lambda batch, *member: (

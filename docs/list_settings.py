@@ -1,7 +1,7 @@
 """Write the list of all settings into `docs/configuration.md`: `python docs/list_settings.py`.
 
     conf/*.yaml, conf/*/*.yaml    values and words       -> a line for each setting
-    records of the rooms          the values that a setting may have
+    recapp/settings               what a value may be
 
 What stands above the mark in that page is written by hand, what stands below it by this script.
 """
@@ -9,9 +9,8 @@ What stands above the mark in that page is written by hand, what stands below it
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 
@@ -20,7 +19,7 @@ from recapp.errors import ConfigError
 from recapp.recipe.commands import COMMANDS
 from recapp.recipe.recipe import Command, Train
 from recapp.settings.option_files import conf_dir, option_file, options
-from recapp.settings.records import Made, fields_of
+from recapp.settings.records import fields_of, made_of, parts_of
 from recapp.settings.values import read, shown
 
 PAGE = Path(__file__).parent / "configuration.md"
@@ -101,7 +100,7 @@ def option_lines(group: str, option: str) -> dict[str, list[str]]:
     path = option_file(group, option)
     assert path is not None
     plain = yaml.safe_load(path.read_text()) or {}
-    kinds = _kinds(group, option)
+    kinds = _kinds(group)
     return {
         key: list(setting(f"{group}.{key}", _at(plain, key), words, _kind(kinds, key)))
         for key, words in comments_of(path).of.items()
@@ -169,37 +168,32 @@ def _parents(group: str, option: str) -> tuple[str, ...]:
     return comments_of(path).parents if path else ()
 
 
-def _hints(kind: Any) -> dict[str, Any]:
-    """The annotation of each setting of a record."""
+def _hints(kind: type) -> dict[str, Any]:
+    """The annotations of a record's settings, by name."""
     return {name: hint for name, (hint, _) in fields_of(kind).items()}
 
 
-def _kinds(group: str, option: str) -> Mapping[str, Any]:
-    """The annotations of a group's settings, by name; those of the dataclass that has them all."""
-    kind = _hints(Train).get(group)
+def _records(kind: Any) -> list[type]:
+    """The records that an annotation allows."""
+    return [part for part in parts_of(kind) if hasattr(part, "__dataclass_fields__")]
+
+
+def _kinds(group: str) -> Mapping[str, Any]:
+    """The annotations of a group's settings, by name; those of all records that it may be."""
     found: dict[str, Any] = {}
-    for part in (kind, *get_args(kind)):
-        if is_dataclass(part):
-            found = _hints(part) | found
+    for part in _records(_hints(Train).get(group)):
+        found = _hints(part) | found
     return found
 
 
 def _kind(kinds: Mapping[str, Any], key: str) -> Any:
-    """The annotation of a setting; of settings inside of others where a dataclass has them."""
+    """The annotation of a setting; of settings inside of others where a record has them."""
     first, _, rest = key.partition(".")
     kind = kinds.get(first, Any)
+    inner = _records(kind)
     if not rest:
-        return Any if _made(kind) else kind
-    inner = [part for part in (kind, *get_args(kind)) if hasattr(part, "__dataclass_fields__")]
+        return Any if inner or made_of(kind) else kind
     return _kind(_hints(inner[0]), rest) if inner else Any
-
-
-def _made(kind: Any) -> bool:
-    """Whether a setting is a mapping with settings of its own."""
-    return any(
-        isinstance(part, Made) or (isinstance(part, type) and hasattr(part, "__dataclass_fields__"))
-        for part in (kind, *get_args(kind))
-    )
 
 
 def _at(plain: Any, key: str) -> Any:

@@ -6,8 +6,8 @@
     Literal["auto", "gloo"]            auto               did you mean auto? known: auto, gloo
     list[str]                          [user, item]       must be a list of names, such as [user]
 
-Annotations come from the dataclasses of `recapp/settings/groups.py`, one for each group of
-settings, and from the signatures of the constructors that a `_target_` names. Settings are values
+Annotations come from records (`recapp/settings/records.py`), one for each group of settings, and
+from the signatures of the constructors that a `_target_` names. Settings are values
 of YAML, so of `float | Tensor` only the number counts. `Any` and annotations of unknown kinds
 refuse nothing.
 """

@@ -1,3 +1,3 @@
-"""Parquet in, batches out. The only room that knows pyarrow; it knows neither ranks' tables nor
-table sizes.
+"""Logs in, batches out. The only room that knows pyarrow; it knows neither the tables of ranks nor
+sizes of tables.
 """

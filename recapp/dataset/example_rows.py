@@ -1,6 +1,6 @@
 """The first rows of a source as their files have them, with which a stored model is tried.
 
-Parquet -> Arrow table -> plain values, which a manifest of a checkpoint keeps -> Arrow table
+file -> Arrow table -> plain values, which a manifest of a checkpoint keeps -> Arrow table
 """
 
 import math

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -201,7 +201,9 @@ class ScoreParts:
                 if name.endswith(".tmp") or (not keep and _OWN.fullmatch(name)):
                     (self.folder / name).unlink()
             text = json.dumps(self.identity, indent=2) + "\n"
-            _replace(self.folder / IDENTITY, text.encode())
+            identity = self.folder / IDENTITY
+            with _whole(identity, _unfinished(identity)) as file:
+                file.write(text.encode())
 
     def finished(self, input: PredictionInput) -> list[int]:
         """Return the numbers of the parts that are whole, ascending."""
@@ -221,11 +223,12 @@ class ScoreParts:
         kept = pa.concat_tables([batch.kept for batch, _ in scored])
         table = self._with_scores(kept, [scores for _, scores in scored])
         path = self._path(number)
-        unfinished = path.with_name(f"{path.name}.tmp")
-        with self._writing(), _synced_writer(unfinished, table.schema) as writer:
+        with (
+            self._writing(),
+            _whole(path, _unfinished(path)) as file,
+            pq.ParquetWriter(file, table.schema) as writer,
+        ):
             writer.write_table(table, row_group_size=max(table.num_rows, 1))
-        with self._writing():
-            unfinished.replace(path)
 
     def join(self, input: PredictionInput) -> Joined:
         """Write the parts one behind the other to the output; one rank calls it, when all are
@@ -238,15 +241,17 @@ class ScoreParts:
         """
         none = dict.fromkeys(self.columns, np.zeros(0, np.float32))
         schema = self._with_scores(input.kept.empty_table(), [none]).schema
-        unfinished = self.folder / JOINED
         tallies = {column: _Tally() for column in self.columns}
-        with self._writing(), _synced_writer(unfinished, schema) as writer:
+        with (
+            self._writing(),
+            _whole(self.output, self.folder / JOINED) as file,
+            pq.ParquetWriter(file, schema) as writer,
+        ):
             for table in self._row_groups(input):
                 for column, tally in tallies.items():
                     tally.add(table.column(column).to_numpy())
                 writer.write_table(table, row_group_size=table.num_rows)
         with self._writing():
-            unfinished.replace(self.output)
             _sync_folder(self.output.parent)
         scores = {column: tally.range() for column, tally in tallies.items()}
         return Joined(input.rows, scores)
@@ -387,20 +392,15 @@ def _short(value: Any) -> str:
     return text if len(text) <= 160 else f"{text[:150]} ..."
 
 
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f"{path.name}.tmp")
+
+
 @contextmanager
-def _synced_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
-    """Write a Parquet file that is on disk at the end of the `with`."""
-    with open(path, "wb") as file:
-        with pq.ParquetWriter(file, schema) as writer:
-            yield writer
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _replace(path: Path, content: bytes) -> None:
-    unfinished = path.with_name(f"{path.name}.tmp")
+def _whole(path: Path, unfinished: Path) -> Iterator[IO[bytes]]:
+    """Write a file that has its name when it is whole and on disk, at the end of the `with`."""
     with open(unfinished, "wb") as file:
-        file.write(content)
+        yield file
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)

@@ -209,10 +209,10 @@ def test_a_full_disk_is_one_line_and_keeps_the_finished_parts(tmp_path, input, m
     parts = parts_of(tmp_path, input)
     write_all(parts, input, [0])
 
-    def full(path, schema):
+    def full(path, unfinished):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(score_parts, "_synced_writer", full)
+    monkeypatch.setattr(score_parts, "_whole", full)
     for call in (lambda: parts.write(1, scored(input, 1)), lambda: parts.join(input)):
         said = line(DataError, call)
         assert "No space left on device" in said and "finished parts stay in" in said

@@ -63,6 +63,7 @@ def export(recipe: ExportCommand, job: Job) -> None:
                 f"{override}: it would change nothing of an artefact, which has the tables and the "
                 "dense part of its checkpoint: leave it out"
             )
+    recipe.built_task.check_one_logit()
     from recapp.app.export_model import export_model
     from recapp.app.export_report import print_report
 

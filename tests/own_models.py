@@ -136,6 +136,13 @@ class NoTables(nn.Module):
         return self.score(batch.dense_BI).squeeze(1)
 
 
+class NamedOutput(NoTables):
+    """A model that gives its only output by name."""
+
+    def forward(self, batch):
+        return {"logit": super().forward(batch)}
+
+
 class TablesOnly(nn.Module):
     """A model without one dense parameter."""
 
@@ -193,6 +200,7 @@ MODELS = (
     Attention,
     TwoHeads,
     NoTables,
+    NamedOutput,
     TablesOnly,
     Frozen,
     Shared,

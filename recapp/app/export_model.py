@@ -65,6 +65,7 @@ from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import keys_of
 from recapp.tables.initial import start_values
+from recapp.tasks.task import only_output
 from recapp.trainer.restored import check_state, dense_state, state_must_fit
 
 BUDGET_NE = 1e-4
@@ -293,7 +294,7 @@ class _Exporter:
     def _logits(self, model: nn.Module, batch: Batch) -> list[float]:
         """Return the logits of the example by the files that were written."""
         with torch.no_grad():
-            logits: Tensor = model(batch)
+            logits = only_output(model(batch))
         if not bool(torch.isfinite(logits).all()):
             raise CheckpointError(
                 f"{self.snapshot.path} scores its validation rows with numbers that are not "

@@ -134,6 +134,7 @@ def load_on(
 
         def read() -> tuple[Train, nn.Module]:
             recipe = recipe_of_stored(stored.manifest, trust)
+            recipe.built_task.check_one_logit()
             return recipe, meta_model(stored.manifest, recipe)
 
         recipe, model = together(comm, read)

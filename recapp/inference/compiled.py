@@ -28,6 +28,7 @@ from recapp.errors import ConfigError
 from recapp.inference.dense_only import DenseOnly, collections_of, example_inputs, looked_up
 from recapp.sparse.batch import Batch
 from recapp.stored.snapshot import Artefact
+from recapp.tasks.task import only_output
 
 COMPILED = "compiled/dense.pt2"
 X86 = "x86_64"
@@ -156,7 +157,7 @@ def check_compiled(compiled: CompiledModel, model: nn.Module, batch: Batch) -> f
         NotCompiled: By more than `BOUND`.
     """
     with torch.no_grad():
-        own = model(batch).double()
+        own = only_output(model(batch)).double()
         apart = (compiled(batch).double() - own).abs() / own.abs().clamp(min=1)
     worst = float(apart.max()) if len(apart) else 0.0
     if not worst <= BOUND:

@@ -21,6 +21,7 @@ from recapp.sparse.batch import Batch
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.lookups import TableLookup
+from recapp.tasks.task import only_output
 
 
 class Input(NamedTuple):
@@ -105,7 +106,7 @@ class DenseOnly(nn.Module):
             given.vectors = left[: given.wanted.tensors]
             given.features = batch.sparse
             del left[: given.wanted.tensors]
-        logits_B: Tensor = self.model(batch)
+        logits_B = only_output(self.model(batch))
         for given in self._given:
             given.vectors = []
         return logits_B

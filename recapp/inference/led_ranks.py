@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from recapp.errors import RankError, RecappError
 from recapp.inference.scorer import Scorer
 from recapp.sparse.batch import Batch
+from recapp.tasks.task import only_output
 from recapp.transport.communicator import Comm
 from recapp.transport.pulse import Pulses
 
@@ -101,7 +102,7 @@ class Leader:
         with self._turn:
             self._tell(Word.COMPUTE, number)
             try:
-                logits_B: Tensor = model(batch)
+                logits_B = only_output(model(batch))
             except RankError as error:
                 raise self._failed(error) from error
             except RecappError:

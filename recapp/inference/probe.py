@@ -21,6 +21,7 @@ from recapp.sharding.layout import Piece
 from recapp.sparse.batch import Batch
 from recapp.sparse.transfer import to_host
 from recapp.tables.config import DataType, EmbeddingConfig
+from recapp.tasks.task import only_output
 
 METRICS = ("auc", "log_loss", "normalized_entropy")
 
@@ -125,7 +126,7 @@ class Probe:
         try:
             for name, data_type in changed.items():
                 self._held[name].copy_(_as_served(name, self._trained[name], data_type))
-            logits = [self.model(batch).float() for batch in self.batches]
+            logits = [only_output(self.model(batch)).float() for batch in self.batches]
         finally:
             for name in changed:
                 self._held[name].copy_(self._trained[name])

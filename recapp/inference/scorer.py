@@ -21,6 +21,7 @@ from recapp.dataset.schema import Schema
 from recapp.engine.shard_model import sharded_tables
 from recapp.errors import ConfigError
 from recapp.sparse.batch import Batch
+from recapp.tasks.task import only_output
 
 ROWS_AT_ONCE = 4096
 """Rows of a batch where somebody asks for the scores of many: more are not faster (measured)."""
@@ -121,7 +122,7 @@ class Scorer(nn.Module):
             IdError: An id is outside a table whose rule is `error`.
         """
         with self._turn:
-            logits_B: Tensor = self.model(batch.to(self.device))
+            logits_B = only_output(self.model(batch.to(self.device)))
         return logits_B
 
     def scores(self, batch: Batch) -> Tensor:

@@ -235,6 +235,20 @@ class Task(ABC):
                 raise self._refused(f"{found_shape}{of}", model)
         return {output.name: given[output.name] for output in self.outputs}
 
+    def check_one_logit(self) -> None:
+        """Check that artefacts, servers and scorers can hold the outputs: they have one logit.
+
+        Raises:
+            ConfigError: There are several outputs, or the only one is no logit.
+        """
+        if len(self.outputs) == 1 and self.outputs[0].activation == "sigmoid":
+            return
+        said = ", ".join(f"{output.name} ({output.activation})" for output in self.outputs)
+        raise ConfigError(
+            f"{type(self).__name__} has the outputs {said}: artefacts, servers and load_model have "
+            "one output, a logit (sigmoid); python -m recapp.predict writes a column for each"
+        )
+
     def _refused(self, found: str, model: str) -> ConfigError:
         names = [output.name for output in self.outputs]
         wanted = (
@@ -243,3 +257,17 @@ class Task(ABC):
             else f"a mapping with {' and '.join(names)}, each a number for each sample, [B]"
         )
         return ConfigError(f"model {model} returned {found}: its forward must return {wanted}")
+
+
+def only_output(found: "Tensor | Mapping[str, Tensor]") -> "Tensor":
+    """Return the output of a model that has one: its tensor, or the one of its mapping.
+
+    Raises:
+        ConfigError: The model gives several.
+    """
+    if not isinstance(found, Mapping):
+        return found
+    if len(found) != 1:
+        raise ConfigError(f"the model gives the outputs {', '.join(found)}, where one is wanted")
+    (output_B,) = found.values()
+    return output_B

@@ -5,6 +5,7 @@ sweeps and predicts, without a change in recapp.
 import csv
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from jobs import command, metrics_of, validation
+
+from recapp import load_model
+from recapp.errors import ConfigError
 
 ROWS = 1200
 TESTS = Path(__file__).resolve().parents[1]
@@ -152,3 +156,14 @@ def test_a_label_that_the_data_do_not_name_is_refused_before_ranks_start(shop):
     wrong = [one for one in settings(shop) if not str(one).startswith("dataset.label")]
     found = command("train", *wrong, "dataset.label=[clicked]", cwd=shop, PYTHONPATH=HERE).error()
     assert found.startswith("dataset.label=clicked: ShopTask compares order with the label ordered")
+
+
+def test_artefacts_and_scorers_say_that_they_have_one_output(trained, shop):
+    _, job = trained
+    says = "ShopTask has the outputs click (sigmoid), order (sigmoid)"
+    last = job / "checkpoints/last.ckpt"
+    named = (f"ckpt_path={last}", TRUST, "output=artefact", "compile=false")
+    assert says in command("export", *named, cwd=shop, PYTHONPATH=HERE).error()
+    assert not (shop / "artefact").exists()
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        load_model(last, trust=["shop_task"])

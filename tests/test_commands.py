@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import standin_conf
 
-from recapp.app import command, compose
+from recapp.app import command, compose, recipe_of_job
 from recapp.errors import ConfigError, DataError
 from recapp.recipe import commands
 from recapp.settings import option_files
@@ -406,11 +406,26 @@ def test_a_wrong_override_of_a_checkpoint_is_one_line(stored, override, said):
     assert len(str(raised.value).splitlines()) == 1
 
 
+@pytest.fixture
+def keep(base, monkeypatch):
+    """`keep(settings)`: last.ckpt is a checkpoint of these settings."""
+
+    def kept(settings):
+        (base / "last.ckpt").mkdir()
+        (base / "last.ckpt/manifest.json").write_text(json.dumps({"config": settings}))
+        monkeypatch.setattr(
+            recipe_of_job,
+            "stored_recipe",
+            lambda _, *said: compose.recipe_over(settings, *said),
+        )
+
+    return kept
+
+
 def test_settings_of_a_checkpoints_group_can_be_said_though_the_default_group_lacks_them(
-    base, stored
+    keep, stored
 ):
-    (base / "last.ckpt").mkdir()
-    (base / "last.ckpt/manifest.json").write_text(json.dumps({"config": stored}))
+    keep(stored)
     code, [(_, job)] = run("ckpt_path=last.ckpt", "model.depth=6")
     assert code == 0 and job.overrides == ("ckpt_path=last.ckpt", "model.depth=6")
     got = compose.compose_over(stored, "train", job.overrides)
@@ -572,10 +587,9 @@ def test_options_of_ones_own_folder_are_chosen_and_helped_with(folder, said, cap
     assert "experiment: mine" in capsys.readouterr().out
 
 
-def test_a_checkpoint_of_a_model_of_ones_own_takes_its_settings_and_experiments(base, folder):
+def test_a_checkpoint_of_a_model_of_ones_own_takes_its_settings_and_experiments(keep, folder):
     _, [(stored, _)] = run("--config-dir", "../own", "model=own")
-    (base / "last.ckpt").mkdir()
-    (base / "last.ckpt/manifest.json").write_text(json.dumps({"config": stored}))
+    keep(stored)
     code, [(_, job)] = run(
         "--config-dir", "../own", "ckpt_path=last.ckpt", "model.depth=6", "experiment=mine"
     )

@@ -386,3 +386,39 @@ def _strong_components(graph: dict[str, list[str]]) -> list[list[str]]:
         if node not in index:
             visit(node)
     return sorted(found)
+
+
+SETTINGS = {
+    "config",
+    "settings",
+    "recipe",
+    "dataset",
+    "engine",
+    "launch",
+    "optimizer",
+    "planner",
+    "tables",
+    "topology",
+    "trainer",
+}
+"""Names under which settings are handed on."""
+PLAIN_SETTINGS = ("app.compose", "app.command_line", "recipe", "settings.renamed")
+"""Where settings are plain values: what Hydra composes, and what files hold."""
+
+
+def read_by_string(files: list[File]) -> list[str]:
+    """Settings that are read by a string and not as an attribute of a record, which mypy sees."""
+    return [
+        f"{file.name}:{node.lineno}: {_name_of(node.value)}[{node.slice.value!r}]"
+        for file in files
+        if not any(_inside(file.name, home) for home in PLAIN_SETTINGS)
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Constant)
+        and isinstance(node.slice.value, str)
+        and _name_of(node.value) in SETTINGS
+    ]
+
+
+def _name_of(node: ast.AST) -> str | None:
+    return node.id if isinstance(node, ast.Name) else getattr(node, "attr", None)

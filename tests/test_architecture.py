@@ -11,6 +11,7 @@ from architecture import (
     long_lines,
     missing_docstrings,
     packed_assignments,
+    read_by_string,
     read_package,
     repeated_names,
     wrong_layers,
@@ -313,3 +314,13 @@ def test_the_top_level_keeps_its_few_names():
     ).stdout.splitlines()
     top = {name.split("/")[0] for name in tracked}
     assert {name for name in top if not name.startswith(".")} <= TOP_LEVEL
+
+
+def test_settings_are_read_as_attributes_but_where_they_are_composed():
+    assert read_by_string(FILES) == []
+
+
+@pytest.mark.parametrize("read", ["settings['seed']", "self.config['dataset']", "dataset['path']"])
+def test_a_setting_that_is_read_by_a_string_is_found(read):
+    assert read_by_string([File("trainer.module", f"x = {read}")])
+    assert not read_by_string([File("recipe.read", f"x = {read}")])

@@ -22,7 +22,7 @@ from nbconvert import MarkdownExporter
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "pages"
 CONFIG = ROOT / "docs" / "mkdocs.yml"
-COPIED = ("*.md", "LICENSE", "data/*.md", "docs/*.md", "docs/*.py", "docs/pictures/*.svg")
+COPIED = ("*.md", "LICENSE", "data/*.md", "docs/*.md", "docs/site.css", "docs/pictures/*.svg")
 NAMES = re.compile(r"^\| (`[^|]*`) +\| ([^|]*?) +\|$", re.MULTILINE)  # a row of the table of names
 
 

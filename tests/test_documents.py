@@ -120,6 +120,11 @@ def test_the_site_has_every_page_in_an_order_and_is_built_by_ci():
     assert set(pages) == {*PAGES, "CHANGELOG.md", "data/README.md"} | made
     ci = (REPOSITORY / ".ci" / "run").read_text()
     assert "\n.venv/bin/python docs/build_site.py\n" in ci
+    book = pages[1 : pages.index("docs/questions.md") + 1]
+    for page in [page for page in book if page not in made]:
+        head, *_ = re.split(r"^(?:```|## )", PAGES[page], maxsplit=1, flags=re.MULTILINE)
+        assert re.search(r"\bAssumes\b", head), page
+        assert re.search(r"\bNext\b", PAGES[page]), page
 
 
 # ---- what scripts make

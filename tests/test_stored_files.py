@@ -12,6 +12,7 @@ import pytest
 from jobs import validation
 
 import recapp
+from recapp import predict
 from recapp.stored.artefact_files import example_table
 from recapp.stored.artefact_manifest import EXAMPLE
 from recapp.stored.checkpoint import read_manifest, verify
@@ -84,3 +85,29 @@ def test_a_dynamic_table_has_its_keys_and_rows():
     stored = {t.name: t for t in open_artefact(OLD / "dynamic" / "artefact").manifest.tables}
     assert len(keys_R) == len(tensor_RD) == stored["large_table"].rows == 4436
     assert stored["large_table"].keys and not stored["wide_table"].keys
+
+
+@pytest.mark.parametrize("what", STORED)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            "dataset.table_rows=[10,40,20]",
+            "table large_table is 60 x 4 in the {}, but 10 x 4 by the",
+        ),
+        ("tables=dynamic", "table large_table has a fixed number of rows in the {}, but grows by"),
+        (
+            "model.top_layers=[4,1]",
+            "the model's top.0.weight is 8 x 10 in the {}, but is 4 x 10 by",
+        ),
+    ],
+)
+def test_settings_of_another_model_are_refused_before_ranks_start(
+    what, change, said, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("recapp.app.command.launch", lambda *_, **__: pytest.fail("ranks started"))
+    path = OLD / "static" / STORED[what]
+    job = [f"hydra.run.dir={tmp_path}/job", f"input={tmp_path}", f"output={tmp_path}/s.parquet"]
+    assert predict.main([f"ckpt_path={path}", *job, change]) == 1
+    assert said.format(what) in capsys.readouterr().err

@@ -16,8 +16,8 @@ from recapp.recipe.recipe import Recipe
 from recapp.stored.artefact_manifest import ArtefactManifest
 from recapp.stored.manifest import Manifest
 from recapp.stored.snapshot import Artefact
+from recapp.stored.training_state import state_must_fit
 from recapp.tables.collections import embedding_tables
-from recapp.trainer.restored import state_must_fit
 
 TOLERANCE = 1e-4
 """How far a logit of the example may be from the exported one, relative to the larger of 1 and its

@@ -1,17 +1,18 @@
-"""The check, before ranks are started, that a checkpoint fits the model that a command line has
-changed: ranks would find out some seconds later, or, where nothing is left to train, never.
+"""The check, before ranks are started, that a stored model fits the settings that a command line
+has changed: ranks would find out some seconds later, or, where nothing is left to train, never.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from recapp.errors import CheckpointError, suggest
+from recapp.errors import suggest
 from recapp.recipe.recipe import Train
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from recapp.stored.checkpoint_manifest import CheckpointManifest
+    from recapp.stored.kinds import Kind
+    from recapp.stored.manifest import Manifest
     from recapp.tables.config import EmbeddingBagConfig
 
 AS_BEFORE = "set dataset, tables and model as they were when it was saved"
@@ -32,7 +33,7 @@ OF_THE_MODEL = (  # settings that change the shape of tables or of the dense par
 
 
 def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
-    """Check that the tables and the dense part of a checkpoint are those of the model.
+    """Check that the tables and the dense part of a stored model are those of its settings.
 
     Args:
         recipe: That of a run that loads `ckpt_path`.
@@ -40,6 +41,7 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
 
     Raises:
         CheckpointError: They are not; the error names the first table or parameter that differs.
+        ArtefactError: As of a checkpoint, of an artefact.
         ConfigError: There is no model of such settings.
     """
     names = (override.lstrip("+~").partition("=")[0] for override in overrides)
@@ -47,57 +49,50 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
         return
     from recapp.recipe.model import build_model
     from recapp.recipe.model_tables import check_features
-    from recapp.stored.checkpoint import read_manifest, read_meta
-    from recapp.trainer.restored import dense_state
+    from recapp.stored.stored_model import open_stored
 
     assert recipe.ckpt_path is not None
-    manifest = read_manifest(recipe.ckpt_path)
     check_features(recipe.table_configs, recipe.schema)
-    for table in recipe.table_configs:
-        _check_table(manifest, table, None if recipe.counts_ids else table.num_embeddings)
-    model = build_model(recipe, on_paper=True)
-    _check_dense(model, dense_state(read_meta(recipe.ckpt_path)))
+    with open_stored(recipe.ckpt_path, wanted=lambda manifest: [manifest.dense_file]) as stored:
+        for table in recipe.table_configs:
+            rows = None if recipe.counts_ids else table.num_embeddings
+            _check_table(stored.manifest, table, rows)
+        _check_dense(build_model(recipe, on_paper=True), stored.dense(), stored.kind)
 
 
-def _check_table(
-    manifest: "CheckpointManifest", table: "EmbeddingBagConfig", rows: int | None
-) -> None:
-    """Check that a table is the checkpoint's.
+def _check_table(manifest: "Manifest", table: "EmbeddingBagConfig", rows: int | None) -> None:
+    """Check that a table is the stored one.
 
     Args:
-        manifest: That of the checkpoint.
+        manifest: That of the stored model.
         table: The table.
         rows: Its rows; None where they are not known yet.
     """
-    held = {
-        name: blocks[0].shape
-        for (name, tensor), blocks in manifest.tensors.items()
-        if tensor == "weight"
-    }
-    if table.name not in held:
-        raise CheckpointError(
-            f"the checkpoint has no table {table.name}: {suggest(table.name, held)}; {AS_BEFORE}"
-        )
-    grew = table.name in manifest.dynamic
-    if grew != (table.dynamic is not None):
-        kinds = ("grows", "has a fixed number of rows")
-        raise CheckpointError(
-            f"table {table.name} {kinds[not grew]} in the checkpoint, but {kinds[grew]} by the "
-            f"settings: {AS_BEFORE}"
-        )
     from recapp.stored.rectangles import by
 
-    stored = held[table.name]
-    wanted = (stored[0] if grew or rows is None else rows, table.embedding_dim)
-    if stored != wanted:
-        raise CheckpointError(
-            f"table {table.name} is {by(stored)} in the checkpoint, but {by(wanted)} by the "
+    kind = manifest.kind
+    shapes = manifest.shapes
+    if table.name not in shapes:
+        raise kind.error(
+            f"the {kind.name} has no table {table.name}: {suggest(table.name, shapes)}; {AS_BEFORE}"
+        )
+    stored = shapes[table.name]
+    if stored.dynamic != (table.dynamic is not None):
+        kinds = ("grows", "has a fixed number of rows")
+        raise kind.error(
+            f"table {table.name} {kinds[not stored.dynamic]} in the {kind.name}, but "
+            f"{kinds[stored.dynamic]} by the settings: {AS_BEFORE}"
+        )
+    wanted = (stored.rows if stored.dynamic or rows is None else rows, table.embedding_dim)
+    if stored[:2] != wanted:
+        raise kind.error(
+            f"table {table.name} is {by(stored[:2])} in the {kind.name}, but {by(wanted)} by the "
             f"settings: {AS_BEFORE}"
         )
 
 
-def _check_dense(model: "nn.Module", stored: Mapping[str, "Tensor"]) -> None:
-    """Check that the parameters and buffers of a model beside its tables are the checkpoint's."""
+def _check_dense(model: "nn.Module", stored: Mapping[str, "Tensor"], kind: "Kind") -> None:
+    """Check that the parameters and buffers of a model beside its tables are the stored ones."""
     from recapp.tables.unsharded_collection import UnshardedCollection
 
     of_tables = tuple(
@@ -113,8 +108,8 @@ def _check_dense(model: "nn.Module", stored: Mapping[str, "Tensor"]) -> None:
     there = {name: tuple(value.shape) for name, value in stored.items()}
     for name in {**here, **there}:
         if here.get(name) != there.get(name):
-            raise CheckpointError(
-                f"the model's {name} {_shaped(there.get(name))} in the checkpoint, but "
+            raise kind.error(
+                f"the model's {name} {_shaped(there.get(name))} in the {kind.name}, but "
                 f"{_shaped(here.get(name))} by the settings: {AS_BEFORE}"
             )
 

@@ -61,12 +61,12 @@ from recapp.stored.kinds import MANIFEST
 from recapp.stored.local_files import files_at
 from recapp.stored.manifest import to_json
 from recapp.stored.snapshot import Artefact, Checkpoint, every_file
+from recapp.stored.training_state import state_must_fit
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import keys_of
 from recapp.tables.initial import start_values
 from recapp.tasks.task import only_output
-from recapp.trainer.restored import check_state, dense_state, state_must_fit
 
 BUDGET_NE = 1e-4
 OF_THE_MODEL = ("dataset", "tables", "model")  # settings
@@ -131,9 +131,7 @@ class _Exporter:
         model = self._model()
         self.tables: list[EmbeddingConfig] = embedding_tables(model)
         self.seeds = {t.name: c.seed for _, c in embedding_collections(model) for t in c.tables()}
-        meta = snapshot.meta()
-        check_state(meta, snapshot.path)
-        self.dense = dense_state(meta)
+        self.dense = snapshot.dense()
         self.positions = {
             t.name: found for t in self.tables if (found := self.trained.positions(t)) is not None
         }

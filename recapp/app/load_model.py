@@ -33,7 +33,7 @@ from recapp.stored.directories import is_artefact
 from recapp.stored.manifest import Manifest
 from recapp.stored.snapshot import Artefact, Checkpoint, every_file
 from recapp.stored.stored_model import StoredModel, open_stored
-from recapp.trainer.restored import OF_MODEL, check_state, dense_state, state_must_fit
+from recapp.stored.training_state import OF_MODEL, check_state, dense_state, state_must_fit
 from recapp.trainer.stored_tables import StoredTables
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm

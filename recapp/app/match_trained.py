@@ -43,7 +43,7 @@ def match_stored(recipe: R, manifest: "Manifest") -> R:
             )
     if stored is not None:
         recipe.schema.check_id_encoding(stored, str(manifest.folder))
-    rows = manifest.numbered_rows
+    rows = {name: shape.rows for name, shape in manifest.shapes.items() if shape.rows}
     dataset = recipe.dataset
     sized = dataset.table_rows or dataset.cardinality or dataset.generate
     known = all(name in rows for name in sparse)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from recapp.app.check_checkpoint import check_fits_checkpoint
 from recapp.app.match_trained import match_stored
 from recapp.recipe.commands import Predict
-from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.directories import is_artefact
 from recapp.stored.stored_model import read_stored
 
@@ -42,8 +41,7 @@ def scoring_recipe(path: str | Path, compose: Compose, overrides: Sequence[str])
     """
     manifest = read_stored(path)
     found = match_stored(compose(manifest.config), manifest)
-    if isinstance(manifest, CheckpointManifest):
-        check_fits_checkpoint(found, overrides)
+    check_fits_checkpoint(found, overrides)
     return _as_scored(found, overrides)
 
 

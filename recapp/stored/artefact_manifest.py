@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp.stored.kinds import ARTEFACT
-from recapp.stored.manifest import Manifest, read_sealed
+from recapp.stored.manifest import Manifest, TableShape, read_sealed
 from recapp.tables.config import DataType
 
 DENSE = "dense.safetensors"
@@ -91,6 +91,7 @@ class ArtefactManifest(Manifest):
 
     kind = ARTEFACT
     parts = "tables"
+    dense_file = DENSE
     folder: Path
     info: dict[str, Any]
     tables: tuple[StoredTable, ...]
@@ -123,9 +124,9 @@ class ArtefactManifest(Manifest):
         return sum(int(entry["bytes"]) for entry in self.files.values())
 
     @property
-    def numbered_rows(self) -> dict[str, int]:
-        """The rows of the tables whose rows have numbers, by name."""
-        return {t.name: t.rows for t in self.tables if t.keys is None}
+    def shapes(self) -> dict[str, TableShape]:
+        """The shape of each stored table, by name."""
+        return {t.name: TableShape(t.rows, t.dim, t.keys is not None) for t in self.tables}
 
 
 def from_json(raw: bytes, folder: Path) -> ArtefactManifest:

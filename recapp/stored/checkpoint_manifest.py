@@ -18,7 +18,7 @@ from typing import Any
 from recapp.errors import CheckpointError, PlanError
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.kinds import CHECKPOINT
-from recapp.stored.manifest import WRONG, Manifest, read_sealed
+from recapp.stored.manifest import WRONG, Manifest, TableShape, read_sealed
 from recapp.stored.rectangles import WEIGHT, StoredBlock
 from recapp.tables.dynamic import RUNS
 from recapp.tables.row_order import RowOrder
@@ -43,6 +43,7 @@ class CheckpointManifest(Manifest):
 
     kind = CHECKPOINT
     parts = "blocks"
+    dense_file = META
     folder: Path
     info: dict[str, Any]
     blocks: tuple[StoredBlock, ...]
@@ -68,9 +69,14 @@ class CheckpointManifest(Manifest):
         return [s.to_dict() for s in self.blocks]
 
     @property
-    def numbered_rows(self) -> dict[str, int]:
-        """The stored rows of each table, by name."""
-        return {s.table: s.shape[0] for s in self.blocks if s.tensor == WEIGHT}
+    def shapes(self) -> dict[str, TableShape]:
+        """The shape of each stored table, by name."""
+        dynamic = self.dynamic
+        return {
+            table: TableShape(*blocks[0].shape, table in dynamic)
+            for (table, tensor), blocks in self.tensors.items()
+            if tensor == WEIGHT
+        }
 
     @property
     def config(self) -> dict[str, Any]:

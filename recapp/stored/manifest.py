@@ -18,7 +18,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -46,12 +46,28 @@ T = TypeVar("T")
 Files = dict[str, dict[str, Any]]
 
 
+class TableShape(NamedTuple):
+    """Rows and columns of a stored table.
+
+    Args:
+        rows: Its rows; of a dynamic table those that exist.
+        dim: Its columns.
+        dynamic: Whether it grows.
+    """
+
+    rows: int
+    dim: int
+    dynamic: bool
+
+
 class Manifest(ABC):
     """What is asked of the description of any stored model."""
 
     kind: ClassVar[Kind]
     parts: ClassVar[str]
     """The entry that has a line for each of its items."""
+    dense_file: ClassVar[str]
+    """The file that holds the parameters beside the tables."""
     folder: Path
     """The directory of its files."""
     info: dict[str, Any]
@@ -73,8 +89,8 @@ class Manifest(ABC):
 
     @property
     @abstractmethod
-    def numbered_rows(self) -> Mapping[str, int]:
-        """The rows of each table whose size a run takes from here, by name."""
+    def shapes(self) -> Mapping[str, TableShape]:
+        """The shape of each stored table, by name."""
 
     @property
     def config(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from recapp.stored.local_files import Pinned, crc32_of, files_at
 from recapp.stored.manifest import Manifest
 from recapp.stored.meta_file import read_meta
 from recapp.stored.rectangles import check_tiling
+from recapp.stored.training_state import check_state, dense_state
 from recapp.transport.communicator import Comm
 
 if TYPE_CHECKING:  # checks of a path do without pyarrow
@@ -158,6 +159,14 @@ class Snapshot(ABC, Generic[M]):
         """The name of the model, for people and servers."""
 
     @abstractmethod
+    def dense(self) -> dict[str, Tensor]:
+        """Return the parameters and buffers of the model beside its tables.
+
+        Raises:
+            RecappError: The file is damaged.
+        """
+
+    @abstractmethod
     def facts(self) -> dict[str, Any]:
         """Return plain facts about the model, for people and servers."""
 
@@ -240,6 +249,16 @@ class Checkpoint(Snapshot[CheckpointManifest]):
         """
         self.check(META)
         return read_meta(self.opened(META), self.manifest.folder / META)
+
+    def dense(self) -> dict[str, Tensor]:
+        """Return the parameters and buffers of the model beside its tables.
+
+        Raises:
+            CheckpointError: The file is damaged, or holds no state of training.
+        """
+        meta = self.meta()
+        check_state(meta, self.path)
+        return dense_state(meta)
 
     def verify(self) -> int:
         """Compare every checksum, and return the bytes that were read; all files have to be open.

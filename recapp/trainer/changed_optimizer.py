@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from recapp.console import note
 from recapp.optim.named_rules import settings_of_table
-from recapp.trainer.restored import state_must_fit
+from recapp.stored.training_state import state_must_fit
 
 Settings = Mapping[str, Any]
 PARTS = ("dense", "sparse", "schedule")

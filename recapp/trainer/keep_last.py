@@ -23,8 +23,8 @@ from recapp.console import note
 from recapp.stored.checkpoint import link_checkpoint
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.local_files import files_at
+from recapp.stored.training_state import state_must_fit
 from recapp.trainer.batch_callback import BatchCallback
-from recapp.trainer.restored import state_must_fit
 
 
 class KeepLast(BatchCallback, Checkpoint):

@@ -59,6 +59,7 @@ from recapp.stored.checkpoint import (
     remove_checkpoint,
     write_checkpoint,
 )
+from recapp.stored.training_state import check_state, state_must_fit
 from recapp.trainer.clip_tables import clip_tables_too
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.environment import RankEnvironment, meeting_error
@@ -73,7 +74,6 @@ from recapp.trainer.found_problem import found_problem, found_ranks, with_counte
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
 from recapp.trainer.plan_source import PlanSource, check_source, plan_from, rule_of_planner
-from recapp.trainer.restored import check_state, state_must_fit
 from recapp.trainer.saved_manifest import manifest_of
 from recapp.trainer.stored_tables import StoredTables
 from recapp.trainer.whole_checkpoint import read_for_lightning

@@ -18,7 +18,7 @@ from torch import Tensor
 from recapp.errors import CheckpointError
 from recapp.stored.checkpoint import load_table, read_manifest, read_meta
 from recapp.stored.directories import is_checkpoint
-from recapp.trainer.restored import check_state
+from recapp.stored.training_state import check_state
 
 _lightnings_reader = saving.pl_load  # type: ignore[attr-defined]
 

@@ -1,7 +1,7 @@
 """A checkpoint of another model than that of the command line is refused before ranks start."""
 
 import pytest
-from jobs import resolved
+from jobs import recipe
 
 from recapp import eval as evaluation
 from recapp import train
@@ -55,4 +55,4 @@ def test_a_changed_model_is_refused_before_ranks_start(line, finished, main, ove
 
 def test_what_fits_is_not_refused(finished):
     for overrides in (["tables.dim=16", "+plan=row_wise"], ["tables.data_type=fp16"], ["seed=2"]):
-        check_fits_checkpoint(resolved("train", [finished, *overrides]), overrides)
+        check_fits_checkpoint(recipe("train", [finished, *overrides]), overrides)

@@ -20,8 +20,8 @@ from recapp.stored.training_state import state_must_fit
 from recapp.tables.collections import embedding_tables
 
 TOLERANCE = 1e-4
-"""How far a logit of the example may be from the exported one, relative to the larger of 1 and its
-size: other machines add numbers in another order.
+"""The largest difference between a logit of the example and the exported one, relative to the
+larger of 1 and its size: other machines add numbers in another order.
 """
 
 
@@ -52,17 +52,20 @@ def meta_model(manifest: Manifest, recipe: Recipe) -> nn.Module:
 
 
 def load_dense(artefact: Artefact, model: nn.Module) -> None:
-    """Fill the dense part of a model whose tables are sharded.
+    """Fill the dense part of a model, whose tables are sharded or still on the meta device.
 
     Raises:
         ArtefactError: It does not fit.
     """
+    tables = {name for name, p in model.named_parameters() if p.device.type == "meta"}
     state = artefact.dense()
     try:
         with state_must_fit("the dense part", "model"), without_tables(sharded_collections(model)):
-            model.load_state_dict(state)
+            missing, unknown = model.load_state_dict(state, strict=False)
     except RecappError as error:
         raise artefact.damaged(str(error)) from error
+    if odd := [*(set(missing) - tables), *unknown]:
+        raise artefact.damaged(f"the dense part of its settings is another one: {odd[0]}")
 
 
 def model_to_shard(artefact: Artefact, recipe: Recipe) -> nn.Module:
@@ -72,14 +75,7 @@ def model_to_shard(artefact: Artefact, recipe: Recipe) -> nn.Module:
         ArtefactError: Settings and files do not fit together.
     """
     model = meta_model(artefact.manifest, recipe)
-    tables = {name for name, p in model.named_parameters() if p.device.type == "meta"}
-    try:
-        with state_must_fit("the dense part", "model"):
-            missing, unknown = model.load_state_dict(artefact.dense(), strict=False)
-    except RecappError as error:
-        raise artefact.damaged(str(error)) from error
-    if odd := [*(set(missing) - tables), *unknown]:
-        raise artefact.damaged(f"the dense part of its settings is another one: {odd[0]}")
+    load_dense(artefact, model)
     return model
 
 

@@ -20,7 +20,7 @@ class RankModel:
         module: The module; its tables are sharded when prediction starts.
         strategy: What shards them.
         ckpt_path: What Lightning restores into them; None where nothing is left to restore.
-        callbacks: What has to watch.
+        callbacks: Callbacks that the trainer needs for it.
     """
 
     module: TaskModule

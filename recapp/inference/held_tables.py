@@ -35,18 +35,18 @@ from recapp.tables.initial import values_of_hash
 
 @dataclass(frozen=True)
 class HeldTable:
-    """A table whose rows are somewhere.
+    """A table's rows, as a slice of a larger matrix.
 
     Args:
-        data_type: How they are stored.
-        dim: Columns of a row.
-        rows: A matrix that has them among others, stored alike.
-        first_row: Its first row there.
-        count: How many it has.
-        keys: Of a dynamic table, the positions of the keys of all rows there, those of each table
-            ascending; None of others.
-        start_hash: What goes into the start values of keys without a row (`start_hash`).
-        start_range: How far those are from 0 at most.
+        data_type: The data type of the stored rows.
+        dim: The columns of a row.
+        rows: The matrix, which may hold the rows of other tables of this data type, too.
+        first_row: The table's first row in the matrix.
+        count: The number of its rows.
+        keys: The positions of the keys of all rows of the matrix, ascending within each table;
+            None where rows have numbers.
+        start_hash: The hash that start values of keys without a row are made from (`start_hash`).
+        start_range: The largest distance of those values from 0.
     """
 
     data_type: DataType

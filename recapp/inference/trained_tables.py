@@ -1,8 +1,7 @@
-"""The tables of a checkpoint, one at a time: whole, as the checkpoint's files have them cut up.
+"""The tables of a checkpoint, each as one tensor, whatever blocks the files cut it into.
 
-A table that is larger than a part of the memory is laid out in a file of its own meanwhile, whose
-pages the system may write out: so a table of any size is read, whatever plan cut it and whatever
-order its rows are stored in.
+A table of more than `MEMORY_BYTES` becomes a mapped scratch file, whose pages the system may write
+out: so a table of any size can be read, under any plan and order of rows that it was stored with.
 """
 
 import os

@@ -5,7 +5,7 @@ write the same one, and nothing that is somebody else's is deleted.
     served                   all of it, in one rename
     served.recapp-replaced   had the name until a moment ago; readers look here, too
 
-People give their own directories names like served.old, so these are called what nobody calls his.
+People call their own copies served.old, so these suffixes are ones that nobody would choose.
 """
 
 from collections.abc import Iterator

@@ -36,15 +36,15 @@ class StoredTable:
         name: Its name.
         rows: Rows that are stored; of a dynamic table those that exist.
         dim: Columns.
-        storage: How they are stored, a `DataType`.
+        storage: The data type of the stored rows, a `DataType`.
         file: The file of its rows.
         first_row: Its first row in the file.
         keys: The file of the positions of its keys, in which they begin at `first_row` as well;
             None where rows have numbers.
-        id_rule: How an id becomes a row.
+        id_rule: The rule by which an id becomes a row.
         min_key: The id of row 0.
-        start_hash: What goes into the start values of keys without a row.
-        start_range: How far those are from 0 at most.
+        start_hash: The hash that start values of keys without a row are made from.
+        start_range: The largest distance of those values from 0.
     """
 
     name: str
@@ -73,7 +73,7 @@ class StoredTable:
 
     @property
     def data_type(self) -> DataType:
-        """How its rows are stored."""
+        """The data type of the stored rows."""
         return DataType(self.storage)
 
 

@@ -12,9 +12,9 @@ ranks, and nothing in it is run as code.
       rank-00001.safetensors
 
 A save goes to `best.ckpt.tmp`, which gets its final name when it is whole;
-`recapp/stored/local_files.py` says how, and what is left of a save that was killed. All ranks save
+`recapp/stored/local_files.py` says how, and which names a killed save leaves. All ranks save
 together. Each rank can load by itself; it opens all files that it needs at once
-(`recapp/stored/snapshot.py`). What is loaded has been compared with its checksum.
+(`recapp/stored/snapshot.py`). Each loaded block is compared with its checksum.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""Nothing that a file names is run: a `_target_` of a checkpoint's settings is judged before it is
-imported.
+"""The judge of stored settings: each `_target_` of a checkpoint or an artefact is judged before it
+is imported, so that a file cannot run code.
 
-| where                                    | what may stand there                                  |
+| place                                    | names that are allowed                                |
 |------------------------------------------|-------------------------------------------------------|
 | optimizer.sparse                         | recapp's row rules, by name                           |
 | optimizer.sparse.tables.NAME             | the same                                              |
@@ -15,12 +15,12 @@ imported.
 | anywhere else, in arguments and in lists | a class of any of these homes, of torch.nn or of      |
 |                                          | torchmetrics                                          |
 
-A class counts where its home shows it under a public name and it is derived from the home's base; a
-function never does. Homes are modules of this list, so nothing is imported because a file names it.
-Other loggers would send curves to whoever has made the file. What the command line or a conf of the
-user's own says is the user's word and not judged. With `trust=[package]` the user vouches for the
-classes that are defined in that package and derived from the base of their place, not for functions
-and not for what the package has imported.
+A class is allowed if a home shows it under a public name and it is derived from the home's base;
+functions are never allowed. Homes are the modules of this list, so a file cannot have a module
+imported. Other loggers would send curves to the author of the file. Settings of the command line
+and of the user's own conf are not judged. With `trust=[package]` the user vouches for the classes
+that this package defines and that are derived from the base of their place: not for functions, and
+not for names that the package has imported.
 
 Settings of a file are plain: references (`${...}`), Hydra's own keys and paths that leave the run's
 directory are refused as well.
@@ -47,7 +47,7 @@ NOT_THE_USERS = ("recapp", "torch", "lightning", "torchmetrics", "hydra", "omega
 
 
 class Home(NamedTuple):
-    """A public module, and the base of the classes of it that may be made."""
+    """A public module, and the base class of its classes that a file may name."""
 
     module: str
     base: str
@@ -83,17 +83,18 @@ OF_CONF = (
     "lightning.pytorch.callbacks.LearningRateMonitor",
     "lightning.pytorch.callbacks.EarlyStopping",
 )
-"""What recapp's own conf names of them: known without the seconds that importing Lightning takes.
+"""The classes of homes that recapp's own conf names: allowed without importing Lightning, which
+takes seconds.
 """
 
 
 class Slot(NamedTuple):
-    """What a file may name in one place of the settings."""
+    """The names that a file may have in one place of the settings."""
 
     names: Sequence[str]
     homes: Sequence[Home]
     bases: Sequence[str]
-    """Of classes in a package for which the user vouches; none where functions are wanted."""
+    """Base classes of those in a package that the user vouches for; none where functions stand."""
 
 
 def _slot(names: Sequence[str], *homes: Home, bases: Sequence[str] = ()) -> Slot:
@@ -121,13 +122,13 @@ ELSEWHERE = _slot(
 
 
 def marked(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a file, checked to be plain, with a mark on each `_target_`.
+    """Return settings of a file, checked to be plain, with a mark on each `_target_`.
 
     The mark stays on what nothing replaces while other settings are laid over these; `judged` takes
     it off.
 
     Raises:
-        CheckpointError: settings that are not plain.
+        CheckpointError: They are not plain.
     """
     made = _marked(stored, "", 0)
     if _count(stored) > MOST_VALUES:
@@ -139,15 +140,15 @@ def marked(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def judged(settings: Mapping[str, Any], trust: Sequence[str]) -> dict[str, Any]:
-    """Settings whose marked targets may all be called; the marks are gone.
+    """Return settings without marks, whose targets may all be called.
 
     Args:
-        settings: plain; what comes from a file went through `marked`.
-        trust: packages of the user's own that a file may name.
+        settings: Plain settings; those of a file have gone through `marked`.
+        trust: Packages of the user's own that a file may name.
 
     Raises:
         ConfigError: `trust` is no list of packages.
-        CheckpointError: a target that may not be called, with what to do about it.
+        CheckpointError: A target that may not be called, with what to do about it.
     """
     check_trust(trust)
     made = _judged(settings, "", trust)
@@ -159,7 +160,7 @@ def check_trust(trust: Sequence[str]) -> None:
     """Check that `trust` names packages.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: It does not.
     """
     listed = isinstance(trust, list | tuple)
     if not listed or not all(isinstance(p, str) and _is_dotted(p) for p in trust):
@@ -170,17 +171,17 @@ def refuse_untrusted(stored: Mapping[str, Any], trust: Sequence[str] = ()) -> No
     """Judge the settings of a file as they are, with nothing laid over them.
 
     Args:
-        stored: the settings, as `recapp.stored.manifest.Manifest.config` gives them.
-        trust: packages of the user's own that they may name.
+        stored: The settings, as `recapp.stored.manifest.Manifest.config` gives them.
+        trust: Packages of the user's own that they may name.
 
     Raises:
-        CheckpointError: they name something that may not be called, or are not plain.
+        CheckpointError: They name something that may not be called, or are not plain.
     """
     judged(marked(stored), trust)
 
 
 def _inner(value: Any, where: str) -> Iterator[tuple[Any, str, Any]]:
-    """Key or index, dotted name and value of what a container holds."""
+    """Yield key or index, dotted name and value of each item of a container."""
     if isinstance(value, Mapping):
         yield from (
             (key, f"{where}.{key}" if where else str(key), part) for key, part in value.items()
@@ -261,7 +262,7 @@ def _judge(target: str, where: str, trust: Sequence[str]) -> None:
 
 
 def _check_own_class(target: str, where: str, trusted: str, bases: Sequence[str]) -> None:
-    """Check that a name is that of a class which a package of the user's has defined for its place.
+    """Check that a name is a class that a package of the user's defines, of the base of its place.
 
     Raises:
         CheckpointError: It is not, or the package cannot be imported.
@@ -292,7 +293,7 @@ def _named(name: str) -> Any:
 
 
 def _may(names: Sequence[str], homes: Sequence[Home]) -> str:
-    """What may stand in a place, for people."""
+    """Return the names that are allowed in a place, for people."""
     if len(homes) > 1:
         return "only recapp's own and classes of torch, lightning and torchmetrics are"
     own = dict.fromkeys(name.rpartition(".")[2] for name in names)
@@ -302,7 +303,7 @@ def _may(names: Sequence[str], homes: Sequence[Home]) -> str:
 
 
 def _is_class_of(target: str, home: Home) -> bool:
-    """Whether a name is a public class of a home, under the home's name or its own full one."""
+    """Return whether a name is a public class of a home, by the home's name or its own."""
     name = target.rpartition(".")[2]
     if not target.startswith(f"{home.module}.") or name.startswith("_") or not _is_dotted(target):
         return False
@@ -319,7 +320,7 @@ def _is_dotted(name: str) -> bool:
 
 
 def _leads_out(text: str) -> bool:
-    """Whether a text read as a path is not below the run's directory; whoever takes paths may take
+    """Return whether a path leads out of the run's directory; a function that takes paths may take
     URIs, too.
     """
     uri = "://" in text or "::" in text or text.startswith(("file:", "local:", "data:"))
@@ -327,7 +328,7 @@ def _leads_out(text: str) -> bool:
 
 
 def _shown(text: str) -> str:
-    """A text of a file in at most 80 characters of one line."""
+    """Return a text of a file as one line of at most 80 characters."""
     text = re.sub(r"[^ -~]+", " ", text)
     return text if len(text) <= 80 else text[:77] + "..."
 

@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from recapp.tasks.measures import Measure
     from recapp.tasks.task import Output, Task
     from recapp.trainer.datamodule import ClickData
-    from recapp.trainer.module import ClickModule
+    from recapp.trainer.module import ClickModule, TaskModule
     from recapp.trainer.score_writer import ScoreWriter
     from recapp.trainer.strategy import EmbeddingShardingStrategy
     from recapp.transport.run_ranks import run_ranks
@@ -142,6 +142,7 @@ _HOMES = {
     "ShardingType": "recapp.sharding.sharding_types",
     "TableLookup": "recapp.tables.lookups",
     "Task": "recapp.tasks.task",
+    "TaskModule": "recapp.trainer.module",
     "Topology": "recapp.planner.topology",
     "adagrad": "recapp.optim.rules",
     "adam": "recapp.optim.rules",
@@ -213,6 +214,7 @@ __all__ = [
     "ShardingType",
     "TableLookup",
     "Task",
+    "TaskModule",
     "Topology",
     "adagrad",
     "adam",

@@ -64,6 +64,7 @@ NAMES = [
     "ShardingType",
     "TableLookup",
     "Task",
+    "TaskModule",
     "Topology",
     "adagrad",
     "adam",

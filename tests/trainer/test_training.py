@@ -1,11 +1,13 @@
 """What the strategy and the optimiser promise an ordinary LightningModule."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.trainer.states import TrainerFn
+from shop_task import ShopTask
 from trainer.runs import compose, fit, make_logs
 
 from recapp.engine.table_strips import TableStrips
@@ -16,6 +18,7 @@ from recapp.recipe.model import build_model
 from recapp.recipe.strategy_of_run import build_strategy
 from recapp.stored.checkpoint import read_meta
 from recapp.trainer.callbacks import LogRate, StepClock
+from recapp.trainer.module import TaskModule
 from recapp.trainer.progress import NoteEarlyStop, NoteFall
 
 
@@ -205,6 +208,22 @@ def test_what_is_in_force_is_no_advice_when_validation_falls(logs, tmp_path, cap
     validate(NoteFall(), trainer, module, 0.75, 0.73)
     said = capsys.readouterr().err
     assert "from 0.7500 to 0.7300" in said and "early_stopping" not in said
+
+
+def test_a_rise_of_a_metric_whose_least_value_is_best_is_told_as_well(capsys):
+    module = TaskModule(ShopTask(), lambda: None, lambda parameters: None)
+    fall = NoteFall()
+    for loss in (0.5, 0.4995, 0.5001, 0.502):
+        trainer = SimpleNamespace(
+            callback_metrics={"val_order_loss": torch.tensor(loss)},
+            state=SimpleNamespace(fn=TrainerFn.FITTING),
+            is_global_zero=True,
+            early_stopping_callbacks=[],
+        )
+        fall.on_validation_end(trainer, module)
+    said = capsys.readouterr().err
+    assert said.count("rose") == 1
+    assert "validation log loss of orders rose from 0.4995 to 0.5020" in said
 
 
 def test_checkpoints_of_earlier_versions_keep_the_best_auc():

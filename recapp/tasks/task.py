@@ -9,6 +9,8 @@ A task is one file and one file of settings, inside of recapp or in a folder of 
 trains, prints, compares, draws or predicts asks it. This one has two labels and two outputs:
 
     # mine/shop_task.py
+    from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
+
     from recapp.metrics import AUC
     from recapp.tasks.measures import Measure
     from recapp.tasks.task import Output, Task
@@ -27,8 +29,8 @@ trains, prints, compares, draws or predicts asks it. This one has two labels and
 
         def loss(self, outputs, batch):
             return sum(
-                mean_cross_entropy(outputs[name], label)
-                for name, label in self.labels(batch).items()
+                cross_entropy(outputs[name], label_B, reduction="sum") / max(batch.rows, 1)
+                for name, label_B in self.labels(batch).items()
             )
 
         def make_metric(self, name, sync_on_compute):
@@ -38,7 +40,10 @@ trains, prints, compares, draws or predicts asks it. This one has two labels and
     _target_: shop_task.ShopTask
 
 Its model returns `{"click": logits_B, "order": logits_B}`. `PYTHONPATH=mine python -m recapp.train
---config-dir mine task=shop model=...` trains it. Shapes: B samples of a batch on this rank.
+--config-dir mine task=shop model=...` trains it on data with `dataset.label=[clicked,ordered]`.
+Artefacts, servers and `load_model` have one output, a logit; `recapp.predict` has all.
+
+Shapes: B samples of a batch on this rank.
 """
 
 from abc import ABC, abstractmethod

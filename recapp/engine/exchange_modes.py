@@ -127,15 +127,20 @@ class UniqueRequests(HomeRequests):
 
     def route(self, bags: Bags) -> Counts:
         """Return how many rows, vectors and words are requested of each rank: [W, 3]."""
-        self.bags = bags
-        self.found, n_IW = self.backend.route_rows(self.routes, bags, self.world, self.take)
-        self.rows_I = n_IW.sum(1)
+        n_IW = self._find(bags)
         if self.everywhere:
             n_IW = np.repeat(self.rows_I[:, None], self.world, 1)
         self.rows_WI = np.ascontiguousarray(n_IW.T)
         counts_W3 = np.repeat(n_IW.sum(0)[:, None], 3, 1)
         counts_W3[:, 2] += strip_words(self.routes)
         return counts_W3
+
+    def _find(self, bags: Bags) -> Counts:
+        """Find the distinct rows; return how many of each strip each rank owns, [I, W]."""
+        self.bags = bags
+        self.found, n_IW = self.backend.route_rows(self.routes, bags, self.world, self.take)
+        self.rows_I = n_IW.sum(1)
+        return n_IW
 
     def write_requests(
         self, ids: Tensor, id_first_W: Counts, vector_first_W: Counts, offset_dtype: torch.dtype
@@ -345,7 +350,7 @@ class OwnRequests(UniqueRequests, ServedRequests):
 
     def route(self, bags: Bags) -> Counts:
         """Find the distinct rows; nothing is requested: zeros, [1, 3]."""
-        super().route(bags)
+        self._find(bags)
         return np.zeros((1, 3), np.int64)
 
     def write_requests(self, *message: Any) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from recapp.kernels import numba_partition as partition
 from recapp.kernels.constants import CACHE_LINE_BYTES
 from recapp.kernels.links import Links, Rate
-from recapp.kernels.numba_vectors import Matrix, Touched
 
 STREAM_FROM_BYTES = 4 << 20  # smaller targets are read again from the caches
 # Waking a second thread takes 10 to 30 us: more than it gains with fewer bags or touched rows
@@ -64,9 +63,9 @@ def past_caches(in_lines: bool, target: Tensor) -> bool:
     )
 
 
-def matrix(links: Links, dtype: torch.dtype) -> Matrix:
-    """Return a sparse matrix as kernels take it, with entries of the type that is computed in."""
-    return Matrix(
+def matrix(links: Links, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Return the fields of `Matrix`, with entries of the type that is computed in."""
+    return (
         array(links.index_N),
         array_or_empty(links.offsets_M1, torch.int32),
         array_or_empty(links.weights_N, dtype),
@@ -80,13 +79,13 @@ def touched(
     state: Sequence[Tensor],
     dtype: torch.dtype,
     decay: float = 0.0,
-) -> Touched:
-    """Return the rows of a store that are updated as kernels take them."""
+) -> tuple[Any, ...]:
+    """Return the fields of `Touched`: the rows of a store that are updated."""
     none = array_or_empty(None, dtype)
     state0, state1, *_ = [*(array(s.view(-1)) for s in state), none, none]
     means = none if mean_KU is None else array(mean_KU.view(-1))
     rows = array(row_U), means, array(weights_RD.view(-1))
-    return Touched(*rows, state0, state1, float(decay), scalar(dtype, 0))
+    return *rows, state0, state1, float(decay), scalar(dtype, 0)
 
 
 def threads_of_torch() -> int:

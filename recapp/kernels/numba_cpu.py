@@ -45,7 +45,7 @@ from recapp.kernels.numba_calls import (
     threads_of_torch,
     touched,
 )
-from recapp.kernels.numba_integers import Slots, Strips
+from recapp.kernels.numba_integers import Strips
 from recapp.kernels.numba_key_index import HashIndex
 from recapp.kernels.quantised import QuantisedRows
 
@@ -212,7 +212,7 @@ class NumbaBackend:
         row = take("row", P, r.row_dtype if int(r.rows_I.max()) < 2**31 else torch.int64)
         threads = threads_of_torch() if P >= THREADS_FROM_PAIRS else 1
         thread_I = partition.assign_threads(np.diff(pair_I1), threads)
-        found = unique_kernels.Found(
+        found = (
             array(number),
             array(row),
             array(rank),
@@ -226,8 +226,8 @@ class NumbaBackend:
             unique_kernels.route_strips,
             unique_kernels.route_strips_on_threads,
             (
-                unique_kernels.Pairs(array(b.rows_L), b.first_S, b.last_S, pair_I1, thread_I),
-                strips,
+                (array(b.rows_L), b.first_S, b.last_S, pair_I1, thread_I),
+                tuple(strips),
                 found,
                 self._buckets(int(np.diff(pair_I1).max(initial=1)), threads),
             ),
@@ -288,8 +288,8 @@ class NumbaBackend:
             unique_kernels.link_strips_on_threads,
             (
                 _slots(b),
-                self._strips(r),
-                unique_kernels.Unique(
+                tuple(self._strips(r)),
+                (
                     array(unique.number_P),
                     array(unique.count_U),
                     array(source_U),
@@ -297,7 +297,7 @@ class NumbaBackend:
                     unique.row_I1,
                     unique.thread_I,
                 ),
-                unique_kernels.Matrices(
+                (
                     array(b.where_M),
                     array_or_empty(b.scale_M, dtype),
                     array_or_empty(b.weights_L, dtype),
@@ -333,7 +333,7 @@ class NumbaBackend:
     ) -> tuple[tuple[int, Counts], Counts]:
         """See the reference."""
         last_W, rows_W, vectors_W = np.zeros((3, world), np.int64)
-        V = integers.route_bags(_slots(b), self._strips(r), last_W, rows_W, vectors_W)
+        V = integers.route_bags(_slots(b), tuple(self._strips(r)), last_W, rows_W, vectors_W)
         counts_W2 = np.stack([rows_W, vectors_W], 1)
         return (V, counts_W2), counts_W2
 
@@ -359,10 +359,8 @@ class NumbaBackend:
         length_W = id_first_W + counts_W2[:, 0]
         integers.write_bag_requests(
             _slots(b),
-            self._strips(r),
-            integers.Requested(
-                id_first_W.copy(), length_W, length_W + counts_W2[:, 1], vector_first_W.copy()
-            ),
+            tuple(self._strips(r)),
+            (id_first_W.copy(), length_W, length_W + counts_W2[:, 1], vector_first_W.copy()),
             np.zeros(len(length_W), np.int64),
             r.width,
             *map(array, (b.where_M, b.scale_M, words_L, ids, offsets, index, source, use)),
@@ -590,7 +588,7 @@ class NumbaBackend:
         made_for: tuple[Any, ...],
         source: Tensor,
         links: Links,
-        result: vectors.Target | vectors.Touched,
+        result: tuple[Any, ...],
         number: Any,
         dtype: torch.dtype,
     ) -> None:
@@ -600,7 +598,7 @@ class NumbaBackend:
             made_for: What the kernel is made for, the width first.
             source: The source, which is copied.
             links: The sparse matrix, with `staged`.
-            result: What the kernel writes.
+            result: The fields of `Target` or of `Touched`.
             number: The stride or the learning rate.
             dtype: The type of the copies.
         """
@@ -618,7 +616,7 @@ class NumbaBackend:
             vectors.run_staged(*made_for),
             vectors.run_staged_on_threads(*made_for),
             (
-                vectors.StagedSource(array(source), *strips, thread_I, copies),
+                (array(source), *strips, thread_I, copies),
                 matrix(links, dtype),
                 result,
                 number,
@@ -627,12 +625,12 @@ class NumbaBackend:
         )
 
 
-def _slots(b: Bags) -> Slots:
-    """Return a batch as kernels take it."""
-    return Slots(array(b.rows_L), b.first_S, b.bag_S, b.bags_S1, array(b.lengths_N))
+def _slots(b: Bags) -> tuple[Any, ...]:
+    """Return the fields of `Slots`."""
+    return array(b.rows_L), b.first_S, b.bag_S, b.bags_S1, array(b.lengths_N)
 
 
-def _target(links: Links, target: Tensor, dtype: torch.dtype, scale: float) -> vectors.Target:
-    """Return the memory of results as kernels take it."""
+def _target(links: Links, target: Tensor, dtype: torch.dtype, scale: float) -> tuple[Any, ...]:
+    """Return the fields of `Target`."""
     at_M = array_or_empty(links.at_M, torch.int32)
-    return vectors.Target(array(target), at_M, scalar(dtype, scale))
+    return array(target), at_M, scalar(dtype, scale)

@@ -193,8 +193,13 @@ def positions_of_rows(rows_L: Any, edge_F1: Any, numbers_F3: Any, made_L: Any) -
 
 
 @jit
-def route_bags(b: Slots, strips: Strips, last_W: Any, rows_W: Any, vectors_W: Any) -> Any:
-    """Count the rows and vectors that are requested of each rank; return the number of vectors."""
+def route_bags(slots: Any, group: Any, last_W: Any, rows_W: Any, vectors_W: Any) -> Any:
+    """Count the rows and vectors that are requested of each rank; return the number of vectors.
+
+    `slots` and `group` have the fields of `Slots` and `Strips`.
+    """
+    b = Slots(*slots)
+    strips = Strips(*group)
     last_W[:] = -1
     m = 0
     V = 0
@@ -220,9 +225,9 @@ def route_bags(b: Slots, strips: Strips, last_W: Any, rows_W: Any, vectors_W: An
 
 @jit
 def write_bag_requests(
-    b: Slots,
-    strips: Strips,
-    next: Requested,
+    slots: Any,
+    group: Any,
+    offsets: Any,
     last_W: Any,
     width: Any,
     where_M: Any,
@@ -238,7 +243,11 @@ def write_bag_requests(
 
     Vector v of a bag will stand at index[v], and its gradient is read from source[v]. The entries
     of the matrix A are the scales of the bags alone: sample weights go to the owner, which sums.
+    `slots`, `group` and `offsets` have the fields of `Slots`, `Strips` and `Requested`.
     """
+    b = Slots(*slots)
+    strips = Strips(*group)
+    next = Requested(*offsets)
     last_W[:] = -1
     m = 0
     v = 0

@@ -6,7 +6,7 @@ of bags or of tables one thread would wait for the other half of the step. Which
 changes no result. Threads are those of OpenMP's pool, which torch uses as well: two pools would
 compete for the cores.
 
-A function that runs on one thread or on several takes four arguments (arrays, or records of arrays
+A function that runs on one thread or on several takes four arguments (arrays, or tuples of arrays
 and numbers: numba hands no tuples within tuples to threads) and the part `first .. last` of the
 work.
 """

@@ -25,7 +25,8 @@ def squares(width: int) -> Callable[..., None]:
     total = summed(width)
 
     @jit
-    def squares(gradients: Any, m: Matrix, like: Any, U: Any, square_U: Any) -> None:
+    def squares(gradients: Any, matrix: Any, like: Any, U: Any, square_U: Any) -> None:
+        m = Matrix(*matrix)
         for u in range(U):
             g = total(gradients, 1, m, get(m.offsets_M1, u), get(m.offsets_M1, u + 1), like)
             put(square_U, u, square_total(g))
@@ -71,7 +72,9 @@ def row_squares(
     read1, _ = held_row(second_kind, width)
 
     @jit
-    def row_squares(gradients: Any, m: Matrix, t: Touched, lr: Any, square_KU: Any) -> None:
+    def row_squares(gradients: Any, matrix: Any, rows: Any, lr: Any, square_KU: Any) -> None:
+        m = Matrix(*matrix)
+        t = Touched(*rows)
         U = len(t.row_U)
         for u in range(U):
             g = total(gradients, 1, m, get(m.offsets_M1, u), get(m.offsets_M1, u + 1), t.like)

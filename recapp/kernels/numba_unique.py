@@ -115,10 +115,14 @@ class Matrices(NamedTuple):
 
 
 @jit
-def route_strips(p: Pairs, strips: Strips, f: Found, bucket_TH: Any, first: Any, last: Any) -> None:
+def route_strips(pairs: Any, group: Any, found: Any, bucket_TH: Any, first: Any, last: Any) -> None:
     """Number the distinct rows of the strips of threads first .. last, each strip's from 0; count
-    their uses and find their owners. Each thread has its part of the hash table.
+    their uses and find their owners. Each thread has its part of the hash table. The first three
+    arguments have the fields of `Pairs`, `Strips` and `Found`.
     """
+    p = Pairs(*pairs)
+    strips = Strips(*group)
+    f = Found(*found)
     end = 0
     for i in range(len(p.thread_I)):
         thread = p.thread_I[i]
@@ -160,16 +164,17 @@ def route_strips(p: Pairs, strips: Strips, f: Found, bucket_TH: Any, first: Any,
 
 @parallel_jit
 def route_strips_on_threads(
-    p: Pairs, strips: Strips, f: Found, bucket_TH: Any, edge_T1: Any
+    pairs: Any, group: Any, found: Any, bucket_TH: Any, edge_T1: Any
 ) -> None:
     """Run `route_strips` for the threads edge[t] .. edge[t + 1] on each thread t."""
     for t in prange(len(edge_T1) - 1):
-        route_strips(p, strips, f, bucket_TH, edge_T1[t], edge_T1[t + 1])
+        route_strips(pairs, group, found, bucket_TH, edge_T1[t], edge_T1[t + 1])
 
 
 @jit
-def compact_rows(f: Found, row_I1: Any) -> Any:
+def compact_rows(found: Any, row_I1: Any) -> Any:
     """Move the distinct rows of all strips together; return how many there are."""
+    f = Found(*found)
     U = 0
     for i in range(len(f.found_I)):
         row_I1[i] = U
@@ -201,12 +206,15 @@ def write_row_requests(
 
 
 @jit
-def link_strips(
-    b: Slots, strips: Strips, unique: Unique, m: Matrices, first: Any, last: Any
-) -> None:
+def link_strips(slots: Any, group: Any, rows: Any, matrices: Any, first: Any, last: Any) -> None:
     """Write the parts of the matrices that the strips of threads first .. last have. Where two
-    strips meet, their threads write the same number.
+    strips meet, their threads write the same number. The first four arguments have the fields of
+    `Slots`, `Strips`, `Unique` and `Matrices`.
     """
+    b = Slots(*slots)
+    strips = Strips(*group)
+    unique = Unique(*rows)
+    m = Matrices(*matrices)
     scaled = len(m.scale_M) > 0
     weighted = len(m.weights_L) > 0
     for i in range(len(unique.thread_I)):
@@ -249,9 +257,7 @@ def link_strips(
 
 
 @parallel_jit
-def link_strips_on_threads(
-    b: Slots, strips: Strips, unique: Unique, m: Matrices, edge_T1: Any
-) -> None:
+def link_strips_on_threads(slots: Any, group: Any, rows: Any, matrices: Any, edge_T1: Any) -> None:
     """Run `link_strips` for the threads edge[t] .. edge[t + 1] on each thread t."""
     for t in prange(len(edge_T1) - 1):
-        link_strips(b, strips, unique, m, edge_T1[t], edge_T1[t + 1])
+        link_strips(slots, group, rows, matrices, edge_T1[t], edge_T1[t + 1])

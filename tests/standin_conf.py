@@ -12,6 +12,8 @@ from recapp.processes.launch_settings import LaunchSettings
 from recapp.recipe import commands
 from recapp.recipe.recipe import Command
 from recapp.settings.records import absent
+from recapp.tasks.click import ClickTask
+from recapp.tasks.task import Task
 from recapp.trainer.trainer_settings import TrainerSettings
 
 REAL = Path(__file__).resolve().parents[1] / "conf"
@@ -78,6 +80,7 @@ class TrainSettings(Settings):
     trainer: TrainerSettings = absent()
     launch: LaunchSettings = absent()
     without_validation: ClassVar[str | None] = None
+    built_task: ClassVar[Task] = ClickTask()
 
 
 COMMANDS = {"train": TrainSettings, "show": Settings}

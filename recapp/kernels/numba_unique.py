@@ -206,6 +206,19 @@ def write_row_requests(
 
 
 @jit
+def _begin_rows(start_U1: Any, count_U: Any, first: Any, last: Any, start: Any) -> None:
+    """Write where the entries of rows first .. last begin, from `start` on, which becomes their
+    cursor instead of their count.
+    """
+    for u in range(first, last):
+        count = get(count_U, u)
+        put(start_U1, u, start)
+        put(count_U, u, start)
+        start += count
+    put(start_U1, last, start)  # the next strip writes the same there
+
+
+@jit
 def link_strips(slots: Any, group: Any, rows: Any, matrices: Any, first: Any, last: Any) -> None:
     """Write the parts of the matrices that the strips of threads first .. last have. Where two
     strips meet, their threads write the same number. The first four arguments have the fields of
@@ -220,14 +233,8 @@ def link_strips(slots: Any, group: Any, rows: Any, matrices: Any, first: Any, la
     for i in range(len(unique.thread_I)):
         if unique.thread_I[i] < first or unique.thread_I[i] >= last:
             continue
-        start = unique.pair_I1[i]
         base = unique.row_I1[i]
-        for u in range(base, unique.row_I1[i + 1]):
-            count = get(unique.count_U, u)
-            put(m.start_U1, u, start)
-            put(unique.count_U, u, start)  # now a cursor
-            start += count
-        put(m.start_U1, unique.row_I1[i + 1], start)  # the next strip writes the same there
+        _begin_rows(m.start_U1, unique.count_U, base, unique.row_I1[i + 1], unique.pair_I1[i])
         p = unique.pair_I1[i]
         for s in range(strips.slot_I1[i], strips.slot_I1[i + 1]):
             at = b.first_S[s]

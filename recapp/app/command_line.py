@@ -42,6 +42,8 @@ def help_of(name: str, arguments: Sequence[str]) -> str:
     )
     config: Any = OmegaConf.to_container(composed, resolve=False)
     del config["hydra"]
+    if "callbacks" in config:  # whose monitors are those of the task
+        config["callbacks"] = OmegaConf.to_container(composed.callbacks, resolve=True)
     columns = shutil.get_terminal_size((80, 24)).columns
     words += [
         name

@@ -377,7 +377,7 @@ def shown(value: Any) -> str:
     """Return a value as YAML writes it on one line, a long one cut short."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         text = f"[{', '.join(map(shown, value))}]"
     elif isinstance(value, dict):
         text = "{" + ", ".join(f"{shown(key)}: {shown(item)}" for key, item in value.items()) + "}"

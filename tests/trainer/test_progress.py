@@ -2,6 +2,7 @@
 
 import csv
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from lightning.pytorch import Callback
 from trainer.runs import compose, fit, make_logs
 
 from recapp.metrics import click_metrics
+from recapp.settings.records import Constructor
 from recapp.trainer import progress
 from recapp.trainer.callbacks import StepClock
 from recapp.trainer.module import ClickModule
@@ -144,7 +146,7 @@ def test_the_curve_has_an_auc_at_every_point_also_in_the_second_epoch(two_epochs
     config, _ = two_epochs
     readings = Readings()
     fit(
-        {**config, "logger": {"csv": {"_target_": "recapp.trainer.curves.CSVCurves"}}},
+        replace(config, logger={"csv": Constructor("recapp.trainer.curves.CSVCurves")}),
         tmp_path,
         readings,
     )

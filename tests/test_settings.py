@@ -310,8 +310,8 @@ def test_a_wrong_setting_is_refused_in_one_line_before_ranks_start(line, argumen
                 "cross-entropy of the logits; a task of your own computes any",
             ),
             (
-                "+dataset.weight=w",
-                "unknown setting dataset.weight: weights of rows are not supported",
+                "+dataset.importance_weights_column=w",
+                "unknown setting dataset.importance_weights_column: dataset.weight names",
             ),
             (
                 "+metrics.recall={_target_: torchmetrics.Recall}",

@@ -2,7 +2,6 @@
 
 import re
 
-OWN_MODULE = "a LightningModule of your own computes any loss (docs/python.md, Lightning)"
 OWN_TASK = "a task of your own computes any (CONTRIBUTING.md, A task)"
 INSTEAD = {  # a pattern of whole names: the end of a sentence that begins with the setting
     r"((model|trainer|optimizer)\.)?(loss|criterion)(_\w+)?(\..+)?": (
@@ -10,7 +9,7 @@ INSTEAD = {  # a pattern of whole names: the end of a sentence that begins with 
         f"{OWN_TASK}"
     ),
     r"dataset\.(\w+_)?weights?(_\w+)?(\..+)?": (
-        f"weights of rows are not supported by recapp.train; {OWN_MODULE}"
+        "dataset.weight names the column of the weights of rows, or {label: column}"
     ),
     r"metrics\..+": (
         "metrics.names chooses of those of the task, and a task of your own measures others "

@@ -311,7 +311,7 @@ def test_a_wrong_setting_is_refused_in_one_line_before_ranks_start(line, argumen
             ),
             (
                 "+dataset.importance_weights_column=w",
-                "unknown setting dataset.importance_weights_column: dataset.weight names",
+                "unknown setting dataset.importance_weights_column: did you mean dataset.weight",
             ),
             (
                 "+metrics.recall={_target_: torchmetrics.Recall}",

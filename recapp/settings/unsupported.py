@@ -8,9 +8,6 @@ INSTEAD = {  # a pattern of whole names: the end of a sentence that begins with 
         "the loss is that of the task, for task=click binary cross-entropy of the logits; "
         f"{OWN_TASK}"
     ),
-    r"dataset\.(\w+_)?weights?(_\w+)?(\..+)?": (
-        "dataset.weight names the column of the weights of rows, or {label: column}"
-    ),
     r"metrics\..+": (
         "metrics.names chooses of those of the task, and a task of your own measures others "
         "(CONTRIBUTING.md, A task)"

@@ -1,1 +1,1 @@
-"""A trained model behind HTTP: the Open Inference protocol, Arrow, batches made of requests."""
+"""Serve a trained model over HTTP: the Open Inference protocol, Arrow, and dynamic batching."""

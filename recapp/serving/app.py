@@ -1,4 +1,4 @@
-"""The routes of a server: HTTP in, HTTP out; what a body means stands in the protocols' own files.
+"""The HTTP routes of a server. Each protocol reads its bodies in a file of its own.
 
 | route                                            | answers                                   |
 |--------------------------------------------------|-------------------------------------------|
@@ -10,11 +10,11 @@
 | `POST /v2/models/NAME[/versions/V]/infer`        | Open Inference, JSON or binary tensors    |
 | `POST .../infer_rows`                            | rows of JSON                              |
 | `POST .../infer_arrow`                           | an Arrow IPC stream                       |
-| `POST /v2/repository/index`                      | which model is in service                 |
+| `POST /v2/repository/index` | the model in service |
 | `POST /v2/repository/models/NAME/load`           | loads it anew, from the server's own path |
 
-Every error is `{"error": "one line"}`. Pages of other sites may not post: a browser names their
-origin, which must be the server's own.
+Every error is `{"error": "one line"}`. Pages of other sites may not post: a browser sends the
+origin of the page, and the server accepts only its own origin.
 """
 
 import asyncio
@@ -47,27 +47,28 @@ from recapp.serving.served_model import Served
 from recapp.serving.waiting_room import Admission, read_body
 
 READERS = {"infer": read_infer, "infer_rows": read_rows, "infer_arrow": read_arrow}
-"""What reads the body of each route, by the last part of its path."""
+"""The function that reads the body of each route, by the last part of the route's path."""
 
 EXTENSIONS = ("binary_tensor_data", "model_repository")
-ERROR_LETTERS = 1000  # a name of megabytes is not sent back
-LOOK_SECONDS = 1.0  # from one look at the ranks to the next, while a request waits
-GONE = 499  # the client went away: nobody reads the answer, but it is counted
+ERROR_LETTERS = 1000  # cuts error texts: a request may hold a name of megabytes
+LOOK_SECONDS = 1.0  # between two checks of the ranks while a request waits
+GONE = 499  # status in the metrics when the client has disconnected before the answer
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Server:
-    """What the routes share.
+    """Answer the requests of all routes.
 
     Args:
         model: The model in service.
-        batcher: The worker.
-        limits: What is accepted.
-        counts: What has been counted.
+        batcher: The worker that computes batches.
+        limits: The bounds of requests.
+        counts: The counters behind `/metrics`.
         version: The version of recapp.
-        leader: This rank, where several hold the model; what is in its way is answered by 503.
+        leader: This rank, where several ranks hold the model; while it cannot reach a rank,
+            requests get status 503.
     """
 
     def __init__(
@@ -87,32 +88,33 @@ class Server:
         self.leader = leader
         self.admission = Admission(limits)
         self.ends = False
-        """Whether the server is about to end: it is not ready, but answers what comes."""
+        """Whether the server is shutting down: not ready, but still answering requests.
+        """
 
     @property
     def is_ready(self) -> bool:
-        """Return whether requests should be sent here."""
+        """Return whether the server is ready for requests."""
         return not (self.ends or self._obstacle())
 
     @property
     def is_lost(self) -> bool:
-        """Return whether nothing can be computed any more, because a rank is lost."""
+        """Return whether a rank is lost, so that the server can compute no more scores."""
         return self.leader is not None and self.leader.failure is not None
 
     def _obstacle(self) -> str:
         return self.leader.obstacle() if self.leader is not None else ""
 
     def _check_ranks(self) -> None:
-        """Check that a request need not wait for a rank that does not answer.
+        """Check that all ranks answer.
 
         Raises:
-            Refused: It would.
+            Refused: A rank does not answer.
         """
         if obstacle := self._obstacle():
             raise busy(obstacle)
 
     def application(self) -> Starlette:
-        """Return the routes as an ASGI application; it runs the worker while it lives."""
+        """Return the routes as an ASGI application; its lifespan starts and stops the worker."""
         model = "/v2/models/{name}"
         places = (model, f"{model}/versions/{{version}}")
         routes = [
@@ -152,7 +154,7 @@ class Server:
         return Response(page.html, headers=page.headers, media_type="text/html")
 
     async def metrics(self, request: Request) -> Response:
-        """Return what has been counted, as Prometheus reads it."""
+        """Return the metrics as Prometheus text."""
         served = self.model.current()
         gauges = {
             "requests_in_progress": self.admission.requests,
@@ -167,20 +169,20 @@ class Server:
         return _json({"name": "recapp", "version": self.version, "extensions": EXTENSIONS})
 
     async def live(self, request: Request) -> Response:
-        """Say that the process answers."""
+        """Answer that the process is alive."""
         return _json({"live": True})
 
     async def ready(self, request: Request) -> Response:
-        """Say whether requests should be sent here."""
+        """Answer whether the server is ready for requests."""
         return _json({"ready": self.is_ready}, 200 if self.is_ready else 503)
 
     # ---- about the model
 
     def _served(self, request: Request) -> Served:
-        """Return the model that a path names.
+        """Return the model that the request's path names.
 
         Raises:
-            Refused: Another name, or another version than that in service.
+            Refused: The model in service has another name or version.
         """
         served = self.model.current()
         check_place(request, served)
@@ -191,13 +193,13 @@ class Server:
         return _json(self._served(request).metadata())
 
     async def model_ready(self, request: Request) -> Response:
-        """Say whether the model answers."""
+        """Answer whether the model is ready."""
         served = self._served(request)
         answer = {"name": served.name, "ready": self.is_ready}
         return _json(answer, 200 if self.is_ready else 503)
 
     async def example(self, request: Request) -> Response:
-        """Return rows to try, and whether they are made up."""
+        """Return example rows, and whether they are synthetic."""
         served = self._served(request)
         return _json({"rows": served.example(), "made_up": served.scorer.example is None})
 
@@ -208,7 +210,7 @@ class Server:
         return _json([state])
 
     async def load(self, request: Request) -> Response:
-        """Load the model anew, from the path that the server was started with."""
+        """Reload the model from the path that the server was started with."""
         check_origin(request)
         check_place(request, self.model.current())
         self._check_ranks()
@@ -270,7 +272,9 @@ class Server:
         return Response(reply.body, headers=headers)
 
     async def _body(self, request: Request) -> memoryview:
-        """Return a body that comes in time; its room is the caller's to release."""
+        """Read the body of a request within the time limit. The caller releases its bytes from the
+        admission.
+        """
         try:
             async with asyncio.timeout(self.limits.timeout_s):
                 return await read_body(request, self.limits, self.admission)
@@ -284,7 +288,7 @@ class Server:
 
     def _submit(self, verb: str, request: Request, body: memoryview, start: float) -> Work:
         def read(served: Served) -> Any:
-            check_place(request, served)  # the version may have changed since it came
+            check_place(request, served)  # a reload may have changed the version in between
             return READERS[verb](body, request.headers, served, self.limits)
 
         work = Work(read, start, asyncio.get_running_loop().create_future())
@@ -292,13 +296,13 @@ class Server:
         return work
 
     async def _answer(self, work: Work, request: Request, start: float) -> Reply:
-        """Wait for the answer, or until nobody waits for it any more.
+        """Wait for the answer, until it comes, the client disconnects or the time is over.
 
         Raises:
-            ClientDisconnect: The client has gone.
+            ClientDisconnect: The client has disconnected.
             Refused: The request is refused, a rank does not answer, or the time is over.
         """
-        gone = asyncio.ensure_future(request.receive())  # comes when the client goes
+        gone = asyncio.ensure_future(request.receive())  # ends when the client disconnects
         until = start + self.limits.timeout_s
         try:
             both: set[asyncio.Future[Any]] = {work.answer, gone}
@@ -321,7 +325,7 @@ def check_place(request: Request, served: Served) -> None:
     """Check the name and the version in a path against the model in service.
 
     Raises:
-        Refused: They are others.
+        Refused: The model in service has another name or version.
     """
     name = request.path_params["name"]
     if name != served.name:
@@ -334,10 +338,10 @@ def check_place(request: Request, served: Served) -> None:
 
 
 def check_origin(request: Request) -> None:
-    """Check that a request is of a program, or of a page of this server.
+    """Check that a request comes from a program, or from a page of this server.
 
     Raises:
-        Refused: A browser sends it for a page of another site.
+        Refused: A browser sent the request for a page of another site.
     """
     origins = request.headers.getlist("origin")
     host = ",".join(request.headers.getlist("host"))

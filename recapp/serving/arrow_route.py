@@ -1,9 +1,9 @@
-"""Raw rows as an Arrow IPC stream, scores as another: what a data frame sends without a detour.
+"""Read raw rows from an Arrow IPC stream and answer with a stream of scores, for data frames.
 
-The bytes are a stranger's, and Arrow trusts what a stream says of its own sizes. So sizes are added
-up before anything is unpacked, only the columns of features are read, and each record batch is
-validated to the last offset before a value of it is. Views of text and lists are refused: many of
-them may share the same bytes, so that a small body holds any amount of work.
+Clients are not trusted, but Arrow trusts the sizes that a stream declares. So this file adds up the
+declared sizes before it decompresses a buffer, reads only the columns of features, and validates
+all offsets of a record batch before it reads a value. It refuses views of text and of lists: many
+views may share the same bytes, so a small body could cause unbounded work.
 """
 
 from collections.abc import Mapping
@@ -27,16 +27,16 @@ ARROW = "application/vnd.apache.arrow.stream"
 def read_arrow(
     body: memoryview, headers: Mapping[str, str], served: Served, limits: Limits
 ) -> Question:
-    """Return what an Arrow IPC stream of raw rows asks; columns beside the features are left out.
+    """Read a question from an Arrow IPC stream of raw rows; ignore columns that are not features.
 
     Args:
         body: The stream.
-        headers: The headers of the request; none matters.
-        served: The model that is to answer.
-        limits: How many bytes (unpacked), rows and ids there may be.
+        headers: The headers of the request; not used.
+        served: The model that answers.
+        limits: The bounds of decompressed bytes, rows and ids.
 
     Raises:
-        Refused: The bytes are no valid stream, or too much.
+        Refused: The bytes are not a valid stream, or exceed a limit.
         DataError: A column is missing, or has a type that cannot be read.
     """
     if not len(body):
@@ -54,9 +54,7 @@ def read_arrow(
 
 
 def _check_unpacked_bytes(body: memoryview, limits: Limits) -> None:
-    """Check that a stream does not hold more than the limit when it is unpacked: Arrow takes the
-    memory that it says it needs.
-    """
+    """Check the decompressed bytes of a stream: Arrow allocates the size that a buffer declares."""
     total = 0
     for sizes in sizes_of(body):
         total += sizes.unpacked_bytes
@@ -64,7 +62,7 @@ def _check_unpacked_bytes(body: memoryview, limits: Limits) -> None:
 
 
 def _read(body: memoryview, served: Served, limits: Limits) -> pa.Table:
-    """Return the features of a stream, validated, under the schema's own names."""
+    """Return the validated features of a stream, with the names of the schema."""
     schema = served.scorer.schema
     source = pa.py_buffer(body)
     with pa.ipc.open_stream(source) as reader:
@@ -94,7 +92,7 @@ def _read(body: memoryview, served: Served, limits: Limits) -> pa.Table:
 
 
 def _text_bytes(column: pa.Array) -> int:
-    """Return the bytes of a column of texts that a dictionary holds, as if there were none."""
+    """Return the bytes that a column of texts would take without dictionary encoding."""
     if is_list(column.type):
         return _text_bytes(column.flatten())
     if not pt.is_dictionary(column.type) or not is_text(column.type.value_type):

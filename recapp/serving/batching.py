@@ -1,17 +1,16 @@
-"""Batches made of requests: what waits is computed together, by one thread.
+"""Dynamic batching: one thread computes the waiting requests together.
 
     event loop   arrive ------------------------------------> answer
     worker              read, read, read -> model -> write
 
-The worker takes requests in the order of their arrival, parses each (its errors are its own), and
-computes what it has when there are `max_batch` rows, or when the first has waited `max_wait_ms`, or
-without waiting where that is 0: then a batch is what arrived while the one before was computed. A
-request is never split. The scores of a row do not depend on what else is in the batch but for the
-rounding of float32, because matrix products of other sizes add in another order.
+The worker takes requests in the order of their arrival and parses each; an error concerns only its
+own request. It computes a batch when it has `max_batch` rows, or when the first request has waited
+`max_wait_ms`. With `max_wait_ms=0` it never waits: a batch is then the requests that arrived while
+the batch before was computed. A request is never split. The other rows of a batch change the score
+of a row by float32 rounding only, because matrix products of other sizes add in another order.
 
-Where a batch is refused (a value that cannot be read, an id outside of a table whose rule is
-`error`), its requests are computed one by one, so that each gets the answer that it would have had
-alone.
+If a batch raises an error (a value cannot be read, or an id lies outside of a table whose id rule
+is `error`), the worker computes its requests one by one. So only the faulty request gets the error.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ from recapp.serving.served_model import Served
 FAULT = "a fault of the server, which its log tells of; the request was not answered"
 
 Read = Callable[[Served], Question]
-"""Reads a request for a model: made of its body, its headers and its protocol."""
+"""Reads a request for a model; it holds the body, the headers and the protocol."""
 
 log = logging.getLogger(__name__)
 
@@ -44,29 +43,29 @@ class Work:
     """A request on its way through the worker.
 
     Args:
-        read: Reads it.
-        arrived: When it came, by `time.perf_counter`.
-        answer: What its handler waits for.
+        read: Reads the request for a model.
+        arrived: The time of its arrival, by `time.perf_counter`.
+        answer: The future that its handler awaits.
     """
 
     read: Read
     arrived: float
     answer: "asyncio.Future[Reply]"
-    dropped: bool = False  # nobody waits for it any more
+    dropped: bool = False  # its handler no longer awaits the answer
     served: Served | None = None
     question: Question | None = None
-    read_s: float = 0.0  # from its body to its batch
+    read_s: float = 0.0  # to parse its body
     waited_s: float = 0.0  # from its arrival until it was read
-    model_s: float = 0.0  # of its batch
+    model_s: float = 0.0  # to compute its batch
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     @property
     def rows(self) -> int:
-        """Return its rows, once it is read."""
+        """Return the number of its rows; the request must have been read."""
         return self.question.table.num_rows if self.question else 0
 
     def finish(self, result: Reply | BaseException) -> None:
-        """Hand the answer to the event loop; nobody may be there any more."""
+        """Hand the answer to the event loop, which may have ended."""
 
         def done() -> None:
             if self.dropped:
@@ -83,13 +82,13 @@ class Work:
 
 
 class Batcher:
-    """The worker, and the queue in front of it.
+    """The worker thread and its queue.
 
     Args:
-        current: Returns the model that is in service.
-        max_batch: The rows of a batch, unless one request has more.
-        max_wait_ms: How long the first request of a batch waits for others.
-        observe: Called by the worker with the rows and the seconds of each batch.
+        current: Returns the model in service.
+        max_batch: The most rows of a batch; one request may have more.
+        max_wait_ms: The time for which the first request of a batch waits for others.
+        observe: A callback; the worker calls it with the rows and the seconds of each batch.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class Batcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the worker when the queue is empty, and wait for it."""
+        """Let the worker empty the queue and end, and wait for its end."""
         with self._changed:
             self._ends = True
             self._changed.notify()
@@ -122,7 +121,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Return how many requests wait to be read."""
+        """Return the number of requests in the queue."""
         return len(self._queue)
 
     def submit(self, work: Work) -> None:
@@ -137,7 +136,7 @@ class Batcher:
                 self._compute(works)
 
     def _gather(self) -> list[Work] | None:
-        """Return the requests of the next batch, read; None at the end."""
+        """Read and return the requests of the next batch; return None after `stop`."""
         first = self._carried or self._next(None)
         self._carried = None
         if first is None:
@@ -158,10 +157,10 @@ class Batcher:
         return works
 
     def _next(self, until: float | None) -> Work | None:
-        """Return the next request; None when the time is over, or at the end.
+        """Return the next request; return None when the time is over, or after `stop`.
 
         Args:
-            until: How long to wait for one; None waits for the end.
+            until: The end of the wait, by `time.perf_counter`; None waits without a limit.
         """
         with self._changed:
             while not self._queue:
@@ -172,7 +171,7 @@ class Batcher:
             return self._queue.popleft()
 
     def _read(self, work: Work) -> bool:
-        """Read a request; return whether there is something to compute."""
+        """Read a request; return whether its rows must be computed."""
         if work.dropped:
             return False
         start = time.perf_counter()
@@ -219,7 +218,7 @@ class Batcher:
 
 
 def _refusal(error: Exception) -> Refused:
-    """Return what is answered where nothing can be computed, and whose matter that is."""
+    """Return the answer to a failed request, with a status that blames the client or the server."""
     text = " ".join(str(error).split())
     if isinstance(error, RankError):
         return busy(f"this server cannot compute any more, and ends: {text}")

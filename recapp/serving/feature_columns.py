@@ -1,13 +1,13 @@
-"""Tensors of a request -> one Arrow table of raw rows, as the model's schema names its columns.
+"""Make one Arrow table of raw rows, with the columns of the model's schema, from input tensors.
 
-    NAME [B]                     a value per row; null or "" is a missing one
-    NAME [B], NAME.present [B]   BOOL: where it is false the value is missing
-    NAME [L], NAME.lengths [B]   a list of ids per row: NAME holds them all, row after row
+    NAME [B] a value per row; null or "" is a missing value NAME [B], NAME.present [B] BOOL: where
+    it is false the value is missing NAME [L], NAME.lengths [B] a list of ids per row: NAME holds
+    them all, row after row
 
-A missing id is not a list without ids: the first reads the table's row for missing ones, as in
-training, the second reads none.
+A missing id differs from an empty list: a missing id reads the table's row for missing ids, as in
+training; an empty list reads no row.
 
-What follows (text to ids, numbers that are not finite) is training's own decoder.
+The decoder of training does the rest (ids of texts, numbers that are not finite).
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,11 +34,11 @@ def table_of(tensors: Sequence[InputTensor], schema: Schema, limits: Limits) -> 
     Args:
         tensors: The tensors.
         schema: The columns of the model.
-        limits: How many rows and ids there may be.
+        limits: The bounds of rows and ids.
 
     Raises:
-        Refused: A feature is unknown, missing, given twice, has a wrong datatype, or has not as
-            many values as the others; the error names it.
+        Refused: A feature is unknown, missing, given twice, has a wrong datatype, or differs from
+            the others in its number of values; the error names the feature.
     """
     given = _by_name(tensors, schema)
     columns = {name: _column(name, given, schema) for name in (*schema.dense, *schema.sparse)}
@@ -55,10 +55,10 @@ def table_of(tensors: Sequence[InputTensor], schema: Schema, limits: Limits) -> 
 
 
 def ids_in(column: pa.Array) -> int:
-    """Return how many ids a column of single ids or of lists holds."""
+    """Return the number of ids in a column of single ids or of lists."""
     if not is_list(column.type):
         return len(column)
-    # by their lengths alone: lists of nulls may say any, and have no bytes
+    # reads lengths only: a list of nulls may declare any length and holds no bytes
     return int(pc.sum(pc.list_value_length(column)).as_py() or 0)
 
 

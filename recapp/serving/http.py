@@ -1,14 +1,13 @@
-"""The HTTP server around the application: its socket, its signals, and clients that are slow.
+"""The HTTP server around the application: its socket, its signals, and limits on slow clients.
 
-    SIGTERM, SIGINT   no new connections; what has come is answered; then the process ends with 0
-    a rank is lost    the same, with an error at the end
-    SIGHUP            the model is read anew
+    SIGTERM, SIGINT stop accepting, answer the open requests, and exit with 0 a rank is lost the
+    same, but exit with an error SIGHUP reload the model
 
-uvicorn speaks HTTP, through h11: that one bounds the head of a request, which the faster parser
-does not, and recapp's own part of a request is longer than the difference (docs/lab_log.md). A
-client that takes longer than `timeout_s` for a head, or for a body that nobody reads any more,
-loses its connection. From a signal on each answer says that it is the last of its connection, and
-one that is idle stays open for a moment more: a request may be on its way.
+uvicorn speaks HTTP through h11. h11 bounds the head of a request, which the faster parser does not;
+the difference in time is less than recapp's own part of a request (docs/lab_log.md). The server
+closes the connection of a client that takes longer than `timeout_s` for a head, or for the rest of
+a body after the answer. After a signal each answer closes its connection, and an idle connection
+stays open for LINGER_SECONDS, because a request may be on its way.
 """
 
 import asyncio
@@ -36,24 +35,24 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
-KEEP_ALIVE_SECONDS = 75  # above the minute of usual load balancers, which must close first
-LINGER_SECONDS = 1.0  # how long an idle connection stays open after a signal
-LOOK_SECONDS = 0.2  # from one look at the ranks to the next
+KEEP_ALIVE_SECONDS = 75  # load balancers wait 60 s and must close first
+LINGER_SECONDS = 1.0  # for which an idle connection stays open after a signal
+LOOK_SECONDS = 0.2  # between two checks of the ranks
 LISTENS = 1024  # connections that wait to be accepted
-ACCEPTS = 16  # connections that are accepted before those that are too many are closed
-OWN_FILES = 64  # that a server opens beside its connections: the model's, a reload's
+ACCEPTS = 16  # connections accepted above the limit before the server closes them
+OWN_FILES = 64  # open files beside connections: those of the model and of a reload
 NO_HTTP = "this is no HTTP/1.1, or its head is longer than 64 KB"
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address.
+    """Return a socket bound to an address.
 
     Args:
         host: The name or number of an interface.
-        port: The port; 0 takes a free one.
+        port: The port; 0 takes a free port.
 
     Raises:
-        ConfigError: The port is taken or not allowed, or there is no such host.
+        ConfigError: The port is taken or not allowed, or the host does not exist.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -84,19 +83,20 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Return the address of a listening socket as a browser takes it."""
+    """Return the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
 
 
 def serve(server: Server, listener: socket.socket, started: Callable[[], None]) -> None:
-    """Answer requests until a signal comes or a rank is lost, and then what has come until then.
+    """Answer requests until a signal comes or a rank is lost; then answer the open requests and
+    end.
 
     Args:
         server: The routes.
-        listener: Where it listens.
-        started: Called when it answers.
+        listener: The socket on which the server listens.
+        started: A callback; called when the server accepts requests.
     """
     asyncio.run(_serve(server, listener, started))
 
@@ -108,7 +108,7 @@ async def _serve(server: Server, listener: socket.socket, started: Callable[[], 
         http=protocol_with_limits(server.limits, most_connections(server.limits)),
         ws="none",
         log_config=None,
-        log_level="error",  # not a line for whatever is no HTTP
+        log_level="error",  # no log line for each invalid request
         access_log=False,
         backlog=ACCEPTS,
         server_header=False,
@@ -123,7 +123,7 @@ async def _serve(server: Server, listener: socket.socket, started: Callable[[], 
         while not (http.started or serving.done()):
             await asyncio.sleep(0.01)
         if http.started:
-            listener.listen(LISTENS)  # asyncio has one number for both
+            listener.listen(LISTENS)  # asyncio has one number for LISTENS and ACCEPTS
             started()
         while not serving.done():
             if server.is_lost:
@@ -133,7 +133,7 @@ async def _serve(server: Server, listener: socket.socket, started: Callable[[], 
 
 
 class _Http(uvicorn.Server):
-    """uvicorn's server without its handlers of signals, which would end the process by one."""
+    """uvicorn's server without its signal handlers, which would end the process by a signal."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -142,7 +142,7 @@ class _Http(uvicorn.Server):
 
 @contextmanager
 def _signals(http: uvicorn.Server, server: Server) -> Iterator[None]:
-    """Handle signals inside the `with`."""
+    """Install the signal handlers inside the `with`."""
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[Any]] = set()
 
@@ -179,7 +179,7 @@ async def _reload(server: Server) -> None:
 
 
 class Door:
-    """What every request passes: it counts the connections, and says which answer is a last one.
+    """ASGI middleware of all requests: it limits the connections, and closes them on shutdown.
 
     Args:
         server: The routes.
@@ -189,10 +189,10 @@ class Door:
         self._server = server
         self._app = server.application()
         self.connections: Sized = ()
-        """All that are open, as uvicorn keeps them."""
+        """The open connections; uvicorn's own set."""
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI has it."""
+        """Answer a request; the arguments are those of ASGI."""
 
         async def sent(message: Message) -> None:
             if self._server.ends and message["type"] == "http.response.start":
@@ -230,13 +230,13 @@ async def _answer(send: Send, status: int, text: str, *more: tuple[bytes, bytes]
 
 
 def most_connections(limits: Limits) -> int:
-    """Return how many connections may be open, those that are told to come again among them.
+    """Return the number of connections that may be open, with those that are answered with 503.
 
-    Each is an open file, so the process is allowed more of those where it may be. Without room, an
-    accepted connection is an error in the log, thousands of times a second.
+    Each connection is an open file, so this raises the process's limit of open files where the
+    system allows that. At the limit, asyncio logs an error thousands of times a second.
 
     Raises:
-        ConfigError: It may not open as many files as `max_connections` needs.
+        ConfigError: The process may not open the files that `max_connections` needs.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = limits.max_connections + OWN_FILES
@@ -256,18 +256,18 @@ def most_connections(limits: Limits) -> int:
 
 
 class LimitedProtocol(H11Protocol):
-    """uvicorn's protocol with limits on how slowly a client may send, and on how many do."""
+    """uvicorn's protocol with limits on slow clients and on the number of connections."""
 
     seconds = 0.0
-    """How long the head of a request may take, or a body that nobody reads any more."""
+    """Seconds for the head of a request, or for the rest of a body after the answer."""
 
     most = 0
-    """The connections that may be open; another one is closed as it comes."""
+    """The most open connections; a further connection is closed at once."""
 
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Watch a connection, or close one that is too many."""
+        """Start the timer of a connection, or close a connection above the limit."""
         super().connection_made(transport)
         if len(self.connections) > self.most:
             transport.abort()
@@ -275,23 +275,25 @@ class LimitedProtocol(H11Protocol):
             self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Take what a client sends."""
+        """Handle bytes from the client."""
         super().data_received(data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Watch no longer."""
+        """Stop the timer."""
         super().connection_lost(exc)
         self._unwatch()
 
     def on_response_complete(self) -> None:
-        """Watch whether the rest of a body comes that nobody reads."""
+        """Close the connection if the rest of a body does not arrive in time after the answer."""
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY:
             self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, unless it is the rest of what has its answer."""
+        """Answer invalid HTTP with 400, unless it is the rest of a body that already has its
+        answer.
+        """
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body, headers = _error(NO_HTTP)
             for event in (
@@ -303,7 +305,9 @@ class LimitedProtocol(H11Protocol):
         self.transport.close()
 
     def shutdown(self) -> None:
-        """Close the connection when what it has begun is answered, or soon."""
+        """Close the connection after the answer to its open request; without one, after
+        LINGER_SECONDS.
+        """
         if not self._answered():
             self.cycle.keep_alive = False
         self.loop.call_later(LINGER_SECONDS, self._leave)
@@ -337,7 +341,7 @@ def protocol_with_limits(limits: Limits, most: int) -> type[LimitedProtocol]:
     """Return the protocol of a server.
 
     Args:
-        limits: Its limits; `timeout_s` counts.
-        most: The connections that may be open.
+        limits: The limits of the server; only `timeout_s` is used.
+        most: The most open connections.
     """
     return type("Protocol", (LimitedProtocol,), {"seconds": limits.timeout_s, "most": most})

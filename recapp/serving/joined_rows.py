@@ -1,8 +1,8 @@
-"""Raw rows of several requests as one batch.
+"""Join the raw rows of several requests into one batch.
 
-What a batch costs besides its rows is a good half of a millisecond (39 columns are found, checked
-and decoded), so requests whose columns have the same types are joined before, not after: those of
-one kind of client.
+A batch has a fixed cost of a good half of a millisecond (39 columns are found, checked and
+decoded). So requests whose columns have the same types, usually those of one kind of client, are
+joined before they are decoded, not after.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def batch_of(tables: Sequence[RawTable], scorer: Scorer) -> Batch:
 
     Args:
         tables: Raw rows.
-        scorer: The model that reads them.
+        scorer: The model that decodes the rows.
 
     Raises:
         DataError: A value cannot be read.

@@ -1,11 +1,12 @@
-"""Rows as a person writes them: `{"rows": [{"age": 31, "user": "ann", "seen": [4, 9]}]}`.
+"""Rows of JSON as a person writes them: `{"rows": [{"age": 31, "user": "ann", "seen": [4, 9]}]}`.
 
-A feature that a row leaves out is missing there, like null; one that no row has is an error. Fields
-beside the features are left out, as columns of Arrow are. So a misspelt feature could be scored as
-a missing one: a row that leaves a feature out and has a field of almost the same name is refused.
+A feature that a row omits has a missing value there, like null; a feature that no row has is an
+error. Fields that are not features are ignored, like extra columns of Arrow. So a misspelt feature
+could be scored as a missing value. Therefore a row that omits a feature and has a field with almost
+the same name is refused.
 
-A value is a scalar or a list of scalars. Whatever is nested deeper is refused before Arrow sees it:
-it takes minutes over a type of a thousand levels, which a body of some kilobytes spells.
+A value is a scalar or a list of scalars. Deeper nesting is refused before Arrow reads it: Arrow
+takes minutes for a type of a thousand levels, and a body of a few kilobytes can contain one.
 """
 
 import math
@@ -23,20 +24,20 @@ from recapp.serving.question import Question, Reply, scores_of
 from recapp.serving.served_model import Served
 from recapp.serving.tensors import column_of, scalars_of
 
-MISSPELT_LETTERS = 4  # names of fewer are compared as they are: I1 is not a misspelt C1
-SHOWN = 5  # fields that an error lists
+MISSPELT_LETTERS = 4  # shorter names must be equal: I1 is not a misspelt C1
+SHOWN = 5  # the most fields that an error lists
 
 
 def read_rows(
     body: memoryview, headers: Mapping[str, str], served: Served, limits: Limits
 ) -> Question:
-    """Return what rows of JSON ask.
+    """Read a question from rows of JSON.
 
     Args:
         body: The body.
-        headers: The headers of the request; none matters.
-        served: The model that is to answer.
-        limits: How many rows and ids there may be.
+        headers: The headers of the request; not used.
+        served: The model that answers.
+        limits: The bounds of rows and ids.
 
     Raises:
         Refused: The body is malformed, or does not fit the model.
@@ -54,10 +55,10 @@ def read_rows(
 
 
 def _check_names(rows: Sequence[Mapping[str, Any]], features: Sequence[str]) -> None:
-    """Check that some row has each feature, and that no row has one under a misspelt name.
+    """Check that each feature is in some row, and that no row misspells a feature.
 
     Raises:
-        Refused: A feature is in no row, or a row has a misspelt one; the error names both.
+        Refused: A feature is in no row, or a row misspells a feature; the error names both.
     """
     here = {name for row in rows for name in row}
     others = here.difference(features)
@@ -76,7 +77,7 @@ def _check_names(rows: Sequence[Mapping[str, Any]], features: Sequence[str]) -> 
 
 
 def _meant(name: str, others: Set[str], misspelt: Mapping[str, Sequence[str]]) -> str:
-    """Return what may help whoever left out a feature."""
+    """Return a hint for an error about a missing feature."""
     found = sorted(field for field, names in misspelt.items() if name in names)
     if found:
         return f"did you mean to write {name} for {found[0][:80]}?"
@@ -90,13 +91,13 @@ def _meant(name: str, others: Set[str], misspelt: Mapping[str, Sequence[str]]) -
 def _misspelt(others: Set[str], features: Sequence[str]) -> dict[str, list[str]]:
     """Return the fields that look like a misspelt feature, with those features.
 
-    The time grows with the letters alone, whatever number of fields a body holds.
+    The time grows with the number of letters, not with the product of fields and features.
     """
     wanted: dict[str, list[str]] = {}
     for name in features:
         for spelling in _spellings(name):
             wanted.setdefault(spelling, []).append(name)
-    longest = max(map(len, features), default=0) + 2  # a letter and a sign more
+    longest = max(map(len, features), default=0) + 2  # one letter and one sign more
     found = {}
     for field in others:
         if len(field) <= longest:
@@ -107,10 +108,11 @@ def _misspelt(others: Set[str], features: Sequence[str]) -> dict[str, list[str]]
 
 
 def _spellings(name: str) -> set[str]:
-    """Return a name without capitals and signs, and, unless it is short, without one letter more.
+    """Return a name in lower case without signs, and all forms of it with one letter less (not for
+    a short name).
 
-    Two names that share a spelling are taken for each other. Digits stay: they tell the columns of
-    a log apart.
+    Two names that share a spelling count as the same name, misspelt. Digits stay, because they
+    distinguish the columns of a log.
     """
     plain = "".join(filter(str.isalnum, name.casefold()))
     some = range(len(plain)) if len(plain) >= MISSPELT_LETTERS else ()
@@ -141,7 +143,7 @@ def _check_flat(values: list[Any], field: str, wanted: str) -> None:
 
 
 def _rounded(value: int) -> float:
-    """Return an integer as the nearest float, which is infinite where there is none."""
+    """Return the nearest float to an integer; infinity if the integer is too large."""
     try:
         return float(value)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""JSON from strangers: what is no JSON by its standard is refused, in one line."""
+"""Read JSON from clients: text that is not standard JSON is refused, with one line of error."""
 
 import json
 from typing import Any, NoReturn
@@ -10,7 +10,8 @@ def read_object(text: bytes | memoryview) -> dict[str, Any]:
     """Return a JSON object.
 
     Raises:
-        Refused: It is no JSON, or no object; NaN and infinity are none, whatever Python writes.
+        Refused: The text is not JSON or not an object. NaN and infinity are not JSON, although
+            Python accepts them.
     """
     if not len(text):
         raise bad("the body is empty: send a JSON object")

@@ -1,7 +1,7 @@
-"""What a server accepts, and how it says that something is more than that.
+"""The limits of a server, and the errors for requests that exceed them.
 
-A refusal is an answer: a status of HTTP and one line that names the field of the request, or the
-setting of the server, and what to do.
+A refusal is an HTTP status and one line of text. The line names the field of the request, or the
+setting of the server, and the fix.
 """
 
 from collections.abc import Mapping
@@ -15,16 +15,15 @@ HINT = "send less at once, or start the server with a larger {0}"
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The bounds of a server, each a setting of `recapp.serve`.
+    """The limits of a server, each a setting of `recapp.serve`.
 
     Args:
-        max_body_bytes: The bytes of a request's body, and of what an Arrow body holds when it is
-            unpacked.
-        max_rows: The rows of a request.
-        max_ids: The ids of a request, over all features and rows.
-        max_queue: The requests that are read, wait or are computed at one time.
-        max_pending_bytes: The bytes of their bodies together.
-        max_connections: The connections that are open at one time.
+        max_body_bytes: The bytes of a request's body, and the decompressed bytes of an Arrow body.
+        max_rows: The number of rows of a request.
+        max_ids: The number of ids of a request, over all features and rows.
+        max_queue: The number of requests that are read, wait or are computed at one time.
+        max_pending_bytes: The total bytes of the bodies of these requests.
+        max_connections: The number of connections that are open at one time.
         timeout_s: The seconds that a request may take, from its first byte to its answer.
     """
 
@@ -39,12 +38,12 @@ class Limits:
 
 @dataclass
 class Refused(Exception):
-    """A request that is answered by an error.
+    """The error answer to a request.
 
     Args:
-        status: The status of HTTP.
-        text: One line: what is wrong with which field, or which limit is in the way.
-        headers: Headers of the answer.
+        status: The HTTP status.
+        text: One line that names the wrong field and its fault, or the limit.
+        headers: The headers of the answer.
     """
 
     status: int
@@ -56,17 +55,17 @@ class Refused(Exception):
 
 
 def bad(text: str) -> Refused:
-    """Return the refusal of a request that could never be answered: 400."""
+    """Return the refusal of an invalid request: status 400."""
     return Refused(400, text)
 
 
 def busy(text: str) -> Refused:
-    """Return the refusal of a request that may be answered later: 503 with Retry-After."""
+    """Return the refusal of a request that may be sent again later: status 503 with Retry-After."""
     return Refused(503, text, {"retry-after": str(RETRY_AFTER_SECONDS)})
 
 
 def check_body_bytes(count: int, limits: Limits) -> None:
-    """Check the bytes of a body, or of what it holds unpacked.
+    """Check the bytes of a body, or its decompressed bytes.
 
     Raises:
         Refused: There are more than `max_body_bytes`.

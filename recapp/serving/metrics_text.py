@@ -1,7 +1,7 @@
-"""What a server counts, as Prometheus reads it: text lines at `/metrics`.
+"""The metrics of a server as Prometheus text at `/metrics`.
 
-Counters and histograms only grow; a reader takes differences. Quantiles are the reader's to compute
-from the buckets, which lie a factor of about 1.4 apart.
+Counters and histograms only grow; Prometheus takes differences and computes quantiles from the
+buckets. The bounds of two neighbouring buckets differ by a factor of about 1.4.
 """
 
 import bisect
@@ -23,10 +23,10 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 class Histogram:
-    """Counts of values by the smallest bound that is not below them.
+    """Count each value in the bucket of the smallest bound that is not below the value.
 
     Args:
-        bounds: The bounds, rising; what is above the last is counted, too.
+        bounds: The rising bounds; a value above the last bound counts in the total.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -44,7 +44,7 @@ class Histogram:
 
         Args:
             name: The name of the metric.
-            labels: Its labels, as they stand in a line.
+            labels: The labels of the metric, as text of a Prometheus line.
         """
         separator = "," if labels else ""
         bounds = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
@@ -57,25 +57,25 @@ class Histogram:
 
 @dataclass
 class Counts:
-    """What a server has counted since it started; the event loop and the worker add to it."""
+    """The counters of a server since its start; the event loop and the worker increment them."""
 
     started: float = field(default_factory=time.time)
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     reloads: Counter[str] = field(default_factory=Counter)
     rows: int = 0
-    dropped: int = 0  # whose client went before the answer
+    dropped: int = 0  # requests whose client disconnected before the answer
     request_seconds: dict[str, Histogram] = field(default_factory=dict)
     model_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     batch_rows: Histogram = field(default_factory=lambda: Histogram(ROWS))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def request(self, route: str, status: int, seconds: float) -> None:
-        """Count an answer.
+        """Count the answer to a request.
 
         Args:
-            route: What was asked: `infer`, `arrow`, `rows` or `other`.
-            status: The status of HTTP.
-            seconds: From the first byte of the request to the answer.
+            route: The kind of route: `infer`, `arrow`, `rows` or `other`.
+            status: The HTTP status.
+            seconds: The time from the first byte of the request to the answer.
         """
         with self._lock:
             self.requests[route, status] += 1
@@ -84,18 +84,18 @@ class Counts:
                 held.add(seconds)
 
     def batch(self, rows: int, seconds: float) -> None:
-        """Count a batch that the model has computed."""
+        """Count a computed batch."""
         with self._lock:
             self.rows += rows
             self.batch_rows.add(rows)
             self.model_seconds.add(seconds)
 
     def text(self, model: Mapping[str, str], gauges: Mapping[str, float]) -> str:
-        """Return everything as text.
+        """Return all metrics as text.
 
         Args:
             model: The labels of the model in service.
-            gauges: What else is so at this moment, by name.
+            gauges: The gauges at this moment, by name.
         """
         with self._lock:
             return "\n".join(self._lines(model, gauges)) + "\n"

@@ -1,9 +1,9 @@
-"""The page at `/`: the model, a request to try, latency and throughput drawn live.
+"""The page at `/`: the model, an example request, and live charts of latency and throughput.
 
     Served -> HTML with its style and script inside; the script reads /metrics once a second
 
-It asks for nothing from elsewhere, and the browser is told so: only the style and the script whose
-hashes stand in the header may be used.
+The page loads nothing from other sites. Its Content-Security-Policy header lets the browser use
+only the style and the script whose hashes it lists.
 """
 
 import base64
@@ -18,17 +18,17 @@ from typing import Any
 from recapp.console import Column, readable
 from recapp.serving.served_model import Served
 
-LEFT_OUT = ("path",)  # where the model lies is nobody's business who can open the page
+LEFT_OUT = ("path",)  # visitors of the page need not know the path of the model
 KINDS = {"FP32": "number", "INT64": "integer ids", "BYTES": "ids, integers or text"}
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The page as it is sent.
+    """An HTML page with its headers.
 
     Args:
-        html: Its text.
-        headers: What a browser may do with it.
+        html: The text of the page.
+        headers: The HTTP headers, with the rules for the browser.
     """
 
     html: str
@@ -81,7 +81,7 @@ def _hash(text: str) -> str:
 
 
 def _facts(info: Mapping[str, Any]) -> str:
-    """Return what a model says of itself: single facts as a list, tables as tables."""
+    """Return the facts of a model as HTML: single facts as a list, tables as tables."""
     single: list[tuple[str, Any]] = []
     tables = []
     for name, value in info.items():

@@ -1,10 +1,11 @@
-"""The Open Inference protocol: a body of `infer` becomes a question, logits its answer.
+"""The Open Inference protocol: read a question from a body of `infer`, and write its answer.
 
     {"id": "7", "inputs": [...], "outputs": [{"name": "score"}]}
     -> {"model_name": ..., "model_version": ..., "id": "7", "outputs": [{"name": "score", ...}]}
 
-Outputs are `score` (a probability) and `logit`; without `outputs` the answer has the score. An
-output is binary where its parameter `binary_data` or the request's `binary_data_output` says so.
+Outputs are `score` (a probability) and `logit`; without `outputs` the answer has the score. The
+parameter `binary_data` of an output, or `binary_data_output` of the request, makes an output
+binary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ class Wanted:
 
     Args:
         name: One of OUTPUTS.
-        binary: Whether its numbers stand behind the JSON.
+        binary: Whether its values are binary data behind the JSON.
     """
 
     name: str
@@ -43,13 +44,13 @@ class Wanted:
 def read_infer(
     body: memoryview, headers: Mapping[str, str], served: Served, limits: Limits
 ) -> Question:
-    """Return what the body of an `infer` asks.
+    """Read a question from the body of an `infer` request.
 
     Args:
         body: The body.
         headers: The headers of the request.
-        served: The model that is to answer.
-        limits: How many rows and ids there may be.
+        served: The model that answers.
+        limits: The bounds of rows and ids.
 
     Raises:
         Refused: The body is malformed, or does not fit the model.

@@ -1,4 +1,4 @@
-"""A request as the worker sees it, whatever its protocol: raw rows, and how it is answered.
+"""A request in the form that all protocols share: raw rows, and a function that writes the answer.
 
 body -> Question(table, write)    the protocol's own file reads it
 logits [B] -> write -> Reply      and writes the answer
@@ -20,8 +20,8 @@ class Reply:
     """An answer.
 
     Args:
-        body: Its bytes.
-        content_type: What they are.
+        body: The bytes of the answer.
+        content_type: The media type of the body.
         headers: Further headers.
     """
 
@@ -32,11 +32,11 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a request asks.
+    """The rows of a request, and the writer of its answer.
 
     Args:
-        table: Its rows, under the names of the model's schema.
-        write: Writes the answer from their logits, [B] on the CPU.
+        table: The rows, with the column names of the model's schema.
+        write: Writes the answer from the logits of the rows, [B] on the CPU.
     """
 
     table: RawTable

@@ -1,10 +1,10 @@
-"""A new model in the place of the old one, without an answer lost.
+"""Replace the model in service by a new one without losing a request.
 
-    load (beside the old one) -> check (its example, its features) -> take its place
-                              -> or say why not: the old one stays in service
+    load (beside the old one) -> check (its example, its features) -> put into service
+                              -> or raise an error: the old one stays in service
 
-Taking the place is one assignment. Requests that were read for the old model are computed by it;
-when the last of them is answered it is gone.
+Putting into service is one assignment. The old model computes the requests that were read for it,
+and is freed after the last of them.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from recapp.serving.served_model import Served, check_model
 
 
 class ModelInService:
-    """The model that answers, and the way to another one.
+    """The model in service, and the loader of its successor.
 
     Args:
-        load: Loads the model anew, from the path that the server was started with.
-        name: The name that it is served under; None takes the model's own.
-        counts: Where reloads are counted.
+        load: Loads the model from the path that the server was started with.
+        name: The name under which the server offers the model; None takes the model's own name.
+        counts: The counters of the server; reloads are counted there.
 
     Raises:
-        ConfigError: No path can have the name.
+        ConfigError: The name cannot be a part of a URL path.
         RecappError: The first model cannot be loaded, or fails its check.
     """
 
@@ -46,15 +46,15 @@ class ModelInService:
 
     @property
     def loads(self) -> bool:
-        """Return whether another model is being loaded."""
+        """Return whether a reload is running."""
         return self._loads
 
     async def reload(self) -> Served:
-        """Load the model anew and put it into service, while the old one answers.
+        """Load the model again and put it into service; the old model answers meanwhile.
 
         Raises:
-            Refused: It cannot be loaded or fails its check, and the old one stays; or another is
-                being loaded.
+            Refused: The model cannot be loaded or fails its check, so the old model stays; or
+                another reload is running.
         """
         if self._loads:
             raise Refused(409, "a model is being loaded already: wait for it")
@@ -87,10 +87,10 @@ class ModelInService:
 
 
 def _checked(name: str) -> str:
-    """Return a name that can stand in a path of HTTP.
+    """Return the name if it can be a part of a URL path.
 
     Raises:
-        ConfigError: It cannot.
+        ConfigError: The name cannot be a part of a URL path.
     """
     if "/" in name or name in (".", "..") or not name.isprintable():
         raise ConfigError(

@@ -1,8 +1,9 @@
-"""The model that a server answers with, what it says of itself, and whether it may go into service.
+"""The model in service, its metadata, and the check before a model goes into service.
 
-A model is served under the name that the server started with; its version says which it is. A new
-one (`recapp/serving/reload.py`) takes its place only if it scores its own example as it did when it
-was written, and reads the same features: clients would be refused otherwise.
+A server offers its model under the name that the server started with; the version identifies the
+model. A new model (`recapp/serving/reload.py`) goes into service only if it scores its own example
+as at the time of its export, and reads the same features. Other features would make the server
+refuse its clients' requests.
 """
 
 import math
@@ -19,9 +20,9 @@ from recapp.inference.scorer import Scorer
 from recapp.sparse.batch import Batch
 
 ROUNDING = 1e-5
-"""How far the scores of an example may be from those that are kept with it."""
+"""The tolerance between the scores of the example and the scores stored with it."""
 
-EXAMPLE_ROWS = 4  # that the page shows
+EXAMPLE_ROWS = 4  # rows that the page shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +39,16 @@ class Served:
 
     @property
     def version(self) -> str:
-        """Return its version."""
+        """Return the version of the model."""
         return self.scorer.version
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Return the names of its features, dense ones first."""
+        """Return the names of the model's features, dense features first."""
         return (*self.scorer.schema.dense, *self.scorer.schema.sparse)
 
     def metadata(self) -> dict[str, Any]:
-        """Return what the protocol calls the metadata of a model."""
+        """Return the model metadata of the Open Inference protocol."""
         schema = self.scorer.schema
         return {
             "name": self.name,
@@ -67,14 +68,14 @@ class Served:
         }
 
     def datatype(self, feature: str) -> str:
-        """Return the datatype that a feature has by itself; others are taken too."""
+        """Return the native datatype of a feature; requests may use others."""
         if feature in self.scorer.schema.dense:
             return "FP32"
         integers = self.scorer.schema.text_ids(feature) is TextIds.INTEGERS
         return "INT64" if integers else "BYTES"
 
     def example(self) -> list[dict[str, Any]]:
-        """Return a few raw rows to try the model with, as JSON; made up where none were kept."""
+        """Return a few raw rows of the example as JSON; synthetic rows if there is no example."""
         if self.scorer.example is None:
             return [
                 dict.fromkeys(self.scorer.schema.dense, 0.0)
@@ -96,7 +97,7 @@ def _plain(value: Any) -> Any:
 
 
 def features_of(scorer: Scorer) -> Mapping[str, TextIds | None]:
-    """Return what clients must know of a model's features: names, and how text becomes an id."""
+    """Return the names of a model's features, each with its rule for ids of texts."""
     schema = scorer.schema
     return dict.fromkeys(schema.dense) | {name: schema.text_ids(name) for name in schema.sparse}
 
@@ -104,15 +105,16 @@ def features_of(scorer: Scorer) -> Mapping[str, TextIds | None]:
 def check_model(scorer: Scorer, before: Scorer | None = None) -> None:
     """Check that a model may go into service.
 
-    It scores its example, which also compiles what the first request would wait for.
+    The model scores its example. This also compiles the kernels, so the first request need not
+    wait.
 
     Args:
         scorer: The model.
-        before: The model that it is to replace.
+        before: The model that it replaces.
 
     Raises:
-        ConfigError: Its scores are not those that were kept with the example, or its features are
-            others.
+        ConfigError: Its scores differ from those stored with the example, or its features differ
+            from those of `before`.
         RecappError: The example cannot be scored.
     """
     if before is not None and features_of(scorer) != features_of(before):
@@ -143,7 +145,9 @@ def check_model(scorer: Scorer, before: Scorer | None = None) -> None:
 
 
 def _warm_up(scorer: Scorer) -> None:
-    """Compute a row without ids, if the model can: one that refuses it is right to do so."""
+    """Score a row without ids, to compile the kernels; ignore the error of a model that refuses
+    such a row.
+    """
     nothing = pa.table(
         {name: pa.nulls(1) for name in (*scorer.schema.dense, *scorer.schema.sparse)}
     )

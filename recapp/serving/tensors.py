@@ -4,8 +4,8 @@
     binary   {"name": "C1", "datatype": "INT64", "shape": [3],
               "parameters": {"binary_data_size": 24}}, its bytes behind the JSON
 
-In binary data numbers are little endian, and each of BYTES is four bytes of its length in front of
-it. JSON may say null, which is a missing value.
+Numbers in binary data are little endian. Each value of BYTES has its length in front, in four
+bytes. Null in JSON is a missing value.
 """
 
 import struct
@@ -39,7 +39,7 @@ ARROW_TYPES: dict[str, pa.DataType] = {
     "FP64": pa.float64(),
     "BYTES": pa.string(),
 }
-"""The type of Arrow of each datatype of the protocol."""
+"""The Arrow type of each datatype of the protocol."""
 
 BINARY_SIZE = "binary_data_size"
 LENGTH = struct.Struct("<I")
@@ -52,7 +52,7 @@ class InputTensor:
     Args:
         name: Its name.
         datatype: Its datatype, a key of ARROW_TYPES.
-        values_N: Its numbers or texts, one behind the other.
+        values_N: Its numbers or texts, flat.
     """
 
     name: str
@@ -61,7 +61,7 @@ class InputTensor:
 
 
 class BinaryData:
-    """The bytes behind a request's JSON, which tensors take their parts of, in order.
+    """The bytes behind a request's JSON; the tensors take their parts in order.
 
     Args:
         data: The bytes.
@@ -75,7 +75,7 @@ class BinaryData:
         """Return the next bytes.
 
         Raises:
-            Refused: There are fewer.
+            Refused: Fewer bytes are left.
         """
         left = len(self._data) - self._taken
         if count > left:
@@ -89,7 +89,7 @@ class BinaryData:
         """Check that no byte is left.
 
         Raises:
-            Refused: Some are: the inputs do not add up to the body.
+            Refused: Bytes are left, so the sizes of the inputs do not add up to the body.
         """
         if self._taken != len(self._data):
             raise bad(
@@ -133,7 +133,7 @@ def read_tensor(given: object, binary: BinaryData) -> InputTensor:
 
 
 def _count(shape: object, name: str) -> int:
-    """Return the values of a tensor of one dimension, or of two of which the second is 1."""
+    """Return the number of values of a tensor of shape [N] or [N, 1]."""
     if (
         not isinstance(shape, list)
         or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape)
@@ -152,7 +152,7 @@ def _of_json(data: object, datatype: str, name: str) -> pa.Array:
 
 
 def scalars_of(data: list[Any]) -> Iterator[Any]:
-    """Yield the values of a column, and those of its lists one by one."""
+    """Yield the values of a column and the items of its lists."""
     return chain.from_iterable(value if isinstance(value, list) else (value,) for value in data)
 
 
@@ -160,13 +160,13 @@ def column_of(data: list[Any], kind: pa.DataType | None, field: str, wanted: str
     """Return values of JSON as a column.
 
     Args:
-        data: The values; None is a missing one.
-        kind: The type of the column; None finds one.
-        field: What is said of the field in an error.
-        wanted: What its values must be, for an error.
+        data: The values; None is a missing value.
+        kind: The type of the column; None infers it.
+        field: The words for the field in an error.
+        wanted: The words for valid values in an error.
 
     Raises:
-        Refused: A value is no such number or text.
+        Refused: A value is not a number or text of this type.
     """
     try:
         if kind is not None:
@@ -182,7 +182,7 @@ def column_of(data: list[Any], kind: pa.DataType | None, field: str, wanted: str
 
 
 def _check_kinds(data: list[Any], kind: pa.DataType) -> None:
-    """Raise ArrowInvalid for a value of another kind, which Arrow would cut or convert."""
+    """Raise ArrowInvalid for a value of another type, which Arrow would truncate or convert."""
     text = pt.is_string(kind)
     allowed = {
         str: text,
@@ -208,7 +208,7 @@ def _of_bytes(data: memoryview, datatype: str, count: int, name: str) -> pa.Arra
             f"input {name}: {BINARY_SIZE}={len(data)}, but {count} values of {datatype} have "
             f"{count * kind.itemsize} bytes"
         )
-    # copied: a tensor may begin anywhere in the body, and kernels read whole words
+    # copied, because a tensor may be unaligned in the body, and kernels need aligned values
     return pa.array(np.frombuffer(data, dtype=kind).astype(kind.newbyteorder("=")))
 
 

@@ -1,7 +1,7 @@
-"""Who gets in: how many requests there are at one time, and how many bytes of them.
+"""Limit the number of concurrent requests and their bytes.
 
-A server that is asked for more than it can answer says so at once (503, Retry-After), before it has
-read a body: otherwise every request would wait longer than its client does, and none be answered.
+An overloaded server refuses a request at once (503, Retry-After), before it reads the body.
+Otherwise the queue would grow until every client gave up before its answer came.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from recapp.serving.limits import Limits, Refused, busy, check_body_bytes
 
 
 class Admission:
-    """Counts the requests inside.
+    """Count the requests in the server, and the bytes of their bodies.
 
     Args:
-        limits: The limits: `max_queue` and `max_pending_bytes` count.
+        limits: The limits; only `max_queue` and `max_pending_bytes` are used.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -26,10 +26,10 @@ class Admission:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Hold the place of a request inside the `with`.
+        """Count a request inside the `with`.
 
         Raises:
-            Refused: All places are taken.
+            Refused: `max_queue` requests are in the server.
         """
         if self.requests >= self._limits.max_queue:
             raise busy(
@@ -43,10 +43,10 @@ class Admission:
             self.requests -= 1
 
     def take(self, count: int) -> None:
-        """Take room for bytes of a body.
+        """Count bytes of a body.
 
         Raises:
-            Refused: There is none.
+            Refused: The total would exceed `max_pending_bytes`.
         """
         if self.pending_bytes + count > self._limits.max_pending_bytes:
             raise busy(
@@ -56,21 +56,21 @@ class Admission:
         self.pending_bytes += count
 
     def release(self, count: int) -> None:
-        """Give back the room of bytes."""
+        """Stop counting bytes of a body."""
         self.pending_bytes -= count
 
 
 async def read_body(request: Request, limits: Limits, admission: Admission) -> memoryview:
-    """Return the body of a request; its room is the caller's to release.
+    """Read the body of a request. The caller releases its bytes from `admission`.
 
     Args:
         request: The request.
-        limits: The limits: `max_body_bytes` counts.
-        admission: Where its bytes are counted.
+        limits: The limits; only `max_body_bytes` is used.
+        admission: The counter of the bytes.
 
     Raises:
-        Refused: It is compressed, too long, or there is no room for it.
-        ClientDisconnect: The client has gone.
+        Refused: The body is compressed or too long, or the server holds too many bytes.
+        ClientDisconnect: The client has disconnected.
     """
     encoding = request.headers.get("content-encoding", "").strip()
     if encoding.lower() not in ("", "identity"):

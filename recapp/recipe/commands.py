@@ -1,4 +1,4 @@
-"""The settings of each command: a record for its own file in `conf/`, on top of its groups."""
+"""The record of each command: the settings of its file in `conf/` and of the groups it composes."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -63,7 +63,7 @@ class OnPaper(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """The group `bench`: the measured plans and models, and the systems beside them."""
+    """The group `bench`: the plans and models to measure, and the systems to compare them with."""
 
     plan: str | tuple[str, ...] | None = None
     model: str | tuple[str, ...] | None = None
@@ -137,7 +137,7 @@ COMMANDS: dict[str, type[Command]] = {
 """The settings of each command, by its name."""
 
 EXPERIMENTS = ("train", "eval", "predict", "export")
-"""The commands that have the group `experiment`, whose options list settings of other groups."""
+"""The commands that have the group `experiment`. Its options set values of other groups."""
 
 VERBS = {
     "plan": ("explain", "types", "compare", "export", "check", "calibrate", "devices", "scale"),
@@ -155,4 +155,4 @@ VERBS = {
         "start",
     ),
 }
-"""The verbs of the commands that have some: the first word behind the command."""
+"""The verbs of `plan` and `bench`: a verb is the first word after the command."""

@@ -1,4 +1,4 @@
-"""Constructors that settings name by `_target_`, called."""
+"""Call the constructors that settings name by `_target_`."""
 
 from inspect import signature
 from typing import Any
@@ -7,8 +7,8 @@ from recapp.errors import ConfigError, RecappError
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor
 
-REFUSALS = (TypeError, ValueError, ImportError)  # the last one of a logger that is not installed
-MISCONFIGURED = "MisconfigurationException"  # of Lightning, which scoring does without
+REFUSALS = (TypeError, ValueError, ImportError)  # ImportError: a logger is not installed
+MISCONFIGURED = "MisconfigurationException"  # Lightning's; scoring does not import it
 
 
 def make(settings: Constructor, setting: str, *args: Any, **extra: Any) -> Any:
@@ -20,11 +20,11 @@ def make(settings: Constructor, setting: str, *args: Any, **extra: Any) -> Any:
     Args:
         settings: The constructor and its arguments.
         setting: The dotted name of `settings`, for errors.
-        args: Arguments that recapp passes by position.
-        extra: Arguments that recapp passes by name.
+        args: Positional arguments that recapp adds.
+        extra: Keyword arguments that recapp adds.
 
     Raises:
-        ConfigError: There is no such constructor, it takes no such argument, or refuses its value.
+        ConfigError: The constructor does not exist, does not take an argument, or refuses a value.
     """
     wanted = settings.arguments
     target = find_constructor(settings.target, setting)
@@ -36,15 +36,15 @@ def make(settings: Constructor, setting: str, *args: Any, **extra: Any) -> Any:
 
 
 def construct(target: Any, setting: str, *args: Any, **extra: Any) -> Any:
-    """Call a constructor, and turn its exceptions into a ConfigError.
+    """Call a constructor, and turn exceptions that wrong settings cause into a ConfigError.
 
-    Exceptions of libraries are mistakes in the settings as well.
+    These are the types of `REFUSALS` and Lightning's MisconfigurationException.
 
     Args:
         target: The constructor.
         setting: The dotted name of its settings, for errors.
-        args: Its arguments by position.
-        extra: Its arguments by name.
+        args: Its positional arguments.
+        extra: Its keyword arguments.
 
     Raises:
         ConfigError: The constructor refuses its arguments.

@@ -2,8 +2,9 @@
 
     recipe.callbacks, .logger, .trainer -> [Callback], [Logger], Trainer
 
-What Lightning offers is used unchanged. A callback that would do half of its work where tables are
-no parameters, or monitor a metric that nobody measures, is refused here with what to use instead.
+Lightning's own classes are used unchanged. Two kinds of callbacks are refused: those that work on
+parameters, since tables are no parameters, and those that monitor a metric that is not measured.
+The error names an alternative.
 """
 
 import re
@@ -36,12 +37,12 @@ from recapp.trainer.curves import CSVCurves
 from recapp.trainer.strategy import EmbeddingShardingStrategy, check_precision
 
 SET_BY_RECAPP = ("devices", "accelerator", "enable_progress_bar")
-"""Settings of `trainer` that Lightning does not get: its values follow from ranks and callbacks."""
+"""Settings of `trainer` that recapp replaces by values that follow from ranks and callbacks."""
 
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """Turn what Lightning finds wrong with its settings inside of the block into an error of one
+    """Turn an error of Lightning about its settings, raised in this block, into an error of one
     line.
 
     Raises:
@@ -58,7 +59,7 @@ def build_callbacks(recipe: Train, folder: Path, *, logging: bool) -> list[Callb
     """Return the callbacks of `conf/callbacks`.
 
     Args:
-        recipe: That of the run.
+        recipe: The recipe of the run.
         folder: The directory of checkpoints.
         logging: Whether there is a logger.
 
@@ -99,7 +100,7 @@ def _is(kind: Any, base: type) -> bool:
 
 
 def _refuse_callback(kind: Any, setting: str) -> None:
-    """Check that a callback is none of Lightning's that cannot be used, nor derived from one."""
+    """Refuse Lightning's callbacks that cannot be used here, and classes derived from them."""
     for base in getattr(kind, "__mro__", ()):
         if base.__module__.startswith("lightning."):
             refuse_callback(base.__name__, setting)
@@ -111,7 +112,8 @@ def _check_filename(
     """Check a pattern of checkpoint file names.
 
     Raises:
-        ConfigError: It cannot be filled in, or it gives the name `last.ckpt`.
+        ConfigError: The pattern cannot be filled in, gives the name `last.ckpt`, or contains a
+            slash.
     """
     numbers = {"epoch": 0, "step": 0, **dict.fromkeys(measured, 0.5)}
     pattern = callback.filename or ""
@@ -142,17 +144,17 @@ def _check_filename(
 
 
 def has_bar(callbacks: Iterable[Callback]) -> bool:
-    """Return whether one of Lightning's progress bars was chosen, which replaces recapp's own."""
+    """Return whether a callback is one of Lightning's progress bars, which replace recapp's own."""
     return any(isinstance(callback, ProgressBar) for callback in callbacks)
 
 
 def build_loggers(recipe: Train, folder: Path) -> list[Logger]:
-    """Return the loggers of `conf/logger`, which write below a directory.
+    """Return the loggers of `conf/logger`. They write below the directory of the run.
 
-    Where a run resumes from a checkpoint below that directory, its curve is continued.
+    A run that resumes from a checkpoint below this directory continues its stored curves.
 
     Args:
-        recipe: That of the run.
+        recipe: The recipe of the run.
         folder: The directory of the run.
     """
     made = [
@@ -176,8 +178,8 @@ def build_trainer(
     """Return Lightning's Trainer of this rank.
 
     Args:
-        recipe: That of the run.
-        strategy: What shards the tables.
+        recipe: The recipe of the run.
+        strategy: The Strategy that shards the tables.
         callbacks: All callbacks.
         loggers: All loggers.
         ranks: The number of ranks on each host, and the number of hosts.
@@ -192,7 +194,7 @@ def build_trainer(
     }
     wanted["max_epochs"], wanted["max_steps"] = recipe.trainer.length
     if isinstance(wanted.get("val_check_interval"), int):
-        # steps are counted across epochs; shares are of each epoch
+        # an int counts steps across epochs, a float is a share of each epoch
         wanted["check_val_every_n_epoch"] = None
     check_precision(wanted.get("precision"))
     accelerator = recipe.trainer.accelerator

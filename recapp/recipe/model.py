@@ -16,7 +16,7 @@ from recapp.tables.lookups import TableLookup
 
 
 def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
-    """Return the model, its tables on the meta device.
+    """Return the model, with its tables on the meta device.
 
     Args:
         recipe: The recipe.

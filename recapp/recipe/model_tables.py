@@ -22,11 +22,11 @@ def tables_and_lookups(
 
     Args:
         tables: The group `tables`.
-        dataset: The group `dataset`, whose sizes tables of a data set have.
+        dataset: The group `dataset`. With `tables=from_dataset` it sets the sizes of tables.
         schema: The columns of the data set.
 
     Raises:
-        ConfigError: A list of sizes has another length than the sparse columns.
+        ConfigError: The number of sizes differs from the number of sparse columns.
     """
     if isinstance(tables, TablesOfDataset):
         made = _tables_of_dataset(dataset, tables, schema.sparse)
@@ -35,7 +35,9 @@ def tables_and_lookups(
 
 
 def check_features(tables: Sequence[EmbeddingBagConfig], schema: Schema) -> None:
-    """Check that the data set has every feature that a table reads; a plan on paper reads no data.
+    """Check that the data set has every feature that a table reads.
+
+    A plan on paper needs no such check, since it reads no data.
 
     Raises:
         ConfigError: A table reads a feature that the data set does not have.
@@ -63,7 +65,7 @@ def _tables_of_dataset(
 
 
 def _rows(dataset: DataSettings, tables: TablesOfDataset, column: int) -> int:
-    """Return the rows that the settings give the table of a sparse column."""
+    """Return the number of rows that the settings give to the table of a sparse column."""
     if dataset.table_rows:
         return dataset.table_rows[column]
     if dataset.cardinality:
@@ -94,7 +96,7 @@ def _table(
 
 
 def _dynamic(tables: TablesOfDataset, rows: int) -> DynamicRows:
-    """Return the settings of a dynamic table; its rows are expected where nothing else is."""
+    """Return the settings of a dynamic table. `rows` is the default of `expected_rows`."""
     said = tables.dynamic or DynamicRows()
     if said.expected_rows is not None:
         return said

@@ -1,5 +1,7 @@
-"""The metrics of validation that callbacks and schedules may monitor, and callbacks that cannot be
-used. Neither torch nor Lightning is imported.
+"""The validation metrics that callbacks and schedules may monitor, and the callbacks that cannot be
+used.
+
+This file imports neither torch nor Lightning.
 """
 
 from collections.abc import Mapping
@@ -9,7 +11,7 @@ from recapp.recipe.recipe import Train
 from recapp.settings.records import Constructor
 
 _AVERAGES = "it averages parameters, and tables are none: half of the model would be an average"
-NOT_OF_TABLES = {  # Lightning's callbacks that cannot be used: why
+NOT_OF_TABLES = {  # Lightning's callbacks that cannot be used, and the reason
     "StochasticWeightAveraging": _AVERAGES,
     "WeightAveraging": _AVERAGES,
     "EMAWeightAveraging": _AVERAGES,
@@ -25,15 +27,15 @@ NOT_OF_TABLES = {  # Lightning's callbacks that cannot be used: why
         "it knows one learning rate and there are two; sweep them: -m optimizer.dense.lr=0.001,0.01"
     ),
 }
-MODE_BY_DEFAULT = {"ModelCheckpoint": "min", "EarlyStopping": "min"}  # of Lightning's callbacks
+MODE_BY_DEFAULT = {"ModelCheckpoint": "min", "EarlyStopping": "min"}  # Lightning's defaults
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 
 
 def check_callbacks(recipe: Train) -> None:
-    """Check the names and monitors of callbacks, of which none is imported.
+    """Check the classes and monitors of callbacks without importing them.
 
     Raises:
-        ConfigError: A callback cannot be used, or monitors a metric that nobody measures.
+        ConfigError: A callback cannot be used, or monitors a metric that is not measured.
     """
     measured = measured_by(recipe)
     known = all_known(recipe)
@@ -48,28 +50,30 @@ def check_callbacks(recipe: Train) -> None:
 
 
 def measured_by(recipe: Train) -> dict[str, str | None]:
-    """Return the metrics of validation, each with whether more (`max`) or less (`min`) of it is
-    better.
+    """Return the validation metrics, each with `max` if larger is better, `min` if smaller is, or
+    None if neither is.
     """
     measures = recipe.built_task.measures
     return {each.of_validation: each.better for each in measures}
 
 
 def all_known(recipe: Train) -> bool:
-    """Return whether no callback is the user's own, which may log metrics of its own."""
+    """Return whether every callback is Lightning's or recapp's. Other callbacks may log other
+    metrics.
+    """
     targets = [wanted.target for wanted in recipe.callbacks.values()]
     return all(target.startswith(("lightning.", "recapp.")) for target in targets)
 
 
 def refuse_callback(kind: str, setting: str) -> None:
-    """Check that a callback is none of Lightning's that would do half of their work here.
+    """Refuse a Lightning callback that cannot be used here (`NOT_OF_TABLES`).
 
     Args:
-        kind: The name of its class, or of one that it is derived from.
-        setting: The dotted name of its settings.
+        kind: The name of the callback's class, or of a base class.
+        setting: The dotted name of the callback's settings.
 
     Raises:
-        ConfigError: It is one of them; the error names the replacement.
+        ConfigError: The callback cannot be used; the error gives the reason.
     """
     if kind in NOT_OF_TABLES:
         raise ConfigError(f"{setting} ({kind}): cannot be used: {NOT_OF_TABLES[kind]}")
@@ -83,20 +87,19 @@ def check_monitor(
     *,
     all_known: bool,
 ) -> None:
-    """Check that a callback monitors a metric that is measured, and takes larger for better where
-    it is.
+    """Check that a callback monitors a measured metric, and in the right direction.
 
-    Lightning would find the first mistake after the first epoch, and the second never.
+    Lightning would find a wrong metric only after the first epoch, and a wrong direction never.
 
     Args:
-        setting: The dotted name of its settings.
+        setting: The dotted name of the callback's settings.
         monitor: The metric.
-        mode: `max` where larger is better, `min` where smaller is.
-        measured: The metrics of validation (`measured_by`).
-        all_known: Whether nothing else is measured.
+        mode: `max` if larger is better, `min` if smaller is.
+        measured: The validation metrics (`measured_by`).
+        all_known: Whether no other metrics are logged.
 
     Raises:
-        ConfigError: The metric is not measured, or the mode is the wrong one.
+        ConfigError: The metric is not measured, or the mode is wrong.
     """
     if monitor is None or (
         monitor not in measured and not all_known and not monitor.startswith("val_")
@@ -118,11 +121,10 @@ def check_monitor(
 
 
 def schedule_of(recipe: Train) -> Constructor | None:
-    """Return the schedule of learning rates; one that waits for gains of validation with the metric
-    that it monitors, and its mode.
+    """Return the schedule of learning rates. ReduceLROnPlateau gets its metric and mode filled in.
 
     Raises:
-        ConfigError: That metric is not measured, or the mode is the wrong one.
+        ConfigError: The metric is not measured, or the mode is wrong.
     """
     schedule = recipe.optimizer.schedule
     if schedule is None or schedule.target != PLATEAU:

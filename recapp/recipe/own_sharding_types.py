@@ -1,4 +1,4 @@
-"""Sharding types of the user's own, which `plan.sharding_types` adds to the built-in ones.
+"""The user's own sharding types. `plan.sharding_types` adds them to the built-in ones.
 
 plan:
   sharding_types:
@@ -13,14 +13,15 @@ from recapp.sharding.sharding_types import ShardingTypeRecord, register
 
 
 def register_own_types(recipe: Recipe) -> None:
-    """Register every sharding type that `plan.sharding_types` names: the function of each returns
+    """Register the sharding types of `plan.sharding_types`. Each target is a function that returns
     a `ShardingTypeRecord`.
 
-    Every process has to call it before it plans; another call changes nothing.
+    Every process calls this before it plans. Further calls change nothing.
 
     Raises:
-        ConfigError: A target does not exist, makes no record, or makes one of another name.
-        PlanError: A name is that of a built-in type.
+        ConfigError: A target does not exist, returns no record, or returns a record of another
+            name.
+        PlanError: A built-in type has the same name.
     """
     for name, made in ((recipe.plan and recipe.plan.sharding_types) or {}).items():
         setting = f"plan.sharding_types.{name}"

@@ -4,8 +4,8 @@
     recipe, facts that ranks found  -> PlanningProblem, of a run
     recipe, PlanningProblem         -> ShardingPlan
 
-`plan.path` names a file, `plan.rules` are rules written by hand; where the recipe has neither, the
-planner decides within `planner.constraints`.
+`plan.path` names a plan file, and `plan.rules` are rules written by hand. If the recipe has
+neither, the planner decides within `planner.constraints`.
 """
 
 from collections.abc import Mapping
@@ -34,17 +34,18 @@ from recapp.sharding.sharding_types import sharding_type
 from recapp.tables.row_order import RowOrderName
 
 PAYLOAD_BYTES = {"full": NUMBER_BYTES, "bf16": 2, "fp16": 2}
-"""Bytes of a number on its way between ranks, by `engine.payload`."""
+"""Bytes of one number in a message between ranks, by `engine.payload`."""
 
 
 def problem_on_paper(recipe: OnPaper) -> PlanningProblem:
-    """Return the planning problem without starting anything: tables, ranks, batches, optimiser,
-    ids, the dense part of the model. Ids are read where the data exist and `statistics` allows it.
+    """Return the planning problem of a recipe without starting ranks.
+
+    Id statistics are read if the data exist and `statistics` is not `assumed`.
     """
     recipe = sized_on_paper(recipe)
     tables = recipe.table_configs
     measure = recipe.statistics != "assumed"
-    rules_of(recipe.rules, [t.name for t in tables])  # names that no table has
+    rules_of(recipe.rules, [t.name for t in tables])  # refuses names that no table has
     return problem_of_run(
         recipe,
         PlanningProblem(
@@ -64,9 +65,9 @@ def problem_of_run(
     """Return the planning problem of a run.
 
     Args:
-        recipe: That of the run.
+        recipe: The recipe of the run.
         found: Tables, topology, rule, statistics and dense part as the ranks found them.
-        val_rows: The rows that validate; None takes validation batches to be full.
+        val_rows: The number of validation rows; None assumes full validation batches.
     """
     world = found.topology.world_size
     problem = replace(
@@ -80,7 +81,7 @@ def problem_of_run(
 
 
 def _topology_on_paper(recipe: Recipe) -> Topology:
-    """Return the machine of the settings, with as many ranks as `topology` or `trainer` set."""
+    """Return the topology of the settings. `topology` or `trainer` sets the number of ranks."""
     machines = recipe.topology
     hardware = hardware_of(machines.hardware)
     on = hardware.compute_device if hardware else recipe.trainer.accelerator
@@ -91,7 +92,7 @@ def _topology_on_paper(recipe: Recipe) -> Topology:
 
 
 def _val_batch(recipe: Recipe, world: int, rows: int | None) -> int:
-    """Return a rank's share of the largest validation batch; 0 where nothing validates."""
+    """Return a rank's share of the largest validation batch; 0 without validation."""
     if recipe.trainer.limit_val_batches == 0:
         return 0
     dataset = recipe.dataset.scaled
@@ -100,7 +101,7 @@ def _val_batch(recipe: Recipe, world: int, rows: int | None) -> int:
 
 
 def build_plan(recipe: Recipe, problem: PlanningProblem) -> ShardingPlan:
-    """Return the plan that the settings ask for, or the planner's.
+    """Return the plan of `plan.path` or `plan.rules`, or else the planner's own.
 
     Raises:
         PlanError: The plan names a table or type that does not exist, or does not fit.
@@ -132,11 +133,13 @@ def build_plan(recipe: Recipe, problem: PlanningProblem) -> ShardingPlan:
 
 
 def best_plan(recipe: Recipe, problem: PlanningProblem) -> Outcome:
-    """Return the planner's own plan; of `plan` it takes only the types of single tables, the mode,
-    and the order of rows where there are no rules beside it.
+    """Return the planner's own plan.
+
+    Of `plan` it uses only the types of single tables, the mode and, if there are no rules, the
+    order of rows.
 
     Raises:
-        PlanError: Constraints cannot hold, or no plan fits.
+        PlanError: The constraints cannot be met, or no plan fits.
     """
     register_own_types(recipe)
     plan = recipe.plan or PlanSettings()
@@ -150,7 +153,7 @@ def best_plan(recipe: Recipe, problem: PlanningProblem) -> Outcome:
 
 
 def plan_of_run(recipe: Recipe, found: PlanningProblem) -> ShardingPlan:
-    """Return the plan of a run for the facts that its ranks found; rank 0 calls it.
+    """Return the plan of a run from the facts that its ranks found. Rank 0 calls this.
 
     Raises:
         PlanError: The plan names a table or type that does not exist, or does not fit.
@@ -159,7 +162,9 @@ def plan_of_run(recipe: Recipe, found: PlanningProblem) -> ShardingPlan:
 
 
 def made_for(plan: ShardingPlan, problem: PlanningProblem) -> PlannedFor:
-    """Return the part of a problem that a plan file carries, to be explained elsewhere."""
+    """Return the part of a planning problem that a plan file stores, to explain the plan
+    elsewhere.
+    """
     ids = {table.name: problem.statistics_of(table).to_dict() for table in problem.tables}
     return PlannedFor(tuple(problem.tables), problem.batch_per_rank, ids)
 
@@ -179,7 +184,7 @@ def build_constraints(
         row_order: The order of the rows of all tables; None leaves it to the planner.
 
     Raises:
-        ConfigError: An entry is none of a constraint's.
+        ConfigError: A constraint has an unknown key.
         PlanError: A mode or type does not exist.
     """
     known = [name for name in ParameterConstraints.__dataclass_fields__ if name != "statistics"]

@@ -1,6 +1,6 @@
-"""Plain settings become the record of a command: checked, complete, typed.
+"""Turn plain settings into the record of a command: checked, complete, typed.
 
-plain, as Hydra composed them, or as a file holds them -> checked -> record
+plain settings, from Hydra or from a file -> checked -> record
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,12 @@ def read_settings(
     """Return the record of a command's settings.
 
     Args:
-        plain: As `checked` takes them, and `choices` beside them.
+        plain: The `settings` of `checked`, and the key `choices`.
         command: The name of the command.
-        overrides: As of `checked`.
+        overrides: The `overrides` of `checked`.
 
     Raises:
-        ConfigError: A setting is wrong, or two do not go together.
+        ConfigError: A setting is wrong, or two settings conflict.
     """
     settings = dict(plain)
     choices = settings.pop("choices", {})
@@ -35,11 +35,11 @@ def read_settings(
 
 
 def recipe_of(plain: Mapping[str, Any], command: str) -> Any:
-    """Return the record of settings that have been checked: those of ranks, which a command has
-    written.
+    """Return the record of settings that are already checked, such as those that a command gives to
+    its ranks.
 
     Raises:
-        ConfigError: Two settings do not go together.
+        ConfigError: Two settings conflict.
     """
     made: Command = record(COMMANDS[command], plain)
     return made
@@ -48,17 +48,17 @@ def recipe_of(plain: Mapping[str, Any], command: str) -> Any:
 def checked(
     settings: Mapping[str, Any], command: str, overrides: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Return the plain settings of a command, checked, defaults filled in.
+    """Return the plain settings of a command, checked and with defaults filled in.
 
     Args:
         settings: Plain settings, resolved. A setting that must be given may still be `???`.
         command: The name of the command.
-        overrides: The command line: constructors in the groups that it changes are checked; None
+        overrides: The command line. Only constructors in groups that it changes are checked; None
             checks all.
 
     Raises:
-        ConfigError: A setting is wrong; the error names the setting, the value, what is allowed and
-            what is close.
+        ConfigError: A setting is wrong; the error names the setting, the value, the allowed values
+            and a close one.
     """
     _check_one_for_each_column(settings.get("dataset"))
     found = check_settings.checked(settings, COMMANDS[command], overrides)
@@ -78,7 +78,7 @@ def checked(
 
 
 def _check_columns_of_criteo(dataset: object, overrides: Sequence[str]) -> None:
-    """Check that no columns are named where Criteo's are read."""
+    """Check that settings with `naming=criteo` name no columns, because Criteo's are fixed."""
     if not isinstance(dataset, Mapping) or dataset.get("naming") != "criteo":
         return
     said = {override.lstrip("+~").partition("=")[0] for override in overrides}
@@ -91,7 +91,7 @@ def _check_columns_of_criteo(dataset: object, overrides: Sequence[str]) -> None:
 
 
 def _check_one_for_each_column(dataset: object) -> None:
-    """Check that a setting with one number for each sparse column is not one number for all."""
+    """Check that settings with a number for each sparse column are lists, not one number."""
     if not isinstance(dataset, Mapping):
         return
     for key in ("table_rows", "cardinality"):

@@ -1,13 +1,13 @@
-"""The recipe of a run: its settings as one frozen record, and what follows from them.
+"""The recipe of a run: its settings as one frozen record, and the objects that follow from them.
 
     argv -> compose (Hydra) -> Recipe                                 train, plan
-    path -> a stored model's settings under a command line -> Recipe  eval, predict, export
-    Recipe -> rows, model, strategy, plan        one object that is handed down
+    path -> stored settings, changed by a command line -> Recipe      eval, predict, export
+    Recipe -> rows, model, strategy, plan        one object is passed down
 
-Each group of `conf/` is the record of a room, so whoever holds a recipe reads attributes that mypy
-knows. Nothing writes into a recipe: facts that are found in data, such as the sizes of tables, make
-a new one (`sized`). Ranks, manifests and `resolved.yaml` get the plain values of `to_plain`, whose
-keys are the settings' names.
+Each group of `conf/` is the record of one package, so mypy knows every attribute of a recipe. A
+recipe never changes: facts that are found in data, such as the sizes of tables, make a new recipe
+(`sized`). Ranks, manifests and `resolved.yaml` get the plain values of `to_plain`; their keys are
+the names of the settings.
 """
 
 from dataclasses import dataclass, field, replace
@@ -70,10 +70,10 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Command):
-    """The settings that a run is planned from; a plan on paper needs all of them, too.
+    """The settings that planning a run needs. A plan on paper has all of them, too.
 
     Raises:
-        ConfigError: Settings of two groups do not go together.
+        ConfigError: Settings of two groups conflict.
     """
 
     seed: Annotated[int, Within(0, 2**63 - 1)] = 1
@@ -97,10 +97,10 @@ class Recipe(Command):
             )
 
     def sized(self, table_rows: list[int] | None) -> Self:
-        """Return the recipe whose tables have the rows that were found in the data.
+        """Return this recipe with the sizes of tables that were found in the data.
 
         Args:
-            table_rows: The rows of the table of each sparse column; None changes nothing.
+            table_rows: The number of rows of the table of each sparse column; None changes nothing.
         """
         if table_rows is None:
             return self
@@ -110,9 +110,9 @@ class Recipe(Command):
     def counts_ids(self) -> bool:
         """Return whether tables get their sizes from the distinct ids of the training rows.
 
-        That is so for hashed tables of which neither `cardinality` nor `table_rows` gives a size,
-        except on generated data, whose `table_rows` define the generated ids; and for dynamic
-        ones, whose expected rows these are.
+        Hashed and dynamic tables do if neither `cardinality` nor `table_rows` sets a size. For a
+        dynamic table the count becomes its expected rows. Generated data are not counted, because
+        their `table_rows` define the ids.
         """
         if not isinstance(self.tables, TablesOfDataset):
             return False
@@ -122,8 +122,8 @@ class Recipe(Command):
 
     @property
     def most_rows(self) -> int | None:
-        """Return the most rows of a table that is sized by its ids; None where tables grow, or
-        none is sized so.
+        """Return the largest size of a table that is sized by its ids; None if tables are dynamic
+        or listed.
         """
         tables = self.tables
         fixed = isinstance(tables, TablesOfDataset) and not tables.grow
@@ -131,8 +131,8 @@ class Recipe(Command):
 
     @property
     def without_validation(self) -> str | None:
-        """Return the setting by which no row validates, such as `dataset.val_share=0`; None where
-        some do.
+        """Return the setting that turns validation off, such as `dataset.val_share=0`; None if it
+        is on.
         """
         limit = self.trainer.limit_val_batches
         if limit == 0:
@@ -179,10 +179,10 @@ class MetricSettings:
     """The group `metrics`.
 
     Args:
-        names: The metrics that are measured, which the task knows; None takes all of the task.
+        names: The metrics to measure, out of those of the task; None measures all of them.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: The list is empty.
     """
 
     names: tuple[str, ...] | None = None
@@ -194,14 +194,13 @@ class MetricSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Recipe):
-    """The settings of `python -m recapp.train`, which the commands that take a stored model have,
-    too.
+    """The settings of `python -m recapp.train`. Commands that read a stored model have them, too.
 
     Args:
-        ckpt_path: The stored model; None where a model is trained from the start.
-        resume_data: What happens where training resumes on other data.
-        trust: Packages of the user's own whose classes a stored model may name.
-        task: The task; None in settings that were stored before there was one.
+        ckpt_path: The stored model; None trains a model from the start.
+        resume_data: Whether to refuse (`check`) or to allow (`ignore`) to resume on other data.
+        trust: The user's packages whose classes a stored model may name.
+        task: The task; None in settings that an older recapp stored, without a task.
         metrics: The metrics.
         logger: Loggers by name.
         callbacks: Callbacks by name.
@@ -220,7 +219,7 @@ class Train(Recipe):
         """Return the task, with the metrics that `metrics.names` chooses.
 
         Raises:
-            ConfigError: There is no such task, or it does not know a metric.
+            ConfigError: The task does not exist, or does not know a metric.
         """
         from recapp.recipe.task_of_run import build_task
 
@@ -228,7 +227,7 @@ class Train(Recipe):
 
     @cached_property
     def labelled_schema(self) -> "Schema":
-        """Return the columns of rows that the task is trained on or measured on.
+        """Return the columns of training and validation rows, with the labels that the task reads.
 
         Raises:
             ConfigError: The data do not have the labels of the task.

@@ -14,14 +14,14 @@ from recapp.settings.records import Constructor, constructor
 
 
 def rules_of(sparse: Constructor) -> Rules:
-    """Return the row rule of the tables, or rules by table name or glob where
-    `optimizer.sparse.tables` has some.
+    """Return the row rule of all tables, or rules by table name or glob if
+    `optimizer.sparse.tables` names some.
 
     Args:
         sparse: The settings `optimizer.sparse`.
 
     Raises:
-        ConfigError: A `_target_` makes no row rule, or a table's settings make none.
+        ConfigError: A `_target_`, or the settings of a table, make no row rule.
     """
     rule = _rule(sparse.without("tables"), "optimizer.sparse")
     of_tables = table_rules(sparse.plain(), "optimizer.sparse", _rule_of_plain)

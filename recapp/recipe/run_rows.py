@@ -1,4 +1,4 @@
-"""The rows of a recipe's data set: no rank is started, and Lightning is not imported.
+"""The rows of a recipe's data set, read without starting a rank or importing Lightning.
 
 recipe -> rows -> sizes of tables, statistics of ids
 """
@@ -20,18 +20,16 @@ def rows_of(recipe: Recipe) -> ClickRows:
     """Return the rows of the data set.
 
     Raises:
-        DataError: Its files are not here.
+        DataError: The files do not exist.
     """
     return open_rows(recipe.dataset.scaled, recipe.schema, recipe.seed)
 
 
 def statistics_of(recipe: Recipe) -> dict[str, TableStatistics]:
-    """Return id statistics of the data set's first training rows, by table; nothing where its files
-    do not exist.
-    """
+    """Return id statistics by table, from the first training rows; empty if there are no files."""
     features = {f for t in recipe.table_configs for f in t.feature_names}
     if not features <= set(recipe.schema.sparse):
-        return {}  # tables that this data set does not have
+        return {}  # the tables are of another data set
     try:
         rows = rows_of(recipe)
     except DataError:
@@ -40,10 +38,10 @@ def statistics_of(recipe: Recipe) -> dict[str, TableStatistics]:
 
 
 def sized_on_paper(recipe: OnPaper) -> OnPaper:
-    """Return a recipe whose tables are sized by their ids as training would size them, and note
-    what was assumed or counted.
+    """Return a recipe whose tables are sized by their ids, as in training, and print where the
+    sizes come from.
 
-    Nothing is counted where `statistics=assumed`, or where the data do not exist.
+    Sizes are assumed, and no ids counted, if `statistics=assumed` or the data do not exist.
     """
     if not recipe.counts_ids:
         return recipe
@@ -71,7 +69,7 @@ def sized_on_paper(recipe: OnPaper) -> OnPaper:
 
 
 def write_generated(dataset: DataSettings) -> None:
-    """Write the data set that the settings describe, unless it exists; progress is shown."""
+    """Write the data set that the settings describe, unless it exists. Show progress."""
     small = dataset.scaled
     assert small.generate is not None and isinstance(small.path, str)
     rows = small.generate.rows
@@ -91,17 +89,17 @@ def score_of_click_model(
 ) -> float | None:
     """Return a metric of the click model that drew the labels, on the rows that validated.
 
-    It is None where the data set was not generated, where the click model was measured on other
-    rows (both validate on the last rows, so their numbers are compared), or where those rows do not
-    determine the metric.
+    Return None if the data set was not generated, if the click model was measured on other rows, or
+    if these rows do not determine the metric. Both use the last rows, so equal numbers of rows mean
+    the same rows.
 
     Args:
         dataset: The settings of the data set.
         limit: `trainer.limit_val_batches`.
-        val_rows: The rows that were cut off to validate on.
+        val_rows: The number of rows that are split off for validation.
         metric: The metric, such as `auc`.
     """
-    every_row = limit is None or (isinstance(limit, float) and limit == 1)  # 1 is one batch
+    every_row = limit is None or (isinstance(limit, float) and limit == 1)  # an int 1 is one batch
     if dataset.generate is None or dataset.val_path is not None or not every_row:
         return None
     path = dataset.scaled.path

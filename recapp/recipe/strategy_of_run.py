@@ -19,7 +19,9 @@ PAYLOADS: dict[str, torch.dtype | None] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-"""The type of each value of `engine.payload`; None is the type of the computation."""
+"""The dtype of messages for each value of `engine.payload`; None keeps the dtype of the
+computation.
+"""
 
 
 def build_strategy(
@@ -34,9 +36,10 @@ def build_strategy(
     Args:
         recipe: The recipe.
         training: Whether tables are updated; evaluation holds no optimiser state.
-        make_store: Makes the rows of each group where no checkpoint fills them.
-        sized: Returns the recipe with the sizes of tables that the data module has found; None
-            takes `recipe`.
+        make_store: Makes the store of each group, with its rows; None fills the stores from
+            `ckpt_path`, if set.
+        sized: Returns the recipe with the sizes of tables that the data module found; None uses
+            `recipe`.
     """
     now = sized or (lambda: recipe)
     filled = recipe.ckpt_path if make_store is None else None

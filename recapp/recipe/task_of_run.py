@@ -1,5 +1,6 @@
-"""The task of a recipe. It imports neither torch nor Lightning, as long as the task's own file does
-not.
+"""The task of a recipe.
+
+This file imports neither torch nor Lightning; the file of a task may.
 """
 
 from collections.abc import Sequence
@@ -10,19 +11,18 @@ from recapp.settings.records import Constructor
 from recapp.tasks.task import Task
 
 CLICK = Constructor("recapp.tasks.click.ClickTask")
-"""The task of settings that were stored before there were others."""
+"""The task of settings that an older recapp stored, without a task."""
 
 
 def build_task(settings: Constructor | None, names: Sequence[str] | None = None) -> Task:
     """Return the task that settings name.
 
     Args:
-        settings: The group `task`; None where settings were stored before there was one.
-        names: The metrics that are measured, `metrics.names`; None takes all of the task.
+        settings: The group `task`; None in settings that an older recapp stored, without a task.
+        names: The metrics to measure, `metrics.names`; None measures all of the task's metrics.
 
     Raises:
-        ConfigError: There is no such task, it does not take its settings, or it does not know a
-            metric.
+        ConfigError: The task does not exist, refuses its settings, or does not know a metric.
     """
     given = settings or CLICK
     kind = find_constructor(given.target, "task")

@@ -30,9 +30,9 @@ def build_data(
 
     Args:
         recipe: The recipe.
-        set_table_rows: Called with the rows of tables that are sized by their ids, once the
-            training rows were counted; None where nobody waits for them.
-        scoring: The rows that are to be scored; None where nothing is predicted.
+        set_table_rows: Called with the sizes of tables once the ids of the training rows are
+            counted; None if no caller needs them.
+        scoring: The settings of the rows to score; None without prediction.
     """
     generated = recipe.dataset.generate is not None
     return ClickData(
@@ -49,8 +49,9 @@ def build_data(
 
 
 def sized_by(recipe: Train, data: ClickData) -> Callable[[], Train]:
-    """Return a function that returns the recipe with the sizes of tables that a data module has
-    found; before the data module is set up they are those of the settings.
+    """Return a function that gives the recipe with the sizes of tables that the data module found.
+
+    Until the data module is set up, the sizes are those of the settings.
     """
     return lambda: recipe.sized(data.table_rows)
 
@@ -75,7 +76,7 @@ def build_module(recipe: Train, make_model: Callable[[], nn.Module]) -> TaskModu
 
 
 def _dense_optimizer(settings: Constructor, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    # a model of tables alone has none, and torch's optimisers refuse an empty list
+    # a model of tables alone has no parameters, and torch's optimisers refuse an empty list
     held: list[Any] = list(parameters) or [{"params": []}]
     made = make(settings, "optimizer.dense", held)
     if not isinstance(made, Optimizer):

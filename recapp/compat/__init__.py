@@ -1,6 +1,6 @@
-"""Adapters for programs that were written for TorchRec or HugeCTR: their module paths, and their
-names and arguments where recapp shapes a thing otherwise. No other room needs this one: the
-package's own `__init__` makes the paths found, and `app` reads HugeCTR's words and plans.
+"""Adapters for programs that were written for TorchRec or HugeCTR: the module paths of both, and
+the names and arguments that recapp's own API has in another form. Two places use this room: the
+`__init__` of the package makes the paths importable, and `app` reads HugeCTR's words and plans.
 
 | subject                    | files                                                              |
 |----------------------------|--------------------------------------------------------------------|

@@ -1,7 +1,7 @@
-"""TorchRec's awaitables: values that are waited for when they are needed.
+"""TorchRec's awaitables: a program waits for their values when it uses them.
 
-A sharded collection here returns its `KeyedTensor`, which has a `wait()` too; these classes are for
-programs that make awaitables of their own:
+A sharded collection of recapp returns a `KeyedTensor`, which has a `wait()` too. The classes of
+this file are for programs that define awaitables of their own:
 
     class Later(LazyAwaitable[Tensor]):
         def _wait_impl(self): ...
@@ -34,14 +34,14 @@ _OF_ONE: Mapping[str, Callable[..., Any]] = {
 
 
 class Awaitable(ABC, Generic[W]):
-    """A value that `wait` returns; a subclass says in `_wait_impl` how it is waited for."""
+    """A value that `wait` returns; a subclass implements the waiting in `_wait_impl`."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[W], W]] = []
 
     @property
     def callbacks(self) -> list[Callable[[W], W]]:
-        """Return the functions that the value goes through, in order: append yours."""
+        """Return the functions that `wait` applies to the value, in order; append yours."""
         return self._callbacks
 
     @abstractmethod
@@ -49,7 +49,7 @@ class Awaitable(ABC, Generic[W]):
         """Wait for the value and return it."""
 
     def wait(self) -> W:
-        """Return the value, waiting for it if need be."""
+        """Wait for the value if it is not ready, and return it."""
         value = self._wait_impl()
         for callback in self.callbacks:
             value = callback(value)
@@ -57,7 +57,7 @@ class Awaitable(ABC, Generic[W]):
 
 
 class NoWait(Awaitable[W]):
-    """A value that is there already.
+    """An awaitable whose value is ready.
 
     Args:
         obj: The value.
@@ -72,15 +72,15 @@ class NoWait(Awaitable[W]):
 
 
 class _TracedAndAbstract(torch.fx.ProxyableClassMeta, ABCMeta):  # type: ignore
-    """Has `torch.fx` trace that an awaitable is made, instead of making it of proxies."""
+    """Makes `torch.fx` record the construction of an awaitable instead of running it on proxies."""
 
 
 class LazyAwaitable(Awaitable[W], metaclass=_TracedAndAbstract):
-    """An awaitable that stands for its value: functions of torch, operators, indices and attributes
-    wait for it and get the value. It is waited for once.
+    """An awaitable that a program uses like its value: functions of torch, operators, indexing and
+    attribute access wait for the value and use it. The first use waits; later uses do not.
 
     Raises:
-        RuntimeError: It is used, and the `__init__` of its class did not call this one.
+        RuntimeError: The `__init__` of a subclass did not call this `__init__`.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class LazyAwaitable(Awaitable[W], metaclass=_TracedAndAbstract):
         self._result: W | None = None
 
     def wait(self) -> W:
-        """Return the value, the same object every time."""
+        """Return the value; every call returns the same object."""
         if not self._waited:
             self._result = super().wait()
             self._waited = True
@@ -119,11 +119,11 @@ class LazyAwaitable(Awaitable[W], metaclass=_TracedAndAbstract):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.wait(), name)
 
-    __hash__ = object.__hash__  # which a class with `==` loses
+    __hash__ = object.__hash__  # Python removes it from a class that defines `==`
 
 
 class LazyNoWait(NoWait[W], LazyAwaitable[W]):
-    """A value that is there already, for a program that expects a lazy awaitable.
+    """A lazy awaitable whose value is ready.
 
     Args:
         obj: The value.
@@ -131,8 +131,8 @@ class LazyNoWait(NoWait[W], LazyAwaitable[W]):
 
 
 class LazyGetItemMixin(Generic[K, V]):
-    """Stands before `LazyAwaitable` among the bases of a class, whose `[key]` does not wait then:
-    it returns an awaitable of the part.
+    """A mixin that makes `[key]` return an awaitable of that part, without waiting. List it before
+    `LazyAwaitable` among the bases of a class.
     """
 
     def __getitem__(self, key: K) -> LazyAwaitable[V]:
@@ -140,7 +140,7 @@ class LazyGetItemMixin(Generic[K, V]):
 
 
 class GetItemLazyAwaitable(LazyAwaitable[W], Generic[W, P, K]):
-    """A part of the value of a lazy awaitable.
+    """An awaitable of one part of the value of another awaitable.
 
     Args:
         parent: The awaitable.
@@ -159,12 +159,12 @@ class GetItemLazyAwaitable(LazyAwaitable[W], Generic[W, P, K]):
 
 
 def _value(given: Any) -> Any:
-    """Return the value of an awaitable; anything else as it is."""
+    """Return the value of an awaitable; return any other object unchanged."""
     return given.wait() if isinstance(given, LazyAwaitable) else given
 
 
 def _of_values(function: Callable[..., Any], *, swapped: bool = False) -> Callable[..., Any]:
-    """Return an operator as a method that computes with values."""
+    """Return a method that applies an operator to the values of its operands."""
 
     def method(*operands: Any) -> Any:
         values = [_value(operand) for operand in operands]

@@ -1,6 +1,6 @@
-"""Helpers that notebooks about TorchRec import from a `utils` of their own: how long a forward
-takes, and how much memory is held. They stand on what `python -m recapp.bench strategies` measures
-with: rounds of steps, of which the slowest rank counts, and quartiles.
+"""Helpers that notebooks about TorchRec import from their own `utils`: they measure the time of a
+forward and the memory in use. They measure as `python -m recapp.bench strategies` does: in rounds
+of steps, with the time of the slowest rank, and they report quartiles.
 """
 
 from collections.abc import Mapping
@@ -22,29 +22,29 @@ NAME = "forward"
 
 @dataclass(frozen=True)
 class ForwardTimes:
-    """What `TorchRecBenchmark.benchmark_forward` has measured."""
+    """The measurements of `TorchRecBenchmark.benchmark_forward`."""
 
     batch_time_ms: float
-    """The median of a forward, of the slowest rank each time, in milliseconds."""
+    """The median time of a forward on its slowest rank, in milliseconds."""
     batch_time_ms_q1: float
     """The first quartile."""
     batch_time_ms_q3: float
     """The third quartile."""
     throughput: float
-    """The samples that all ranks together compute in a second, at the median."""
+    """The samples that all ranks together compute in a second, at the median time."""
     bytes_exchanged: int
     """The bytes that all ranks send each other for the tables in a forward."""
 
 
 class TorchRecBenchmark:
-    """Times models.
+    """Times the forwards of models.
 
     Args:
-        rounds: The number of rounds; a few forwards are run in each.
-        round_seconds: The length of a round; it has two to forty forwards.
+        rounds: The number of rounds.
+        round_seconds: The length of a round in seconds; a round has two to forty forwards.
 
     Raises:
-        ConfigError: One of them is not above 0.
+        ConfigError: `rounds` or `round_seconds` is not above 0.
     """
 
     def __init__(self, rounds: int = 7, round_seconds: float = 0.5) -> None:
@@ -55,35 +55,36 @@ class TorchRecBenchmark:
         self.round_seconds = round_seconds
 
     def benchmark_forward(self, model: nn.Module, batch: Any, batch_size: int) -> ForwardTimes:
-        """Time the forward of a model, without gradients. Every rank of the model calls it.
+        """Time the forward of a model, without gradients. Every rank of the model calls this.
 
-        A rank begins each forward when all others are ready to, and the slowest one counts. The
-        model is called as it is: say `model.eval()` before where that makes a difference.
+        The ranks begin each forward together, and its time is that of the slowest rank. The mode
+        of the model stays as it is: call `model.eval()` first if the model has dropout or the like.
 
         Args:
-            model: A sharded model, or any other.
+            model: A sharded model, or any other module.
             batch: The argument of the model on this rank.
-            batch_size: The samples of the batch.
+            batch_size: The number of samples in the batch.
 
         Raises:
-            ConfigError: The model is none, the batch is missing or has another number of samples.
+            ConfigError: The model is no torch module, or the batch is missing or has another number
+                of samples.
         """
         return self.compare_forwards({NAME: model}, batch, batch_size)[NAME]
 
     def compare_forwards(
         self, models: Mapping[str, nn.Module], batch: Any, batch_size: int
     ) -> dict[str, ForwardTimes]:
-        """Time the forwards of several models in turn, round by round, so that a machine that is
-        slower for a while is so for all of them. Every rank calls it, with the same names.
+        """Time the forwards of several models in turn, round by round, so that a slow phase of the
+        machine slows all of them. Every rank calls this with the same names.
 
         Args:
-            models: Sharded models of the same ranks, or any others, by name.
+            models: Sharded models of the same ranks, or any other modules, by name.
             batch: The argument of each model on this rank.
-            batch_size: The samples of the batch.
+            batch_size: The number of samples in the batch.
 
         Raises:
-            ConfigError: There is no model, or what is given for one is none; or the batch is
-                missing, or has another number of samples.
+            ConfigError: `models` is empty or holds an object that is no torch module, or the batch
+                is missing or has another number of samples.
         """
         if not isinstance(models, Mapping) or not models:
             raise ConfigError(f"compare_forwards: models={models}: give at least one, by its name")
@@ -109,7 +110,7 @@ class TorchRecBenchmark:
 
 
 def _check_samples(batch: Any, batch_size: int) -> None:
-    """Check that a batch of bags has as many samples as is said."""
+    """Check that a batch of bags has `batch_size` samples."""
     if batch is None or isinstance(batch_size, bool) or not isinstance(batch_size, int):
         raise ConfigError(
             f"batch={type(batch).__name__}, batch_size={batch_size!r}: give what the model is "
@@ -125,31 +126,31 @@ def _check_samples(batch: Any, batch_size: int) -> None:
 
 
 def _messages_of(model: nn.Module) -> Comm:
-    """Return the ranks through the transport of a model's tables."""
+    """Return the communicator of a model's tables; a new one for a model without tables."""
     tables = sharded_tables(model)
     return tables[0].comm if tables else Comm()
 
 
 class TorchRecDebugger:
-    """Counts the bytes that this rank holds.
+    """Counts the bytes of memory that this rank uses.
 
     Args:
-        device: The device whose memory counts; None: the GPU if this process has used one, else
-            the CPU.
+        device: The device whose memory to count; None takes the GPU if this process has used one,
+            else the CPU.
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:
         self.device = None if device is None else torch.device(device)
 
     def memory_status(self) -> dict[str, int]:
-        """Return bytes of this rank.
+        """Return the memory of this rank in bytes.
 
         Returns:
-            `allocated`: what its tensors hold: tables, optimiser state, buffers, the dense part
-            and everything else that is still referred to (on the CPU nothing that a rank of
-            `run_ranks` has inherited); `reserved`: what it has taken for that, on a GPU torch's
-            memory, on the CPU the resident memory of the process, interpreter and libraries
-            included; `peak`: the most at once, on a GPU of `allocated`, on the CPU of `reserved`.
+            `allocated`: the bytes of all live tensors: tables, optimiser state, buffers, the dense
+            part and the rest. On the CPU, tensors that a rank of `run_ranks` inherited do not
+            count. `reserved`: on a GPU the bytes that torch's allocator has reserved, on the CPU
+            the resident memory of the process with interpreter and libraries. `peak`: the largest
+            value so far, on a GPU of `allocated`, on the CPU of `reserved`.
         """
         used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         device = self.device or torch.device("cuda" if used else "cpu")

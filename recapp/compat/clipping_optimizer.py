@@ -1,5 +1,5 @@
-"""TorchRec's optimiser that clips gradients before each step, of the dense part alone or of tables
-as well (`recapp/optim/clipping.py`).
+"""TorchRec's optimiser that clips gradients before each step: those of the dense part, or those of
+the dense part and the tables (`recapp/optim/clipping.py`).
 
 Names and argument order are those of `torchrec/optim/clipping.py`.
 """
@@ -22,7 +22,7 @@ from recapp.optim.table_gradients import TableGradients
 
 @unique
 class GradientClipping(Enum):
-    """How gradients are clipped."""
+    """The ways to clip gradients."""
 
     NORM = "norm"
     VALUE = "value"
@@ -34,16 +34,17 @@ class GradientClippingOptimizer(OptimizerWrapper):
 
     Args:
         optimizer: The keyed optimiser.
-        clipping: How gradients are clipped.
-        max_gradient: The largest norm, or absolute value.
+        clipping: The way to clip gradients.
+        max_gradient: The largest norm, or the largest absolute value.
         norm_type: The order of the norm, a number above 0 or `inf`.
-        enable_global_grad_clip: Whether tables are clipped with the dense part, by one norm of all
-            gradients over all ranks; their update then waits for `step`, which every rank calls.
-            Without, the dense part alone is.
-        param_to_pgs: None: which ranks hold a table is known.
+        enable_global_grad_clip: Whether to clip tables together with the dense part, by one norm
+            over all gradients of all ranks. The update of the tables then waits for `step`, which
+            every rank calls. False clips the dense part alone.
+        param_to_pgs: None, because recapp knows which ranks hold a table.
 
     Raises:
-        ConfigError: A number out of range, process groups, or no tables to be clipped.
+        ConfigError: A number is out of range, process groups are given, or
+            `enable_global_grad_clip` finds no tables.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Run the closure once, clip, then step the wrapped optimiser."""
+        """Run the closure once, clip the gradients, then step the wrapped optimiser."""
         loss = run_closure(closure)
         parameters = self._parameters()
         if any(p.is_meta for p in parameters):  # a model without values has no gradients
@@ -96,7 +97,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         return loss
 
     def clip_grad_norm_(self) -> float:
-        """Clip by the norm of all gradients, and return the norm before."""
+        """Clip by the norm of all gradients, and return the norm before clipping."""
         return clip_norm(self._parameters(), self._tables, self.max_gradient, self.norm_type)
 
     def _parameters(self) -> list[Tensor]:

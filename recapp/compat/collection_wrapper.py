@@ -1,4 +1,4 @@
-"""A module around a collection of tables: feature processors and managed collisions are such."""
+"""The base of modules around a collection of tables: feature processors, managed collisions."""
 
 import copy
 from typing import Any, ClassVar, TypeVar
@@ -11,12 +11,12 @@ W = TypeVar("W", bound="CollectionWrapper")
 
 
 class CollectionWrapper(nn.Module):
-    """A module that holds a collection, which is replaced by its sharded twin where the module is
-    sharded (`recapp/compat/wrapped_sharders.py`).
+    """A module that holds a collection. Sharding the module replaces the collection by its sharded
+    twin (`recapp/compat/wrapped_sharders.py`).
     """
 
     holds: ClassVar[str]
-    """The attribute that has the collection, under TorchRec's name."""
+    """The name of the attribute that holds the collection, as in TorchRec."""
 
     @property
     def collection(self) -> Any:
@@ -29,7 +29,7 @@ class CollectionWrapper(nn.Module):
         return found
 
     def over(self: W, collection: nn.Module) -> W:
-        """Return the same module over another collection, such as the sharded one."""
+        """Return a shallow copy of this module around another collection, such as the sharded one."""
         made = copy.copy(self)
         made._modules = dict(self._modules)
         setattr(made, self.holds, collection)

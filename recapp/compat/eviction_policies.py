@@ -1,8 +1,9 @@
-"""TorchRec's eviction policies: which ids keep the rows of a full table, and which get one at all.
+"""TorchRec's eviction policies: they choose which ids keep the rows of a full table, and which ids
+may get a row at all.
 
-A policy scores ids by how often they occurred and when they did last. An unsharded table asks it at
-every interval (`recapp/compat/managed_collisions.py`); of a table that is sharded it is a setting,
-`eviction`, and the rows of dynamic tables leave by it (`recapp/engine/admission.py`).
+A policy scores ids by their number of occurrences and by the step of their last use. An unsharded
+table calls it at every interval (`recapp/compat/managed_collisions.py`). For a sharded table it
+becomes the setting `eviction` of a dynamic table (`recapp/engine/admission.py`).
 """
 
 from abc import ABC, abstractmethod
@@ -17,28 +18,29 @@ from recapp.errors import ConfigError
 from recapp.tables.dynamic import Eviction
 
 Threshold = Callable[[Tensor], tuple[Tensor, float | Tensor]]
-"""Takes the count of each id of an interval; returns which may have rows, as a mask or by number,
-and the threshold.
+"""Takes the count of each id of an interval; returns the ids that may have rows, as a mask or as
+indices, and the threshold.
 """
 COUNTS = "counts"
 LAST_USED = "last_access_iter"
 
 
 class MCHEvictionPolicy(ABC):
-    """Which ids keep the rows of a full table.
+    """Chooses the ids that keep the rows of a full table.
 
     Args:
-        threshold_filtering_func: Which ids of an interval count (`Threshold`), by their counts in
-            it; None counts all. A table with one is looked up by numbers where it is sharded, too.
+        threshold_filtering_func: Chooses the ids of an interval that count, by their occurrences
+            in the interval (`Threshold`); None takes all. A table with such a function uses
+            numbers of ids as rows when it is sharded, too.
 
     Raises:
         ConfigError: `threshold_filtering_func` is no function.
     """
 
     keeps: ClassVar[tuple[str, ...]]
-    """What is kept for each row: its count, when it was last used, or both."""
+    """The values that the table keeps for each row: its count, the step of its last use, or both."""
     eviction: Eviction
-    """The policy of a dynamic table that is nearest."""
+    """The nearest policy that dynamic tables have."""
 
     def __init__(self, threshold_filtering_func: Threshold | None = None) -> None:
         if threshold_filtering_func is not None and not callable(threshold_filtering_func):
@@ -50,18 +52,18 @@ class MCHEvictionPolicy(ABC):
 
     @abstractmethod
     def scores(self, counts_N: Tensor, last_used_N: Tensor, now: int) -> Tensor:
-        """Return a score for each id; the lowest ones leave.
+        """Return a score for each id; the ids of the lowest scores lose their rows.
 
         Args:
-            counts_N: How often each occurred.
-            last_used_N: In which step it did last.
+            counts_N: The number of occurrences of each id.
+            last_used_N: The step in which each id occurred last.
             now: The number of this step.
         """
 
 
 class LFU_EvictionPolicy(MCHEvictionPolicy):
-    """Those leave that occurred least often; of dynamic tables, those that were used in the fewest
-    steps. Arguments as of `MCHEvictionPolicy`.
+    """Evicts the ids that occurred least often; in dynamic tables, the ids that were used in the
+    fewest steps. The argument is that of `MCHEvictionPolicy`.
     """
 
     keeps = (COUNTS,)
@@ -73,10 +75,10 @@ class LFU_EvictionPolicy(MCHEvictionPolicy):
 
 
 class LRU_EvictionPolicy(MCHEvictionPolicy):
-    """Those leave that were not used for the longest time.
+    """Evicts the ids that were not used for the longest time.
 
     Args:
-        decay_exponent: Above 0, where it does not change the order.
+        decay_exponent: A number above 0; it does not change the order of the ids.
         threshold_filtering_func: The filter of ids by their counts (`MCHEvictionPolicy`).
 
     Raises:
@@ -97,19 +99,20 @@ class LRU_EvictionPolicy(MCHEvictionPolicy):
             )
 
     def scores(self, counts_N: Tensor, last_used_N: Tensor, now: int) -> Tensor:
-        """Return when the ids were used."""
+        """Return the step of the last use of each id."""
         return last_used_N
 
 
 class DistanceLFU_EvictionPolicy(MCHEvictionPolicy):
-    """Those leave whose count, divided by a power of the steps since their last use, is lowest.
+    """Evicts the ids of the lowest score: the count divided by a power of the steps since the last
+    use.
 
-    Dynamic tables take the nearest policy that they have, and a note says so once: of rows kept
-    with the default exponent, lru keeps 60 to 85 % and lfu 40 to 75 % (`docs/from_torchrec.md`);
-    with the exponent 0 it is lfu.
+    Dynamic tables use their nearest policy, and recapp prints a note about this once. For the
+    default exponent this is lru: of the rows that TorchRec keeps, lru keeps 60 to 85 % and lfu 40
+    to 75 % (`docs/from_torchrec.md`). For the exponent 0 it is lfu.
 
     Args:
-        decay_exponent: At least 0.
+        decay_exponent: The power, at least 0.
         threshold_filtering_func: The filter of ids by their counts (`MCHEvictionPolicy`).
 
     Raises:
@@ -136,7 +139,7 @@ class DistanceLFU_EvictionPolicy(MCHEvictionPolicy):
 
 
 def note_of_nearest(policy: MCHEvictionPolicy) -> None:
-    """Say once that sharded tables evict by another policy, where they do."""
+    """Print a note, once, if sharded tables replace this policy by the nearest one."""
     if isinstance(policy, DistanceLFU_EvictionPolicy) and policy.eviction is Eviction.LRU:
         note_once(
             "DistanceLFU_EvictionPolicy: rows leave sharded tables by when they were used last, as "
@@ -148,7 +151,7 @@ def note_of_nearest(policy: MCHEvictionPolicy) -> None:
 def dynamic_threshold_filter(
     id_counts: Tensor, threshold_skew_multiplier: float = 10.0
 ) -> tuple[Tensor, Tensor]:
-    """Let ids count that occurred more often than a multiple of the mean count.
+    """Keep the ids whose count is above a multiple of the mean count.
 
     Args:
         id_counts: The count of each id.
@@ -160,7 +163,7 @@ def dynamic_threshold_filter(
 
 @torch.no_grad()
 def average_threshold_filter(id_counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Let ids count that occurred more often than the mean.
+    """Keep the ids whose count is above the mean count.
 
     Args:
         id_counts: The count of each id.
@@ -173,7 +176,7 @@ def average_threshold_filter(id_counts: Tensor) -> tuple[Tensor, Tensor]:
 def probabilistic_threshold_filter(
     id_counts: Tensor, per_id_probability: float = 0.01
 ) -> tuple[Tensor, Tensor]:
-    """Let an id count if one of its occurrences is drawn, by torch's generator.
+    """Keep an id if at least one of its occurrences is drawn, by torch's generator.
 
     Args:
         id_counts: The count of each id.

@@ -1,12 +1,12 @@
-"""TorchRec's feature processors: sample weights that a model computes, and trains, for its bags.
+"""TorchRec's feature processors: modules that compute the sample weights of bags, and train them.
 
     ids of a bag        [17 4 25]
     position_weight     [1.0 0.8 0.5 0.4 ...]       a parameter of max_feature_length numbers
     weights of the bag  [1.0 0.8 0.5]
 
-Processors are dense modules: they run where a batch is, before its ids are exchanged, and the
-engine returns the gradients of the weights there (`recapp/engine/lookup.py`). So they go with every
-plan, row-wise as well, and DDP averages their gradients like those of layers.
+Processors are dense modules: each rank runs them on its own batch before the ranks exchange ids,
+and the engine returns the gradients of the weights to that rank (`recapp/engine/lookup.py`). So they
+work with every plan, row-wise too, and DDP averages their gradients like those of layers.
 """
 
 from abc import ABC, abstractmethod
@@ -46,7 +46,7 @@ class PositionWeightedModule(FeatureProcessor):
     """Weighs an id by its position in its bag, with trained weights that start as ones.
 
     Args:
-        max_feature_length: Most ids of a bag.
+        max_feature_length: The largest number of ids in a bag.
         device: The device of the weights; the meta device allocates none yet.
 
     Raises:
@@ -79,11 +79,11 @@ class PositionWeightedModule(FeatureProcessor):
 
 
 class PositionWeightedModuleCollection(FeatureProcessorsCollection):
-    """Weighs the ids of several features by their positions in their bags; those of other features
-    weigh 1.
+    """Weighs the ids of several features by their positions in their bags; ids of other features
+    have the weight 1.
 
     Args:
-        max_feature_lengths: Most ids of a bag, by feature.
+        max_feature_lengths: The largest number of ids in a bag, by feature.
         device: The device of the weights; the meta device allocates none yet.
 
     Raises:
@@ -136,10 +136,10 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
 
 
 class FeatureProcessorDictWrapper(FeatureProcessorsCollection):
-    """Runs a processor for each feature that has one; ids of the others weigh 1.
+    """Runs the processor of each feature that has one; ids of other features have the weight 1.
 
     Args:
-        feature_processors: By feature.
+        feature_processors: The processors by feature.
     """
 
     def __init__(self, feature_processors: nn.ModuleDict) -> None:
@@ -173,10 +173,11 @@ class FeatureProcessedEmbeddingBagCollection(CollectionWrapper):
 
     Args:
         embedding_bag_collection: The collection; `is_weighted=True`.
-        feature_processors: One for each of its features, by name; or a module that takes all bags.
+        feature_processors: A processor for each feature of the collection, by name; or one module
+            that takes all bags.
 
     Raises:
-        ConfigError: The collection ignores weights, or features and processors are not the same.
+        ConfigError: The collection ignores weights, or a feature or a processor lacks its partner.
     """
 
     holds = "_embedding_bag_collection"
@@ -219,7 +220,8 @@ class FeatureProcessedEmbeddingBagCollection(CollectionWrapper):
         """Weigh and pool every bag.
 
         Args:
-            features: Raw ids of at least the tables' features; weights that they have are replaced.
+            features: Raw ids of at least the tables' features; the processors replace their
+                weights.
 
         Raises:
             ConfigError: A processor returns no weights.
@@ -231,7 +233,7 @@ class FeatureProcessedEmbeddingBagCollection(CollectionWrapper):
 
 
 def _weights(argument: str, length: int, device: torch.device | str | None) -> nn.Parameter:
-    """Return memory for the weights of a feature.
+    """Return an uninitialised parameter for the weights of a feature.
 
     Raises:
         ConfigError: The length is no whole number of at least 1.
@@ -242,19 +244,22 @@ def _weights(argument: str, length: int, device: torch.device | str | None) -> n
 
 
 def _positions(offsets_N1: Tensor, values: int | None) -> Tensor:
-    """Return the position of each value in its bag; how many there are is counted where it is not
-    known.
+    """Return the position of each value in its bag.
+
+    Args:
+        offsets_N1: The offsets of N bags.
+        values: The number of values; None computes it from the offsets.
     """
     first_L = torch.repeat_interleave(offsets_N1[:-1], offsets_N1.diff(), output_size=values)
     return torch.arange(first_L.shape[0], device=first_L.device) - first_L
 
 
 def _check_longest(lengths_B: Tensor, most: int, what: str) -> None:
-    """Check that bags are not longer than there are weights; on an accelerator torch does, when it
-    takes them.
+    """Check that no bag has more ids than there are weights. On an accelerator torch checks this
+    itself, when it indexes the weights.
 
     Raises:
-        DataError: One is longer.
+        DataError: A bag is longer.
     """
     if on_host(lengths_B) and len(lengths_B) and int(lengths_B.max()) > most:
         raise DataError(
@@ -264,10 +269,10 @@ def _check_longest(lengths_B: Tensor, most: int, what: str) -> None:
 
 
 def _check_same(processors: Mapping[str, Any], features: list[str]) -> None:
-    """Check that every feature has a processor, and no other.
+    """Check that every feature has a processor and every processor a feature.
 
     Raises:
-        ConfigError: They are not the same.
+        ConfigError: One of them lacks its partner, or a processor is no module.
     """
     for key in features:
         if key not in processors:

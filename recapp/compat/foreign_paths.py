@@ -1,13 +1,13 @@
-"""Lets `import recapp.distributed.embeddingbag` and `recapp.distributed.embeddingbag` find modules
-that TorchRec has and recapp has not, so that a program needs another import line and nothing else:
+"""Makes TorchRec's module paths importable from recapp, by `import recapp.distributed.embeddingbag`
+and as the attribute `recapp.distributed.embeddingbag`. A program changes one import line only:
 
     import recapp as torchrec
     torchrec.distributed.embeddingbag.EmbeddingBagCollectionSharder
 
-`from recapp import hugectr` finds the names of HugeCTR. A path is found in one table
-(`recapp/compat/torchrec_names.py`, `hugectr_names.py`), and what stands behind a name is imported
-when it is first asked for. Where recapp has a module of the same path, the names of the
-table are added to it; its own come first.
+`from recapp import hugectr` gives the names of HugeCTR. Two tables list the paths and names
+(`recapp/compat/torchrec_names.py`, `hugectr_names.py`). The first use of a name imports its object.
+A module of recapp that has a path of the table keeps its own names and gets those of the table as
+well; its own names take precedence.
 """
 
 import sys
@@ -24,21 +24,22 @@ ROOT = "recapp"
 
 
 class ForeignModule(ModuleType):
-    """A module of the table. One that is called is the function of its own name: TorchRec has a
-    function `apply_optimizer_in_backward` in a module of that name, and packages show both as one.
+    """A module of the table. A call of the module calls its function of the same name: TorchRec
+    has a function `apply_optimizer_in_backward` in a module of that name, and in its package one
+    name stands for both.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call what the module holds under its own last name."""
+        """Call the function of the module that has the last part of the module's name."""
         return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let a module be pickled by its path: notebooks send their globals to other processes."""
+        """Pickle a module by its path, because notebooks send their globals to other processes."""
         return import_module, (self.__name__,)
 
 
 class ForeignLoader(Loader):
-    """Makes the modules that are in the table alone."""
+    """Makes the modules that the table has and recapp has not."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Make an empty module."""
@@ -47,7 +48,7 @@ class ForeignLoader(Loader):
         )
 
     def exec_module(self, module: ModuleType) -> None:
-        """Let the module find its names, and show them."""
+        """Add the names of the table to the module, its docstring and its `dir()`."""
         add_names(module)
         names = sorted(_NAMES.get(below_root(module.__name__), {}))
         module.__doc__ = f"{module.__doc__}\n\n{', '.join(names)}"
@@ -60,7 +61,7 @@ class ForeignFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return how a module is loaded; None for one that is not in the table."""
+        """Return the spec of a module of the table; None for any other module."""
         if below_root(fullname) not in _PATHS:
             return None
         own = PathFinder.find_spec(fullname, path)
@@ -72,7 +73,7 @@ class ForeignFinder(MetaPathFinder):
 
 
 def _then_add_names(run: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    """Return a function that runs a module of the house and then adds the names of the table."""
+    """Return a function that runs a module of recapp and then adds the names of the table."""
 
     def exec_module(module: ModuleType) -> None:
         run(module)
@@ -82,7 +83,7 @@ def _then_add_names(run: Callable[[ModuleType], None]) -> Callable[[ModuleType],
 
 
 def add_names(module: ModuleType) -> None:
-    """Let a module find the names and the modules that the table has below its path."""
+    """Give a module the names and submodules that the table lists below its path."""
     path = below_root(module.__name__)
     vars(module)["__getattr__"] = lambda name: found(path, name)
 
@@ -95,8 +96,8 @@ def found(path: str, name: str) -> Any:
         name: A name in it, or a module below it.
 
     Raises:
-        AttributeError: The table has neither.
-        ImportError: The name stays out on purpose; the message says what to do instead.
+        AttributeError: The table has no such name or module.
+        ImportError: recapp leaves the name out on purpose; the message names a replacement.
     """
     whole = f"{ROOT}.{path}".removesuffix(".")
     if name in _ABSENT.get(path, {}):
@@ -112,7 +113,7 @@ def found(path: str, name: str) -> Any:
 
 
 def install() -> None:
-    """Put the finder before Python's own, once."""
+    """Put the finder before Python's own finders, unless it is there already."""
     if not any(isinstance(finder, ForeignFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, ForeignFinder())
 
@@ -128,7 +129,7 @@ def _is_package(fullname: str) -> bool:
 
 
 def _read(table: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the names of each path, with the module and the name that they stand for."""
+    """Return the names of each path, with the module and name of the object of each."""
     names: dict[str, dict[str, str]] = {}
     for where, home in table.items():
         path, _, name = where.rpartition(".")

@@ -1,9 +1,9 @@
-"""Checks of the arguments of HugeCTR's programs, where they are given.
+"""Checks of the arguments of HugeCTR's programs, at the call that passes them.
 
     whole("CreateSolver", "batchsize", 1.5, 1)
         -> CreateSolver: batchsize=1.5: must be a whole number of at least 1
 
-Numbers of NumPy come back as Python's own, as settings are written into YAML.
+The checks turn numbers of NumPy into Python's own, because recapp writes settings into YAML.
 """
 
 import math
@@ -20,16 +20,16 @@ Member = TypeVar("Member", bound=Enum)
 
 
 def whole(owner: str, name: str, value: Any, least: int = 0) -> int:
-    """Return a whole number.
+    """Check and return a whole number.
 
     Args:
         owner: The class or function that has the argument, for errors.
         name: The name of the argument.
-        value: Its value.
-        least: The smallest that is allowed.
+        value: The value of the argument.
+        least: The smallest allowed value.
 
     Raises:
-        ConfigError: The value is no whole number, or too small.
+        ConfigError: The value is no whole number, or out of bounds.
     """
     made = index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else None
     if made is None or not least <= made <= MOST:
@@ -38,17 +38,17 @@ def whole(owner: str, name: str, value: Any, least: int = 0) -> int:
 
 
 def number(owner: str, name: str, value: Any, least: float = 0.0, below: float = math.inf) -> float:
-    """Return a finite number; arguments are those of `whole`.
+    """Check and return a finite number.
 
     Args:
         owner: The class or function that has the argument, for errors.
         name: The name of the argument.
-        value: Its value.
-        least: The smallest that is allowed.
-        below: A number that the value must be smaller than.
+        value: The value of the argument.
+        least: The smallest allowed value.
+        below: The value must be smaller than this.
 
     Raises:
-        ConfigError: The value is no finite number, or out of these bounds.
+        ConfigError: The value is no finite number, or out of bounds.
     """
     right = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
     if not right or not least <= value < below:
@@ -59,7 +59,7 @@ def number(owner: str, name: str, value: Any, least: float = 0.0, below: float =
 
 
 def switch(owner: str, name: str, value: Any) -> bool:
-    """Return True or False.
+    """Check and return True or False; 1 and 0 count as these.
 
     Raises:
         ConfigError: The value is neither.
@@ -70,7 +70,7 @@ def switch(owner: str, name: str, value: Any) -> bool:
 
 
 def text(owner: str, name: str, value: Any) -> str:
-    """Return a text that is not empty; a path is one, too.
+    """Check and return a text that is not empty; a path is a text, too.
 
     Raises:
         ConfigError: The value is no such text.
@@ -82,10 +82,10 @@ def text(owner: str, name: str, value: Any) -> str:
 
 
 def member(owner: str, name: str, value: Any, kind: type[Member]) -> Member:
-    """Return a member of an enumeration.
+    """Check and return a member of an enumeration.
 
     Raises:
-        ConfigError: The value is no member.
+        ConfigError: The value is no member of it.
     """
     if not isinstance(value, kind):
         known = ", ".join(kind.__members__)

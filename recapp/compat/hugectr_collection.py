@@ -1,4 +1,4 @@
-"""HugeCTR's embedding collection: the embedding part of a program written for it runs with
+"""HugeCTR's embedding collection. The embedding part of a program for HugeCTR runs as follows:
 
     from recapp import hugectr
 
@@ -12,8 +12,9 @@
     model = MyModel(made.module(device="meta"))     # an EmbeddingBagCollection
     model = DistributedModelParallel(model, plan=made.plan)
 
-Names and order of arguments are those of versions 3.7 to 25.03. Lookups are numbered in the order
-in which they are declared. `recapp.hugectr` finds this file (`recapp/compat/foreign_paths.py`).
+Names and order of arguments are those of versions 3.7 to 25.03. The number of a lookup is its place
+in the order of declaration. Programs import these names from `recapp.hugectr`
+(`recapp/compat/foreign_paths.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +56,7 @@ from recapp.tables.lookups import TableLookup, check_lookups, lookups_of
 
 LOOKUP = ("table", "feature", "output", "combiner")
 CONCAT = ("hotness", "truncates")
-"""What recapp adds to the arguments of a lookup."""
+"""Arguments of a lookup that recapp adds to HugeCTR's."""
 OPT_PARAMS = ("opt_params_py", "opt_params_or_empty")
 MORE = ("data_type", "id_rule", "init_range", "dynamic")
 PLAN = "create_embedding_collection"
@@ -65,21 +66,22 @@ class EmbeddingTableConfig:
     """One table, as HugeCTR describes it.
 
     Args:
-        id_space: The number of the set of keys that it is read by; by default the count of tables
-            that were looked up before. Tables of one `id_space` have the same keys and vectors of
-            their own. A text is the table's name, as in later versions.
-        max_vocabulary_size: Rows; -1 is a dynamic table, of any keys, which grows.
-        ev_size: Columns.
-        min_key: The key of row 0; here later versions have `opt_params`.
-        max_key: The largest key, or the number after it. It is checked against the rows.
-        opt_params: What `CreateOptimizer` returns; None takes the optimiser of the model.
-        table_id: The number of the table, as its name; no two tables of a collection have one.
+        id_space: The number of the set of keys that index the table; by default the count of the
+            tables in earlier lookups. Tables of one `id_space` share their keys, not their vectors.
+            A text is the table's name, as in later versions.
+        max_vocabulary_size: The number of rows; -1 makes a dynamic table, which takes any key and
+            grows.
+        ev_size: The number of columns.
+        min_key: The key of row 0. Later versions have `opt_params` at this position.
+        max_key: The largest key, or the number after it; it must fit the number of rows.
+        opt_params: The return value of `CreateOptimizer`; None takes the optimiser of the model.
+        table_id: The number of the table, used as its name; unique in a collection.
         name: The name of the table, unique in a collection.
         others: `opt_params` under its other names, and recapp's `data_type`, `id_rule`,
             `init_range` and `dynamic`.
 
     Raises:
-        ConfigError: A value that cannot be, or an argument that has no effect here.
+        ConfigError: A value is not allowed, or an argument is unknown.
     """
 
     def __init__(
@@ -136,10 +138,10 @@ class EmbeddingTableConfig:
 
         Args:
             name: The name of the table.
-            features: The features that read it.
+            features: The features that are looked up in the table.
 
         Raises:
-            ConfigError: A value that cannot be.
+            ConfigError: A value is missing or not allowed.
         """
         if self.max_vocabulary_size is None or self.ev_size is None:
             missing = "ev_size" if self.ev_size is None else "max_vocabulary_size"
@@ -171,13 +173,13 @@ class EmbeddingTableConfig:
 
 @dataclass(frozen=True)
 class EmbeddingCollection:
-    """Tables, their lookups in the order in which they were declared, and where the tables lie.
+    """Tables, their lookups in the order of declaration, and a sharding plan.
 
     Args:
         tables: The tables.
         lookups: The lookups.
-        plan: Where the tables lie; None leaves it to recapp. Tables of which it does not say how
-            they ask are asked for distinct rows.
+        plan: The sharding plan; None lets recapp plan. Tables for which it sets no mode get the
+            mode `unique`.
         opt_params: The optimiser of each table that names one, by the table's name.
     """
 
@@ -189,10 +191,10 @@ class EmbeddingCollection:
     def module(
         self, device: torch.device | str | None = None, seed: int = 0
     ) -> EmbeddingBagCollection:
-        """Return the collection that a model holds; `DistributedModelParallel` shards it.
+        """Return the collection for a model to hold; `DistributedModelParallel` shards it.
 
         Args:
-            device: The device of the tables; `meta` allocates none yet.
+            device: The device of the tables; `meta` allocates no memory yet.
             seed: The seed of the start values.
         """
         return EmbeddingBagCollection(self.tables, device=device, seed=seed, lookups=self.lookups)
@@ -201,20 +203,20 @@ class EmbeddingCollection:
         """Return the row rule of every table, for `EmbeddingBagCollectionSharder(rule=...)`.
 
         Args:
-            others: The rule of tables that name no optimiser; its learning rate is that of all, as
-                HugeCTR's solver has one.
+            others: The rule of tables that name no optimiser. All tables use its learning rate,
+                because HugeCTR's solver has only one.
         """
         return {"*": others} | rules_of_opt_params(self.opt_params, others.lr)
 
     def outputs(self, pooled: KeyedTensor) -> dict[str, Tensor]:
-        """Return the vectors as HugeCTR's layers get them, by the names of the lookups' outputs.
+        """Return the vectors in the shapes that HugeCTR's layers take, by output of the lookups.
 
         Args:
             pooled: The output of the module.
 
         Returns:
-            [B, 1, D] of a sum or an average, so that concatenating F of them along dimension 1
-            makes [B, F, D]; [B, hotness x D] of a concatenation.
+            [B, 1, D] for a sum or an average, so that a concatenation of F of them along dimension
+            1 has [B, F, D]; [B, hotness x D] for the combiner `concat`.
         """
         concatenated = {x.output for x in self.lookups if x.pooling is PoolingType.CONCAT}
         return {
@@ -223,10 +225,10 @@ class EmbeddingCollection:
         }
 
     def lists(self) -> Lists:
-        """Return the plan as the plain values of a plan file of HugeCTR's.
+        """Return the plan as the plain values of HugeCTR's plan file.
 
         Raises:
-            PlanError: There is no plan, or such values cannot express it.
+            PlanError: There is no plan, or HugeCTR's format cannot express it.
         """
         if self.plan is None:
             raise PlanError(f"the embedding collection has no plan: give {PLAN} a plan file")
@@ -241,19 +243,19 @@ class _Lookups:
         self._read: list[dict[str, Any]] = []
 
     def embedding_lookup(self, *values: Any, **named: Any) -> None:
-        """Declare a lookup, or several: its number is that of the lookups before it.
+        """Declare one lookup or several. The number of a lookup is the count of earlier ones.
 
         Args:
             values: By position: the table, the name of its input, the name of its output, and the
-                combiner `sum`, `average` or `concat`. Lists of tables and inputs are as many
-                lookups; the outputs of one name are this name with a number.
+                combiner `sum`, `average` or `concat`. Lists of tables and inputs declare one lookup
+                for each pair; a single output name then gets the index in the list as a suffix.
             named: The same by name: `table_config` or `emb_table`, `bottom_name` or `input`,
-                `top_name` or `output`, `combiner`; for `concat` also `hotness`, which HugeCTR's
-                reader says of an input, and `truncates`.
+                `top_name` or `output`, `combiner`; for `concat` also `truncates` and `hotness`,
+                which HugeCTR sets in its reader for each input.
 
         Raises:
-            ConfigError: An argument that is missing or unknown, lists of several lengths, combiners
-                that differ in a list, or another table of the same name.
+            ConfigError: An argument is missing or unknown, lists have different lengths, combiners
+                in a list differ, or another table has the same name.
         """
         said = _said(values, named)
         tables = said["table"]
@@ -306,7 +308,7 @@ class _Lookups:
         self._read.append({**said, "combiner": pooling})
 
     def _collection(self, plan: ShardingPlan | None = None) -> EmbeddingCollection:
-        """Return the tables and lookups declared so far, without a plan or with one."""
+        """Return the collection of the tables and lookups declared so far, under the given plan."""
         if not self._read:
             raise ConfigError("no lookup is declared: call embedding_lookup for each")
         features: dict[EmbeddingTableConfig, dict[str, None]] = {}
@@ -334,8 +336,9 @@ class _Lookups:
         return EmbeddingCollection(tables, lookups, plan, opt_params)
 
     def _by_matrix(self, matrix: Mapping[str, Any]) -> EmbeddingCollection:
-        """Return the collection under a plan of the later versions; numbers of tables in it are
-        their `table_id`, where these count from 0.
+        """Return the collection under a plan of the later versions. A number in the plan is a
+        `table_id` (or `id_space`) if these are 0, 1, 2 and so on, else a place in the order of
+        declaration.
         """
         bare = self._collection()
         numbers = [t.id_space if t.table_id is None else t.table_id for t in self._names]
@@ -359,15 +362,15 @@ class EmbeddingPlanner(_Lookups):
         """Return the collection of all lookups declared so far.
 
         Args:
-            plan_file: A plan in HugeCTR's JSON or in recapp's YAML; None leaves the plan to recapp.
-                Here v4.1 has `shard_matrix`.
-            emb_table_group_strategy: With a matrix: the tables of each group.
-            emb_table_placement_strategy: With a matrix: mp or dp of each group.
-            shard_matrix: A row for each GPU; 1 for each table of which the GPU holds a part.
+            plan_file: A plan in HugeCTR's JSON or in recapp's YAML; None lets recapp plan. Version
+                4.1 has `shard_matrix` at this position.
+            emb_table_group_strategy: For a matrix: the tables of each group.
+            emb_table_placement_strategy: For a matrix: mp or dp for each group.
+            shard_matrix: A row for each GPU, with 1 for each table of which the GPU holds a part.
 
         Raises:
             ConfigError: No lookup is declared, or one is wrong.
-            PlanError: The plan is wrong, or for other tables.
+            PlanError: The plan is wrong or belongs to other tables.
         """
         if plan_file is not None and not isinstance(plan_file, str | Path):
             shard_matrix = plan_file
@@ -387,13 +390,14 @@ class EmbeddingPlanner(_Lookups):
 
 
 class EmbeddingCollectionConfig(_Lookups):
-    """Declares lookups and where their tables lie, in later versions; `collection` is what they
-    make.
+    """Declares lookups and the sharding of their tables, in later versions; `collection` returns
+    the result.
 
     Args:
-        use_exclusive_keys: Whether no two tables have a key in common. It decides how HugeCTR sorts
-            keys, and nothing here.
-        comm_strategy: How HugeCTR exchanges vectors; here the ranks decide.
+        use_exclusive_keys: Whether no two tables have a key in common. HugeCTR sorts keys
+            accordingly; recapp ignores it.
+        comm_strategy: The way HugeCTR exchanges vectors; recapp ignores it and chooses by the
+            ranks.
     """
 
     def __init__(
@@ -417,12 +421,12 @@ class EmbeddingCollectionConfig(_Lookups):
         shard_strategy: Sequence[Sequence[Any]],
         compression_strategy: Mapping[Any, Sequence[str]] | None = None,
     ) -> None:
-        """Say where tables lie; a second call replaces the first.
+        """Set the sharding of the tables; a second call replaces the first.
 
         Args:
             shard_matrix: The tables of each GPU, by name.
             shard_strategy: Pairs of `mp` or `dp` and tables; ("a", 2) cuts the columns of a in two.
-            compression_strategy: Tables by what is sent of them.
+            compression_strategy: The tables of each `CompressionStrategy`.
         """
         strategy = [[word, _plain(group)] for word, group in shard_strategy]
         compression = {str(key): _plain(held) for key, held in (compression_strategy or {}).items()}
@@ -438,17 +442,17 @@ class EmbeddingCollectionConfig(_Lookups):
 
         Raises:
             ConfigError: No lookup is declared, or one is wrong.
-            PlanError: What `shard` was told is wrong, or for other tables.
+            PlanError: The arguments of `shard` are wrong or belong to other tables.
         """
         return self._collection() if self._matrix is None else self._by_matrix(self._matrix)
 
 
 def print_plan(plan: Sequence[Any] | EmbeddingCollection | ShardingPlan) -> None:
-    """Print a plan as HugeCTR's notebook does.
+    """Print a plan in the format of HugeCTR's notebook.
 
     Args:
-        plan: The plain values of a plan file, a collection under a plan, or a plan that carries the
-            tables it was made for.
+        plan: The plain values of a plan file, a collection under a plan, or a plan that carries its
+            tables.
 
     Raises:
         PlanError: There is no plan or no table, or HugeCTR's lists cannot express it.
@@ -489,10 +493,10 @@ def _said(values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> Any:
-    """Return a whole number of NumPy or torch as Python's own."""
+    """Return a whole number of NumPy or torch as an `int`; return any other value unchanged."""
     return index(value) if hasattr(value, "__index__") else value
 
 
 def _plain(values: Any) -> Any:
-    """Return lists for tuples, as JSON has them."""
+    """Return the values with lists for tuples, as in JSON."""
     return [_plain(part) for part in values] if isinstance(values, list | tuple) else values

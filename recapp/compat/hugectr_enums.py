@@ -1,5 +1,5 @@
-"""The enumerations of HugeCTR that programs name: a member that does not exist is one line with
-close matches.
+"""The enumerations that HugeCTR's programs use. A member that does not exist raises an error of one
+line with close matches.
 """
 
 from enum import Enum, EnumMeta, StrEnum
@@ -9,7 +9,7 @@ from recapp.errors import ConfigError, meant, suggest
 
 
 class UnknownNameError(ConfigError, AttributeError):
-    """A name of HugeCTR's that does not exist, or is not there: `hasattr` says False."""
+    """A name that HugeCTR or recapp does not have; `hasattr` returns False for it."""
 
 
 class _Suggesting(EnumMeta):
@@ -24,29 +24,29 @@ class _Suggesting(EnumMeta):
 
 
 class NamedEnum(Enum, metaclass=_Suggesting):
-    """An enumeration whose unknown members are errors for people."""
+    """An enumeration that raises `UnknownNameError` for an unknown member."""
 
 
 class NamedText(StrEnum, metaclass=_Suggesting):
-    """An enumeration of words whose unknown members are errors for people."""
+    """An enumeration of words that raises `UnknownNameError` for an unknown member."""
 
 
 class CommunicationStrategy(NamedText):
-    """How HugeCTR's later versions exchange vectors; here the transport is chosen by the ranks."""
+    """The ways HugeCTR's later versions exchange vectors; recapp chooses by the ranks instead."""
 
     Uniform = "uniform"
     Hierarchical = "hierarchical"
 
 
 class CompressionStrategy(NamedText):
-    """The vectors of a table that are sent: one per bag and owner, or one per distinct row."""
+    """The vectors that ranks send for a table: one per bag and owner, or one per distinct row."""
 
     Reduction = "reduction"
     Unique = "unique"
 
 
 class Layer_t(NamedEnum):
-    """HugeCTR's types of layers; `recapp/compat/hugectr_layers.py` has those that are there."""
+    """HugeCTR's types of layers; `recapp/compat/hugectr_layers.py` has those that recapp supports."""
 
     Add = "Add"
     BatchNorm = "BatchNorm"
@@ -86,7 +86,7 @@ class Layer_t(NamedEnum):
 
 
 class Initializer_t(NamedEnum):
-    """How HugeCTR draws the start values of a layer."""
+    """HugeCTR's initialisers of a layer."""
 
     Default = "Default"
     Uniform = "Uniform"
@@ -106,7 +106,7 @@ class MetricsType(NamedEnum):
 
 
 class DataReaderType_t(NamedEnum):
-    """HugeCTR's formats of data; Parquet is read here."""
+    """HugeCTR's formats of data; recapp reads Parquet."""
 
     Norm = "Norm"
     Raw = "Raw"
@@ -115,27 +115,27 @@ class DataReaderType_t(NamedEnum):
 
 
 class Check_t(NamedEnum):
-    """What HugeCTR checks of the Norm format; Parquet has no sums to check."""
+    """The checks that HugeCTR makes of the Norm format; Parquet has no sums to check."""
 
     Non = "Non"
     Sum = "Sum"
 
 
 class LrPolicy_t(NamedEnum):
-    """HugeCTR's learning-rate policies, of which there is one."""
+    """HugeCTR's learning-rate policies; it has one."""
 
     fixed = "fixed"
 
 
 class AllReduceAlgo(NamedEnum):
-    """How HugeCTR reduces gradients; here torch decides."""
+    """HugeCTR's all-reduce algorithms; in recapp torch chooses."""
 
     NCCL = "NCCL"
     OneShot = "OneShot"
 
 
 class DeviceLayout(NamedEnum):
-    """How HugeCTR numbers GPUs of several hosts; here the launcher decides."""
+    """HugeCTR's numberings of the GPUs of several hosts; in recapp the launcher numbers them."""
 
     LocalFirst = "LocalFirst"
     NodeFirst = "NodeFirst"

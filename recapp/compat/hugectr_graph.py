@@ -1,10 +1,10 @@
-"""The model of a HugeCTR program: layers that are connected by the names of tensors.
+"""The model of a HugeCTR program: the names of tensors connect its layers.
 
     DenseLayer(Layer_t.ReLU, ["fc1"], ["relu1"])  ->  Layer  ->  plain values in the settings
     plain values, the collection of tables        ->  LayerGraph(batch) -> logits
 
-Ranks make `LayerGraph` of the settings of their run as they make any model, and so do evaluation,
-export and a run that resumes: the program itself is not run again.
+Ranks build `LayerGraph` from the settings of their run, as they build any model. Evaluation, export
+and a resumed run do the same: none of them runs the program again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from recapp.tables.collections import BagCollection
 from recapp.tables.module_by_name import ModuleByName
 
 SWITCHES = ("compute_config", "dense_layer_switches")
-"""What chooses how HugeCTR computes, and nothing else."""
+"""Parameters that change how HugeCTR computes, not the result."""
 REGULARISERS = ("use_regularizer", "regularizer_type", "lambda")
 OTHER_PARAMETERS = (
     "SeqLength",
@@ -41,7 +41,7 @@ OTHER_PARAMETERS = (
     "use_bias",
     "vector_size",
 )
-"""Parameters of layers that are not there."""
+"""Parameters of layers that recapp does not have."""
 PARAMETERS = sorted(
     {name for kind in KINDS.values() for name in kind.parameters}
     | {*SWITCHES, *REGULARISERS, *OTHER_PARAMETERS}
@@ -53,12 +53,12 @@ class DenseLayer:
 
     Args:
         layer_type: The type of the layer.
-        bottom_names: The tensors that it reads.
-        top_names: The tensors that it makes.
+        bottom_names: The names of its input tensors.
+        top_names: The names of its output tensors.
         parameters: The parameters of HugeCTR's layer book: `num_output`, `axis` and so on.
 
     Raises:
-        ConfigError: The type is not there, or a parameter does not exist.
+        ConfigError: recapp does not have the type, or HugeCTR does not have a parameter.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ def _names(names: Any, argument: str) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a parameter as YAML has it."""
+    """Return a parameter as a plain value for YAML."""
     if isinstance(value, NamedEnum):
         return value.name
     if isinstance(value, np.generic):
@@ -111,13 +111,13 @@ def _plain(value: Any) -> Any:
 
 
 def to_plain(layer: Layer) -> dict[str, Any]:
-    """Return a layer as plain values, of which `from_plain` makes the layer again."""
+    """Return a layer as plain values, which `from_plain` converts back."""
     named = {"type": layer.type, "bottoms": list(layer.bottoms), "tops": list(layer.tops)}
     return named | ({"parameters": dict(layer.parameters)} if layer.parameters else {})
 
 
 def from_plain(values: Mapping[str, Any]) -> Layer:
-    """Return the layer of plain values."""
+    """Return the layer that plain values describe."""
     return Layer(
         values["type"],
         tuple(values["bottoms"]),
@@ -129,14 +129,15 @@ def from_plain(values: Mapping[str, Any]) -> Layer:
 def connected(
     inputs: Mapping[str, Shape], layers: Sequence[Layer]
 ) -> tuple[dict[str, Shape], list[Any]]:
-    """Return the shapes of all tensors, and a function for each layer that makes its module.
+    """Return the shapes of all tensors, and for each layer a function that makes its module.
 
     Args:
-        inputs: The shapes of the tensors that layers read first: label, dense, vectors of tables.
-        layers: The layers in the order in which they were added.
+        inputs: The shapes of the model's inputs: label, dense, vectors of tables.
+        layers: The layers in the order of `Model.add`.
 
     Raises:
-        ConfigError: Layers do not connect, or shapes do not fit; it names layer, tensor and shapes.
+        ConfigError: Layers do not connect, or shapes do not fit; the error names the layer, the
+            tensor and the shapes.
     """
     shapes = dict(inputs)
     makers = []
@@ -165,7 +166,7 @@ def _not_there(layer: Layer, name: str, known: Sequence[str], later: Sequence[La
 
 
 def _check_ends(layers: Sequence[Layer]) -> None:
-    """Check that there is one loss, and that all that layers make is read by others."""
+    """Check that the model has one loss, and that other layers read outputs of every layer."""
     losses = [layer for layer in layers if layer.type == LOSS]
     if len(losses) != 1:
         found = ", ".join(layer.tops[0] for layer in losses) or "none"
@@ -180,15 +181,15 @@ def _check_ends(layers: Sequence[Layer]) -> None:
 
 
 class LayerGraph(nn.Module):
-    """Click logits by the layers of a program, `recapp.train`'s `model` under HugeCTR's names.
+    """Click logits from the layers of a HugeCTR program; the `model` of `recapp.train`.
 
     Args:
         embedding_bag_collection: The tables.
-        dense_in_features: Dense numbers of a sample.
-        dense: The name of the tensor of dense numbers.
+        dense_in_features: The number of dense features of a sample.
+        dense: The name of the tensor of dense features.
         label: The name of the label.
-        layers: The layers as plain values; one of them is the loss, which says which tensor the
-            logits are.
+        layers: The layers as plain values. One of them is the loss, whose first input is the tensor
+            of logits.
 
     Raises:
         ConfigError: Layers do not connect, or shapes do not fit.
@@ -219,9 +220,9 @@ class LayerGraph(nn.Module):
         """Compute logits, [B].
 
         Args:
-            batch: Samples with as many dense numbers as the model was made for.
+            batch: Samples with `dense_in_features` dense features.
         """
-        # tables first: backward then reaches them last
+        # tables come first, so that backward reaches them last
         pooled = self.embedding_bag_collection(batch.sparse)
         tensors = {name: vectors[:, None] for name, vectors in pooled.to_dict().items()}
         tensors[self.dense] = batch.dense_BI
@@ -234,7 +235,7 @@ class LayerGraph(nn.Module):
 
 
 def parameter_counts(layers: Sequence[Layer], makers: Sequence[Any]) -> list[int]:
-    """Return how many parameters each layer has; none is allocated.
+    """Return the number of parameters of each layer, without allocating them.
 
     Raises:
         ConfigError: A parameter of a layer has a value that is not allowed.

@@ -1,4 +1,4 @@
-"""HugeCTR's dense layers as torch modules; those that torch has itself are taken from there.
+"""HugeCTR's dense layers as torch modules, except those that torch has itself.
 
 Shapes: B batch, K columns, F vectors or numbers, D columns of a vector, P pairs.
 """
@@ -15,7 +15,7 @@ from recapp.models.layers import DotInteraction, published_linear
 
 
 def initialise(values: Tensor, how: str, fan_in: int, fan_out: int) -> None:
-    """Draw start values as HugeCTR's `Initializer_t` does; `Default` leaves them."""
+    """Draw start values as HugeCTR's `Initializer_t` does; `Default` keeps the values."""
     if values.is_meta:
         return
     both = fan_in + fan_out
@@ -34,8 +34,8 @@ def linear(inputs: int, outputs: int, how: str, bias_how: str | None) -> nn.Line
     """Return a linear layer.
 
     Args:
-        inputs: Columns of its input.
-        outputs: Columns of its output.
+        inputs: The number of columns of its input.
+        outputs: The number of columns of its output.
         how: The `Initializer_t` of its weights.
         bias_how: The `Initializer_t` of its bias; None makes a layer without bias.
     """
@@ -58,13 +58,13 @@ class Concat(nn.Module):
         self.axis = axis
 
     def forward(self, *parts: Tensor) -> Tensor:
-        """Return the tensors behind each other."""
+        """Return the concatenation of the tensors."""
         return torch.cat(parts, self.axis)
 
 
 class Interaction(nn.Module):
-    """The dots of all pairs of a vector [B, D] and F vectors [B, F, D], behind the vector and
-    before a column of zeros, as HugeCTR has one: [B, D + F (F + 1) / 2 + 1].
+    """Concatenates a vector [B, D], the dot products of all pairs of this vector and F vectors
+    [B, F, D], and a column of zeros, as HugeCTR does: [B, D + F (F + 1) / 2 + 1].
 
     Args:
         vectors: The number of vectors, F.
@@ -75,16 +75,16 @@ class Interaction(nn.Module):
         self.dots = DotInteraction(vectors + 1)
 
     def forward(self, bottom_BD: Tensor, vectors_BFD: Tensor) -> Tensor:
-        """Return the vector, the dots and a zero for each sample."""
+        """Return the vector, the dot products and a zero for each sample."""
         dots_BP = self.dots(torch.cat([bottom_BD[:, None], vectors_BFD], 1))
         return torch.cat([bottom_BD, dots_BP, bottom_BD.new_zeros(len(bottom_BD), 1)], 1)
 
 
 class Elementwise(nn.Module):
-    """Combines tensors of one shape, element by element and in order.
+    """Combines tensors of one shape element by element, in order.
 
     Args:
-        function: The operator, such as `operator.add`: it takes two tensors.
+        function: An operator of two tensors, such as `operator.add`.
     """
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
@@ -92,7 +92,7 @@ class Elementwise(nn.Module):
         self.function = function
 
     def forward(self, *parts: Tensor) -> Tensor:
-        """Return the sum, product or difference of all."""
+        """Return the sum, product or difference of all tensors."""
         return reduce(self.function, parts)
 
 
@@ -101,7 +101,7 @@ class Reshape(nn.Module):
 
     Args:
         shape: The shape, without the batch.
-        slots: The vectors that are kept before; None keeps all.
+        slots: The vectors to keep before the reshape; None keeps all.
     """
 
     def __init__(self, shape: Sequence[int], slots: Sequence[int] | None = None) -> None:
@@ -110,7 +110,7 @@ class Reshape(nn.Module):
         self.slots = None if slots is None else list(slots)
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return the values of each sample in the other shape."""
+        """Return the values of each sample in the new shape."""
         kept = values if self.slots is None else values[:, self.slots]
         return kept.reshape(-1, *self.shape)
 
@@ -119,7 +119,7 @@ class Slice(nn.Module):
     """Takes ranges of the last dimension.
 
     Args:
-        ranges: [first, one past the last] of each output.
+        ranges: [first, one past the last] column of each output.
     """
 
     def __init__(self, ranges: Sequence[Sequence[int]]) -> None:
@@ -132,11 +132,11 @@ class Slice(nn.Module):
 
 
 class Reduction(nn.Module):
-    """Sums or averages a dimension, which stays with size 1.
+    """Sums or averages a dimension and keeps it with size 1.
 
     Args:
         axis: The dimension.
-        mean: Whether it averages.
+        mean: Whether to average instead of to sum.
     """
 
     def __init__(self, axis: int, mean: bool) -> None:
@@ -153,7 +153,7 @@ class Reduction(nn.Module):
 class FmOrder2(nn.Module):
     """The second-order term of a factorisation machine for each of D columns: [B, F D] -> [B, D].
 
-    It is half of the square of the sum of F vectors less the sum of their squares.
+    The term is ((the sum of F vectors)^2 - the sum of their squares) / 2.
 
     Args:
         columns: The columns of a vector, D.
@@ -164,18 +164,18 @@ class FmOrder2(nn.Module):
         self.columns = columns
 
     def forward(self, values_BK: Tensor) -> Tensor:
-        """Return the term of every sample and column."""
+        """Return the second-order term of every sample and column."""
         vectors_BFD = values_BK.reshape(len(values_BK), -1, self.columns)
         return 0.5 * (vectors_BFD.sum(1).square() - vectors_BFD.square().sum(1))
 
 
 class WeightMultiply(nn.Module):
-    """Multiplies each of F numbers with a vector of its own: [B, F] -> [B, F D].
+    """Multiplies each of F inputs with its own weight vector: [B, F] -> [B, F D].
 
     Args:
-        numbers: The number of numbers, F.
+        numbers: The number of inputs, F.
         columns: The columns of a vector, D.
-        how: The `Initializer_t` of its weights.
+        how: The `Initializer_t` of the weights.
     """
 
     def __init__(self, numbers: int, columns: int, how: str) -> None:
@@ -184,18 +184,18 @@ class WeightMultiply(nn.Module):
         initialise(self.weight, "XavierUniform" if how == "Default" else how, numbers, columns)
 
     def forward(self, numbers_BF: Tensor) -> Tensor:
-        """Return the vectors side by side."""
+        """Return the F products of each sample as one row."""
         return (numbers_BF[:, :, None] * self.weight).flatten(1)
 
 
 class MultiCross(nn.Module):
-    """Cross layers. With a projection those of DCN v2, x' = x0 (U (V x) + b) + x, without those of
-    DCN v1, x' = x0 (w . x) + b + x.
+    """Cross layers: with a projection those of DCN v2, x' = x0 (U (V x) + b) + x; without a
+    projection those of DCN v1, x' = x0 (w . x) + b + x.
 
     Args:
         columns: The columns of the input, K.
         count: The number of layers.
-        width: The columns of the projection; 0: DCN v1.
+        width: The columns of the projection; 0 selects DCN v1.
         how: The `Initializer_t` of weights.
         bias_how: The `Initializer_t` of biases; `Default` is 0.
     """

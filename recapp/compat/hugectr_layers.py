@@ -1,12 +1,12 @@
-"""HugeCTR's dense layers: the shapes of the outputs by those of the inputs, and the torch module
-that computes each layer.
+"""HugeCTR's dense layers: the output shapes for given input shapes, and the torch module of each
+layer.
 
     Layer(type, bottoms, tops, parameters), shapes of the bottoms
         -> shapes of the tops, a function that makes the module
 
-Shapes leave out the batch, which is the first dimension everywhere and printed as None. Formulas
-are those of HugeCTR's layer book; start values by `Default` are those of the published DLRM, as
-HugeCTR's are.
+Shapes leave out the batch; it is always the first dimension, and messages print it as None.
+Formulas are those of HugeCTR's layer book. `Default` start values are those of the published DLRM,
+as in HugeCTR.
 """
 
 import math
@@ -49,9 +49,9 @@ class Layer:
 
     Args:
         type: The name of its `Layer_t`.
-        bottoms: The names of the tensors that it reads.
-        tops: The names of the tensors that it makes.
-        parameters: The parameters that the program gives.
+        bottoms: The names of its input tensors.
+        tops: The names of its output tensors.
+        parameters: The parameters that the program sets.
     """
 
     type: str
@@ -71,12 +71,12 @@ class Layer:
         """Return a parameter that must be a whole number of at least 1.
 
         Raises:
-            ConfigError: It is none.
+            ConfigError: The parameter is not such a number.
         """
         return whole(self.label, name, self[name], 1)
 
     def refusal(self, shapes: Sequence[Shape], wanted: str) -> ConfigError:
-        """Return the error that the inputs have the wrong shapes.
+        """Return the error for inputs of wrong shapes.
 
         Args:
             shapes: The shapes of the inputs.
@@ -93,15 +93,15 @@ Made = tuple[list[Shape], Callable[[], nn.Module]]
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of layers.
+    """A type of layer.
 
     Args:
-        make: Checks the shapes of a layer's inputs, and returns the shapes of its outputs with the
-            function that makes its module.
+        make: A function that checks the input shapes of a layer and returns its output shapes and
+            a function that makes its module.
         least: The smallest number of inputs.
         most: The largest number of inputs; None for any number.
         parameters: The default of each parameter.
-        outputs: The number of outputs; None where parameters decide.
+        outputs: The number of outputs; None if parameters set the number.
     """
 
     make: Callable[[Layer, list[Shape]], Made]
@@ -112,14 +112,14 @@ class Kind:
 
 
 def layer_made(layer: Layer, shapes: list[Shape]) -> Made:
-    """Return the outputs and the module of a layer for inputs of some shapes.
+    """Return the output shapes of a layer and a function that makes its module.
 
     Args:
         layer: The layer.
         shapes: The shapes of its inputs, in order.
 
     Raises:
-        ConfigError: It takes another number of inputs or other shapes, or a parameter is wrong.
+        ConfigError: The number of inputs or outputs, a shape or a parameter is wrong.
     """
     kind = KINDS[layer.type]
     for name in layer.parameters:
@@ -139,14 +139,14 @@ def layer_made(layer: Layer, shapes: list[Shape]) -> Made:
 
 
 def _check_parameter(layer: Layer, name: str) -> None:
-    """Check a parameter as far as all layers that have it agree; bounds are each layer's own.
+    """Check a parameter by the rules that all layer types share; `Kind.make` checks the others.
 
     Raises:
         ConfigError: The value is not allowed.
     """
     value = layer[name]
     if name == "axis":
-        return  # what is allowed depends on the inputs
+        return  # the allowed values depend on the inputs
     if name in WHOLE:
         whole(layer.label, name, value)
     elif name == "selected":
@@ -164,7 +164,7 @@ def _check_parameter(layer: Layer, name: str) -> None:
 
 
 def _right_list(name: str, value: Any) -> bool:
-    """Return whether a list is as `LISTS` describes it."""
+    """Return whether a value fits the description in `LISTS`."""
     if not isinstance(value, list | tuple):
         return False
     if name == "ranges":
@@ -185,7 +185,7 @@ NUMBERS: Mapping[str, float] = {
     "elu_alpha": -math.inf,
     "dropout_rate": -math.inf,
 }
-"""Parameters that are numbers, and the least that is allowed."""
+"""Parameters that are numbers, and the smallest allowed value of each."""
 LISTS = {
     "ranges": "a list of pairs of whole numbers, [(0, 4), (4, 8)]",
     "selected_slots": "a list of whole numbers",
@@ -199,7 +199,7 @@ def _starts(layer: Layer) -> tuple[str, str]:
     return layer["weight_init_type"], layer["bias_init_type"]
 
 
-# ---- what layers make of shapes
+# ---- output shapes and modules
 
 
 def _same(module: Callable[[Layer], nn.Module]) -> Callable[[Layer, list[Shape]], Made]:
@@ -407,4 +407,4 @@ KINDS: Mapping[str, Kind] = {
         _weight_multiply, parameters={"weight_dims": (), "weight_init_type": "Default"}
     ),
 }
-"""The types of layers that are there."""
+"""The types of layers that recapp has."""

@@ -1,4 +1,4 @@
-"""HugeCTR's model: a whole training program runs with its import changed,
+"""HugeCTR's model. A whole training program runs after a change of its import:
 
     import recapp.hugectr as hugectr
 
@@ -11,8 +11,8 @@
     model.summary()
     model.fit(max_iter=1000, display=100, eval_interval=100)
 
-`compile` connects the layers and checks their shapes; nothing is read and no memory is taken.
-`fit` writes what the program says as settings and runs `python -m recapp.train` with them
+`compile` connects the layers and checks their shapes; it reads no data and allocates no memory.
+`fit` converts the program to settings and runs `python -m recapp.train` with them
 (`recapp/compat/hugectr_program.py`).
 """
 
@@ -61,7 +61,7 @@ NOT_THERE: Mapping[str, str] = {
     "unfreeze_dense": WHOLE_RUNS,
     "unfreeze_embedding": WHOLE_RUNS,
 }
-"""HugeCTR's methods that recapp does not have, and the command that does their work."""
+"""HugeCTR's methods that recapp does not have, and the replacement or reason for each."""
 
 
 class Model:
@@ -69,11 +69,11 @@ class Model:
 
     Args:
         solver: The length of training, the learning rate and the GPUs.
-        reader_params: Its data.
-        opt_params: The optimiser of layers, and of tables that name none.
+        reader_params: The data.
+        opt_params: The optimiser of the layers, and of tables that name none.
 
     Raises:
-        ConfigError: An argument is something else.
+        ConfigError: An argument has the wrong type.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Model:
             part: An `Input`, an embedding collection or a `DenseLayer`.
 
         Raises:
-            ConfigError: It is something else, or there is an input or a collection already.
+            ConfigError: The part has another type, or the model has an input or a collection already.
         """
         if isinstance(part, EmbeddingCollectionConfig):
             part = part.collection
@@ -133,14 +133,15 @@ class Model:
     def compile(
         self, loss_names: Sequence[str] | None = None, loss_weights: Sequence[float] | None = None
     ) -> None:
-        """Connect the layers, check all shapes and the plan.
+        """Connect the layers, and check all shapes and the plan.
 
         Args:
-            loss_names: Left out, as there is one loss.
-            loss_weights: Left out, as it has no other to be weighed with.
+            loss_names: Must be None, because recapp has one loss.
+            loss_weights: Must be None, because one loss needs no weights.
 
         Raises:
-            ConfigError: Something is missing, layers do not connect or shapes do not fit.
+            ConfigError: The input or the collection is missing, layers do not connect, shapes do
+                not fit, or the plan is for another number of GPUs.
         """
         if loss_names is not None or loss_weights is not None:
             raise ConfigError("Model.compile: loss_names: a model has one loss here: leave it out")
@@ -180,7 +181,7 @@ class Model:
         return {read.label_name: (1,), read.dense_name: (read.dense_dim,), **vectors}
 
     def summary(self) -> None:
-        """Print every layer with its inputs, outputs, their shapes and its parameters.
+        """Print every layer with its inputs, outputs, output shapes and number of parameters.
 
         Raises:
             ConfigError: The model is not compiled.
@@ -221,24 +222,24 @@ class Model:
         snapshot: int = 10000,
         snapshot_prefix: str = "",
     ) -> None:
-        """Train, on as many ranks as the solver lists.
+        """Train on one rank for each GPU that the solver lists.
 
-        The run's directory is that of `snapshot_prefix`, or a new one in `outputs`: checkpoints,
-        curves, metrics and the settings that the program has become lie there.
+        The run's directory is the parent of `snapshot_prefix` if that is a path, or a new one in
+        `outputs`. It holds the checkpoints, curves, metrics and the settings of the program.
 
         Args:
-            num_epochs: Epochs, where the solver does not repeat the data.
-            max_iter: Iterations, where it does.
-            display: Iterations between two lines of progress; 0: none.
-            eval_interval: Iterations between two evaluations; 0: none.
-            snapshot: Iterations between two checkpoints that are kept; 0: none. The last one is
-                kept in any case.
-            snapshot_prefix: The beginning of their names.
+            num_epochs: The number of epochs, if the solver does not repeat the data.
+            max_iter: The number of iterations, if the solver repeats the data.
+            display: The iterations between two lines of progress; 0 prints none.
+            eval_interval: The iterations between two evaluations; 0 evaluates never.
+            snapshot: The iterations between two kept checkpoints; 0 keeps only the last one, which
+                a run always keeps.
+            snapshot_prefix: The beginning of the names of checkpoints.
 
         Raises:
             ConfigError: The model is not compiled, or an argument is wrong.
-            DataError: The data are not there, or are others than the program says.
-            SystemExit: Training has failed, after one line of what is wrong, or was stopped.
+            DataError: The data are missing, or differ from the program's description.
+            SystemExit: The run failed, after one line about the error, or was stopped.
         """
         self._compiled("fit")
         read, tables = self._parts()
@@ -264,7 +265,7 @@ class Model:
 def _rows(
     kind: str, inputs: Sequence[str], outputs: Sequence[str], shapes: Mapping[str, Shape], size: int
 ) -> list[tuple[str, ...]]:
-    """Return the lines of a layer: as many as it has inputs or outputs."""
+    """Return the lines of a layer in the summary: one for each input or output, side by side."""
     made: list[tuple[str, ...]] = []
     for k in range(max(len(inputs), len(outputs))):
         output = outputs[k] if k < len(outputs) else ""

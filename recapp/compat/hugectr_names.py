@@ -1,5 +1,5 @@
-"""The names of HugeCTR that `recapp.hugectr` has, and the module here that defines each
-(`module:name` where the name differs). `docs/from_hugectr.md` says what is the same.
+"""The names of HugeCTR that `recapp.hugectr` has, and the module of recapp that defines each
+(`module:name` if the name differs). `docs/from_hugectr.md` lists the differences.
 """
 
 _HOME = "recapp.compat.hugectr_collection"
@@ -33,4 +33,4 @@ NAMES = {
     "hugectr.print_plan": _HOME,
     "hugectr.row_rule": "recapp.compat.hugectr_optimizers",
 }
-"""Where each name of HugeCTR is at home, by its path."""
+"""The module of recapp that defines each name, by the path of the name."""

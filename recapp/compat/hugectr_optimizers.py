@@ -13,7 +13,7 @@ from recapp.optim.rules import RowRule
 
 
 class Optimizer_t(NamedEnum):
-    """HugeCTR's optimisers that have a row rule here."""
+    """HugeCTR's optimisers that recapp has as row rules."""
 
     SGD = "sgd"
     MomentumSGD = "momentum_sgd"
@@ -23,7 +23,7 @@ class Optimizer_t(NamedEnum):
 
 
 class Update_t(NamedEnum):
-    """Which rows HugeCTR updates; here it is those that a batch has touched, `Local`."""
+    """The rows that HugeCTR updates; recapp always updates those that a batch touches, `Local`."""
 
     Local = "local"
     Global = "global"
@@ -40,7 +40,7 @@ NUMBERS: Mapping[str, float] = {
     "lambda1": math.inf,
     "lambda2": math.inf,
 }
-"""The numbers of an optimiser, and the bound that each must be smaller than."""
+"""The numeric arguments of an optimiser; each must be smaller than its bound here."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,19 @@ class OptParams:
 
     Args:
         optimizer_type: The optimiser.
-        update_type: The rows that it updates.
+        update_type: The rows that the optimiser updates.
         beta1: Adam's decay of the mean of gradients.
-        beta2: Adam's decay of the mean of their squares.
-        epsilon: The number that Adam and AdaGrad add to the root.
-        initial_accu_value: The start value of AdaGrad's sums.
+        beta2: Adam's decay of the mean of squared gradients.
+        epsilon: The number that Adam and AdaGrad add to the square root.
+        initial_accu_value: The start value of AdaGrad's sum of squares.
         momentum_factor: MomentumSGD's factor; rows that a batch does not touch keep their momentum.
-        atomic_update: Whether HugeCTR adds with atomic operations; it decides nothing here.
+        atomic_update: Whether HugeCTR adds with atomic operations; recapp ignores it.
         beta: Ftrl's beta.
         lambda1: Ftrl's L1 factor: above 0 it makes some weights exactly 0.
         lambda2: Ftrl's L2 factor.
 
     Raises:
-        ConfigError: A value that no row rule has.
+        ConfigError: A value is out of range, or no row rule has it.
     """
 
     optimizer_type: Optimizer_t = Optimizer_t.Adam
@@ -93,9 +93,9 @@ CreateOptimizer = OptParams
 
 
 def row_rule(opt_params: OptParams) -> dict[str, Any]:
-    """Return the name of the row rule of an optimiser and its numbers, as plain values.
+    """Return the row rule of an optimiser as plain values: its name and its numbers.
 
-    The learning rate is that of the model, as in HugeCTR, so there is none.
+    The result has no learning rate: tables use that of the model, as in HugeCTR.
     """
     betas = {"beta1": opt_params.beta1, "beta2": opt_params.beta2}
     numbers: Mapping[Optimizer_t, dict[str, Any]] = {
@@ -121,8 +121,8 @@ def rules_of_opt_params(by_table: Mapping[str, OptParams], lr: float) -> dict[st
     """Return the row rule of each table.
 
     Args:
-        by_table: The optimiser of each table, by its name.
-        lr: The learning rate of all.
+        by_table: The optimiser of each table, by the table's name.
+        lr: The learning rate of all tables.
     """
     return {
         name: make_rule(row_rule(said) | {"lr": lr}, f"opt_params of table {name}")

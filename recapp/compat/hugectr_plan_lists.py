@@ -1,8 +1,8 @@
-"""Read and write HugeCTR's plans, JSON lists of GPUs, groups and lookups, by the rules of its own
-planner.
+"""Read and write HugeCTR's plans: JSON lists of GPUs, groups and lookups. The rules are those of
+HugeCTR's planner.
 
     [                                            one list for each GPU, in order
-      [{"local_embedding_list": [0, 2],          a group: the lookups that this GPU holds a part of,
+      [{"local_embedding_list": [0, 2],          a group: the lookups whose rows this GPU holds,
         "global_embedding_list": [[0, 2], [1]],  those of every GPU,
         "table_placement_strategy": "mp"},       model ("localized" in v3.7) or data parallel ("dp")
        {"local_embedding_list": [3],
@@ -14,31 +14,31 @@ planner.
 | rule |                                                                                           |
 |------|-------------------------------------------------------------------------------------------|
 | 1    | one list of groups for each GPU                                                           |
-| 2    | numbers are lookups in the order in which they are declared, not tables                   |
+| 2    | numbers are lookups, in the order of declaration, not tables                              |
 | 3    | a group has its two lists and its placement                                               |
 | 4    | `shards_count` (`num_sharding` in v3.7) is 1 and `shard_id` (`sharding_id`) 0 unless      |
 |      | given; the id is below the count                                                          |
 | 5    | a dp group has one shard                                                                  |
-| 6    | every GPU has as many groups; group k has one placement and one global list on all of     |
-|      | them                                                                                      |
+| 6    | all GPUs have the same number of groups; group k has one placement and one global list on |
+|      | all of them                                                                               |
 | 7    | a local list is the GPU's own entry of the global list, without duplicates                |
 | 8    | a dp group has one local list on all GPUs                                                 |
 | 9    | GPUs with one local list of an mp group are the n shards of its tables: n is the count,   |
 |      | the ids are 0..n-1; other GPUs of the group hold other lookups. A GPU that holds nothing  |
 |      | may have an empty list                                                                    |
-| 10   | all lookups of a table are in one group and sharded alike                                 |
-| 11   | a dp group may hold several lookups of a table (HugeCTR's code refuses that, although its |
-|      | own example does it)                                                                      |
+| 10   | all lookups of a table are in one group, on the same GPUs                                 |
+| 11   | a dp group may hold several lookups of a table (HugeCTR's code refuses them, but its own  |
+|      | example has such a group)                                                                 |
 | 12   | every lookup is in exactly one group                                                      |
 
-HugeCTR puts a row on the shard whose id is key mod n. Here shard s of n is the s-th of n equal
-strips of rows that are mixed (`recapp/tables/row_order.py`): as many rows, as evenly dealt, other
-ones. Later versions have a matrix of GPUs and tables instead
-(`recapp/compat/hugectr_plan_matrix.py`).
+HugeCTR puts a row on the shard whose id is key mod n. recapp mixes the rows of the table
+(`recapp/tables/row_order.py`), and shard s of n is the s-th of n equal strips. A shard has the same
+number of rows and the same balance in both, but other rows. Later versions of HugeCTR have a matrix
+of GPUs and tables instead (`recapp/compat/hugectr_plan_matrix.py`).
 
-HugeCTR's notebook writes its plans with the key names of v3.7, in an order of its own, indented by
-four blanks: `hugectr_json(..., indent=4)` writes the same bytes, and `printed` gives the text that
-its `print_plan` prints.
+HugeCTR's notebook writes plans with the key names of v3.7, in its own order, indented by four
+spaces. `hugectr_json(..., indent=4)` writes the same bytes, and `printed` returns the text that the
+notebook's `print_plan` prints.
 
 Sources: `HugeCTR/embedding/embedding_planner.cpp` and `common.cpp` of v3.7, the layer book of v3.8.
 """
@@ -62,9 +62,11 @@ COUNT = ("shards_count", "num_sharding")
 ID = ("shard_id", "sharding_id")
 WORDS = {"mp": "mp", "localized": "mp", "dp": "dp"}
 AGAIN = "export as=hugectr +plan=dp_and_localized"
-"""How `python -m recapp.plan` writes such a file (`recapp/sharding/plan_formats.py`)."""
+"""The arguments of `python -m recapp.plan` that write such a file
+(`recapp/sharding/plan_formats.py`).
+"""
 Lists = list[list[dict[str, Any]]]
-"""The groups of every GPU, as JSON has them."""
+"""The groups of every GPU as plain values of JSON."""
 
 MODULO = (
     "HugeCTR puts row r of a sharded table on shard r mod n; here rows are mixed and shard s of n "
@@ -78,10 +80,10 @@ class _Group:
 
     Args:
         word: "mp" or "dp".
-        local: The lookups of which this GPU holds a part.
+        local: The lookups whose tables have a shard on this GPU.
         every: The lookups of every GPU.
-        count: Shards of each of its tables.
-        id: Number of the shard that this GPU holds.
+        count: The number of shards of each table of the group.
+        id: The number of the shard that this GPU holds.
     """
 
     word: str
@@ -92,8 +94,8 @@ class _Group:
 
 
 def takes(values: Any) -> bool:
-    """Return whether plain values are a HugeCTR plan: lists by GPU, or a matrix of GPUs and
-    tables.
+    """Return whether plain values have a form of HugeCTR's plans: lists by GPU, or a matrix of GPUs
+    and tables.
     """
     return isinstance(values, list) or (isinstance(values, Mapping) and MATRIX in values)
 
@@ -104,18 +106,18 @@ def plan_from_values(
     source: str,
     lookups: Sequence[TableLookup] | None = None,
 ) -> ShardingPlan:
-    """Return a HugeCTR plan for these tables as a plan for as many ranks as it has GPUs, modes left
-    open.
+    """Return a HugeCTR plan as recapp's plan, with one rank for each GPU. It leaves the modes of
+    sharded tables open, unless the plan has a compression strategy.
 
     Args:
-        values: Plain values, as read from JSON.
+        values: The plan as plain values of JSON.
         tables: The tables of the model.
         source: The file, for messages.
-        lookups: Their lookups in the order in which they are declared, which numbers them; None
-            takes those that the tables declare.
+        lookups: The lookups in the order of declaration, to which the numbers of the plan refer;
+            None takes those that the tables declare.
 
     Raises:
-        PlanError: A rule is broken; GPU, group, lookup and rule are named.
+        PlanError: The plan breaks a rule; the error names the GPU, group, lookup and rule.
     """
     if isinstance(values, Mapping):
         made = plan_from_matrix(values, tables, source)
@@ -129,7 +131,7 @@ def plan_from_values(
 
 
 class _Lists:
-    """The lists of a plan, checked rule by rule."""
+    """The lists of a plan, with a check for each rule."""
 
     def __init__(
         self,
@@ -331,7 +333,7 @@ class _Lists:
 
     def _homes(self) -> dict[str, tuple[int, int]]:
         """Return the group and one lookup of every table after checking rules 10 and 12."""
-        held: dict[int, tuple[int, int]] = {}  # GPU and group where a lookup was seen first
+        held: dict[int, tuple[int, int]] = {}  # the first GPU and group of each lookup
         for g, groups in enumerate(self.gpus):
             for k, group in enumerate(groups):
                 for i in group.local:
@@ -361,7 +363,7 @@ class _Lists:
         return home
 
     def _where(self, i: int) -> str:
-        """Say on which GPUs a lookup lies."""
+        """Return a text with the GPUs that hold a lookup."""
         gpus = [g for g, groups in enumerate(self.gpus) if any(i in k.local for k in groups)]
         return f"lookup {i} lies on GPU{'s' if len(gpus) > 1 else ''} {', '.join(map(str, gpus))}"
 
@@ -385,14 +387,14 @@ def hugectr_json(
     Args:
         plan: The plan.
         tables: The tables of the model.
-        lookups: Their lookups in the order in which they are declared, which numbers them; None
-            takes those that the tables declare.
-        indent: None writes a group in each line, with the key names of v3.8. A number of blanks
-            writes what HugeCTR's notebook does, where it is 4: `notebook_lists`, without a line
-            break at the end.
+        lookups: The lookups in the order of declaration, which gives their numbers; None takes
+            those that the tables declare.
+        indent: None writes a group in each line, with the key names of v3.8. A number of spaces
+            writes `notebook_lists` without a line break at the end; the notebook has 4.
 
     Raises:
-        PlanError: Such a file cannot express how a table is sharded; the table is named, and why.
+        PlanError: Such a file cannot express the sharding of a table; the error names the table and
+            the reason.
     """
     lists = hugectr_lists(plan, tables, lookups)
     if indent is not None:
@@ -411,20 +413,21 @@ def hugectr_lists(
     tables: Sequence[EmbeddingConfig],
     lookups: Sequence[TableLookup] | None = None,
 ) -> Lists:
-    """Return the groups of every GPU as plain values; arguments as of `hugectr_json`.
+    """Return the groups of every GPU as plain values; the arguments are those of `hugectr_json`.
 
-    Groups and the lookups in them stand in the order in which lookups are declared, whatever the
+    Groups, and the lookups in a group, follow the order in which lookups are declared, not the
     order of the tables.
 
     Raises:
-        PlanError: Such lists cannot express how a table is sharded; the table is named, and why.
+        PlanError: Such lists cannot express the sharding of a table; the error names the table and
+            the reason.
     """
     plan.check(tables)
     read: dict[str, list[int]] = {}
     for i, lookup in enumerate(lookups_of(tables) if lookups is None else lookups):
         read.setdefault(lookup.table.name, []).append(i)
     config = {t.name: t for t in tables}
-    # of each mp group: lookups by the GPUs that hold them
+    # for each mp group, the lookups by the GPUs that hold them
     groups: list[dict[tuple[int, ...], list[int]]] = []
     replicated: list[int] = []
     for name, numbers in read.items():
@@ -456,7 +459,7 @@ def hugectr_lists(
 
 
 def notebook_lists(lists: Lists) -> Lists:
-    """Return groups with the keys that HugeCTR's notebook writes, in its order."""
+    """Return the groups with the keys of HugeCTR's notebook, in the notebook's order."""
     v37 = {COUNT[0]: COUNT[1], ID[0]: ID[1]}
     order = (LOCAL, PLACEMENT, ID[1], COUNT[1], EVERY)
     renamed = [
@@ -470,7 +473,7 @@ def notebook_lists(lists: Lists) -> Lists:
 def printed(lists: Lists) -> str:
     """Return the groups of every GPU as the text that `print_plan` of HugeCTR's notebook prints.
 
-    Keys stand in the order of the lists: print `notebook_lists` for the notebook's own.
+    Keys keep the order of `lists`; pass the result of `notebook_lists` for the notebook's order.
     """
     lines = []
     for gpu, own in enumerate(lists):
@@ -506,8 +509,8 @@ def _holders(table: EmbeddingConfig, sharding: TableSharding, world: int) -> tup
 
 
 def _written_mp(group: Mapping[tuple[int, ...], list[int]], gpu: int, world: int) -> dict[str, Any]:
-    """Return a group as GPU `gpu` has it. GPUs that hold nothing are shards of nothing: HugeCTR
-    counts them, too.
+    """Return the entry of a group in the list of GPU `gpu`. GPUs without lookups of the group
+    count as shards of an empty list, as in HugeCTR.
     """
     idle = tuple(g for g in range(world) if not any(g in gpus for gpus in group))
     held = {g: (gpus, lookups) for gpus, lookups in (*group.items(), (idle, [])) for g in gpus}

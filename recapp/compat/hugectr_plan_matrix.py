@@ -1,5 +1,5 @@
-"""Read HugeCTR's later plans, a matrix of GPUs and tables: Python arguments there, here a JSON
-object with the names of the arguments.
+"""Read the plans of HugeCTR's later versions: a matrix of GPUs and tables. HugeCTR takes it as
+Python arguments; recapp reads a JSON object with the names of these arguments.
 
     v4.1   {"shard_matrix": [[1, 0, 1], [0, 1, 1]],        GPU x table: 1 where the GPU holds a part
             "table_group_strategy": [[0, 1], [2]],         tables of each group
@@ -8,9 +8,9 @@ object with the names of the arguments.
             "shard_strategy": [["mp", ["C1", "C2"]], ["dp", ["C3"]]],
             "compression_strategy": {"reduction": ["C1"], "unique": ["C2"]}}
 
-The GPUs of an mp table are its shards, in order; those of a dp table are all. `["C1", 2]` instead
-of `"C1"` cuts the columns in two: the first half of its GPUs holds the left strip, by rows.
-Reduction asks for pooled vectors, unique for those of distinct rows. Both versions sometimes have
+Each GPU of an mp table holds one shard, in order; all GPUs hold a dp table. `["C1", 2]` instead of
+`"C1"` cuts the columns in two: the first half of its GPUs holds the left strip, by rows.
+`reduction` sets the mode `pooled`, `unique` the mode `unique`. Both versions also accept
 `emb_table_...` for `table_...`.
 
 Sources: `EmbeddingPlanner` of v4.1, `HugeCTR/src/embeddings/embedding_collection.cpp` of 25.03.
@@ -37,15 +37,15 @@ MODES: dict[str, Mode] = {"reduction": "pooled", "unique": "unique"}
 def table_sharding(
     table: EmbeddingConfig, gpus: Sequence[int] | None, world: int, strips: int = 1
 ) -> TableSharding:
-    """Return the sharding of a table on some GPUs. Where several have rows of it, rows are mixed,
-    as HugeCTR deals them by the remainder.
+    """Return the sharding of a table on some GPUs. If several GPUs hold rows of one strip, the rows
+    are mixed, which balances them like HugeCTR's key mod n.
 
     Args:
-        table: The table to be cut.
-        gpus: The GPUs of its shards in the order of the shards' ids, as many as `strips` times the
-            shards of a strip; None replicates it on all.
+        table: The table to shard.
+        gpus: The GPUs of its shards in the order of the shards' ids: `strips` times the number of
+            shards of a strip. None replicates the table on all GPUs.
         world: The number of GPUs.
-        strips: The number of vertical strips, each on an equal run of the GPUs.
+        strips: The number of strips of columns; each lies on an equal range of `gpus`.
     """
     rows = range(table.plan_rows)
     dim = table.embedding_dim
@@ -79,12 +79,12 @@ def plan_from_matrix(
     """Return the sharding of every table, by its name.
 
     Args:
-        values: Plain values, as read from JSON.
+        values: The plan as plain values of JSON.
         tables: The tables of the model.
         source: The file, for messages.
 
     Raises:
-        PlanError: An entry is wrong; GPU, group and table are named, and what would be right.
+        PlanError: An entry is wrong; the error names the GPU, group or table and the rule.
     """
     given = {str(key).removeprefix("emb_"): value for key, value in values.items()}
     for key in given:
@@ -127,7 +127,7 @@ def plan_from_matrix(
 def _placements(
     given: Mapping[str, Any], names: list[str], source: str
 ) -> dict[str, tuple[int, str, int]]:
-    """Return group, placement and number of vertical strips by table."""
+    """Return the group, placement and number of strips of columns of each table."""
     if (STRATEGY in given) == (GROUPS in given) or (GROUPS in given) != (PLACEMENT in given):
         raise PlanError(f"{source}: {MATRIX} needs {STRATEGY}, or {GROUPS} and {PLACEMENT}")
     groups = given.get(GROUPS)
@@ -191,7 +191,7 @@ def _held(matrix: Any, names: list[str], source: str) -> list[list[str]]:
 
 
 def _name(table: Any, names: list[str], where: str) -> str:
-    """Return the name of a table that is given by name or number."""
+    """Return the name of a table for its name or number in the plan."""
     if isinstance(table, int) and 0 <= table < len(names):
         return names[table]
     if table not in names:

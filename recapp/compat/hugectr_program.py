@@ -1,12 +1,12 @@
-"""A HugeCTR program as settings of `recapp.train`, and the run of them.
+"""Convert a HugeCTR program to settings of `recapp.train`, and run the training.
 
     RUN/program/experiment/program.yaml    data, length, metrics
     RUN/program/model/program.yaml         layers, and likewise tables, optimizer, callbacks
-    RUN/program/plan.yaml                  where tables lie, if the program says so
+    RUN/program/plan.yaml                  the sharding plan, if the program has one
         -> python -m recapp.train --config-dir RUN/program experiment=program
 
-Ranks read these settings and nothing of the program, so a program needs no
-`if __name__ == "__main__"`; typed by hand the line above trains the same model again.
+Ranks read these settings and do not run the program, so a program needs no
+`if __name__ == "__main__"`. A user who types the line above trains the same model again.
 """
 
 import os
@@ -45,13 +45,13 @@ from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.dynamic import DYNAMIC
 from recapp.tables.lookups import TableLookup
 
-NAME = "program"  # of every option that is written
-ODD = "'\"{}$\\"  # what Hydra and the names of checkpoints read as more than letters
+NAME = "program"  # the name of every option that this file writes
+ODD = "'\"{}$\\"  # have a special meaning to Hydra or in names of checkpoints
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The arguments of `Model.fit`: the length of training, and the files that it leaves."""
+    """The arguments of `Model.fit`: the length of training, and the files to write."""
 
     num_epochs: int
     max_iter: int
@@ -64,10 +64,10 @@ class Fit:
         """Check the numbers.
 
         Args:
-            repeats: Whether the data are repeated until `max_iter`.
+            repeats: Whether the run repeats the data until `max_iter`.
 
         Raises:
-            ConfigError: One is wrong.
+            ConfigError: A number is wrong.
         """
         for name in ("num_epochs", "max_iter", "display", "eval_interval", "snapshot"):
             object.__setattr__(self, name, whole("Model.fit", name, getattr(self, name)))
@@ -86,10 +86,11 @@ class Fit:
 
 
 def _check_prefix(prefix: str) -> None:
-    """Check what names of snapshots begin with: they are names of files and of Hydra's settings.
+    """Check the beginning of the names of snapshots, which become names of files and settings of
+    Hydra.
 
     Raises:
-        ConfigError: It is no text, or has a letter that they cannot have.
+        ConfigError: The prefix is no text, or has a character that such names cannot have.
     """
     if prefix != "":
         text("Model.fit", "snapshot_prefix", prefix)
@@ -103,7 +104,7 @@ def _check_prefix(prefix: str) -> None:
 
 @dataclass(frozen=True)
 class Program:
-    """The parts of a program that is ready to train."""
+    """The parts of a compiled program."""
 
     solver: CreateSolver
     reader: DataReaderParams
@@ -114,16 +115,16 @@ class Program:
 
 
 def train(program: Program, wanted: Fit) -> None:
-    """Train, and return when it is done.
+    """Train in another process, and return after its end.
 
     Args:
-        program: The settings of the program.
+        program: The parts of the program.
         wanted: The arguments of `Model.fit`.
 
     Raises:
         ConfigError: The program does not fit its data.
-        DataError: The data are not there.
-        SystemExit: The run has failed or was stopped.
+        DataError: The data are missing.
+        SystemExit: The run failed or was stopped.
     """
     columns = columns_of(program.reader, program.read)
     options = settings_of(program, wanted, columns)
@@ -147,15 +148,15 @@ def train(program: Program, wanted: Fit) -> None:
 
 
 def settings_of(program: Program, wanted: Fit, columns: Columns) -> dict[str, dict[str, Any]]:
-    """Return the options of a program by group, as plain values.
+    """Return the settings of a program by group, as plain values.
 
     Args:
-        program: The settings of the program.
+        program: The parts of the program.
         wanted: The arguments of `Model.fit`.
-        columns: The columns of its data.
+        columns: The columns of the data.
 
     Raises:
-        ConfigError: A table does not have the keys of the data.
+        ConfigError: The keys of a table do not fit those of the data.
     """
     solver = program.solver
     configs, lookups = _as_the_files_have_them(program, columns)
@@ -212,7 +213,7 @@ def settings_of(program: Program, wanted: Fit, columns: Columns) -> dict[str, di
 def _as_the_files_have_them(
     program: Program, columns: Columns
 ) -> tuple[list[EmbeddingBagConfig], list[TableLookup]]:
-    """Return tables and lookups that read the columns of the files, by the keys in them."""
+    """Return the tables and lookups with the columns and first keys of the files."""
     names = program.read.sparse_names
     column_of = dict(zip(names, columns.keys, strict=True))
     made = {}
@@ -281,7 +282,7 @@ def _callbacks(solver: CreateSolver, wanted: Fit) -> dict[str, Any]:
 
 
 def _run_directory(prefix: str) -> Path:
-    """Return the directory of the run, where everything of it is written."""
+    """Create and return the directory into which the run writes."""
     if len(Path(prefix).parts) > 1:
         directory = Path(prefix).parent
         try:
@@ -300,12 +301,12 @@ def _run_directory(prefix: str) -> Path:
 
 
 def _quoted(path: Path) -> str:
-    """Return a path as Hydra reads one with blanks, `=` and quotes."""
+    """Return a path in quotes, so that Hydra accepts spaces, `=` and quotes in it."""
     return "'" + str(path).replace("'", "\\'") + "'"
 
 
 def _write(file: Path, values: Mapping[str, Any]) -> None:
-    """Write an option; ranks that were started from outside write the same one at once."""
+    """Write a file of settings by a rename, because ranks of a launcher write it at the same time."""
     file.parent.mkdir(parents=True, exist_ok=True)
     top = "# @package _global_\n" if file.parent.name == "experiment" else ""
     own = file.with_suffix(f".{os.getpid()}")
@@ -314,7 +315,7 @@ def _write(file: Path, values: Mapping[str, Any]) -> None:
 
 
 def _run(command: Sequence[str], gpus: str | None) -> int:
-    """Run a command to its end and return its exit code; signals are passed on to it."""
+    """Run a command to its end, pass signals on to it, and return its exit code."""
     environment = dict(os.environ)
     own = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), own]))
@@ -324,7 +325,7 @@ def _run(command: Sequence[str], gpus: str | None) -> int:
     process = subprocess.Popen(
         command,
         env=environment,
-        start_new_session=True,  # a terminal's Ctrl-C would reach it twice
+        start_new_session=True,  # else a terminal's Ctrl-C would reach the process twice
         preexec_fn=partial(die_with_parent, signal.SIGTERM),
     )
     with _passing_signals_on(process):
@@ -334,9 +335,9 @@ def _run(command: Sequence[str], gpus: str | None) -> int:
 
 @contextmanager
 def _passing_signals_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Send the signals that come inside of the `with` on to a process."""
+    """Forward signals to a process while the `with` block runs."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # where signals cannot be handled
+        yield  # only the main thread can handle signals
         return
     kept = {number: signal.getsignal(number) for number in SIGNALS}
     taken = [number for number, handler in kept.items() if handler != signal.SIG_IGN]  # nohup

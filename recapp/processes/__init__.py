@@ -1,1 +1,1 @@
-"""Ranks as processes of the operating system: their start, environment, memory, signals and end."""
+"""Ranks as operating-system processes: their start, environment, memory, signals and end."""

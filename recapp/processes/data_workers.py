@@ -1,8 +1,8 @@
-"""Data workers belong to their rank: they ignore signals, end with it, and report to it what they
-cannot send.
+"""Data workers belong to their rank: they ignore signals, end when the rank ends, and report a
+batch that they cannot send.
 
-`DataLoader` forks them, and a signal to a whole group of processes reaches them as well: without
-them the rank could not get to the step at which all ranks stop.
+`DataLoader` forks the workers, so a signal to a process group reaches them too. A worker that died
+of the signal would leave its rank without batches before the step at which all ranks stop.
 """
 
 import ctypes
@@ -17,10 +17,10 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def prepare_children(signals: Sequence[int]) -> None:
-    """Have processes that are forked from this one from now on behave as data workers.
+    """Make each later fork of this process behave as a data worker.
 
     Args:
-        signals: The signals that they ignore.
+        signals: The signals that the forks ignore.
     """
 
     def in_child() -> None:
@@ -35,10 +35,10 @@ def prepare_children(signals: Sequence[int]) -> None:
 
 
 def _report_to_rank(queue: Any, error: Exception, item: Any) -> None:
-    """Send the rank the number of a batch that cannot be sent, with the error.
+    """Send the rank the error of a batch that cannot be sent, and the number of the batch.
 
-    Without that the rank would wait for the batch without end, for example where shared memory has
-    run out.
+    Without the error, for example when shared memory is full, the rank would wait for the batch for
+    ever.
     """
     from torch._utils import ExceptionWrapper
 
@@ -49,7 +49,7 @@ def _report_to_rank(queue: Any, error: Exception, item: Any) -> None:
 
 
 def end_children() -> None:
-    """Kill the data workers that are still there."""
+    """Kill the data workers that still run."""
     from multiprocessing import active_children
 
     for child in active_children():
@@ -58,11 +58,10 @@ def end_children() -> None:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Have the kernel signal this process when its parent is gone, whatever ended that. Only Linux
-    does so.
+    """Make the kernel signal this process when its parent ends, for any reason. Only Linux can.
 
     Args:
-        number: The signal; by default the one that kills.
+        number: The signal; SIGKILL by default.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)

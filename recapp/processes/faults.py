@@ -1,8 +1,8 @@
-"""Errors of the machine in one line each: no memory, no space on a disk, a package that is not
-installed, a rank that is silent or gone.
+"""Explain errors of the machine in one line: no memory, a full disk, a missing package, a rank that
+is silent or has ended.
 
-The libraries below raise them in their own words, often far from what can be done about them; here
-they become errors that name the setting to change.
+Libraries raise these errors in their own words, which seldom name a remedy. This file turns them
+into errors that name the setting to change.
 """
 
 import errno
@@ -15,7 +15,7 @@ from pathlib import Path
 from recapp.errors import LaunchError, RankError, RecappError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-PROBE_BYTES = 1 << 16  # for a look whether a disk is full
+PROBE_BYTES = 1 << 16  # written to test whether a disk is full
 SHARED_MEMORY = Path("/dev/shm")
 TIMEOUT = "launch.timeout"
 
@@ -42,7 +42,7 @@ def explain_error(error: Exception, rank: int, directory: Path | None = None) ->
     """Return the error that explains an exception in one line, or the exception itself.
 
     Args:
-        error: What the rank has raised.
+        error: The exception of the rank.
         rank: The rank's number.
         directory: The directory of the run.
     """
@@ -56,7 +56,7 @@ def explain_error(error: Exception, rank: int, directory: Path | None = None) ->
         ):
             return _no_shared_memory_error(rank)
         return full_disk_error(error.filename or directory or "the run's directory")
-    # an import that failed has the module's name; a library that looked first has words alone
+    # a failed import sets `name`; a library that checks for a package itself raises only a text
     if isinstance(error, ModuleNotFoundError) and error.name is None:
         return LaunchError(f"rank {rank} lacks a package: {error}")
     causes = list(_with_causes(error))
@@ -75,12 +75,12 @@ def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def explain_output(text: str, rank: int, memory: bool = False) -> RecappError | None:
-    """Return the error that explains a text in one line; None where the text is none of these.
+    """Return the error that explains a text in one line; None where the text shows no known fault.
 
     Args:
         text: The text of an exception, or the last lines of the log of a rank that died.
         rank: The rank's number.
-        memory: Whether it is known that memory has run out.
+        memory: Whether the caller knows that memory has run out.
     """
     if NO_SHARED_MEMORY.search(text):
         return _no_shared_memory_error(rank)
@@ -106,12 +106,12 @@ def explain_output(text: str, rank: int, memory: bool = False) -> RecappError | 
 
 
 def timeout_message(rank: int, other: int | str, seconds: float) -> str:
-    """Return the text of the error of a rank that has waited for another for `launch.timeout`.
+    """Return the error text for a rank that has waited for another rank for `launch.timeout`.
 
     Args:
         rank: The rank that has waited.
-        other: The rank that it waited for, or words for it.
-        seconds: How long it has waited.
+        other: The number of the awaited rank, or words for it.
+        seconds: The time of waiting.
     """
     silent = f"rank {other}" if isinstance(other, int) else other
     return (

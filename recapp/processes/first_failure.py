@@ -1,4 +1,4 @@
-"""Which of the ranks that failed has failed first, and how: one error for people."""
+"""Find the rank that failed first, and report its failure as one error."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from recapp.processes.stopping import SIGNALS, Stopped
 LOST = 255  # multiprocessing's exit code of a process whose fork server is gone
 LAST_LINES = 60  # of the output of a rank that died without an error file
 STOPPED_BY = {code: number for number in SIGNALS for code in (128 + number, -number)}
-"""The signal that has stopped a rank, by the rank's exit code."""
+"""The signal that has ended a rank, by the rank's exit code."""
 
 
 def explain_failures(
@@ -27,13 +27,14 @@ def explain_failures(
 ) -> RecappError | Stopped:
     """Return the error to raise for ranks that failed.
 
-    A rank that is stopped is named where no other one has failed of itself: by a signal, for want
-    of the rank that is stopped, or because the run was over.
+    If a rank is stopped (SIGSTOP), name that rank, unless another rank has failed by an error of
+    its own. A rank that a signal ended, that missed the stopped rank, or that the launcher killed
+    has no error of its own.
 
     Args:
         failures: One for each rank that has failed.
         logs: The directory of the ranks' logs, in the job's directory.
-        limit: For how long a rank may be stopped, in words.
+        limit: Words for the time that a rank may be stopped.
     """
     failure = first_failure(failures)
     error = _explain(failure, logs)
@@ -68,7 +69,7 @@ def _explain(failure: RankFailure, logs: Path) -> RecappError | Stopped:
 
 
 def _reported(failure: RankFailure, who: str) -> RecappError:
-    """Return the error that a rank has told of."""
+    """Return the error that a rank has written to its error file."""
     message: dict[str, Any] = json.loads(failure.error_file.read_text())["message"]
     calls = message["extraInfo"]["py_callstack"]
     kind, _, text = message["message"].partition(": ")
@@ -84,7 +85,7 @@ def _reported(failure: RankFailure, who: str) -> RecappError:
 
 
 def _how(code: int) -> str:
-    """Return in words how a rank has ended without a word of its own."""
+    """Return words for the end of a rank that wrote no error file."""
     if code == LOST:
         return (
             "was ended with the fork server that it came from (killed, or memory ran out); "
@@ -107,9 +108,10 @@ def _how(code: int) -> str:
 def first_failure(failures: Sequence[RankFailure]) -> RankFailure:
     """Return the failure of the rank that failed first.
 
-    A rank may be slow to exit, and the exit code of a peer that was cut off may come before. A rank
-    that died without an error file cannot have died of a peer's failure: that is an exception,
-    which it would have reported. Among those that reported, the first to write has failed first.
+    The order of the exits does not decide: the failed rank may be slow to exit, and a peer that
+    lost its connection may exit earlier. A rank that died without an error file counts as first: a
+    peer's failure raises an exception, which the rank would have reported. Among ranks with an
+    error file, the rank with the oldest file failed first.
     """
     reported = [failure for failure in failures if failure.error_file.exists()]
     reported.sort(key=lambda failure: os.stat(failure.error_file).st_mtime_ns)

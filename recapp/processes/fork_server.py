@@ -1,22 +1,22 @@
-"""Where ranks come from: copies of one process that has loaded everything, or fresh interpreters.
+"""Start ranks as forks of one process that has loaded all modules, or as fresh interpreters.
 
     command       settings, checks of the data
-      fork server torch, Lightning, what ranks import     one thread, no OpenMP region, no CUDA
-        rank 0    a fork of it, there in hundredths of a second
-        rank 1    another
+      fork server torch, Lightning, other modules of ranks    one thread, no OpenMP region, no CUDA
+        rank 0    a fork of the server, ready in hundredths of a second
+        rank 1    another fork
 
-Importing torch and Lightning takes seconds of a core. A command starts Python's own fork server
-(`multiprocessing.forkserver`) with its first lines, so that one process imports for all ranks while
-the command composes its settings; a sweep keeps it for all jobs. Pages of the imported code are
-shared by all ranks.
+Importing torch and Lightning takes seconds of a core. The first lines of a command start Python's
+own fork server (`multiprocessing.forkserver`), so one process imports for all ranks while the
+command composes its settings. A sweep keeps the server for all jobs. All ranks share the memory
+pages of the imported code.
 
-A fork copies one thread, so the server must not have more: what starts threads when it is loaded
-(OpenBLAS, Arrow's jemalloc) is told not to by the server's environment, and each rank takes its own
-number of threads after the fork (`rank_process.py`). Signals are blocked in the server and in a
-rank until it has handlers, so none is lost and none ends them before that.
+A fork copies one thread, so the server must have only one. The server's environment keeps libraries
+that start threads when they load (OpenBLAS, Arrow's jemalloc) from doing so, and each rank sets its
+own number of threads after the fork (`rank_process.py`). The server blocks signals, and so does a
+rank until its handlers are installed: no signal is lost, and none ends a process before that.
 
-Where there is no fork server (macOS, Windows, `launch.start_method=spawn`) or it cannot be used,
-each rank is a fresh interpreter, as Python's method `spawn` starts it.
+Where there is no fork server (macOS, Windows, `launch.start_method=spawn`) or it fails, each rank
+is a fresh interpreter, as Python's method `spawn` starts it.
 """
 
 import multiprocessing
@@ -33,47 +33,45 @@ from types import ModuleType
 from recapp.processes.rank_environment import started_externally
 from recapp.processes.stopping import SIGNALS
 
-PARENT_PID = "RECAPP_PARENT_PID"  # the command's, for the server and for ranks
-# of the server: what it imports, and the directory that it removes if the command cannot
+PARENT_PID = "RECAPP_PARENT_PID"  # the process of the command, for the server and for ranks
+# for the server: the modules to import, and the directory to remove if the command cannot
 PRELOADED = "RECAPP_FORK_SERVER_MODULES"
 SOCKET_FOLDER = "RECAPP_FORK_SERVER_FOLDER"
-MOST_ADDRESS_BYTES = 107  # of a socket (unix(7)), without the zero at its end
-SOCKET = "/pymp-12345678/listener-12345678"  # how Python calls one, behind the directory
+MOST_ADDRESS_BYTES = 107  # limit of a socket's path (unix(7)), without the zero at its end
+SOCKET = "/pymp-12345678/listener-12345678"  # Python's name of a socket, below the directory
 SERVER_MODULE = "recapp.processes.fork_server_process"
 MODULES_OF_TRAINING = "recapp.app.training_modules recapp.worker"
-"""What ranks need that train, evaluate or predict."""
+"""The modules of ranks that train, evaluate or predict."""
 OWN_VARIABLES = {
-    # else threads are started when a library is loaded, or a pool is sized for one process
+    # else a library starts threads when it loads, or sizes a pool for one process
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    # else asking for GPUs makes a CUDA context, which a fork cannot use
+    # else counting GPUs makes a CUDA context, which a fork cannot use
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-"""The server's environment, where it differs from the command's. It is never a rank's."""
+"""Variables that only the server has. No rank inherits them."""
 DEFAULTS = {
-    # else sums depend on how busy the machine is, and two runs of a seed differ
+    # else sums depend on the load of the machine, and two runs of a seed differ
     "MKL_DYNAMIC": "FALSE",
-    # else pyarrow's allocator takes 1 GiB at once, which a limit on memory counts whether used or
-    # not
+    # else pyarrow's allocator reserves 1 GiB at once, and a memory limit counts unused memory too
     "MIMALLOC_ARENA_RESERVE": "65536",
 }
-"""What libraries of a rank read when they are loaded, where the user has not set it."""
+"""Variables that libraries of a rank read when they load. A value of the user has priority."""
 NO_RUN = ("--help", "-h", "--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion")
 
 _environment: dict[str, str] = {}
-"""The environment of this process when it started the server: what the server's libraries read."""
+"""The environment of this process when it started the server. The server's libraries read it."""
 
 
 def start_early(preload: str = MODULES_OF_TRAINING, arguments: Sequence[str] | None = None) -> None:
-    """Start the fork server of a command with its first lines, if the command will start ranks.
+    """Start the fork server in the first lines of a command, if the command will start ranks.
 
-    Nothing is raised and nothing is printed: a server that cannot be started is found, and said,
-    when ranks are.
+    Raise nothing and print nothing: the start of the ranks reports a server that cannot start.
 
     Args:
-        preload: The modules that the server imports, with blanks between them.
-        arguments: The command line, by default that of this process.
+        preload: The modules that the server imports, separated by blanks.
+        arguments: The command line; by default the command line of this process.
     """
     given = sys.argv[1:] if arguments is None else arguments
     wanted = not set(NO_RUN) & set(given) and "launch.start_method=spawn" not in given
@@ -85,8 +83,8 @@ def start_early(preload: str = MODULES_OF_TRAINING, arguments: Sequence[str] | N
 
 
 def has_fork_server() -> bool:
-    """Return whether ranks can be forked here. Python offers it on macOS too, where libraries of
-    the system do not survive a fork.
+    """Return whether ranks can be forked on this system. Python has a fork server on macOS too, but
+    system libraries do not survive a fork there.
     """
     return sys.platform == "linux"
 
@@ -103,25 +101,25 @@ def context_of(method: str) -> BaseContext:
 
 
 def _environment_has_changed() -> bool:
-    """Return whether variables were set since the server was started, such as by
-    `hydra.job.env_set`: its libraries have read the old ones.
+    """Return whether variables have changed since the server started, for example by
+    `hydra.job.env_set`. The server's libraries have read the old values.
     """
     changed = dict(set(os.environ.items()) ^ set(_environment.items()))
     return bool(_environment) and any(not name.startswith("HYDRA_") for name in changed)
 
 
 def ensure_running(preload: str) -> None:
-    """Start the fork server of this process, unless it runs.
+    """Start the fork server of this process, unless it runs already.
 
     Args:
-        preload: The modules that the server imports, with blanks between them.
+        preload: The modules that the server imports, separated by blanks.
 
     Raises:
-        OSError: It cannot be started.
+        OSError: The server cannot start.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload([SERVER_MODULE])
     make_socket_folder()
-    # its first call unblocks signals, so it comes first
+    # the tracker's first call unblocks signals, so it must stand before `signals_blocked`
     resource_tracker.ensure_running()
     environment = dict(os.environ)
     with signals_blocked(), without_main_module(), _variables(_of_server(environment, preload)):
@@ -131,12 +129,12 @@ def ensure_running(preload: str) -> None:
 
 
 def make_socket_folder() -> str:
-    """Return Python's own directory of sockets, which is made by the first call.
+    """Return Python's own directory of sockets. The first call creates it.
 
-    It lies below `TMPDIR`, or below `/tmp` where the address of a socket would be too long.
+    The directory lies below `TMPDIR`, or below `/tmp` where the path of a socket would be too long.
 
     Raises:
-        OSError: There is no place for it.
+        OSError: The directory cannot be created.
     """
     kept = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > MOST_ADDRESS_BYTES - len(SOCKET):
@@ -158,7 +156,7 @@ def _of_server(environment: Mapping[str, str], preload: str) -> dict[str, str]:
 
 @contextmanager
 def _variables(environment: Mapping[str, str]) -> Iterator[None]:
-    """Exchange the environment of this process inside the `with`."""
+    """Replace the environment of this process inside the `with`."""
     kept = dict(os.environ)
     replace_environment(environment)
     try:
@@ -168,7 +166,7 @@ def _variables(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def replace_environment(environment: Mapping[str, str]) -> None:
-    """Make `environment` that of this process."""
+    """Replace the environment of this process by `environment`."""
     for name in set(os.environ) - set(environment):
         del os.environ[name]
     os.environ.update(environment)
@@ -176,9 +174,9 @@ def replace_environment(environment: Mapping[str, str]) -> None:
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Block signals inside the `with`: processes that are started there are born with them blocked.
+    """Block signals inside the `with`. A process that starts there inherits the blocked signals.
 
-    A signal that comes meanwhile is delivered at the end.
+    The kernel delivers a signal that arrives meanwhile at the end of the `with`.
     """
     kept = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
@@ -189,8 +187,8 @@ def signals_blocked() -> Iterator[None]:
 
 @contextmanager
 def without_main_module() -> Iterator[None]:
-    """Hide the command's `__main__` inside the `with`: multiprocessing would have every rank import
-    it again, and Hydra with it.
+    """Hide the command's `__main__` inside the `with`, because multiprocessing makes every rank
+    import `__main__` again, and Hydra with it.
     """
     kept = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")

@@ -1,7 +1,7 @@
-"""The fork server itself: it ends with its command, and has imported what ranks need.
+"""The fork server's process: it imports the modules of the ranks, and ends with its command.
 
-Only the server imports this module, which makes it one; then it runs Python's own loop
-(`multiprocessing.forkserver.main`).
+Only the server imports this module, and the import does all of its work: the last two lines call
+`serve_one_command` and `preload`. Then Python's own loop runs (`multiprocessing.forkserver.main`).
 """
 
 import atexit
@@ -20,16 +20,16 @@ from recapp.processes.data_workers import die_with_parent
 from recapp.processes.fork_server import PARENT_PID, PRELOADED, SOCKET_FOLDER
 from recapp.processes.startup_and_exit import freeze_loaded_objects, loading
 
-# Not one of those that stop a run: they stay blocked in the server, as its ranks inherit that.
+# not a signal that stops a run: the server keeps those blocked, so that its ranks inherit the block
 COMMAND_IS_GONE = signal.SIGUSR1
 LAST_SECONDS = 5.0
 
 
 def serve_one_command() -> None:
-    """End this process when the command is gone, whatever ended that, and leave nothing behind.
+    """Make this process end when the command ends, for any reason, and remove its files then.
 
-    The ranks end with this process. A terminal's signals are for the command alone: this process
-    and its ranks are a session of their own.
+    The ranks end with this process. Only the command gets a terminal's signals: this process and
+    its ranks have a session of their own.
     """
     command = int(os.environ[PARENT_PID])
     server = os.getpid()
@@ -40,20 +40,20 @@ def serve_one_command() -> None:
             os._exit(128 + number)
 
     signal.signal(COMMAND_IS_GONE, end)
-    # Python's loop ends by itself where the command goes before there are ranks: files are closed
-    # before the signal is sent, which then has to find this process
+    # Python's loop ends by itself where the command ends before the first rank: the kernel closes
+    # the command's files before it sends the signal, and the signal must still find this process
     atexit.register(lambda: time.sleep(LAST_SECONDS) if os.getpid() == server else None)
     die_with_parent(COMMAND_IS_GONE)
-    end(COMMAND_IS_GONE, None)  # it may have gone before the kernel knew
+    end(COMMAND_IS_GONE, None)  # the command may have ended before `die_with_parent`
     os.setsid()
     setproctitle(f"recapp: ranks of process {command} are forked from this one")
 
 
 def preload() -> None:
-    """Import the modules that the command has named, and leave their pages to be shared.
+    """Import the modules that the command has named, and keep their memory pages shared.
 
-    A module that cannot be imported ends this process without a word, also where its library aborts
-    for want of memory: ranks that are started otherwise say what is wrong.
+    If an import fails, or a library aborts because memory is short, end this process without a
+    message: ranks then start as fresh interpreters, and they report the error.
     """
     with stderr_to_nobody():
         try:
@@ -67,7 +67,7 @@ def preload() -> None:
 
 @contextmanager
 def stderr_to_nobody() -> Iterator[None]:
-    """Drop what this process and its libraries write on standard error inside the `with`."""
+    """Discard standard error of this process and its libraries inside the `with`."""
     kept = os.dup(2)
     nobody = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nobody, 2)

@@ -1,14 +1,14 @@
-"""A function that runs in forks of this process, one for each rank, and what they return.
+"""Call functions in forks of this process, one for each rank, and return the results.
 
-    caller   call_in_forks([f, g])       waits for answers, prints what ranks print
+    caller   call_in_forks([f, g])       waits for answers, prints the output of the ranks
       rank 0    f()  -> pickle -> pipe   its standard output and error are pipes to the caller
       rank 1    g()  -> pickle -> pipe
 
-A fork has all that the caller has, so the functions may be those of a notebook's cells, and nothing
-is imported again. What a fork has not are the caller's threads: a rank computes on one thread,
-because it would wait for ever for those of OpenMP. Only results are pickled; ranks and caller are
-one program, so reading them is no matter of trust. Ranks stay until all have answered, as the
-others may still need them, and die with the caller.
+A fork has all objects of the caller, so a notebook's cell may define the functions, and no module
+is imported again. But a fork lacks the caller's threads: a rank computes on one thread, because it
+would wait for ever for the threads of OpenMP. Only results are pickled. Ranks and caller are one
+program, so it is safe to unpickle them. A rank stays until all have answered, because other ranks
+may still need it, and it dies with the caller.
 """
 
 import math
@@ -36,7 +36,7 @@ from recapp.processes.faults import explain_error
 from recapp.processes.startup_and_exit import end_at_once, freeze_loaded_objects
 
 SECONDS_TO_END = 5.0  # for ranks that have answered
-SECONDS_FOR_THE_SOURCE = 2.0  # for the rank whose own error it is, where others fail for want of it
+SECONDS_FOR_THE_SOURCE = 2.0  # for the rank with an error of its own, after a peer that lost it
 READ_BYTES = 1 << 16
 
 Result = TypeVar("Result")
@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class RaisedInRank:
-    """What a rank sends where its function has raised something."""
+    """The answer of a rank whose function has raised an exception."""
 
     pickled: bytes | None
     """The exception; None where it cannot be pickled."""
@@ -52,11 +52,11 @@ class RaisedInRank:
     """Its type and its text."""
     traceback: str
     secondhand: bool
-    """Whether it only says that another rank has ended or is silent."""
+    """Whether the exception only reports that another rank has ended or is silent."""
 
 
 class RankOutput:
-    """What a rank writes on one of its streams, line by line on a stream of the caller.
+    """The output of a rank on one of its streams. The caller prints it line by line.
 
     Args:
         descriptor: The end of the pipe that is read.
@@ -70,11 +70,11 @@ class RankOutput:
         os.set_blocking(descriptor, False)
 
     def fileno(self) -> int:
-        """Return the descriptor, by which it is waited for."""
+        """Return the descriptor, so that `wait` can wait for this output."""
         return self.descriptor
 
     def read(self) -> bool:
-        """Print the lines that have come; return whether more may come."""
+        """Print the lines that have arrived, and return whether more may arrive."""
         while True:
             try:
                 read = os.read(self.descriptor, READ_BYTES)
@@ -88,7 +88,7 @@ class RankOutput:
                 return False
 
     def close(self) -> None:
-        """Print what has come, a line that is not ended, too, and read no more."""
+        """Print the rest, with a last line that has no end, and close the pipe."""
         if self.read():
             self._print(self._begun)
         os.close(self.descriptor)
@@ -100,7 +100,7 @@ class RankOutput:
 
 
 class ForkedRank:
-    """A fork of this process that calls a function and sends what it returns.
+    """A fork of this process that calls a function and sends its result.
 
     Args:
         number: The number of the rank, for its name and for errors.
@@ -119,7 +119,7 @@ class ForkedRank:
         self.process: ForkProcess = context.Process(
             target=_be_rank, args=(self.name, function, there, ends)
         )
-        with warnings.catch_warnings():  # of threads, which the fork does without
+        with warnings.catch_warnings():  # Python warns of threads, which the fork does not need
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process.start()
         there.close()
@@ -127,7 +127,7 @@ class ForkedRank:
             os.close(end)
 
     def take_answer(self) -> None:
-        """Read what the rank has sent; where it has died instead, note how."""
+        """Read the answer of the rank; if the rank has died, its exit is the answer."""
         try:
             self.failed, sent = _unpickled(self.pipe.recv_bytes())
         except (EOFError, ConnectionResetError):
@@ -137,12 +137,12 @@ class ForkedRank:
         self.answer = sent
 
     def let_go(self) -> None:
-        """Tell the rank that all have answered, so that it may end."""
-        with suppress(OSError):  # it has ended already
+        """Tell the rank that all ranks have answered, so that it may end."""
+        with suppress(OSError):  # the rank has ended already
             self.pipe.send_bytes(b"")
 
     def end(self) -> None:
-        """End the process where it is still there, and print the rest of its output."""
+        """Kill the process if it still runs, and print the rest of its output."""
         self.process.kill()
         self.process.join()
         for output in self.outputs:
@@ -157,20 +157,20 @@ def call_in_forks(
     """Call each function in a fork of this process, all at the same time.
 
     Args:
-        functions: What each rank calls.
-        timeout: The seconds for all of it; None: as long as it takes.
+        functions: The function of each rank.
+        timeout: The seconds for all functions together; None: no limit.
 
     Returns:
-        What the functions have returned, in their order.
+        The results, in the order of the functions.
 
     Raises:
-        RecappError: A rank has raised it; its number stands before the text.
-        LaunchError: A rank has raised something else, which is the cause; or one has died, or
-            time was up.
+        RecappError: A rank has raised this error; the text begins with the name of the rank.
+        LaunchError: A rank has raised another exception, which is the cause; or a rank has died, or
+            the time is up.
     """
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            stream.flush()  # before what ranks print, and not once more by each of them
+            stream.flush()  # else each fork would print the unflushed text again
     ranks: list[ForkedRank] = []
     try:
         for number, function in enumerate(functions):
@@ -186,7 +186,7 @@ def call_in_forks(
 
 
 def _wait_for_answers(ranks: Sequence[ForkedRank], timeout: float | None) -> None:
-    """Wait until all ranks have answered; raise where one has failed or time is up."""
+    """Wait until all ranks have answered; raise if one has failed or the time is up."""
     end = time.monotonic() + (math.inf if timeout is None else timeout)
     waiting = {rank.pipe: rank for rank in ranks}
     outputs = {output for rank in ranks for output in rank.outputs}
@@ -219,7 +219,7 @@ def _wait_for_answers(ranks: Sequence[ForkedRank], timeout: float | None) -> Non
 
 
 def _wait_for_end(ranks: Sequence[ForkedRank]) -> None:
-    """Wait until ranks that have answered have ended by themselves, and print what they print."""
+    """Wait until ranks that have answered end by themselves, and print their output."""
     end = time.monotonic() + SECONDS_TO_END
     waiting: set[Any] = {item for rank in ranks for item in (rank.process.sentinel, *rank.outputs)}
     while waiting and (found := wait(waiting, max(0.0, end - time.monotonic()))):
@@ -229,10 +229,12 @@ def _wait_for_end(ranks: Sequence[ForkedRank]) -> None:
 
 
 def _raise_what(rank: ForkedRank) -> NoReturn:
-    """Raise in the caller what a rank has raised: recapp's own errors as what they are."""
+    """Raise the exception of a rank in the caller: an error of recapp in its own class, any other
+    as the cause of a `LaunchError`.
+    """
     raised: RaisedInRank = rank.answer
     cause = None
-    with suppress(Exception):  # a class may take other arguments than it keeps
+    with suppress(Exception):  # unpickling fails if `__init__` takes other arguments than `args`
         cause = pickle.loads(raised.pickled) if raised.pickled else None
     if isinstance(cause, RecappError):
         error: RecappError = type(cause)(f"{rank.name}: {cause}")
@@ -244,10 +246,12 @@ def _raise_what(rank: ForkedRank) -> NoReturn:
 
 
 def _unpickled(answer: bytes) -> tuple[bool, Any]:
-    """Return what a rank has sent; what cannot be read is a failure of that rank."""
+    """Return whether a rank has failed, and its result or exception. An answer that cannot be
+    unpickled is a failure of the rank.
+    """
     try:
         failed, sent = pickle.loads(answer)
-    except Exception as error:  # the class of a result may raise whatever it likes
+    except Exception as error:  # the class of a result may raise any exception
         text = (
             f"returned what cannot be read here ({type(error).__name__}: {error}); return numbers, "
             "text, tensors, or lists and dicts of these"
@@ -257,7 +261,7 @@ def _unpickled(answer: bytes) -> tuple[bool, Any]:
 
 
 def _how(code: int | None) -> str:
-    """Return in words how a rank has ended without an answer."""
+    """Return words for the end of a rank that sent no answer."""
     if code is None or code >= 0:
         return f"ended with exit code {code} before its function returned"
     said = f"was ended by {signal.Signals(-code).name}"
@@ -274,10 +278,10 @@ def _how(code: int | None) -> str:
 def _be_rank(
     name: str, function: Callable[[], Any], pipe: Connection, streams: tuple[int, int]
 ) -> NoReturn:
-    """Call a function in a process that was just forked, send what it returns, and end."""
+    """Call a function in a new fork, send its result, and end the process."""
     die_with_parent()
-    signal.set_wakeup_fd(-1)  # the caller's
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the caller ends its ranks
+    signal.set_wakeup_fd(-1)  # the descriptor belongs to the caller
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the caller ends its ranks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     inherited = _take_streams(streams)
     setproctitle(f"recapp.run_ranks {name}")
@@ -287,7 +291,7 @@ def _be_rank(
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the function may have closed or replaced it
             stream.flush()
-    with suppress(OSError, EOFError):  # the caller has gone
+    with suppress(OSError, EOFError):  # the caller has ended
         pipe.send_bytes(answer)
         pipe.recv_bytes()
     end_children()
@@ -299,8 +303,8 @@ def _take_streams(streams: tuple[int, int]) -> list[Any]:
     """Make two pipes standard output and standard error.
 
     Returns:
-        The streams of before: if they were forgotten here, they would write once more what the
-        caller has not flushed.
+        The former streams. Keep them until the end: deleted earlier, they would write text that the
+        caller has not flushed a second time.
     """
     inherited = [sys.stdout, sys.stderr]
     for number, descriptor in enumerate(streams, 1):
@@ -313,10 +317,12 @@ def _take_streams(streams: tuple[int, int]) -> list[Any]:
 
 
 def _answer_of(name: str, function: Callable[[], Any]) -> bytes:
-    """Return the pickle of whether a function has failed, and of what it has returned or raised."""
+    """Call a function, and return the pickle of a pair: whether it failed, and its result or a
+    `RaisedInRank`.
+    """
     try:
         result = function()
-    except BaseException as error:  # sys.exit, too
+    except BaseException as error:  # includes `sys.exit`
         return pickle.dumps((True, _described(name, error)))
     try:
         return pickle.dumps((False, result))

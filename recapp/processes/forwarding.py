@@ -1,12 +1,12 @@
-"""What the process that has started the ranks does with signals: the first one asks the ranks to
-stop, the second one ends them.
+"""Forward signals from the launcher to the ranks: the first signal asks the ranks to stop, the
+second one ends them.
 
     Ctrl-C -> this process -> SIGINT to each rank -> they stop at the same step, save and leave
            -> this process leaves with code 130
 
-Ranks have sessions of their own, so a terminal's Ctrl-C reaches this process alone, and each rank
-gets it once. A rank that does not handle signals yet, because it is still starting, has them
-blocked: it gets the signal as soon as it does, and leaves with nothing to save.
+Each rank has a session of its own, so a terminal's Ctrl-C reaches only this process, and each rank
+gets the signal once. A rank that is still starting blocks signals. It gets the signal as soon as it
+handles signals, and leaves with nothing to save.
 """
 
 import os
@@ -22,7 +22,7 @@ from typing import Any
 from recapp.console import note
 from recapp.processes.stopping import SIGNALS, Stopped, raise_if_stopped
 
-# time beyond launch.grace, or after the first rank has ended, until ranks that are left are killed
+# time after launch.grace, or after the end of the first rank, until the launcher kills the others
 GRACE_SECONDS = 10.0
 LOOK_SECONDS = 0.2
 
@@ -32,10 +32,10 @@ class Forwarding:
 
     Args:
         grace: The seconds that ranks have to write a checkpoint.
-        reloads: Whether SIGHUP is a message for rank 0, and stops nothing.
+        reloads: Whether SIGHUP only goes to rank 0, which reloads, and stops nothing.
 
     Attributes:
-        number: The first signal that came; 0 before.
+        number: The first signal; 0 before.
     """
 
     def __init__(self, grace: float, reloads: bool = False) -> None:
@@ -47,7 +47,7 @@ class Forwarding:
         self._ranks: Mapping[int, Any] = {}
 
     def __enter__(self) -> "Forwarding":
-        raise_if_stopped()  # a signal that came before there were ranks
+        raise_if_stopped()  # for a signal that arrived before the start of the ranks
         for number in SIGNALS:
             handler = signal.getsignal(number)
             reloads = self._reloads and number == signal.SIGHUP
@@ -64,19 +64,18 @@ class Forwarding:
         """Forward signals to the ranks from now on.
 
         Args:
-            ranks: The process of each rank that has not ended; whoever waits for them takes out
-                those that have.
+            ranks: The process of each rank that runs. The caller removes ranks that have ended.
 
         Raises:
-            Stopped: A signal has come already, and what it has raised has got lost.
+            Stopped: A signal has arrived already, and the exception of its handler got lost.
         """
         self._ranks = ranks
         if self.number:
             raise Stopped(self.number)
 
     def deadline(self, *, one_has_ended: bool) -> float:
-        """Return until when ranks may live: infinite before a signal, and then the grace; once one
-        of them has ended, the others have some seconds.
+        """Return the time at which ranks that still run are killed: infinite before a signal, the
+        end of the grace after it, or some seconds after the end of the first rank.
         """
         if self.number and one_has_ended:
             self._deadline = min(self._deadline, time.monotonic() + GRACE_SECONDS)
@@ -94,7 +93,7 @@ class Forwarding:
         note(f"stopping after {signal.Signals(number).name}; a second one ends the run at once")
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Send a signal to rank 0 alone, once it handles signals."""
+        """Send a signal only to rank 0, and only if that rank handles signals already."""
         rank = self._ranks.get(0)
         if rank is not None and _takes_signals(rank.pid):
             send_signal({0: rank}, number)

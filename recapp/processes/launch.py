@@ -1,16 +1,15 @@
-"""The launcher: it starts ranks on this machine, ends them all, and reports which one failed.
+"""The launcher: it starts the ranks of this machine, ends them all, and reports which one failed.
 
     python -m recapp.train       this process: settings, the launcher
-      fork server                imports what ranks need, while this process composes settings
-        recapp.worker rank 0     its output is ours, so that a progress bar finds the terminal
-        recapp.worker rank 1     its output is in JOB/ranks/1.log
+      fork server                imports modules for ranks while this process composes settings
+        recapp.worker rank 0     writes to our output, so that a progress bar finds the terminal
+        recapp.worker rank 1     writes to JOB/ranks/1.log
 
-A job has fresh processes, so a sweep never nests and a job that fails leaves nothing behind.
-Python's multiprocessing starts them (`fork_server.py`, `launched_ranks.py`). This file says what
-they find around them: the environment that torchrun would give them and nothing of an outer
-launcher, and a port that nobody else takes; signals ask them to stop (`forwarding.py`), and of
-several that failed the first one is told from those that failed because of it
-(`first_failure.py`). The ranks' side is `rank_process.py`.
+Each job has new processes, so a sweep never nests launches, and a failed job leaves nothing behind.
+Python's multiprocessing starts the ranks (`fork_server.py`, `launched_ranks.py`). This file gives
+them the environment that torchrun would give them, without variables of an outer launcher, and
+holds a port for them. `forwarding.py` passes signals on to the ranks, `first_failure.py` finds the
+rank that failed first, and `rank_process.py` is the code inside a rank.
 """
 
 import os
@@ -41,14 +40,12 @@ RANK_PREFIXES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "TORCHELAS
 def rank_count(devices: int | str, accelerator: str = "auto") -> int:
     """Return how many ranks `trainer.devices` asks for.
 
-    Torch is asked for GPUs only where the machine shows a sign of one: it takes seconds to import.
-
     Args:
         devices: A number of ranks, or `auto`: one for each GPU, two on the CPU.
         accelerator: `trainer.accelerator`; `auto` uses GPUs where there are any.
 
     Raises:
-        ConfigError: `devices` is neither, or there are fewer GPUs.
+        ConfigError: `devices` is neither a number of ranks nor `auto`, or there are fewer GPUs.
     """
     automatic = devices == "auto"
     if not automatic and not (str(devices).isdecimal() and int(devices) > 0):
@@ -73,7 +70,9 @@ def rank_count(devices: int | str, accelerator: str = "auto") -> int:
 
 
 def gpu_count() -> int:
-    """Return how many GPUs torch has here, which is asked only where there is a sign of one."""
+    """Return how many GPUs torch can use. Import torch, which takes seconds, only on a machine that
+    has a device file of a GPU.
+    """
     if not any(Path(sign).exists() for sign in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")):
         return 0
     import torch
@@ -103,21 +102,21 @@ def launch(
             below that.
         ranks: The number of processes.
         module: The module.
-        preload: The modules that a fork server imports before it forks ranks, with blanks between
-            them, unless it runs already; None: `module`.
+        preload: The modules, separated by blanks, that a fork server imports at its start, before
+            it forks ranks; None: `module`. A server that runs already imports nothing more.
         method: `launch.start_method`.
         port: The port at which the ranks meet; 0 takes a free one.
-        to_stderr: Whether what rank 0 prints goes to standard error, because standard output is to
-            be a document.
+        to_stderr: Whether rank 0 prints to standard error, because standard output is a document.
         grace: The seconds that ranks have to finish a checkpoint after a signal.
-        timeout: The seconds for which a rank may be stopped before the run fails.
-        timeout_setting: The name of the setting that says so; empty where none does.
-        reloads: Whether SIGHUP is a message for rank 0, as of a server, and stops nothing.
+        timeout: The seconds for which a rank may be stopped (SIGSTOP) before the run fails.
+        timeout_setting: The name of the setting with the timeout; empty where there is none.
+        reloads: Whether SIGHUP only reloads rank 0, as in a server, and stops nothing.
 
     Raises:
-        RecappError: The error that a rank raised; its notes may hold a traceback.
-        LaunchError: A rank died of something else, one was stopped, or the port is taken.
-        Stopped: A signal to this process or to a rank has ended the run; all ranks are gone.
+        RecappError: A rank raised this error; its notes may hold a traceback.
+        LaunchError: A rank ended without an error of recapp, a rank was stopped too long, or the
+            port is taken.
+        Stopped: A signal to this process or to a rank has ended the run, and all ranks have ended.
     """
     run = uuid.uuid4().hex[:8]
     logs = config_path.parent / "ranks"
@@ -155,7 +154,8 @@ def launch(
 def _raise_what_ended(signal_number: int, failed: RecappError | Stopped | None) -> None:
     """Raise `Stopped` if a signal has ended the run, else the error of the rank that failed.
 
-    A failure beside a signal is printed as a note. Nothing is raised if all ended well.
+    If a rank failed after a signal, print its error as a note. If all ranks succeeded, raise
+    nothing.
     """
     if not signal_number:
         if failed is not None:
@@ -168,11 +168,11 @@ def _raise_what_ended(signal_number: int, failed: RecappError | Stopped | None) 
 
 @contextmanager
 def meeting_point(port: int) -> Iterator[int]:
-    """Hold a port for rank 0 inside the `with`, so that nobody else gets it before that listens
-    there.
+    """Hold a port for rank 0 inside the `with`, so that no other process takes it before rank 0
+    listens on it.
 
-    A port may be bound twice as long as nobody listens, if both say so (SO_REUSEADDR), as the store
-    of torch does.
+    Two sockets may bind one port while neither listens, if both set SO_REUSEADDR, and torch's store
+    sets it.
 
     Args:
         port: The port; 0 takes a free one.
@@ -181,8 +181,8 @@ def meeting_point(port: int) -> Iterator[int]:
         The number of the port.
 
     Raises:
-        ConfigError: It is no port.
-        LaunchError: It is taken.
+        ConfigError: `port` is not the number of a port.
+        LaunchError: The port is taken.
     """
     if not isinstance(port, int) or not 0 <= port < 65536:
         raise ConfigError(f"launch.port={port}: give a number below 65536; 0 takes a free port")
@@ -198,7 +198,7 @@ def meeting_point(port: int) -> Iterator[int]:
 
 
 def environments_of_ranks(ranks: int, port: int, run: str) -> list[dict[str, str]]:
-    """Return all variables of each rank: this process's, and those that torchrun would set.
+    """Return all variables of each rank: those of this process, and those that torchrun would set.
 
     Args:
         ranks: The number of ranks.
@@ -216,7 +216,7 @@ def environments_of_ranks(ranks: int, port: int, run: str) -> list[dict[str, str
         shared.setdefault("GLOO_SOCKET_IFNAME", "lo")
     shared |= {
         PARENT_PID: str(os.getpid()),
-        "TORCHELASTIC_RUN_ID": run,  # by which a rank knows that nobody else has started it
+        "TORCHELASTIC_RUN_ID": run,  # tells the rank that this launcher has started it, not srun
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "GROUP_RANK": "0",
@@ -235,7 +235,7 @@ def _resolves(host: str) -> bool:
 
 @contextmanager
 def stdout_to_stderr(wanted: bool) -> Iterator[None]:
-    """Send to standard error what this process and those it starts write on standard output.
+    """Send standard output of this process and of its child processes to standard error.
 
     Args:
         wanted: Whether to do so; else nothing changes.
@@ -255,6 +255,6 @@ def stdout_to_stderr(wanted: bool) -> Iterator[None]:
 
 
 def _show_cursor() -> None:
-    """Show the cursor, which a rank's progress bar has hidden and had no time to show again."""
+    """Show the cursor: the progress bar of a rank that was ended may have left it hidden."""
     if sys.stderr.isatty():
         sys.stderr.write("\x1b[?25h")

@@ -1,4 +1,4 @@
-"""The settings of starting ranks, the group `launch`."""
+"""The settings for starting ranks: the group `launch`."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -12,7 +12,7 @@ class LaunchSettings:
     """The group `launch`.
 
     Args:
-        start_method: How a rank's process is made.
+        start_method: The way to start a rank's process.
         port: The port at which ranks meet; 0 takes a free one.
         grace: Seconds in which ranks may save after a signal.
         timeout: Seconds after which a rank that waits for another one gives up.

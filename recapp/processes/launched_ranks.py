@@ -1,8 +1,8 @@
-"""The processes of the ranks that this process has started: their start, their watch and their end.
+"""Start, watch and end the processes of the ranks on this machine.
 
 Python's multiprocessing starts them, by a fork server or as fresh interpreters
-(`fork_server.py`). Each has a pipe from here that brings its work once all are there, so a launcher
-that is stopped in between leaves none that computes.
+(`fork_server.py`). Each rank gets its work through a pipe once all ranks have started, so a
+launcher that is stopped before that leaves no rank that computes.
 """
 
 import os
@@ -30,22 +30,22 @@ from recapp.processes.forwarding import LOOK_SECONDS, Forwarding, send_signal
 from recapp.processes.process_status import SecondsSeen, is_stopped
 from recapp.processes.rank_process import ERROR_FILE, InheritedStream, Work, be_rank
 
-PATIENCE_SECONDS = 30.0  # with the peers of a rank that failed, which may be saving
-STOPPED_SECONDS = 2.0  # with all where one is stopped, without which they can save nothing
+PATIENCE_SECONDS = 30.0  # for the peers of a failed rank, which may be saving
+STOPPED_SECONDS = 2.0  # for all ranks where one is stopped: no rank can save without it
 ERROR_SUFFIX = ".error.json"
 
 
 @dataclass(frozen=True)
 class RankFailure:
-    """How a rank has failed.
+    """The failure of a rank.
 
     Args:
-        rank: Its number.
-        pid: Its process.
-        exitcode: Its exit code; minus the number of the signal that ended it.
-        error_file: Where it has told of its error, if it has.
-        ended: Whether it was killed because the run had failed.
-        stopped: Whether it was stopped when that was found.
+        rank: The number of the rank.
+        pid: The number of its process.
+        exitcode: Its exit code; after a signal, minus the number of the signal.
+        error_file: The path of its error file, which exists only if the rank has reported an error.
+        ended: Whether the launcher killed the rank because the run had failed.
+        stopped: Whether the rank was stopped (SIGSTOP) when the run failed.
     """
 
     rank: int
@@ -60,13 +60,13 @@ class LaunchedRanks:
     """The ranks of one run on this machine.
 
     Args:
-        works: What each rank has to do, by rank.
-        logs: The directory of their logs, of this run alone: `logs/<rank>.log` is what a rank has
-            printed, `logs/<rank>.error.json` how it has failed. What rank 0 prints goes where this
-            process prints.
+        works: The work of each rank, by rank.
+        logs: The directory of their logs, for this run alone. `logs/<rank>.log` holds the output of
+            a rank, and `logs/<rank>.error.json` its error. Rank 0 prints to the output of this
+            process.
         preload: The modules that a fork server imports before it forks ranks.
-        to_stderr: Whether what rank 0 prints goes to standard error.
-        timeout: The seconds for which a rank may be stopped.
+        to_stderr: Whether rank 0 prints to standard error.
+        timeout: The seconds for which a rank may be stopped (SIGSTOP).
     """
 
     def __init__(
@@ -90,17 +90,17 @@ class LaunchedRanks:
         self._stopped: set[int] = set()
 
     def start(self, method: str, forwarding: Forwarding) -> None:
-        """Start all ranks, and give each its work.
+        """Start all ranks, and give each rank its work.
 
-        A fork server that cannot be used is noted, and each rank is a fresh interpreter then.
+        If the fork server fails, print a note and start each rank as a fresh interpreter.
 
         Args:
             method: `launch.start_method`.
-            forwarding: Is told of the processes.
+            forwarding: The forwarding of signals, which gets the processes.
 
         Raises:
             LaunchError: No process can be started.
-            Stopped: A signal has come before all were there.
+            Stopped: A signal arrived before all ranks had started.
         """
         context = context_of(method)
         with self._streams() as streams:
@@ -119,9 +119,10 @@ class LaunchedRanks:
     def _forked(
         self, context: BaseContext, streams: list[list[int]], forwarding: Forwarding
     ) -> bool:
-        """Start all ranks by the fork server, and return whether it could; it is noted where not.
+        """Start all ranks by the fork server, and return whether that succeeded. Print a note if
+        not.
 
-        A second try is for a server that was killed and is not known to be gone yet.
+        A second try helps where the server was killed and Python has not noticed yet.
         """
         for pause in (LOOK_SECONDS, 0.0):
             try:
@@ -157,12 +158,12 @@ class LaunchedRanks:
                 orders.append(sending)
             forwarding.watch(self._running)
             for sending, work in zip(orders, self._works, strict=True):
-                with suppress(BrokenPipeError):  # it has ended already
+                with suppress(BrokenPipeError):  # the rank has ended already
                     sending.send(work)
 
     @contextmanager
     def _streams(self) -> Iterator[list[list[int]]]:
-        """Open what becomes the standard output and standard error of each rank."""
+        """Open a pair of file descriptors for each rank: its standard output and standard error."""
         with ExitStack() as opened:
             streams = [[_duplicate(2 if self._to_stderr else 1), _duplicate(2)]]
             for rank in range(1, len(self._works)):
@@ -175,11 +176,11 @@ class LaunchedRanks:
             yield streams
 
     def wait(self, forwarding: Forwarding) -> list[RankFailure]:
-        """Wait for the end of all ranks; return how those have failed that have.
+        """Wait for the end of all ranks, and return the failures.
 
-        A rank fails that ends with an error, or is stopped for too long. Then the others get
-        SIGTERM, and are killed when their time is over. One that is stopped hears no signal, and is
-        killed at once.
+        A rank fails if it ends with an error or is stopped (SIGSTOP) for too long. Then send
+        SIGTERM to the other ranks, and kill those that are left when their time is over. Kill a
+        stopped rank at once, because it receives no other signal.
         """
         running = self._running
         seen = SecondsSeen()
@@ -221,7 +222,7 @@ class LaunchedRanks:
         send_signal(ranks, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill what is left of the ranks, and forget them."""
+        """Kill the ranks that still run, and forget all ranks."""
         send_signal(self._running, signal.SIGKILL)
         for process in self._running.values():
             process.join()
@@ -230,12 +231,12 @@ class LaunchedRanks:
 
 
 def log_of(logs: Path, rank: int) -> Path:
-    """Return the file of what a rank prints, in the directory of the logs."""
+    """Return the path of a rank's log in the directory of the logs."""
     return logs / f"{rank}.log"
 
 
 def remove_silent(logs: Path) -> None:
-    """Remove the logs of ranks that have printed nothing, and the directory where none is left."""
+    """Remove the logs of ranks that have printed nothing, and the directory if it is empty then."""
     with suppress(OSError):
         for log in logs.glob("*.log"):
             if not log.stat().st_size:
@@ -244,7 +245,9 @@ def remove_silent(logs: Path) -> None:
 
 
 def _make_empty(logs: Path) -> None:
-    """Make the directory of logs; an earlier run has left its own there, maybe of more ranks."""
+    """Make the directory of logs, and remove the logs of an earlier run, which may have had more
+    ranks.
+    """
     logs.mkdir(parents=True, exist_ok=True)
     for pattern in ("*.log", f"*{ERROR_SUFFIX}"):
         for old in logs.glob(pattern):
@@ -257,19 +260,21 @@ def _with_error_file(work: Work, logs: Path) -> Work:
 
 
 def _start_process(context: BaseContext, process: Any) -> None:
-    """Start a process. A fork server has its signals blocked, and so have those forked from it."""
+    """Start a process with signals blocked. A fork server blocks them, and its forks inherit the
+    block.
+    """
     with without_main_module():
         if context.get_start_method() == "forkserver":
-            process.start()  # waits for the server, and a signal ends that
+            process.start()  # not blocked here: a signal must end the wait for the server
             return
-        resource_tracker.ensure_running()  # its first call unblocks signals
+        resource_tracker.ensure_running()  # the tracker's first call unblocks signals
         with signals_blocked():
             process.start()
 
 
 def _duplicate(descriptor: int) -> int:
-    """Return a second descriptor of this process's standard output (1) or standard error (2); where
-    a shell has closed it, one that takes everything and keeps nothing.
+    """Return a second descriptor of standard output (1) or standard error (2) of this process; one
+    of the null device where a shell has closed the stream.
     """
     closed = (sys.__stdout__ if descriptor == 1 else sys.__stderr__) is None
     return os.open(os.devnull, os.O_WRONLY) if closed else os.dup(descriptor)

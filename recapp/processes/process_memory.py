@@ -1,14 +1,14 @@
-"""The host of a rank, and how much memory the rank can still give to tables.
+"""The host of a rank, and the memory that the rank can still give to tables.
 
 Memory comes from pools, and ranks share some of them:
 
 | pool                       | free                                         | shared by            |
 |----------------------------|----------------------------------------------|----------------------|
-| the machine                | what the kernel calls available              | ranks on the machine |
-| each cgroup above the rank | its limit less what is in use, files in      | ranks inside         |
-|                            | memory not counted                           |                      |
-| RLIMIT_AS, RLIMIT_DATA     | the limit less what the process has mapped   | nobody               |
-| a GPU                      | what CUDA calls free                         | nobody               |
+| the machine                | MemAvailable of the kernel                   | ranks on the machine |
+| each cgroup above the rank | limit minus use; the page cache of files     | ranks inside         |
+|                            | does not count as use                        |                      |
+| RLIMIT_AS, RLIMIT_DATA     | limit minus mapped memory of the process     | no other rank        |
+| a GPU                      | free memory of the device, as CUDA reports   | no other rank        |
 """
 
 import ctypes
@@ -35,16 +35,16 @@ _MAPPED = {resource.RLIMIT_AS: "VmSize:", resource.RLIMIT_DATA: "VmData:"}
 
 
 class Pool(NamedTuple):
-    """Memory that a rank takes from."""
+    """A pool of memory that a rank takes from."""
 
     name: str
-    """The same on all ranks that take from this pool; empty where it is the rank's alone."""
+    """The same on all ranks that share this pool; empty where only one rank uses the pool."""
     free_bytes: int
-    """What all these ranks together can still take."""
+    """The memory that all these ranks together can still take."""
 
 
 def machine_id() -> str:
-    """Return one name for all processes on one machine, whatever their containers call it."""
+    """Return one name for all processes on one machine, also across containers with other names."""
     try:
         return _BOOT.read_text().strip()
     except OSError:
@@ -52,9 +52,9 @@ def machine_id() -> str:
 
 
 def host_id() -> str:
-    """Return one name for all processes that share a network.
+    """Return one name for all processes that share a host and its network.
 
-    Hosts of one name have different ones, and so have network namespaces.
+    Two hosts with the same host name get different names, and so do two network namespaces.
     """
     try:
         network = str(os.stat("/proc/self/ns/net").st_ino)
@@ -64,7 +64,7 @@ def host_id() -> str:
 
 
 def memory_pools(device: torch.device) -> list[Pool]:
-    """Return the pools that this rank's tables are taken from.
+    """Return the pools that give memory to this rank's tables.
 
     Args:
         device: The device of the rank.
@@ -75,12 +75,13 @@ def memory_pools(device: torch.device) -> list[Pool]:
 
 
 def free_memory_bytes(pools_W: Sequence[Sequence[Pool]]) -> list[int | None]:
-    """Return the bytes that each rank can still allocate if all do so at once.
+    """Return the bytes that each rank can still allocate if all ranks do so at once.
 
-    That is the least of a rank's shares of its pools; None where no pool is known.
+    A rank gets an equal share of each of its pools, and the smallest share counts; None where no
+    pool is known.
 
     Args:
-        pools_W: What `memory_pools` returned on every rank.
+        pools_W: The result of `memory_pools` on every rank.
     """
     ranks = Counter(
         name for pools in pools_W for name in {pool.name for pool in pools if pool.name}
@@ -106,9 +107,8 @@ def _machine() -> Iterator[Pool]:
 
 
 def _cgroups() -> Iterator[Pool]:
-    """Yield the pools of the process's own cgroup and those around it, as far as they are visible.
-
-    Both versions of the kernel's interface are read.
+    """Yield the pools of the process's own cgroup and of its visible ancestors, in version 1 and
+    version 2 of the kernel's interface.
     """
     for folder in _cgroup_folders():
         for limit, used, files in (
@@ -136,10 +136,10 @@ def _cgroups() -> Iterator[Pool]:
 
 
 def _cgroup_folders() -> list[Path]:
-    """Return the directories of the process's own cgroup and of those around it.
+    """Return the directories of the process's own cgroup and of its ancestors.
 
-    A container often sees its own cgroup as the root, under a path that is the host's: what does
-    not exist is left out.
+    A container often sees its own cgroup as the root, but reads the path that the host uses. So
+    leave out paths that do not exist.
     """
     try:
         lines = _OWN_CGROUPS.read_text().splitlines()
@@ -155,30 +155,32 @@ def _cgroup_folders() -> list[Path]:
 
 
 def resident_bytes() -> int | None:
-    """Return how much memory of this process is resident; None where the system does not say."""
+    """Return the resident bytes of this process; None where the system does not report them."""
     return _bytes_of(_OWN_STATUS, "VmRSS:")
 
 
 def peak_resident_bytes() -> int | None:
-    """Return the most memory of this process that was ever resident, or since
-    `forget_peak_resident`; None where the system does not say.
+    """Return the peak of the resident bytes of this process, since its start or the last
+    `forget_peak_resident`; None where the system does not report it.
     """
     return _bytes_of(_OWN_STATUS, "VmHWM:")
 
 
 def forget_peak_resident() -> None:
-    """Let `peak_resident_bytes` begin anew."""
+    """Reset the peak that `peak_resident_bytes` returns."""
     Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak
 
 
 def give_back_unused() -> None:
-    """Give memory that is not used back to the system: Python's and the allocator's."""
+    """Return unused memory of Python and of the allocator to the system."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
 
 
 def _bytes_of(file: Path, field: str) -> int | None:
-    """Return a field of a file in /proc, which counts kilobytes, in bytes; None where it lacks."""
+    """Return a field of a file in /proc in bytes (the file has kilobytes); None where there is no
+    such field.
+    """
     try:
         lines = file.read_text().splitlines()
     except OSError:
@@ -187,15 +189,15 @@ def _bytes_of(file: Path, field: str) -> int | None:
 
 
 def keep_freed_memory() -> bool:
-    """Have glibc keep freed memory instead of giving it back to the system.
+    """Make glibc keep freed memory instead of returning it to the system.
 
-    A tensor of more than a few MB would otherwise be mapped, faulted in page by page (some 2 us per
-    4 KB: 27 ms for an output of 55 MB, measured) and unmapped in every step. The price: a process
-    keeps what its largest step needed. No import does this: whoever starts ranks decides it
-    (`engine.keep_freed_memory`), or a script that calls it before it builds its model.
+    Otherwise every step would map a tensor of more than a few MB, fault it in page by page (some
+    2 us per 4 KB: 27 ms for an output of 55 MB, measured) and unmap it. The price: a process keeps
+    the memory of its largest step. No import does this: the setting `engine.keep_freed_memory`
+    decides it for ranks, and a script calls this function before it builds its model.
 
     Returns:
-        Whether glibc will do so.
+        Whether glibc has accepted the settings.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return bool(mallopt and mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, NEVER))

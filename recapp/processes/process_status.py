@@ -1,6 +1,4 @@
-"""What the system knows of a process: how long ago it was started, whether it is stopped; for how
-long that has been so.
-"""
+"""The status of a process: its age, whether it is stopped (SIGSTOP), and for how long."""
 
 import os
 import time
@@ -10,18 +8,18 @@ from pathlib import Path
 from recapp.processes.fork_server import PARENT_PID
 
 LONGEST_LOOK_SECONDS = 2.0
-"""What counts at most from one look to the next: this process was stopped itself where more has
-passed, or so busy that it cannot blame others."""
+"""The most time that counts between two looks. A longer gap shows that this process itself was
+stopped or too busy, so it cannot blame others for that time."""
 
-_START_FIELD = 19  # of /proc/PID/stat behind the name: ticks after the machine's start (proc(5))
+_START_FIELD = 19  # index in /proc/PID/stat after the name: start in ticks since boot (proc(5))
 
 
 def process_age(pid: int | str = "self") -> float | None:
-    """Return the seconds since a process was started, to a hundredth; None where the system does
-    not say. What happened before its first line of Python counts as well.
+    """Return the seconds since a process started, to a hundredth; None where the system does not
+    know. The time before the first line of Python counts too.
 
     Args:
-        pid: Its number, by default that of this process.
+        pid: The number of the process; by default this process.
     """
     if (fields := _fields(pid)) is None:
         return None
@@ -30,16 +28,16 @@ def process_age(pid: int | str = "self") -> float | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped, as by SIGSTOP: no signal reaches it but SIGKILL."""
+    """Return whether a process is stopped, as by SIGSTOP. Then only SIGKILL reaches it."""
     fields = _fields(pid)
     return fields is not None and fields[0] == "T"
 
 
 class SecondsSeen:
-    """For how long things have been seen at each look without a break.
+    """For each item, such as a stopped rank, the seconds for which every look has seen the item.
 
-    Time in which this process was itself stopped does not count: whoever stops a job as a whole may
-    let it go on after days.
+    Time in which this process itself was stopped does not count: a user who stops a whole job may
+    continue it days later.
     """
 
     def __init__(self) -> None:
@@ -47,10 +45,10 @@ class SecondsSeen:
         self._seconds: dict[int, float] = {}
 
     def look(self, seen: Iterable[int]) -> Mapping[int, float]:
-        """Return the seconds by thing, 0 for those that are new.
+        """Return the seconds of each item that is seen now, 0 for a new one.
 
         Args:
-            seen: What is seen now; what is not begins anew.
+            seen: The items that are seen now. The seconds of every other item are forgotten.
         """
         now = time.monotonic()
         passed = min(now - self._looked, LONGEST_LOOK_SECONDS)
@@ -61,7 +59,7 @@ class SecondsSeen:
 
 
 def _fields(pid: int | str) -> list[str] | None:
-    """Return the fields of /proc/PID/stat behind the name, if there are any."""
+    """Return the fields of /proc/PID/stat after the name; None where the file cannot be read."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -69,7 +67,7 @@ def _fields(pid: int | str) -> list[str] | None:
 
 
 def command_age() -> float | None:
-    """Return the seconds since the command was started whose rank this process is; its own age
-    where it is none.
+    """Return the seconds since the start of the command that has started this rank; the age of this
+    process where it is not such a rank.
     """
     return process_age(os.environ.get(PARENT_PID, "self"))

@@ -1,5 +1,5 @@
-"""The rank environment: which rank this process is, where torchrun, srun or a person has started it
-as one of several, and what such ranks share.
+"""Read the rank environment: the number, host and meeting point of a rank that torchrun, srun or a
+person has started, and the run directory that such ranks share.
 
 | started by | rank, ranks               | on this host               | where they meet            |
 |------------|---------------------------|----------------------------|----------------------------|
@@ -26,7 +26,7 @@ from datetime import datetime
 from recapp.errors import LaunchError
 from recapp.reporting.lock import new_directory
 
-# for steps under srun: below the ports that the kernel assigns by itself
+# for steps of srun: these lie below the ports that the kernel assigns by itself
 FIRST_PORT = 15000
 PORTS = 10000
 SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
@@ -34,14 +34,14 @@ SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 
 @dataclass(frozen=True)
 class RankInfo:
-    """What the environment says of a rank: its number, its host, and where it meets the others.
+    """A rank's number, host and meeting point, as its environment gives them.
 
     Args:
-        rank: Its number among all ranks, 0 to world - 1.
+        rank: The number of the rank among all ranks, 0 to world - 1.
         world: The number of all ranks.
-        local_rank: Its number among the ranks of this host.
+        local_rank: The number of the rank among the ranks of its host.
         local_world: The number of ranks of this host.
-        node: The number of the host, as whoever started the ranks counts hosts.
+        node: The number of the host, as the launcher counts hosts.
         address: The host at which rank 0 listens.
         port: The port at which rank 0 listens.
     """
@@ -55,15 +55,14 @@ class RankInfo:
     port: int
 
     def gpu(self, visible: int) -> int:
-        """Return which of the GPUs that this process sees belongs to the rank: that of its number
-        on the host, or the only one where a launcher shows each rank its own (`srun
-        --gpus-per-task=1`).
+        """Return the index of this rank's GPU: `local_rank`, or 0 where a launcher shows each rank
+        one GPU (`srun --gpus-per-task=1`).
 
         Args:
-            visible: How many GPUs the process sees.
+            visible: The number of GPUs that the process sees.
 
         Raises:
-            LaunchError: There are too few.
+            LaunchError: There are fewer GPUs than ranks on the host.
         """
         if visible > 1 and self.local_rank >= visible:
             raise LaunchError(
@@ -77,7 +76,7 @@ def external_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     """Return this process's rank if torchrun, srun or a person has started it as one of several.
 
     Returns:
-        The number of the rank; None for a process that nobody has started as a rank.
+        The number of the rank; None for a process that is not a rank.
     """
     if "TORCHELASTIC_RUN_ID" in environ and "RANK" in environ:
         return int(environ["RANK"])
@@ -89,12 +88,12 @@ def external_rank(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def started_externally(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process is a rank already, so that none must be started."""
+    """Return whether this process is a rank already, so that it must not start ranks."""
     return external_rank(environ) is not None
 
 
 def rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
-    """Return what the environment says of this rank; None if this process is no rank.
+    """Return this rank as its environment describes it; None if this process is not a rank.
 
     Raises:
         LaunchError: Ranks were started by hand, and their environment lacks variables.
@@ -132,7 +131,7 @@ def rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
 def _started_by_srun(environ: Mapping[str, str]) -> bool:
     """Return whether srun has started this process as one of several tasks.
 
-    The script that sbatch runs and a shell in an allocation have the variables as well, but are one
+    A script of sbatch and a shell in an allocation have the same variables, but each is only one
     process.
     """
     script = environ.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environ
@@ -147,8 +146,8 @@ def _started_by_srun(environ: Mapping[str, str]) -> bool:
 def _typed_in_a_shell(environ: Mapping[str, str]) -> bool:
     """Return whether a person has typed the command in a shell of an allocation.
 
-    Then that shell is the task, and gives the command a process group of its own. The job's name
-    alone does not decide: `srun` in that shell starts tasks under the same name.
+    That shell is then the task, and it gives the command a process group of its own. The job's name
+    alone is not enough: `srun` in that shell starts tasks under the same name.
     """
     if environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
         return False
@@ -161,7 +160,7 @@ def _typed_in_a_shell(environ: Mapping[str, str]) -> bool:
 def _rank_info_of_step(rank: int, environ: Mapping[str, str]) -> RankInfo:
     """Return the rank of a task of srun.
 
-    Two steps of one job may run at once, so their ranks meet at different ports.
+    Two steps of one job may run at once, so each step has a port of its own.
     """
     node = int(environ.get("SLURM_NODEID", 0))
     local_rank = int(environ.get("SLURM_LOCALID", rank))
@@ -185,7 +184,7 @@ def _rank_info_of_step(rank: int, environ: Mapping[str, str]) -> RankInfo:
 
 
 def _tasks_of_nodes(counts: str) -> list[int]:
-    """Return the tasks of each host: 2, 2, 2, 1 for SLURM's `2(x3),1`."""
+    """Return the number of tasks of each host: 2, 2, 2, 1 for SLURM's `2(x3),1`."""
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
     return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
 
@@ -196,14 +195,15 @@ def _first_host(hosts: str) -> str:
 
 
 def shared_run_directory(environ: Mapping[str, str] = os.environ) -> str:
-    """Return one directory of the run for all ranks that others than `launch.py` have started.
+    """Return the run directory for all ranks that torchrun, srun or a person has started.
 
-    It lies in `outputs` and is called `RECAPP_RUN_ID` if that is given; under torchrun it is a new
-    one, dated by rank 0 and sent to the others through the agent's store (the run id of torchrun is
-    often just `none`); under srun it has the numbers of job and step.
+    The directory lies in `outputs`. `RECAPP_RUN_ID`, if set, is its name. Under torchrun, rank 0
+    creates a dated directory and sends its name to the other ranks through the agent's store, as
+    the run id of torchrun is often just `none`. Under srun, the name holds the numbers of job and
+    step.
 
     Raises:
-        LaunchError: Ranks were started by hand without a name that they share.
+        LaunchError: A person started the ranks without a name that they share.
     """
     if run := environ.get("RECAPP_RUN_ID"):
         return f"outputs/{run}"
@@ -232,10 +232,10 @@ def _new_dated_directory() -> str:
 
 
 def interface_towards(info: RankInfo) -> str | None:
-    """Return the network interface on the way to rank 0, or None where it cannot be found.
+    """Return the network interface that leads to rank 0, or None where none is found.
 
-    Gloo listens at the address of this host's own name, and that of many hosts is 127.0.1.1, which
-    no other host can reach.
+    Gloo listens at the address of this host's own name. On many hosts that address is 127.0.1.1,
+    which no other host can reach.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -1,16 +1,16 @@
-"""A rank's side of being launched: it ends in time, and reports what went wrong.
+"""The process of a rank: it ends in time, and reports the error that ends it.
 
-The launcher (`launch.py`, torchrun or srun) sees of a rank its exit code and an error file. So a
-rank
-- dies with its launcher, however that ends (the kernel sees to it), and soon after a signal, even
-  inside a collective that will never return (`stopping.py`);
+The launcher (`launch.py`, torchrun or srun) sees only the exit code and the error file of a rank.
+So a rank
+- ends with its launcher, for any reason (the kernel kills it), and soon after a signal, even inside
+  a collective that will never return (`stopping.py`);
 - writes the exception that ends it to the file that its environment names, in torch elastic's
   format, and leaves at once.
 
-A rank of `launch.py` may be a fork of a process that has loaded its libraries already
-(`fork_server.py`): what they would read of a rank's environment when they are loaded, it sets.
+A rank of `launch.py` may be a fork of a process that has loaded the libraries already
+(`fork_server.py`). The libraries do not read the rank's environment again, so the rank applies it.
 
-Where others than `launch.py` have started the ranks, the command itself is a rank
+Where torchrun, srun or a person has started the ranks, the command itself is a rank
 (`rank_environment.py`).
 """
 
@@ -44,20 +44,20 @@ from recapp.processes.rank_environment import RankInfo, external_rank, interface
 from recapp.processes.startup_and_exit import end_at_once, end_process
 from recapp.processes.stopping import Stopped, raising_if_stopped, take_signals
 
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # set for each rank by torchrun, and by launch.py alike
-SECONDS_FOR_RANK_0 = 2  # to report an error that all ranks have, before others do
-SECONDS_FOR_THE_SOURCE = 1  # for the rank whose own error it is to report it, before others do
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torchrun and launch.py set it for each rank
+SECONDS_FOR_RANK_0 = 2  # head start of rank 0 in reporting an error that all ranks have
+SECONDS_FOR_THE_SOURCE = 1  # head start of the rank with the error over ranks that lost this peer
 TERMINATED = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a launched rank has to do.
+    """The work of a launched rank.
 
     Args:
-        module: The module whose `run(settings, job directory)` is the work.
+        module: The module whose `run(settings, job directory)` does the work.
         config: The file of the settings, in the job's directory.
-        environment: All variables of the rank.
+        environment: All environment variables of the rank.
     """
 
     module: str
@@ -66,7 +66,7 @@ class Work:
 
 
 class InheritedStream:
-    """A file descriptor of the launcher that a rank gets as its own when it is started."""
+    """A file descriptor of the launcher. Each rank gets a duplicate at its start."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -81,14 +81,13 @@ def _detached(duplicate: Any) -> int:
 
 
 def be_rank(orders: Connection, *streams: Any) -> NoReturn:
-    """Do the work of a rank in a process that `launch` has started; end the process.
+    """Do the work of a rank in a process that `launch` has started, and end the process.
 
-    An exception of the work goes to the error file, and the process leaves with code 1 without
-    waiting for threads or peers; after a signal that ended its work, with 128 + the signal's
-    number.
+    After an exception, write the error file and leave with code 1, without waiting for threads or
+    peers. After a signal, leave with 128 + the signal's number.
 
     Args:
-        orders: The pipe that brings the `Work`. Its end is the end of the run.
+        orders: The pipe that brings the `Work`. A closed pipe means that there is no work.
         streams: The file descriptors that become standard output and standard error.
     """
     _leave_with_launcher()
@@ -114,19 +113,19 @@ def be_rank(orders: Connection, *streams: Any) -> NoReturn:
 
 
 def _leave_with_launcher() -> None:
-    """Have the kernel kill this process when the fork server or the launcher is gone."""
-    signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # the fork server's own
+    """Make the kernel kill this process when the fork server or the launcher ends."""
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # the handler was the fork server's
     die_with_parent()
     launcher = parent_process()
-    if launcher is not None and not launcher.is_alive():  # it went before the kernel knew
+    if launcher is not None and not launcher.is_alive():  # it ended before `die_with_parent`
         os._exit(TERMINATED)
 
 
 def _become(work: Work) -> None:
-    """Take a rank's environment, threads and title, in place of the fork server's."""
-    multiprocessing.set_start_method(None, force=True)  # of data workers: Python's own choice
+    """Replace the fork server's environment, threads and title by those of the rank."""
+    multiprocessing.set_start_method(None, force=True)  # data workers start by Python's default
     rank, world = (work.environment[name] for name in ("RANK", "WORLD_SIZE"))
-    # before the environment is moved, beside which the title is written
+    # before the environment changes: the title is written into the memory beside it
     setproctitle(f"{work.module} rank {rank} of {world} in {work.config.parent}")
     replace_environment(work.environment)
     for stream in (sys.stdout, sys.stderr):
@@ -139,8 +138,8 @@ def _become(work: Work) -> None:
 
 
 def threads_of(environment: Mapping[str, str]) -> int | None:
-    """Return how many threads a fresh process of this environment computes with; None where
-    nothing says so. OpenMP has a number for each level of nesting: the first one counts.
+    """Return the number of compute threads that an environment sets; None where it sets none.
+    OpenMP takes one number for each level of nesting: the first one counts.
     """
     for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS"):
         number = environment.get(name, "").partition(",")[0]
@@ -151,16 +150,16 @@ def threads_of(environment: Mapping[str, str]) -> int | None:
 
 @contextmanager
 def as_rank(directory: Path | None = None) -> Iterator[None]:
-    """Make this process a rank inside the `with`: it takes signals, and writes an exception where
-    its launcher looks for it.
+    """Make this process a rank inside the `with`: it handles signals, and writes an exception to
+    the error file of its launcher.
 
     Args:
         directory: The directory of the run.
 
     Raises:
         Stopped: A signal has ended the work.
-        LaunchError: Ranks were started by hand without the environment that they need to meet; or
-            nobody reads what this one prints.
+        LaunchError: Ranks were started by hand without the variables of their meeting point, or the
+            reader of standard output has ended.
     """
     faulthandler.enable()
     take_signals(write_error_file)
@@ -194,9 +193,9 @@ def as_rank(directory: Path | None = None) -> Iterator[None]:
 
 
 def _set_defaults(info: RankInfo) -> None:
-    """Set the number of threads and gloo's interface where whoever started the ranks has not."""
+    """Set the number of threads and gloo's interface where the launcher has not set them."""
     cores = len(os.sched_getaffinity(0))
-    # whoever started the ranks may have divided the cores among them already
+    # the launcher may have divided the cores among the ranks already
     bound = cores < (os.cpu_count() or cores)
     os.environ.setdefault(
         "OMP_NUM_THREADS", str(cores if bound else max(1, cores // info.local_world))
@@ -206,10 +205,10 @@ def _set_defaults(info: RankInfo) -> None:
 
 
 def write_error_file(error: BaseException, cause: BaseException | None = None) -> None:
-    """Report to the launcher why this rank ends, if it has named a file for that.
+    """Report the error that ends this rank to the launcher, if the launcher has named a file.
 
-    Only the first report is kept. The file is there whole or not at all, as elastic cannot read
-    half of one; on a full disk there is none.
+    Keep only the first report. Write the whole file or no file, because torch elastic cannot read a
+    partial one. A full disk gets no file.
 
     Args:
         error: The error whose type and text are reported.
@@ -221,7 +220,7 @@ def write_error_file(error: BaseException, cause: BaseException | None = None) -
             "py_callstack": "".join(traceback.format_exception(cause or error)),
             "timestamp": str(int(time.time())),
         }
-        # the base class that the reader knows
+        # the class in `recapp.errors`, which the launcher can make again from its name
         kind = next(
             (c for c in type(error).__mro__ if c.__module__ == "recapp.errors"), type(error)
         )
@@ -236,12 +235,12 @@ def write_error_file(error: BaseException, cause: BaseException | None = None) -
 
 
 def wait_for_rank_0_error() -> None:
-    """Wait until rank 0 has reported an error that all ranks may have, and has ended this process.
+    """Wait until rank 0 reports an error that all ranks may have, and its launcher ends this rank.
 
-    For ranks that others than `launch.py` have started: one line is enough for an error of all. The
-    rank that reports is the first one of each host under torchrun, as each host has a terminal,
-    else rank 0. If it does not have the error itself, this function returns, and the caller has to
-    report.
+    Only ranks of torchrun, of srun or of a person call this function: one line is enough for an
+    error of all ranks. Under torchrun the first rank of each host reports, because each host has a
+    terminal; else rank 0 reports. The function returns in the reporting rank at once, and in the
+    others if nothing ends them in time; the caller then reports the error.
     """
     rank = os.environ.get("LOCAL_RANK") if "TORCHELASTIC_RUN_ID" in os.environ else external_rank()
     if int(rank or 0):
@@ -252,7 +251,7 @@ def wait_for_rank_0_error() -> None:
 def leave(code: int) -> NoReturn:
     """End the process of a command with an exit code.
 
-    A rank that has failed does not wait for threads, nor for peers that wait for it.
+    A rank that has failed waits neither for threads nor for peers, because peers wait for it.
     """
     if code and external_rank() is not None:
         end_at_once(code)

@@ -1,8 +1,9 @@
-"""What Python itself costs a process that loads torch and Lightning, at its start and at its end.
+"""Save time at the start and at the end of a process that loads torch and Lightning.
 
-Loading them makes hundreds of thousands of objects that stay, and the garbage collector goes over
-them again and again: a fifth of the time. When the process ends, the interpreter takes all of them
-apart, for memory that the system takes back anyway: a second of a rank.
+Loading them makes hundreds of thousands of objects that stay. The garbage collector visits these
+objects again and again, which takes a fifth of the loading time. At the end of a process, the
+interpreter deletes all of them, although the system takes the memory back anyway: that costs a rank
+one second.
 """
 
 import atexit
@@ -19,7 +20,7 @@ _frozen: list[bool] = []
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Pause the garbage collector inside the `with`, where modules are imported."""
+    """Pause the garbage collector inside the `with`, during the import of modules."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -30,21 +31,21 @@ def loading() -> Iterator[None]:
 
 
 def freeze_loaded_objects() -> None:
-    """Have the garbage collector pass over all objects that are there now.
+    """Make the garbage collector ignore all objects that exist now.
 
-    Only the first call in a process does so: a later one would keep the garbage of the run before.
+    Only the first call in a process does so: a later call would keep the garbage of an earlier run.
     """
-    if not _frozen:  # asking the collector takes .06 s, as it counts them
+    if not _frozen:  # a flag, because `gc.get_freeze_count` counts the objects, which takes .06 s
         gc.freeze()
         _frozen.append(True)
 
 
 def end_process(code: int) -> NoReturn:
-    """End the process as `sys.exit` does, but leave its objects to the system.
+    """End the process as `sys.exit` does, but do not delete its objects.
 
-    Threads are waited for and exit hooks are run.
+    Wait for threads and run exit hooks first.
     """
-    # waits for threads that are not daemons, and for those of executors
+    # waits for threads that are not daemons, and for threads of executors
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     end_at_once(code)

@@ -1,24 +1,24 @@
-"""How a process stops after a signal: SIGINT, SIGTERM, SIGHUP or SIGQUIT, from whoever sends it.
+"""Stop a process after a signal: SIGINT, SIGTERM, SIGHUP or SIGQUIT, from any sender.
 
-    a command is imported     nothing is held: it prints one line and ends where it is
-    before training           nothing is lost: `Stopped` is raised where the main thread is; during
-                              an import, a `__del__` or the end of a generator, after that
-    in training               the listener is called (`recapp/trainer/ending.py`), and all ranks
-                              stop at the same step
+    imports of a command      the process holds no run: it prints one line and ends at once
+    before training           the handler raises `Stopped` in the main thread; during an import, a
+                              `__del__` or the end of a generator, it waits for the end of that
+    in training               the handler calls the listener (`recapp/trainer/ending.py`), and all
+                              ranks stop at the same step
     a second signal           the process ends at once
     no end after some seconds the process ends; a checkpoint that is being written has
                               `launch.grace` seconds
 
-An exception that a handler raises can get lost: many a library takes whatever an import raises for
-the absence of a module, others raise something else on their way out. So the signal's number is
-kept, and `raising_if_stopped` raises `Stopped` even if the handler's exception got lost.
+The exception of a handler can get lost: many libraries take any exception of an import for a
+missing module, and others raise a different exception as they clean up. So the handler keeps the
+signal's number, and `raising_if_stopped` raises `Stopped` even if the handler's exception got lost.
 
 A signal often arrives more than once: a scheduler signals every process of a job, and a launcher
-among them passes it on. So one that follows within a second of the first is taken for the first.
+among them passes its signal on. So a signal within a second of the first one counts as the same.
 
-A Python handler runs between two lines of the main thread, and a rank whose peers are gone may
-never come back from a collective. The kernel's signal wakes a thread at once, which keeps the time
-and ends the process.
+A Python handler runs between two lines of the main thread, and a rank whose peers have ended may
+never return from a collective. So the kernel's signal also wakes a thread at once, which measures
+the time and ends the process.
 """
 
 import os
@@ -35,12 +35,12 @@ from typing import Any, NoReturn
 from recapp.processes.data_workers import prepare_children
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-GRACE_SECONDS = 60.0  # launch.grace, where a stored configuration has none
+GRACE_SECONDS = 60.0  # launch.grace, where stored settings have none
 SAME_SIGNAL_SECONDS = 1.0
-SECONDS_BEFORE_TRAINING = 3.0  # to clean up, where training has not begun
+SECONDS_BEFORE_TRAINING = 3.0  # to clean up before training has begun
 SECONDS_TO_STOP = 8.0  # for the rest of a step and the summary
 LOOK_SECONDS = 0.1
-# the file of the functions that import a module, as tracebacks name it
+# the file name that tracebacks give for Python's import functions
 IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 
 
@@ -62,30 +62,30 @@ class Stopped(SystemExit):
 
 
 def describe_stop(number: int) -> str:
-    """Return how a signal has ended a run, in words: `interrupted`, `stopped by SIGTERM`."""
+    """Return words for the end of a run by a signal: `interrupted`, `stopped by SIGTERM`."""
     return "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
 
 
 class _SignalState:
-    """The signal that has come to this process, and what the process is doing."""
+    """The signal that this process has received, and the work that the process does."""
 
     def __init__(self) -> None:
-        # the first signal (0 before), and when it came
+        # the first signal (0 before) and its time
         self.number = 0
         self.since = 0.0
-        self.raises = False  # whether to raise `Stopped` as soon as nothing is imported
-        self.holds = False  # whether a job's directory is held (`stoppable`)
-        self.report: Callable[[BaseException], None] = lambda error: None  # of `take_signals`
+        self.raises = False  # whether to raise `Stopped` after imports that are in progress
+        self.holds = False  # whether the process holds a job's directory (`stoppable`)
+        self.report: Callable[[BaseException], None] = lambda error: None  # set by `take_signals`
         self.listener: Callable[[int], None] | None = None
         self.saving = False  # whether a checkpoint is being written
         self.saved_at = 0.0
-        self.over = False  # whether signals are disregarded
+        self.over = False  # whether the process ignores signals
         self.grace = GRACE_SECONDS
         self.seconds_to_stop = SECONDS_TO_STOP
-        self.kept: dict[int, Any] = {}  # handlers to be put back by `stop_listening`
+        self.kept: dict[int, Any] = {}  # handlers that `stop_listening` restores
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: the first one counts here, the watching thread sees to the second."""
+        """Handle the first signal. The watching thread handles a second one."""
         if self.number or self.over:
             return
         self.number = number
@@ -97,32 +97,34 @@ class _SignalState:
         self._raise_after_imports(frame)
 
     def _raise_after_imports(self, frame: FrameType | None) -> None:
-        """Raise `Stopped`, or try again soon: while a module is imported, because one that is half
-        imported is of no use to whoever imports it next, and in a `__del__` or a generator that is
-        deleted, from which Python prints an exception and drops it.
+        """Raise `Stopped`, or try again soon where an exception would do harm.
+
+        That is so in an import, because a module that is half imported breaks its next import; and
+        in a `__del__` or the end of a deleted generator, because Python prints an exception there
+        and drops it.
         """
         if not self.raises:
             return
         if not _imports_or_deletes(frame) and not _closes_a_generator():
             self.stop()
-        if not self.holds:  # there is nothing to clean up, and torch takes seconds to import
+        if not self.holds:  # nothing needs cleaning up, and the import of torch takes seconds
             self.end(self.number)
         signal.signal(signal.SIGALRM, lambda _, frame: self._raise_after_imports(frame))
-        # not a thread: the main one may hold the lock under which threads are started
+        # not a thread: the main thread may hold the lock that the start of a thread needs
         signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS)
 
     def end(self, number: int) -> NoReturn:
-        """Report that a signal ends this process, and end it at once."""
+        """Report the signal, and end this process at once."""
         self.report(Stopped(number))
         os._exit(128 + number)
 
     def stop(self) -> NoReturn:
-        """Raise `Stopped` for the signal that has come."""
+        """Raise `Stopped` for the received signal."""
         self.raises = False
         raise Stopped(self.number)
 
     def deadline(self, since: float) -> float:
-        """Return until when the process may go on after a first signal that came at `since`."""
+        """Return the time at which the process must have ended after a first signal at `since`."""
         if self.listener is None:
             return since + SECONDS_BEFORE_TRAINING
         if self.saving:
@@ -134,9 +136,7 @@ _state = _SignalState()
 
 
 def _imports_or_deletes(frame: FrameType | None) -> bool:
-    """Return whether a module is imported or an object deleted in this frame or one of its
-    callers.
-    """
+    """Return whether this frame or one of its callers imports a module or deletes an object."""
     while frame is not None:
         if frame.f_code.co_filename == IMPORT_SYSTEM or frame.f_code.co_name == "__del__":
             return True
@@ -145,9 +145,11 @@ def _imports_or_deletes(frame: FrameType | None) -> bool:
 
 
 def _closes_a_generator() -> bool:
-    """Return whether the main thread, whose signal handler calls this, is in the `finally` or the
-    end of a `with` of a generator that is closed. Python closes one that is deleted, and no frame
-    tells that from a generator that yields.
+    """Return whether the main thread is closing a generator: it runs a `finally` or the end of a
+    `with` there. The signal handler calls this function.
+
+    Python closes a generator that is deleted, and no frame distinguishes that from a generator that
+    yields; the `GeneratorExit` in flight does.
     """
     error = sys.exception()
     while error is not None and not isinstance(error, GeneratorExit):
@@ -156,17 +158,19 @@ def _closes_a_generator() -> bool:
 
 
 def end_on_signals() -> None:
-    """Have a signal end this process at once, with one line, from here on.
+    """Make a signal end this process at once, with one line.
 
-    For the first lines of a command, which holds nothing yet; never call it where a module is
-    imported as a library.
+    Call this in the first lines of a command, which holds no run yet, and never in a module that
+    others import as a library.
     """
     for number in _deadly():
         signal.signal(number, _end)
 
 
 def _deadly() -> list[int]:
-    """Return the signals that would end this process without a message, or with a traceback."""
+    """Return the signals whose handler would end this process at once: those of the system and of
+    Python, and `_end`.
+    """
     return [
         number
         for number in SIGNALS
@@ -175,18 +179,18 @@ def _deadly() -> list[int]:
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """Print one line on a signal and end the process at once."""
-    with suppress(OSError):  # not `print`, inside which the signal may have come
+    """Print one line and end the process at once."""
+    with suppress(OSError):  # not `print`: the signal may have interrupted a `print`
         os.write(2, f"{describe_stop(number)}\n".encode())
     os._exit(128 + number)
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Have signals that would end this process raise `Stopped` inside the `with`.
+    """Make signals that would end this process raise `Stopped` inside the `with`.
 
-    So a run can be marked as stopped and its lock removed. A second signal, after more than a
-    second, ends the process at once.
+    So the caller can mark a run as stopped and remove its lock. A second signal, more than a second
+    later, ends the process at once.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -212,9 +216,8 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def raising_if_stopped() -> Iterator[None]:
-    """Raise `Stopped` at both ends of the `with` where a signal has come.
-
-    It does so whatever has become of the exception that the handler raised.
+    """Raise `Stopped` at the start or the end of the `with` if a signal has arrived, even if the
+    exception of the handler got lost.
     """
     raise_if_stopped()
     try:
@@ -226,16 +229,17 @@ def raising_if_stopped() -> Iterator[None]:
 
 
 def raise_if_stopped() -> None:
-    """Raise `Stopped` where a signal has come, unless a listener has been called with it."""
+    """Raise `Stopped` if a signal has arrived, unless a listener handles signals."""
     if _state.number and _state.listener is None:
         _state.stop()
 
 
 def take_signals(report: Callable[[BaseException], None]) -> None:
-    """Handle the signals from here to the end of the process, which is a rank.
+    """Handle signals until the end of this process, which is a rank.
 
     Args:
-        report: Called with `Stopped` before the process ends without its main thread.
+        report: A function that gets `Stopped` before another thread than the main one ends the
+            process.
     """
     _state.report = report
     _take()
@@ -244,7 +248,7 @@ def take_signals(report: Callable[[BaseException], None]) -> None:
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     prepare_children(SIGNALS)
     threading.Thread(target=_watch, args=(reading,), name="end after a signal", daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a launched rank is born with them blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a launched rank starts with them blocked
 
 
 def _take() -> None:
@@ -254,10 +258,10 @@ def _take() -> None:
 
 
 def _watch(reading: int) -> None:
-    """End the process after a second signal, or when the time after the first one is over.
+    """End the process after a second signal, or when the time after the first signal is over.
 
     Args:
-        reading: The end of the pipe into which the kernel's signals are written.
+        reading: The read end of the pipe that gets the numbers of the signals.
     """
     first = 0
     since = 0.0
@@ -282,12 +286,13 @@ def listen(
     grace: float | None = None,
     seconds_to_stop: float | None = None,
 ) -> None:
-    """Have the first signal from now on call a function instead of raising `Stopped`.
+    """Make the next signal call a function instead of raising `Stopped`.
 
     Args:
-        listener: Called with the signal's number in the main thread, between any two of its lines.
+        listener: A function that gets the signal's number. The main thread calls it between any two
+            of its lines.
         grace: The seconds after the signal for a checkpoint that is being written.
-        seconds_to_stop: The seconds after it for what is being done otherwise; None: those for a
+        seconds_to_stop: The seconds after the signal for any other work; None: the time of a
             training step and the summary.
     """
     if signal.getsignal(signal.SIGTERM) != _state.on_signal:
@@ -300,9 +305,9 @@ def listen(
 
 
 def stop_listening() -> None:
-    """Put back the handlers that were there before `listen`.
+    """Restore the handlers from before `listen`.
 
-    In a rank, which handles the signals to its end, nothing changes.
+    Nothing changes in a rank, which handles signals to its end.
     """
     if _state.kept:
         for number, handler in _state.kept.items():
@@ -327,5 +332,5 @@ def saving() -> Iterator[None]:
 
 
 def disregard_signals() -> None:
-    """Let signals have no effect from now on: the process is about to end by itself."""
+    """Ignore all later signals: the process is about to end by itself."""
     _state.over = True

@@ -40,7 +40,8 @@ PAYLOAD_BYTES = {"full": NUMBER_BYTES, "bf16": 2, "fp16": 2}
 def problem_on_paper(recipe: OnPaper) -> PlanningProblem:
     """Return the planning problem of a recipe without starting ranks.
 
-    Id statistics are read if the data exist and `statistics` is not `assumed`.
+    The problem has tables, ranks, batches, optimiser, id statistics and the dense part of the
+    model. Id statistics are read if the data exist and `statistics` is not `assumed`.
     """
     recipe = sized_on_paper(recipe)
     tables = recipe.table_configs

@@ -1,1 +1,1 @@
-"""What settings there are, what values they take, and how `--help` and errors describe them."""
+"""The settings that exist, the values that they take, and their texts in `--help` and errors."""

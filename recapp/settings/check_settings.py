@@ -1,12 +1,13 @@
-"""The check of plain settings against a record (`recapp/settings/records.py`) before anything is
-started: unknown keys, missing ones, wrong values.
+"""Check plain settings against a record (`recapp/settings/records.py`) before ranks start: unknown
+keys, missing keys, wrong values.
 
     composed settings -> unknown keys refused, defaults filled in, values read by their annotations
                       -> settings
 
-Every command checks what Hydra composed, and once more what a checkpoint's settings became under
-the command line. A `_target_` is imported for this only where the command line touched its group:
-importing Lightning takes a second, and a rank checks every one of them before it calls it.
+Every command checks the settings that Hydra composed, and checks a checkpoint's settings again
+after the command line has changed them. The check imports a `_target_` only if the command line
+changes its group: importing Lightning takes a second, and a rank checks every `_target_` before it
+calls it.
 """
 
 import dataclasses
@@ -31,10 +32,10 @@ from recapp.settings.renamed import new_name, target_of_today
 from recapp.settings.unsupported import why_not
 from recapp.settings.values import check_arguments, read, shown, takes
 
-MISSING = "???"  # what Hydra calls a setting that must be given
+MISSING = "???"  # Hydra's value of a setting that must be given
 # keys of Hydra's own instantiate, which recapp does not call
 CONVERSIONS = ("_partial_", "_args_", "_recursive_", "_convert_")
-OF_TABLES_THAT_GROW = (  # the fields of `recapp.tables.dynamic.DynamicRows`, a room above
+OF_TABLES_THAT_GROW = (  # fields of `recapp.tables.dynamic.DynamicRows`, which is not imported here
     "expected_rows",
     "max_rows",
     "seen",
@@ -48,12 +49,12 @@ OF_TABLES_THAT_GROW = (  # the fields of `recapp.tables.dynamic.DynamicRows`, a 
 def checked(
     config: Mapping[str, Any], kind: type, overrides: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Return the settings of a command, complete and of the types they must have.
+    """Return the settings of a command, complete and with the types that the record names.
 
     Args:
         config: Plain settings, resolved. A setting that must be given may still be `???`.
         kind: The record of the command's settings.
-        overrides: The command line: constructors in the groups that it changes are checked; None
+        overrides: The command line. Only constructors in groups that it changes are checked; None
             checks all.
 
     Raises:
@@ -64,16 +65,14 @@ def checked(
 
 
 def known_part(stored: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], list[str]]:
-    """Return those of a checkpoint's settings that exist today, and the dotted names of those that
-    do not.
-    """
+    """Return the checkpoint's settings that still exist, and the dotted names of the others."""
     dropped: list[str] = []
     return _known(dict(stored), kind, "", dropped), dropped
 
 
 def names_of(kind: type) -> list[str]:
-    """Return the dotted names of a record's settings, groups included; below a `_target_` there
-    are none.
+    """Return the dotted names of a record's settings and groups, but not of a `_target_`'s
+    arguments.
     """
     return list(_names(kind, ""))
 
@@ -83,8 +82,8 @@ def _name_of(override: str) -> str:
 
 
 def _touched_by(overrides: Iterable[str]) -> Collection[str] | None:
-    """Return the groups that a command line changes; None where that may be any of them (an
-    experiment).
+    """Return the groups that a command line changes; None if it chooses an experiment, which may
+    change any group.
     """
     names = map(_name_of, overrides)
     tops = {name.replace("/", ".").partition("@")[0].partition(".")[0] for name in names}
@@ -92,7 +91,7 @@ def _touched_by(overrides: Iterable[str]) -> Collection[str] | None:
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    """Return the text of an error: a setting does not exist, and which names are close to it.
+    """Return the error text for an unknown setting, with the names that are close to it.
 
     Args:
         name: The setting, dotted.
@@ -117,7 +116,7 @@ def unknown(name: str, known: Iterable[str]) -> str:
 
 
 def _close(name: str, known: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the settings of the group in which a setting would be, and those that are like it."""
+    """Return the settings in the group of a setting, and those among them with a similar name."""
     home, _, leaf = name.rpartition(".")
     beside = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == home}
     return list(beside.values()), [beside[match] for match in alike(leaf, beside)]
@@ -128,7 +127,7 @@ def _close(name: str, known: Iterable[str]) -> tuple[list[str], list[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class _Checker:
-    """A check of a command's settings, from its groups down to single values.
+    """Check a command's settings, from its groups down to single values.
 
     Args:
         command: The record of the command's settings.
@@ -139,7 +138,7 @@ class _Checker:
     touched: Collection[str] | None
 
     def value(self, value: Any, annotation: Any, name: str) -> Any:
-        """Return one setting, or the group that it is, checked."""
+        """Check a setting, which may be a group, and return its value."""
         if value == MISSING:
             return value
         groups = [part for part in parts_of(annotation) if dataclasses.is_dataclass(part)]
@@ -169,9 +168,7 @@ class _Checker:
         return None if groups else read(value, annotation, name)
 
     def group(self, value: dict[str, Any], kind: type, name: str) -> dict[str, Any]:
-        """Return the settings of a dataclass, checked, with its defaults for those that are
-        missing.
-        """
+        """Check the settings of a dataclass and return them, with its defaults for missing ones."""
         fields = fields_of(kind)
         prefix = f"{name}." if name else ""
         for key in value:
@@ -187,15 +184,15 @@ class _Checker:
         return value
 
     def other(self, value: Any, kind: type, key: str, prefix: str) -> Any:
-        """Return a setting that the dataclass does not have but whose constructor takes it,
-        checked.
+        """Check a setting that is no field of the dataclass but an argument of its constructor
+        (`others`), and return its value.
         """
         refused = getattr(kind, "refused", {})
         if key in refused:
             raise ConfigError(f"{prefix}{key}={shown(value)}: cannot be set: {refused[key]}")
         every = names_of(self.command)
         names = [name for name in every if name.startswith(prefix)]
-        names = names or [f"{prefix}{field}" for field in fields_of(kind)]  # of an item of a list
+        names = names or [f"{prefix}{field}" for field in fields_of(kind)]  # for an item of a list
         if others := getattr(kind, "others", None):
             home, _, target = others.rpartition(".")
             taken = {
@@ -211,8 +208,8 @@ class _Checker:
         raise ConfigError(unknown(f"{prefix}{key}", names if prefix else every))
 
     def constructor(self, value: Any, made: Made, name: str) -> Any:
-        """Return a mapping with a `_target_`, with its keys checked where the command line touched
-        the group.
+        """Return a mapping with a `_target_`. Check its arguments if the command line changes the
+        group.
         """
         if not isinstance(value, dict) or not isinstance(value.get(TARGET), str):
             raise ConfigError(
@@ -248,7 +245,9 @@ class _Checker:
         return value
 
     def beside(self, value: dict[str, Any], made: Made, name: str) -> None:
-        """Check the settings of the same kind that stand beside a constructor's arguments."""
+        """Check the mapping of names to constructors of the same kind among the arguments
+        (`Made.beside`).
+        """
         _named_function(made.checked_by)(value, name)
         for key, item in (value.get(made.beside) or {}).items():
             if TARGET in item:
@@ -267,7 +266,7 @@ def _named_function(dotted: str) -> Any:
 
 
 def _parameter() -> Any:
-    """Return the parameter list for which an optimiser is made to try its arguments."""
+    """Return a parameter list to construct an optimiser with, to try its arguments."""
     import torch
 
     return [torch.zeros(1, requires_grad=True)]
@@ -283,14 +282,14 @@ def _try(target: Any, given: list[Any], wanted: Mapping[str, Any], name: str) ->
 
 
 def find_constructor(target: str, name: str) -> Any:
-    """Return what a `_target_` names.
+    """Return the constructor that a `_target_` names.
 
     Args:
         target: A dotted path.
         name: The setting that holds it.
 
     Raises:
-        ConfigError: There is no such module, or nothing of that name in it that can be called.
+        ConfigError: The module does not exist, or has no callable of this name.
     """
     home, _, leaf = target_of_today(target).rpartition(".")
     try:

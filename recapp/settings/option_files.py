@@ -1,5 +1,5 @@
-"""The files of configuration options: in recapp's own `conf/`, and in the folders of the command
-line's `--config-dir`.
+"""Find the files of configuration options: in recapp's own `conf/`, and in the folders that the
+command line names by `--config-dir`.
 
     conf/model/dlrm.yaml        model=dlrm
     FOLDER/model/wide.yaml      --config-dir FOLDER model=wide
@@ -10,21 +10,20 @@ from itertools import pairwise
 from pathlib import Path
 
 FLAGS = ("--config-dir", "-cd")
-Folders = Sequence[Path]  # the command line's; recapp's own directory comes before them
+Folders = Sequence[Path]  # of the command line; recapp's own `conf/` comes before them
 
 
 def conf_dir() -> Path:
-    """Return the directory of the configuration: inside the package where recapp is installed,
-    beside it in a checkout.
-    """
+    """Return recapp's `conf/`: inside an installed package, or beside the package in a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "conf"
     return installed if installed.is_dir() else package.parent / "conf"
 
 
 def named_folders(arguments: Sequence[str]) -> tuple[Path, ...]:
-    """Return the folders that `--config-dir FOLDER` names in a command line (absolute); Hydra
-    refuses one that does not exist.
+    """Return the absolute folders that `--config-dir FOLDER` names in a command line.
+
+    Folders that do not exist are left out here; Hydra refuses them.
     """
     behind = [value for flag, value in pairwise(arguments) if flag in FLAGS]
     joined = [
@@ -36,20 +35,18 @@ def named_folders(arguments: Sequence[str]) -> tuple[Path, ...]:
 
 
 def directories(folders: Folders = ()) -> tuple[Path, ...]:
-    """Return all directories in which options are looked for, in order."""
+    """Return all directories with options, in search order."""
     return conf_dir(), *folders
 
 
 def is_group(name: str, folders: Folders = ()) -> bool:
-    """Return whether a name is that of a group: a directory in one of those `directories`."""
-    relative = bool(name) and not Path(name).is_absolute()  # else it is no name below them
+    """Return whether a name is a group: a directory below one of `directories`."""
+    relative = bool(name) and not Path(name).is_absolute()  # an absolute path is no group
     return relative and any((directory / name).is_dir() for directory in directories(folders))
 
 
 def option_file(group: str, option: str, folders: Folders = ()) -> Path | None:
-    """Return the file of an option, None where there is none; the first directory wins, as it does
-    in Hydra.
-    """
+    """Return the file of an option, or None. The first directory that has it wins, as in Hydra."""
     files = (directory / group / f"{option}.yaml" for directory in directories(folders))
     return next((file for file in files if file.is_file()), None)
 

@@ -1,14 +1,14 @@
-"""Records of settings: a frozen dataclass for each group of `conf/`, which the room that a group
-configures owns.
+"""Records of settings: a frozen dataclass for each group of `conf/`. It stands in the package that
+the group configures.
 
     plain settings, checked   {"dim": 16, ...}          record(TablesOfDataset, plain, "tables")
     a record in hand          tables.dim                attributes that mypy sees
     plain settings again      {"dim": 16, ...}          to_plain(tables), with the same keys
 
-A field is a setting: its annotation says which values are allowed (`recapp/settings/values.py`),
-its default is that of the group's first option, and its meaning stands as a comment in `conf/`,
-where users look. Settings that no field takes are refused, so that every accepted setting is read.
-Settings that depend on each other are checked in `__post_init__`.
+A field is a setting. Its annotation holds the allowed values (`recapp/settings/values.py`), its
+default equals that of the group's first option, and a comment in `conf/` explains it, where users
+look. A setting without a field is refused, so every accepted setting has an effect. Settings that
+depend on each other are checked in `__post_init__`.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ TARGET = "_target_"
 
 
 class _Absent:
-    """The default of a setting that plain settings need not have."""
+    """The default of a setting that plain settings may leave out."""
 
     def __repr__(self) -> str:
         return "ABSENT"
@@ -35,13 +35,13 @@ ABSENT: Any = _Absent()
 
 
 def absent(default: Any = None, *, null: bool = False) -> Any:
-    """Return a field of a setting that only some options of a group have.
+    """Return a field for a setting that only some options of a group have.
 
-    Plain settings leave the field out where it has its default.
+    Plain settings leave the field out if it has its default.
 
     Args:
-        default: The value of the record where no option sets the field.
-        null: Whether a user may write null; None is a value of the record alone otherwise.
+        default: The value in the record if no option sets the field.
+        null: Whether a user may write null; if not, only the record may hold None.
     """
     return dataclasses.field(default=default, metadata={"absent": True, "null": null})
 
@@ -52,26 +52,27 @@ def composed() -> Any:
 
 
 def not_a_setting(factory: Callable[[], Any] = dict) -> Any:
-    """Return a field that plain settings carry though no user sets it by that name."""
+    """Return a field that plain settings carry but that no user sets."""
     return dataclasses.field(default_factory=factory, metadata={"setting": False})
 
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """A mark of settings with a `_target_`: a constructor and, as other keys, its arguments.
+    """Mark a setting as a constructor: a mapping with a `_target_` and its arguments.
 
     Args:
         given: Arguments that recapp passes by name, and the meaning of each.
         positional: The number of arguments that recapp passes by position.
-        tried: Whether the constructor is called once before ranks start, to see whether it accepts
-            the values; for constructors that only make an object. Arguments by position are then a
-            parameter of one number.
-        makes: The dotted class of the object that the constructor makes.
+        tried: Whether to call the constructor once before ranks start, to see whether it accepts
+            the values. Only for constructors without side effects. Each positional argument is then
+            a list of one parameter.
+        makes: The dotted name of the class that the constructor makes.
         such_as: Examples of such constructors, for errors.
-        beside: A key that is no argument but holds settings of the same kind by name.
-        checked_by: The dotted function that checks these settings: it takes the whole mapping and
-            its setting.
-        own: Keys that recapp reads itself, each with the only class, dotted, for which it does.
+        beside: A key that is no argument, but maps names to settings of the same kind.
+        checked_by: The dotted name of the function that checks these settings. It takes the whole
+            mapping and its dotted name.
+        own: Keys that recapp reads itself, each with the dotted name of the only class that has the
+            key.
     """
 
     given: tuple[tuple[str, str], ...] = ()
@@ -97,7 +98,7 @@ class Constructor:
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """Return the mapping as settings have it."""
+        """Return the mapping that settings have: `_target_` and arguments."""
         return {TARGET: self.target, **self.arguments}
 
     def without(self, *names: str) -> "Constructor":
@@ -160,17 +161,17 @@ def made_of(annotation: Any) -> Made | None:
 
 
 def closest(value: Mapping[str, Any], kinds: list[Any]) -> Any:
-    """Return the record of several that has most of the keys."""
+    """Return the record, out of several, whose fields match most keys."""
     return max(kinds, key=lambda kind: len(set(fields_of(kind)) & set(value)))
 
 
 def item_of(annotation: Any) -> Any:
-    """Return the annotation of a list's items; None where the annotation is no list."""
+    """Return the annotation of a list's items; None if the annotation is no list."""
     return get_args(annotation)[0] if get_origin(annotation) in (list, tuple) else None
 
 
 def values_of(annotation: Any) -> Any:
-    """Return the annotation of the values where names are mapped to constructors; else None."""
+    """Return the annotation of the values of a mapping from names to constructors; else None."""
     inner = get_args(annotation)[1:] if get_origin(annotation) is dict else ()
     return inner[0] if inner and made_of(inner[0]) else None
 
@@ -183,13 +184,13 @@ def record(kind: type[T], plain: Mapping[str, Any], name: str = "") -> T:
 
     Args:
         kind: The class of the record.
-        plain: The settings, each of which is right by itself. Keys that are no settings go into
-            the fields `not_a_setting` of the same name, or into `more`, arguments of a constructor
-            that the class does not list.
-        name: The dotted name of the settings, for errors; empty for those of a command.
+        plain: The settings, each checked by itself. A key that is no setting goes into the field
+            `not_a_setting` of the same name, or else into `more`, the constructor's other
+            arguments.
+        name: The dotted name of the settings, for errors; empty for a command.
 
     Raises:
-        ConfigError: A setting is missing, or two do not go together.
+        ConfigError: A setting is missing, or two settings conflict.
     """
     prefix = f"{name}." if name else ""
     of_kind: Any = kind
@@ -216,7 +217,7 @@ def record(kind: type[T], plain: Mapping[str, Any], name: str = "") -> T:
 
 
 def _value(value: Any, annotation: Any, name: str) -> Any:
-    """Return a plain value as a record has it."""
+    """Convert a plain value to the type that a record holds."""
     parts = parts_of(annotation)
     kinds = [part for part in parts if dataclasses.is_dataclass(part)]
     if isinstance(value, Mapping) and kinds:
@@ -232,7 +233,7 @@ def _value(value: Any, annotation: Any, name: str) -> Any:
 
 
 def to_plain(value: Any) -> Any:
-    """Return a record, or a value of one, as plain dicts and lists: the settings that made it."""
+    """Return a record, or a value in it, as the plain settings that made it: dicts and lists."""
     if isinstance(value, Constructor):
         return to_plain(value.plain())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

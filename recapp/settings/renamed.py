@@ -1,9 +1,9 @@
-"""Names that earlier versions of recapp gave to settings and to constructors.
+"""Names of settings and constructors in earlier versions of recapp.
 
     in a checkpoint or resolved.yaml    trainer: {look_ahead: 2}    read as engine: {look_ahead: 2}
     on the command line, in conf/       trainer.look_ahead=2        refused with the new name
 
-Stored settings are read under their new names before anything else looks at them.
+Stored settings get their new names before any other code reads them.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,22 +17,22 @@ SETTINGS = {
     "trainer.compile": "engine.compile",
     "trainer.look_ahead": "engine.look_ahead",
 }
-"""The new name of each setting that had another one."""
+"""The new name of each renamed setting, by its old name."""
 
 MODULES = {
     "recapp.models.dlrm": "recapp.models.published_dlrm",
     "recapp.trainer.performance": "recapp.trainer.performance_recorder",
 }
-"""The new name of each module that had another one and holds what a `_target_` may name."""
+"""The new name of each renamed module that holds constructors, by its old name."""
 
 
 def new_name(name: str, known: Collection[str]) -> str | None:
-    """Return the present name of a setting, or None where it never had another one.
+    """Return the present name of a renamed setting, or None.
 
     Args:
         name: The setting, dotted.
-        known: The settings of the command, dotted. A command without the new name's group may have
-            the setting itself: `recapp.bench` has `keep_freed_memory`.
+        known: The settings of the command, dotted. A command without the group of the new name may
+            have the setting at its top: `recapp.bench` has `keep_freed_memory`.
     """
     new = SETTINGS.get(name)
     if new is None or name in known:
@@ -46,9 +46,9 @@ def name_of_today(name: str) -> str:
 
 
 def target_of_today(target: str) -> str:
-    """Return the name that a constructor has today, of the one that a `_target_` has.
+    """Return the present name of the constructor that a `_target_` names.
 
-    `recapp.models.dlrm` in a program is TorchRec's path (`recapp/compat/torchrec_names.py`).
+    In a program, `recapp.models.dlrm` is TorchRec's path (`recapp/compat/torchrec_names.py`).
     """
     module, _, name = target.rpartition(".")
     return f"{MODULES.get(module, module)}.{name}" if module else target
@@ -58,8 +58,8 @@ def with_names_of_today(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return stored settings under the present names of settings and constructors.
 
     Args:
-        stored: Plain settings of a checkpoint or of `resolved.yaml`, which may hold anything. They
-            are left unchanged.
+        stored: Plain settings of a checkpoint or of `resolved.yaml`, which are not checked yet.
+            They are not changed.
     """
     settings = {key: _with_new_targets(value) for key, value in stored.items()}
     for old, new in SETTINGS.items():
@@ -70,7 +70,7 @@ def with_names_of_today(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _move(settings: dict[str, Any], value: Any, name: str) -> None:
-    """Set a setting, unless it is set; a group that is added for it gets the option `default`."""
+    """Set a setting, unless it is set. If its group is new, the group's option is `default`."""
     group, _, key = name.partition(".")
     if group not in settings and isinstance(settings.get("choices"), dict):
         settings["choices"].setdefault(group, "default")

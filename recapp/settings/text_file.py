@@ -1,5 +1,7 @@
-"""Read small files that settings name, which a file of somebody else may have named: a device, a
-pipe or a file without end is refused before anything is read.
+"""Read small files that settings name.
+
+The settings may come from another person's file. So a device, a pipe or an endless file is refused
+before it is read.
 """
 
 import os
@@ -12,11 +14,11 @@ def read_text(path: str | Path, most: int) -> str:
 
     Args:
         path: The file.
-        most: How many bytes it may have.
+        most: The largest size that is allowed, in bytes.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is no regular file, is larger, or is not UTF-8.
+        OSError: The file cannot be read.
+        ValueError: The file is not regular, is larger, or is not UTF-8.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     with os.fdopen(descriptor, "rb", closefd=True) as file:

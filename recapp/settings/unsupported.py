@@ -1,9 +1,9 @@
-"""Settings that other tools have and recapp has not: what to do instead."""
+"""Settings that other tools have and recapp does not, each with an alternative."""
 
 import re
 
 OWN_TASK = "a task of your own computes any (CONTRIBUTING.md, A task)"
-INSTEAD = {  # a pattern of whole names: the end of a sentence that begins with the setting
+INSTEAD = {  # pattern of the full name -> the end of a sentence that begins with the name
     r"((model|trainer|optimizer)\.)?(loss|criterion)(_\w+)?(\..+)?": (
         "the loss is that of the task, for task=click binary cross-entropy of the logits; "
         f"{OWN_TASK}"
@@ -16,7 +16,7 @@ INSTEAD = {  # a pattern of whole names: the end of a sentence that begins with 
 
 
 def why_not(name: str) -> str | None:
-    """Return what to do without a setting that recapp does not have; None where nothing is known.
+    """Return an alternative to a setting that recapp does not have; None if there is none.
 
     Args:
         name: The setting, dotted.

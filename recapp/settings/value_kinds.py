@@ -1,4 +1,4 @@
-"""Kinds of values that settings of several rooms share: ranges, words, lists."""
+"""Annotations of values that settings of several packages share: ranges, words, lists."""
 
 from typing import Annotated, Literal
 
@@ -6,8 +6,8 @@ from recapp.settings.values import Within
 
 Positive = Annotated[int, Within(1)]
 Natural = Annotated[int, Within(0)]
-Width = Annotated[int, Within(1, 2**31 - 1)]  # numbers in a vector
-Rows = Annotated[int, Within(1, 2**48)]  # rows of a table: more would fit nowhere
+Width = Annotated[int, Within(1, 2**31 - 1)]  # numbers in an embedding vector
+Rows = Annotated[int, Within(1, 2**48)]  # rows of a table; no machine holds more
 Timeout = Annotated[float, Within(above=0, most=31_536_000)]  # seconds, at most a year
 Share = Annotated[float, Within(above=0, most=1)]
 Paths = str | tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The check of a setting's value against the type annotation of what takes it.
+"""Check the value of a setting against the type annotation of its field or argument.
 
     annotation                         allowed in YAML    refused with
     Annotated[int, Within(1)] | None   20, null           must be a whole number of at least 1,
@@ -7,9 +7,8 @@
     list[str]                          [user, item]       must be a list of names, such as [user]
 
 Annotations come from records (`recapp/settings/records.py`), one for each group of settings, and
-from the signatures of the constructors that a `_target_` names. Settings are values
-of YAML, so of `float | Tensor` only the number counts. `Any` and annotations of unknown kinds
-refuse nothing.
+from the signatures of the constructors that a `_target_` names. A setting is a value of YAML, so
+`float | Tensor` allows only numbers. `Any` and annotations of unknown kinds allow every value.
 """
 
 import inspect
@@ -28,7 +27,7 @@ from recapp.errors import ConfigError, alike, meant, suggest
 LISTS = (list, AbstractSequence, Iterable, tuple)
 MAPPINGS = (dict, Mapping)
 ARTICLES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-SHOWN_CHARACTERS = 80  # of a value in an error
+SHOWN_CHARACTERS = 80  # the most characters of a value in an error
 PLURALS = {bool: "flags", int: "whole numbers", float: "numbers", str: "names"}
 
 
@@ -37,9 +36,9 @@ class Within:
     """The range of a number.
 
     Args:
-        least: The smallest value that is allowed; None is no bound.
-        most: The largest value that is allowed; None is no bound.
-        above: The value that it must exceed; None is no bound.
+        least: The smallest allowed value; None is no bound.
+        most: The largest allowed value; None is no bound.
+        above: The number must be larger than this; None is no bound.
     """
 
     least: float | None = None
@@ -47,7 +46,7 @@ class Within:
     above: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Return whether a number lies inside."""
+        """Return whether a number lies in the range."""
         return (
             (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)
@@ -55,7 +54,7 @@ class Within:
         )
 
     def __str__(self) -> str:
-        """Return what follows "a number" in a sentence."""
+        """Return the words that follow "a number" in a sentence."""
         low = f" of at least {self.least:g}" if self.least is not None else ""
         low = low if self.above is None else f" above {self.above:g}"
         high = (
@@ -66,39 +65,39 @@ class Within:
 
 @dataclass(frozen=True)
 class Refused:
-    """A word that one may expect among those that are allowed, and that is refused.
+    """A word that is refused, though a user may expect it among the allowed ones.
 
     Args:
         word: The word.
-        reason: Why, and what to use instead.
+        reason: The reason, and the word to use instead.
     """
 
     word: str
     reason: str
 
     def holds(self, value: object) -> bool:
-        """Return whether a value is another one."""
+        """Return whether a value is not this word."""
         return value != self.word
 
 
 class Wrong(ValueError):
-    """The error for a value that an annotation does not allow; its text says what is allowed."""
+    """The error for a value that an annotation refuses. Its text names the allowed values."""
 
 
 def read(value: Any, annotation: Any, name: str) -> Any:
-    """Return a value of the settings, checked and converted where YAML could not know its type.
+    """Check a value of the settings and return it, converted if YAML could not know its type.
 
-    A whole number that was written as 1e3 becomes one where only whole numbers are allowed, and a
-    number becomes text where only text is (columns may be called 0 and 1).
+    1e3, which YAML reads as a float, becomes an int if only ints are allowed. A number becomes text
+    if only text is allowed: columns may be called 0 and 1.
 
     Args:
         value: A plain value, as Hydra composed it.
-        annotation: What is allowed.
+        annotation: The annotation of the allowed values.
         name: The setting, dotted, for the error.
 
     Raises:
-        ConfigError: The value is not allowed; the error names the setting, the value and what is
-            allowed.
+        ConfigError: The value is not allowed; the error names the setting, the value and the
+            allowed values.
     """
     try:
         return _read(value, annotation)
@@ -107,10 +106,9 @@ def read(value: Any, annotation: Any, name: str) -> Any:
 
 
 def takes(target: Callable[..., Any]) -> dict[str, Any]:
-    """Return the arguments that a constructor takes by name, each with its annotation, `Any` where
-    it has none.
+    """Return the keyword arguments of a constructor, each with its annotation (default: `Any`).
 
-    Arguments that it takes by `**kwargs` appear as `**`.
+    `**kwargs` appears as `**`.
     """
     hints = _hints(target)
     found: dict[str, Any] = {}
@@ -130,19 +128,19 @@ def check_arguments(
     given: Mapping[str, str] | None = None,
     positional: int = 0,
 ) -> None:
-    """Check that a constructor takes the arguments of the settings, and that none it needs is
+    """Check that a constructor takes the arguments of the settings, and that no required one is
     missing.
 
     Args:
         target: The constructor.
         wanted: The arguments that the settings name.
         name: The setting that names the constructor, dotted.
-        given: Arguments that recapp passes by name, and what each of them is.
-        positional: How many arguments recapp passes by position.
+        given: Keyword arguments that recapp passes, each with a description.
+        positional: The number of positional arguments that recapp passes.
 
     Raises:
         ConfigError: An argument is unknown, missing or of a wrong type; the error names the setting
-            and what the constructor takes.
+            and the arguments that the constructor takes.
     """
     given = given or {}
     known = takes(target)
@@ -167,7 +165,7 @@ def check_arguments(
 
 
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of a constructor; none where one of them cannot be resolved."""
+    """Return the annotations of a constructor; empty if one of them cannot be resolved."""
     made = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
     try:
         return get_type_hints(made, include_extras=True)
@@ -197,8 +195,8 @@ Options = list[tuple[Any, tuple[Within | Refused, ...]]]
 
 
 def _options(annotation: Any) -> Options:
-    """Return the alternatives of an annotation with their ranges, without those that no value of
-    YAML can be.
+    """Return the alternatives of an annotation with their ranges, without types that YAML cannot
+    write.
     """
     origin = _origin(annotation)
     if origin in (Union, types.UnionType):
@@ -224,10 +222,11 @@ def _options(annotation: Any) -> Options:
 
 
 def _origin(annotation: Any) -> Any:
-    """Return the type outside of the brackets, `list` of `list[int]`; None where nothing is in
+    """Return the type in front of the brackets, such as `list` in `list[int]`; None without
     brackets.
 
-    `get_origin` is typed so narrowly that its result cannot be compared with a class; this one can.
+    mypy does not allow to compare the result of `get_origin` with a class. This function's result
+    is `Any`.
     """
     return get_origin(annotation)
 
@@ -253,7 +252,7 @@ def _is(value: Any, option: Any) -> bool:
 
 
 def _inside(value: Any, option: Any) -> Any:
-    """Return a value whose items are checked, where it is a list or a mapping."""
+    """Return a value; if it is a list or a mapping, check and convert its items."""
     kind = _origin(option)
     parts = get_args(option)
     if kind is tuple and parts and parts[-1] is not Ellipsis:
@@ -290,11 +289,11 @@ def _converted(value: Any, options: Options) -> Any:
     return value
 
 
-# ---- what is allowed, as text
+# ---- the allowed values, as text
 
 
 def _allowed(value: Any, options: Options) -> str:
-    """Return what is allowed, as the end of a sentence that begins with setting and value."""
+    """Name the allowed values, as the end of a sentence that begins with setting and value."""
     words = [
         word for option, _ in options if _origin(option) is Literal for word in get_args(option)
     ]
@@ -307,7 +306,7 @@ def _allowed(value: Any, options: Options) -> str:
         return "must be left out: settings cannot write what it takes"
     of_words = f"a list of {_some_of(words)}"
     parts = [_described(option, bounds) for option, bounds in others if option is not type(None)]
-    if words and of_words in parts:  # the words are said once
+    if words and of_words in parts:  # name the words only once
         parts.remove(of_words)
         parts += [f"one of {_some_of(words).partition(' of ')[2]}", "a list of some of them"]
     else:
@@ -318,7 +317,7 @@ def _allowed(value: Any, options: Options) -> str:
 
 
 def _of_words(value: str, words: list[str], refused: list[Refused]) -> str:
-    """Return what is allowed where that is one of some words: all of them, however close one is."""
+    """Name all allowed words, also if one of them is close to the value."""
     if here := next((each.reason for each in refused if each.word == value), ""):
         return here
     close = f"{meant(found)} " if (found := alike(value, words)) else ""
@@ -357,7 +356,7 @@ def _some_of(words: AbstractSequence[Any]) -> str:
 
 
 def _example(value: Any, options: Options) -> str:
-    """Return the value in brackets, where a list of such values would be allowed."""
+    """Return the value in brackets, as an example, if a list of such values is allowed."""
     lists = [get_args(option) for option, _ in options if (_origin(option) or option) in LISTS]
     if not lists or isinstance(value, list | dict) or value is None:
         return ""
@@ -374,7 +373,7 @@ def _plain(number: float) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as YAML writes it on one line, a long one cut short."""
+    """Return a value as YAML writes it on one line, shortened if it is long."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):

@@ -1,1 +1,1 @@
-"""A trained model without its trainer: scores of raw rows, small and mapped tables, artefacts."""
+"""Score raw rows with a trained model: quantised and mapped tables, artefacts, no trainer."""

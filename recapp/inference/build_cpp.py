@@ -1,7 +1,7 @@
-"""Builds the C++ program that scores by an artefact without Python (`recapp/inference/cpp`).
+"""Build the C++ program that scores with an artefact without Python (`recapp/inference/cpp`).
 
-It is built with the libraries of the torch and pyarrow that are installed here; `docs/cpp.md` says
-how to build it by hand.
+The build links the libraries of the installed torch and pyarrow; `docs/cpp.md` shows how to build
+the program by hand.
 """
 
 import shutil
@@ -19,7 +19,7 @@ PROGRAM = "recapp_score"
 
 
 def missing_tools() -> list[str]:
-    """Return what is not here and a build needs."""
+    """Return the tools that a build needs and that are not installed."""
     needed = ("cmake", environ.get("CXX", "g++"))
     return [tool for tool in needed if shutil.which(tool) is None]
 
@@ -28,12 +28,12 @@ def build(folder: str | Path, arrow: bool = True, sanitize: str = "") -> Path:
     """Build the program, and return its path.
 
     Args:
-        folder: Where it is built; what lies there of an earlier build is used again.
-        arrow: Whether it reads Arrow; without, JSON lines alone.
+        folder: The directory of the build; files of an earlier build are used again.
+        arrow: Whether the program reads Arrow; without it, the program reads only JSON lines.
         sanitize: Sanitizers of the compiler, such as "address,undefined".
 
     Raises:
-        ConfigError: cmake or a compiler is missing, or it cannot be built.
+        ConfigError: cmake or a compiler is missing, or the build fails.
     """
     if missing := missing_tools():
         raise ConfigError(

@@ -1,10 +1,8 @@
-"""In how few bits each table is stored: as the settings say, or as few as a budget of normalised
-entropy allows.
+"""Choose the stored data type of each table: by settings, or by a budget of normalised entropy.
 
-    quantize=int8 quantize_tables={C3: int4}     chosen by hand
-    quantize=auto budget_ne=0.0001               every table by itself is tried in 16, 8 and 4 bits;
-                                                 those that save most bytes for what they lose come
-                                                 first, as long as all together stay in the budget
+quantize=int8 quantize_tables={C3: int4} chosen by hand quantize=auto budget_ne=0.0001 try each
+table alone in 16, 8 and 4 bits, then take the moves with the most saved bytes per loss while
+all moves together stay within the budget
 """
 
 import math
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from recapp.inference.probe import Probe
 
 NE = "normalized_entropy"
-_NO_LOSS = 1e-9  # what counts as nothing: a table may also seem to gain by chance
+_NO_LOSS = 1e-9  # smallest loss: by chance a table may even seem to gain
 
 
 class _Move(NamedTuple):
@@ -29,9 +27,9 @@ class _Move(NamedTuple):
 
     Args:
         table: Its name.
-        storage: How it would be stored.
-        saved: Bytes that this saves.
-        loss: By how much normalised entropy rises.
+        storage: The data type to store it in.
+        saved: The bytes saved.
+        loss: The rise of the normalised entropy.
     """
 
     table: str
@@ -41,7 +39,7 @@ class _Move(NamedTuple):
 
 
 def storage_of(table: EmbeddingConfig, quantize: str) -> DataType:
-    """Return how a table is stored where its setting is `quantize`; narrower floats stay."""
+    """Return the stored data type of a table under a `quantize` setting; narrower floats stay."""
     if quantize == "none":
         return table.data_type
     wanted = DataType(quantize)
@@ -52,12 +50,12 @@ def storage_of(table: EmbeddingConfig, quantize: str) -> DataType:
 def storage_by_hand(
     tables: Sequence[EmbeddingConfig], of_tables: Mapping[str, Any]
 ) -> dict[str, DataType]:
-    """Return how those tables are stored of which it is said one by one.
+    """Return the stored data types that `quantize_tables` sets, by table.
 
     Args:
         tables: The tables.
-        of_tables: none, fp16, int8 or int4, by name or glob; a name wins over a glob, of globs the
-            last.
+        of_tables: none, fp16, int8 or int4, by name or glob; a name wins over a glob, and the last
+            glob over earlier ones.
 
     Raises:
         ConfigError: A value or a table is unknown.
@@ -78,10 +76,10 @@ def storage_by_hand(
 
 
 def check_quantize(setting: str, value: object) -> None:
-    """Check that a setting names a way to store tables.
+    """Check that the value of a setting is one of QUANTIZE.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: The value is unknown.
     """
     if value not in QUANTIZE:
         raise ConfigError(f"{setting}={value}: {suggest(str(value), QUANTIZE)}")
@@ -95,20 +93,20 @@ def least_storage(
     fixed: Mapping[str, DataType],
     advance: Callable[[int], None],
 ) -> dict[str, DataType]:
-    """Return how tables are stored in as few bytes as a budget allows, by name.
+    """Return the data types that store the tables in the fewest bytes within a budget, by table.
 
     Args:
         tables: The tables.
-        rows: The rows that each has.
-        probe: Measures what it costs.
-        budget_ne: By how much normalised entropy may rise, all tables together.
-        fixed: Tables whose storage is chosen already; what they cost counts.
-        advance: Called with 1 after each measurement.
+        rows: The number of rows of each table.
+        probe: Measures the normalised entropy of a choice.
+        budget_ne: The allowed rise of the normalised entropy, all tables together.
+        fixed: The data types of tables that are chosen already; their rise counts.
+        advance: A callback; called with 1 after each measurement.
 
     Raises:
         ConfigError: The rows do not determine a normalised entropy, or a fixed table cannot be
-            stored so.
-        CheckpointError: There are scores that are not finite.
+            stored in its data type.
+        CheckpointError: A score is not finite.
     """
     trained = probe.measure({})
     if not bool(trained.probabilities.isfinite().all()):
@@ -140,7 +138,7 @@ def least_storage(
         )
     low = 0
     high = len(ordered)
-    while low < high:  # the largest number of moves that fits, where each one more costs more
+    while low < high:  # bisect for the most moves that fit the budget: each further move costs more
         middle = (low + high + 1) // 2
         tried = probe.measure({**_taken(ordered[:middle]), **fixed})
         if tried.metrics[NE] - before <= budget_ne:
@@ -152,12 +150,12 @@ def least_storage(
 
 
 def measurements(tables: Sequence[EmbeddingConfig], fixed: Mapping[str, DataType]) -> int:
-    """Return how many measurements `least_storage` announces by `advance`."""
+    """Return the number of measurements that `least_storage` reports to `advance`."""
     return sum(len(_narrower(t)) for t in tables if t.name not in fixed)
 
 
 def _narrower(table: EmbeddingConfig) -> list[DataType]:
-    """Return the ways to store a table in fewer bytes than it has now."""
+    """Return the data types that store a table in fewer bytes than now."""
     dim = table.embedding_dim
     now = row_bytes(table.data_type, dim)
     kinds = (DataType.FP16, DataType.INT8, DataType.INT4)
@@ -167,7 +165,7 @@ def _narrower(table: EmbeddingConfig) -> list[DataType]:
 def _tried(
     table: EmbeddingConfig, storage: DataType, rows: int, probe: "Probe", before: float
 ) -> _Move | None:
-    """Return what storing a table in fewer bits saves and costs; None where it cannot be done."""
+    """Measure a table in fewer bits; return None if its values cannot be stored in them."""
     try:
         loss = probe.measure({table.name: storage}).metrics[NE] - before
     except ValueError as error:
@@ -183,7 +181,7 @@ def _worth(move: _Move) -> float:
 
 
 def _taken(moves: Sequence[_Move]) -> dict[str, DataType]:
-    """Return the storage of each table after some moves: the one that saves most of its own."""
+    """Return the data type of each table after some moves: its move that saves the most bytes."""
     taken: dict[str, _Move] = {}
     for move in moves:
         if move.table not in taken or move.saved > taken[move.table].saved:

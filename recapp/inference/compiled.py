@@ -1,12 +1,11 @@
-"""The dense part as machine code: `torch.export`, then AOTInductor.
+"""Compile the dense part to machine code: `torch.export`, then AOTInductor.
 
-A `.pt2` file holds a shared library: whoever loads it runs what is in it, so it counts as code and
-is loaded only where `trust_compiled=true` says so. Everywhere else, and where this machine lacks an
-instruction or has another torch than it was made with, the model's own modules compute (the
-portable part).
+A `.pt2` file holds a shared library. Loading it runs code, so it is loaded only with
+`trust_compiled=true`. Without that setting, or if this machine lacks an instruction or has another
+torch version, the model's own modules compute (the portable part).
 
-Code is made for x86-64-v3 (AVX2, FMA), which any server CPU since 2013 has, so that an artefact may
-be made on a newer machine than serves it.
+The target is x86-64-v3 (AVX2, FMA), which any server CPU since 2013 has. So the machine that
+exports may be newer than the machine that serves.
 """
 
 import logging
@@ -33,20 +32,20 @@ from recapp.tasks.task import only_output
 COMPILED = "compiled/dense.pt2"
 X86 = "x86_64"
 FLAGS_OF_V3 = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
-"""What x86-64-v3 asks of a CPU, as Linux names it."""
+"""The CPU flags of x86-64-v3, in the names of Linux."""
 BOUND = 1e-5
-"""How far a compiled logit may be from the modules', relative to the larger of 1 and its size."""
+"""The tolerance between a compiled logit and the modules' logit, relative to max(1, |logit|)."""
 
 
 class NotCompiled(Exception):
-    """Why a dense part is not compiled, or its code not loaded."""
+    """The reason why a dense part is not compiled, or why its code is not loaded."""
 
 
 class CompiledModel(nn.Module):
     """A model whose dense part is machine code.
 
     Args:
-        portable: The model; its tables are looked up.
+        portable: The model, whose tables do the lookups.
         code: The loaded package.
     """
 
@@ -71,14 +70,15 @@ def compile_dense(model: nn.Module, dense: int) -> tuple[bytes, dict[str, Any]]:
     """Compile the dense part of a model on the CPU.
 
     Args:
-        model: With sharded collections, in evaluation mode.
-        dense: The numbers of a sample.
+        model: The model, with sharded collections, in evaluation mode.
+        dense: The number of dense features of a sample.
 
     Returns:
-        The package, and what a manifest says of it.
+        The package, and its entry for the manifest.
 
     Raises:
-        NotCompiled: There is no compiler, or the model cannot be exported; the text says why.
+        NotCompiled: There is no compiler, or torch cannot export the model; the text gives the
+            reason.
     """
     compiler = environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
@@ -100,7 +100,7 @@ def compile_dense(model: nn.Module, dense: int) -> tuple[bytes, dict[str, Any]]:
             package = torch._inductor.aoti_compile_and_package(
                 program, package_path=str(Path(folder) / "dense.pt2"), inductor_configs=native
             )
-        except Exception as error:  # torch raises whatever its passes raise
+        except Exception as error:  # torch lets any exception of its passes through
             lines = [line.strip(" -") for line in str(error).splitlines() if line.strip(" -")]
             raise NotCompiled(f"{type(error).__name__}: {' '.join(lines)[:200]}") from error
         raw = Path(package).read_bytes()
@@ -116,16 +116,17 @@ def compile_dense(model: nn.Module, dense: int) -> tuple[bytes, dict[str, Any]]:
 
 
 def load_compiled(artefact: Artefact, entry: Mapping[str, Any], model: nn.Module) -> CompiledModel:
-    """Return a model with its compiled dense part. It is code: call this where it is trusted.
+    """Return a model with its compiled dense part. This runs the code of the artefact, so the
+    caller must trust the artefact.
 
     Args:
         artefact: The artefact.
-        entry: What its manifest says of the package.
-        model: The model, its tables sharded on the CPU.
+        entry: The entry of the package in its manifest.
+        model: The model, with its tables sharded on the CPU.
 
     Raises:
-        NotCompiled: It was made for another machine or torch, or cannot be loaded here.
-        ArtefactError: It is damaged.
+        NotCompiled: The package was compiled for another machine or torch, or cannot be loaded.
+        ArtefactError: The package is damaged.
     """
     try:
         machine = str(entry["machine"])
@@ -144,17 +145,17 @@ def load_compiled(artefact: Artefact, entry: Mapping[str, Any], model: nn.Module
     with _quiet():
         try:
             code = torch._inductor.aoti_load_package(str(artefact.manifest.folder / file))
-        except RuntimeError as error:  # no room for its files, no library that it needs, no package
+        except RuntimeError as error:  # a full disk, a missing library, or not a package
             why = " ".join(str(error).split())
             raise NotCompiled(f"it cannot be loaded here: {why[:200]}") from error
     return CompiledModel(model, code)
 
 
 def check_compiled(compiled: CompiledModel, model: nn.Module, batch: Batch) -> float:
-    """Compare logits of both, and return by how much they differ.
+    """Compare the logits of the compiled model and of the modules; return the largest difference.
 
     Raises:
-        NotCompiled: By more than `BOUND`.
+        NotCompiled: They differ by more than `BOUND`.
     """
     with torch.no_grad():
         own = only_output(model(batch)).double()
@@ -166,7 +167,7 @@ def check_compiled(compiled: CompiledModel, model: nn.Module, batch: Batch) -> f
 
 
 def _dynamic(part: DenseOnly, inputs: list[Tensor]) -> tuple[Any, ...]:
-    """Return which dimensions of the inputs vary."""
+    """Return the dynamic dimensions of the inputs, as `torch.export` takes them."""
     samples = torch.export.Dim("B", min=1)
     of_vectors: list[dict[int, Any]] = []
     for wanted in part.inputs:
@@ -195,13 +196,13 @@ def _lacking(flags: tuple[str, ...] | list[str]) -> list[str]:
 
 
 def _release(version: str) -> str:
-    """Return major and minor number of a version."""
+    """Return the major and minor number of a version."""
     return ".".join(version.split(".")[:2])
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch's warnings of its compiler off the screen."""
+    """Suppress the warnings of torch's compiler."""
     loggers = [logging.getLogger(name) for name in ("torch", "torch.export", "torch._inductor")]
     before = [logger.level for logger in loggers]
     with warnings.catch_warnings():

@@ -1,10 +1,9 @@
-"""The dense part of a model as a function of tensors, which can be exported and compiled.
+"""Separate the dense part of a model as a function of tensors, which torch can export and compile.
 
     dense_BI, vectors of each collection --DenseOnly--> logits_B
 
-Every collection of tables is replaced by a stand-in that hands out vectors which were looked up
-before. So whatever makes the vectors (the engine, another process, a C++ program) feeds the same
-dense part.
+A stand-in replaces each collection of tables and returns vectors that were looked up before. So the
+same dense part takes its vectors from the engine, from another process or from a C++ program.
 """
 
 import copy
@@ -25,13 +24,13 @@ from recapp.tasks.task import only_output
 
 
 class Input(NamedTuple):
-    """What the dense part gets of a collection.
+    """The inputs of the dense part from one collection.
 
     Args:
-        outputs: The names of its lookups.
-        columns: The columns of each of their vectors.
-        pooled: Whether that is one matrix [B, sum of columns]; else for each lookup its vectors
-            [L, D] and the lengths [B] of its bags.
+        outputs: The output names of the collection's lookups.
+        columns: The columns of the vectors of each lookup.
+        pooled: Whether the input is one matrix [B, sum of columns]; if not, there are vectors [L,
+            D] and lengths [B] for each lookup.
     """
 
     outputs: tuple[str, ...]
@@ -40,16 +39,16 @@ class Input(NamedTuple):
 
     @property
     def tensors(self) -> int:
-        """The number of tensors."""
+        """Return the number of input tensors."""
         return 1 if self.pooled else 2 * len(self.outputs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the input as plain data."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in self._asdict().items()}
 
 
 class _Given(nn.Module):
-    """Stands for a collection: hands out what was put there."""
+    """Stand in for a collection, and return the vectors that were assigned before."""
 
     def __init__(self, wanted: Input, lookups: Sequence[TableLookup]) -> None:
         super().__init__()
@@ -78,7 +77,7 @@ class DenseOnly(nn.Module):
     """A copy of a model without tables.
 
     Args:
-        model: With sharded collections; it stays as it is.
+        model: The model, with sharded collections; it is not changed.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -90,15 +89,15 @@ class DenseOnly(nn.Module):
 
     @property
     def inputs(self) -> list[Input]:
-        """What it gets of each collection, in order."""
+        """Return the inputs from each collection, in order."""
         return [given.wanted for given in self._given]
 
     def forward(self, dense_BI: Tensor, *vectors: Tensor) -> Tensor:
         """Return the logits of a batch, [B].
 
         Args:
-            dense_BI: Its numbers.
-            vectors: Those of all collections, one after the other (`Input`).
+            dense_BI: The dense features of the batch.
+            vectors: The tensors of all collections, one collection after the other (`Input`).
         """
         batch = SimpleNamespace(dense_BI=dense_BI, sparse=object(), rows=dense_BI.shape[0])
         left = list(vectors)
@@ -118,16 +117,16 @@ def collections_of(model: nn.Module) -> list[ShardedCollection]:
 
 
 def input_of(collection: ShardedCollection) -> Input:
-    """Return what a dense part gets of a collection."""
+    """Return the inputs of the dense part from a collection."""
     pooled = isinstance(collection, ShardedEmbeddingBagCollection)
     columns = tuple(x.columns or x.dim for x in collection.lookups)
     return Input(tuple(x.output for x in collection.lookups), columns, pooled)
 
 
 def looked_up(collections: Sequence[ShardedCollection], batch: Batch) -> list[Tensor]:
-    """Return the vectors of a batch that a dense part gets, one collection after the other.
+    """Look up a batch, and return the inputs of the dense part, one collection after the other.
 
-    Collections leave no room beside their vectors, so matrices are contiguous.
+    The matrices are contiguous, because collections leave no space beside their vectors.
     """
     made: list[Tensor] = []
     for collection in collections:
@@ -141,7 +140,7 @@ def looked_up(collections: Sequence[ShardedCollection], batch: Batch) -> list[Te
 
 
 def example_inputs(inputs: Sequence[Input], dense: int, dtype: torch.dtype) -> list[Tensor]:
-    """Return tensors of a batch of four samples, and of a few ids where there are sequences."""
+    """Return example tensors of a batch of four samples, with a few ids for each sequence."""
     made = [torch.zeros(4, dense)]
     for wanted in inputs:
         if wanted.pooled:

@@ -1,4 +1,4 @@
-"""The settings of an export: how tables are stored, and what is measured on the way."""
+"""The settings of an export: the stored data types of tables, and the measurements."""
 
 import math
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ Quantize = Literal["none", "fp16", "int8", "int4"]
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """How a checkpoint is exported.
+    """The settings of an export.
 
     Args:
-        quantize: How tables are stored: none (as they were trained), fp16, int8, int4, or auto.
-        quantize_tables: How some are stored, by name or glob.
-        budget_ne: Of auto alone: the allowed rise of the normalised entropy of the validation
-            rows; None takes 1e-4.
-        report_rows: The most validation rows that are measured; 0 measures none.
-        compile: Whether the dense part is compiled as well, which takes a minute.
+        quantize: The stored data type of tables: none (as trained), fp16, int8, int4, or auto.
+        quantize_tables: The stored data type of some tables, by name or glob.
+        budget_ne: For auto only: the allowed rise of the normalised entropy of the validation rows;
+            None takes 1e-4.
+        report_rows: The most validation rows to measure; 0 measures none.
+        compile: Whether to compile the dense part as well, which takes a minute.
         name: The name of the model; None takes the name of the directory.
-        overwrite: Whether an artefact of that name is replaced.
+        overwrite: Whether to replace an artefact of the same name.
 
     Raises:
-        ConfigError: A value is not allowed, or two do not go together.
+        ConfigError: A value is not allowed, or two values conflict.
     """
 
     quantize: Quantize | Literal["auto"] = "none"

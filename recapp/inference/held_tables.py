@@ -1,11 +1,11 @@
-"""Whole tables that are only read, as stores of the engine under any plan: shared where their rows
-lie together as the plan wants them, else copied.
+"""Make read-only stores of the engine from whole tables, under any plan: a view of the rows where
+their order in the matrix fits the plan, else a copy.
 
     HeldTable (rows of a file or of a tensor) --HeldTables.make_store--> the rows of a group
 
 Rows of several tables may lie in one matrix, table by table. A rank that holds whole tables reads
-that matrix itself, whatever the number of tables; a rank that holds parts of tables, or some of
-their columns, takes copies of those.
+that matrix without a copy, for any number of tables. A rank that holds some rows or columns of
+tables copies those.
 """
 
 from collections.abc import Mapping
@@ -40,12 +40,13 @@ class HeldTable:
     Args:
         data_type: The data type of the stored rows.
         dim: The columns of a row.
-        rows: The matrix, which may hold the rows of other tables of this data type, too.
+        rows: The matrix; it may also hold the rows of other tables of this data type.
         first_row: The table's first row in the matrix.
         count: The number of its rows.
-        keys: The positions of the keys of all rows of the matrix, ascending within each table;
-            None where rows have numbers.
-        start_hash: The hash that start values of keys without a row are made from (`start_hash`).
+        keys: The positions of the keys of all rows of the matrix, ascending within each table; None
+            for a static table.
+        start_hash: The hash from which start values of keys without a row are computed
+            (`start_hash`).
         start_range: The largest distance of those values from 0.
     """
 
@@ -60,13 +61,13 @@ class HeldTable:
 
     @property
     def positions(self) -> Tensor | None:
-        """The positions of its keys, which ascend; None where rows have numbers."""
+        """Return the ascending positions of the table's keys; None for a static table."""
         if self.keys is None:
             return None
         return self.keys[self.first_row : self.first_row + self.count]
 
     def start_rows(self, position_N: Tensor) -> Held:
-        """Return what keys without a row answer, stored as rows are."""
+        """Return the start values of keys without a row, in the table's stored data type."""
         compute = torch.float64 if self.data_type is DataType.FP64 else torch.float32
         cols = range(self.dim)
         keys = keys_of(position_N)
@@ -75,10 +76,10 @@ class HeldTable:
 
 
 class HeldTables:
-    """Makes the stores of a model that reads some tables.
+    """Make the stores of a read-only model.
 
     Args:
-        tables: By name.
+        tables: The tables, by name.
     """
 
     def __init__(self, tables: Mapping[str, HeldTable]) -> None:
@@ -108,7 +109,7 @@ class HeldTables:
     def _numbers(
         self, group: StoredGroup, strips: list[int], parts: list[tuple[Piece, range]]
     ) -> tuple[Tensor, list[int]]:
-        """Return the positions of the keys of some pieces, and where those of each strip begin."""
+        """Return the positions of the keys of some pieces, and the offset of each strip in them."""
         counts = [sum(len(r) for p, r in parts if p.strip == strip) for strip in strips]
         edges = [0, *accumulate(counts)]
         held = [(self._table(group, p.strip), r) for p, r in parts if len(r)]
@@ -124,7 +125,7 @@ class HeldTables:
         return slices[0] if len(slices) == 1 else torch.cat(slices), edges
 
     def _rows_of(self, group: StoredGroup, piece: Piece) -> range:
-        """Return the rows of a piece, as its table counts them."""
+        """Return the row numbers of a piece in its table."""
         positions = self._table(group, piece.strip).positions
         if positions is None:
             return piece.rows
@@ -137,8 +138,8 @@ class HeldTables:
         return range(first, last)
 
     def _joined(self, group: StoredGroup, parts: list[tuple[Piece, range]]) -> Held:
-        """Return the rows of some pieces: a part of the matrix where they follow each other
-        there.
+        """Return the rows of some pieces: a slice of the matrix if they are consecutive there, else
+        a copy.
         """
         if not parts:
             return self._none(group)
@@ -156,13 +157,13 @@ class HeldTables:
         return join_rows([self._copied(group, piece, rows) for piece, rows in parts])
 
     def _is_whole(self, group: StoredGroup, piece: Piece) -> bool:
-        """Return whether a piece has all columns of its table, and its rows in their own order."""
+        """Return whether a piece has all columns of its table, and rows in the table's order."""
         strip = group.layout.strips[piece.strip]
         whole = len(strip.cols) == self._table(group, piece.strip).dim
         return whole and group.layout.orders[strip.table] is None
 
     def _copied(self, group: StoredGroup, piece: Piece, rows: range) -> Held:
-        """Return a copy of a piece: its columns, its rows in the layout's order."""
+        """Return a copy of the rows and columns of a piece, rows in the layout's order."""
         strip = group.layout.strips[piece.strip]
         table = self._table(group, piece.strip)
         order = group.layout.orders[strip.table]
@@ -175,13 +176,13 @@ class HeldTables:
         return _columns(part, strip.cols)
 
     def _none(self, group: StoredGroup) -> Held:
-        """Return no rows, as those of the group are stored."""
+        """Return zero rows in the group's stored data type."""
         strip = next(i for i, s in enumerate(group.layout.strips) if s.group == group.number)
         return stored(torch.empty(0, group.width), self._table(group, strip).data_type)
 
 
 def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return spans with those joined that follow each other."""
+    """Join consecutive spans."""
     made: list[tuple[int, int]] = []
     for first, last in spans:
         if made and made[-1][1] == first:

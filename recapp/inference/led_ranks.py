@@ -1,13 +1,13 @@
-"""Several ranks that hold a model's tables together and answer for one of them, the leader.
+"""Compute scores on several ranks that share a model's tables, led by the rank with the requests.
 
-    rank 0, the leader     tell(COMPUTE, 3)    model 3 on the rows of its requests
-    the other ranks        follow()            model 3 on no rows: they answer the leader's ids
+    rank 0, the leader tell(COMPUTE, 3) model 3 on the rows of its requests the other ranks follow()
+    model 3 on no rows; they answer the leader's lookups
 
-A word of the leader says what all ranks do next. While it has nothing to say it sends a beat now
-and then, so that waiting for a word never takes as long as a process group has patience. Whether
-the followers run the leader sees by their pulses (`recapp/transport/pulse.py`): one that is stopped
-would let it wait for as long. Models have numbers, because requests that were read for an earlier
-model are answered by that one.
+The leader sends a command (`Word`) that all ranks execute. Without requests it sends a beat from
+time to time, so that the followers never wait as long as the timeout of a process group. The leader
+detects a stopped follower by its pulse (`recapp/transport/pulse.py`); otherwise it would wait until
+that timeout. Models have numbers, because an earlier model computes the requests that were read for
+it.
 """
 
 import itertools
@@ -32,7 +32,7 @@ BEAT_SECONDS = 60.0  # process groups wait for half an hour
 
 
 class Word(IntEnum):
-    """What the leader says, with the number of a model."""
+    """The commands of the leader; each is sent with the number of a model."""
 
     BEAT = 0
     COMPUTE = 1
@@ -42,17 +42,17 @@ class Word(IntEnum):
 
 
 class Leader:
-    """The rank that requests come to.
+    """The rank that receives the requests.
 
     Args:
-        comm: The ranks, for words alone: those of batches have messages of their own.
-        lost: Called once with the reason, when the ranks have lost each other and nothing can be
-            computed any more. A thread may still wait for one of them then.
-        beat_seconds: How often it sends a beat.
-        pulses: By which a follower is noticed that is stopped; None where that does not matter.
+        comm: The ranks, for commands only; batches use another communicator.
+        lost: A callback; called once with the reason, when the ranks have lost each other and
+            cannot compute any more. A thread may still wait for a rank then.
+        beat_seconds: The time between two beats.
+        pulses: The pulses of the followers, which reveal a stopped follower; None does not check.
 
     Attributes:
-        failure: Why nothing can be computed any more; None where it can.
+        failure: The error after which the ranks cannot compute any more; None before.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Leader:
             pulses.watch(self._failed)
 
     def load(self, load: Callable[[], Scorer]) -> Scorer:
-        """Return a model that all ranks have loaded; batches wait meanwhile.
+        """Load a model on all ranks and return it; batches wait meanwhile.
 
         Args:
-            load: Loads this rank's part; the followers call theirs.
+            load: Loads this rank's part; the followers call their own `load`.
 
         Raises:
-            RecappError: It could not be loaded, on any rank.
+            RecappError: No rank could load the model.
         """
         with self._turn:
             number = next(self._numbers)
@@ -96,7 +96,7 @@ class Leader:
         """Return the logits of a batch, [B].
 
         Raises:
-            RecappError: As of the model.
+            RecappError: The model raised it.
             RankError: The ranks have lost each other.
         """
         with self._turn:
@@ -107,19 +107,19 @@ class Leader:
                 raise self._failed(error) from error
             except RecappError:
                 raise  # all ranks raise it
-            except Exception as error:  # where others are is not known
+            except Exception as error:  # the state of the other ranks is unknown
                 raise self._failed(error) from error
             return logits_B
 
     def obstacle(self) -> str:
-        """Return why a request should not be waited for; empty where nothing is in its way."""
+        """Return the reason why a request would not be answered; empty if there is none."""
         if self.failure is not None:
             return f"this server cannot compute any more, and ends: {_lost(self.failure)}"
         return self._pulses.obstacle() if self._pulses is not None else ""
 
     def end(self) -> None:
-        """Have the followers end, unless they are lost: a thread that waits for one has the turn
-        for ever.
+        """End the followers, unless they are lost: then a thread that waits for a follower holds
+        the lock for ever.
         """
         self._ended.set()
         if self.failure is None:
@@ -144,7 +144,7 @@ class Leader:
             raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> RankError:
-        """Note that nothing can be computed any more, and return why."""
+        """Record that the ranks cannot compute any more, and return the error to raise."""
         found = RankError(_lost(error))
         if self.failure is None:
             self.failure = error
@@ -154,7 +154,9 @@ class Leader:
     def _beat(self) -> None:
         while not self._ended.wait(self._beat_seconds):
             with self._turn, suppress(RankError):
-                if not self._ended.is_set():  # while this thread waited for its turn
+                if (
+                    not self._ended.is_set()
+                ):  # it may have ended while this thread waited for the lock
                     self._tell(Word.BEAT)
 
 
@@ -163,7 +165,7 @@ def _lost(error: Exception) -> str:
 
 
 class _Led(nn.Module):
-    """A model of which every rank computes its part when the leader does."""
+    """A model that all ranks compute when the leader calls it."""
 
     def __init__(self, model: nn.Module, leader: Leader, number: int) -> None:
         super().__init__()
@@ -176,14 +178,14 @@ class _Led(nn.Module):
 
 
 def follow(comm: Comm, load: Callable[[], Scorer]) -> None:
-    """Do what the leader says until it ends.
+    """Execute the leader's commands until it ends.
 
     Args:
-        comm: The ranks, for words alone.
+        comm: The ranks, for commands only.
         load: Loads this rank's part of a model.
 
     Raises:
-        RankError: The leader has gone.
+        RankError: The leader is lost.
     """
     models: dict[int, Scorer] = {}
     while True:
@@ -191,7 +193,7 @@ def follow(comm: Comm, load: Callable[[], Scorer]) -> None:
         if word is Word.END:
             return
         if word is Word.LOAD:
-            with suppress(RecappError):  # the leader says why
+            with suppress(RecappError):  # the leader reports the reason
                 models[number] = load()
         elif word is Word.DROP:
             models.pop(number, None)
@@ -200,8 +202,8 @@ def follow(comm: Comm, load: Callable[[], Scorer]) -> None:
 
 
 def _answer(scorer: Scorer) -> None:
-    """Compute on no rows. Whatever is wrong with those of the leader, it says so itself; where it
-    has gone, the next word will not come.
+    """Compute on no rows. Ignore errors: the leader reports an error in its rows itself, and if the
+    leader is lost, receiving the next command fails.
     """
     with suppress(RecappError):
         scorer(scorer.raw_rows.no_rows())

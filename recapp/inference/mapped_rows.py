@@ -1,5 +1,5 @@
-"""The rows of an artefact, mapped: pages are read from the disk when they are used, and processes
-share them.
+"""Map the row files of an artefact into memory: pages are read on first use, and processes share
+them.
 """
 
 import mmap
@@ -18,7 +18,7 @@ def mapped_tables(artefact: Artefact) -> HeldTables:
     """Return the tables of an artefact.
 
     Raises:
-        ArtefactError: A file is missing, smaller than its tables, or not of their kind.
+        ArtefactError: A file is missing, smaller than its tables, or of another data type.
     """
     raw = {file: _map(artefact, file) for file in _files_of(artefact)}
     rows: dict[str, Held] = {}
@@ -68,16 +68,16 @@ def _rows(artefact: Artefact, table: StoredTable, raw: Tensor) -> Held:
 
 
 def _keys(artefact: Artefact, file: str, raw: Tensor) -> Tensor:
-    """Return all positions of keys of a file."""
+    """Return the positions of all keys of a file."""
     if len(raw) % torch.int64.itemsize:
         raise artefact.damaged(f"{file} has no whole number of keys")
     return raw.view(torch.int64)
 
 
 def _map(artefact: Artefact, file: str) -> Tensor:
-    """Return the bytes of a file."""
+    """Return the bytes of a file as a mapped tensor."""
     if not artefact.manifest.files[file]["bytes"]:
         return torch.empty(0, dtype=torch.uint8)
-    # a private map may be written to, which torch asks of memory that it is given
+    # a private map is writable; torch requires writable memory
     mapped = mmap.mmap(artefact.opened(file).fileno(), 0, access=mmap.ACCESS_COPY)
     return torch.frombuffer(mapped, dtype=torch.uint8)

@@ -1,6 +1,4 @@
-"""A model whose tables one process holds whole, and only reads: the engine with one rank, which
-needs no process group.
-"""
+"""Give a model read-only tables of one rank: the engine without a process group."""
 
 from collections.abc import Callable
 
@@ -19,15 +17,15 @@ def one_rank(
     device: torch.device,
     make_store: Callable[[StoredGroup], RowStore] | None = None,
 ) -> nn.Module:
-    """Replace the collections of a model, which are on the meta device, by ones of a single rank.
+    """Replace the collections of a model, which are on the meta device, by collections of one rank.
 
     Args:
         model: The model; it is changed in place.
-        device: Where its tables are to lie.
-        make_store: Makes the rows of each group; None makes rows that are to be filled.
+        device: The device of its tables.
+        make_store: Makes the store of each group; None makes stores that the caller fills.
 
     Returns:
-        The model, to be read only: in evaluation mode, without gradients.
+        The model, in evaluation mode and without gradients.
     """
     tables = embedding_tables(model)
     whole = {

@@ -1,9 +1,9 @@
-"""A model that only answers, its tables on one rank or over several.
+"""Place the tables of a read-only model on one rank or over several.
 
-    meta model --placed--> its collections are the engine's, each rank has its part of the rows
+    meta model --placed--> collections of the engine, each rank with its part of the rows
 
-One rank holds whole tables and needs no process group. Several lie where the planner puts tables
-that are only read; what they answer has the bits of one rank.
+One rank holds whole tables and needs no process group. For several ranks the planner makes a plan
+for read-only tables; the scores have the bits of one rank.
 """
 
 from collections.abc import Callable
@@ -34,11 +34,11 @@ def placed(
 
     Args:
         model: The model; it is changed in place.
-        comm: The ranks that hold its tables, and this one's device.
-        make_store: Makes the rows of each group; None makes rows that are to be filled.
+        comm: The ranks that hold its tables, with the device of this rank.
+        make_store: Makes the store of each group; None makes stores that the caller fills.
 
     Returns:
-        The model, to be read only: in evaluation mode, without gradients.
+        The model, in evaluation mode and without gradients.
 
     Raises:
         PlanError: The tables do not fit.
@@ -52,15 +52,15 @@ def placed(
 
 
 def together(comm: Comm, step: Callable[[], T]) -> T:
-    """Return what a step of this rank returns; all ranks return, or all raise.
+    """Run a step on each rank and return its result; either all ranks return, or all raise.
 
     Args:
         comm: The ranks.
-        step: What is to be done; it sends nothing to other ranks.
+        step: The step; it must not communicate with other ranks.
 
     Raises:
-        RecappError: The step has failed here.
-        RankError: It has failed on another rank.
+        RecappError: The step has failed on this rank.
+        RankError: The step has failed on another rank.
     """
     failure = None
     try:
@@ -76,7 +76,7 @@ def together(comm: Comm, step: Callable[[], T]) -> T:
 
 
 def _plan(model: nn.Module, comm: Comm, free_W: list[int | None]) -> ShardingPlan | None:
-    """Return where tables lie; rank 0 decides, the others return None."""
+    """Return the plan on rank 0, which decides; return None on other ranks."""
     if comm.rank:
         return None
     known = [free for free in free_W if free is not None]

@@ -1,5 +1,5 @@
-"""What storing tables in fewer bits does to a model's scores, measured on some rows without making
-the small tables: only the rows of tables that those samples read are held.
+"""Measure the effect of quantised tables on a model's scores without storing the tables. The probe
+holds only the table rows that its samples read.
 
     batches --RecordingStore--> rows that they read --checkpoint--> fp32 rows --stored, read-->
     values as they would be served --model--> logits --> AUC, log loss, normalised entropy
@@ -26,11 +26,13 @@ from recapp.tasks.task import only_output
 METRICS = ("auc", "log_loss", "normalized_entropy")
 
 RowsOf = Callable[[EmbeddingConfig, Tensor], Tensor]
-"""Returns rows [U, D] of a table by their numbers, or of a dynamic one by sorted positions."""
+"""Returns rows [U, D] of a static table by their numbers, or of a dynamic table by sorted
+positions.
+"""
 
 
 class _RecordingStore(ReadOnlyStore):
-    """No rows: it notes which ones would be read. Results are undefined."""
+    """A store without rows that records the rows a model would read. Its results are undefined."""
 
     finds_rows = True
 
@@ -40,7 +42,7 @@ class _RecordingStore(ReadOnlyStore):
         self._seen: dict[int, list[Tensor]] = {}
 
     def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:
-        """Note rows."""
+        """Record the rows."""
         for strip in [0] if strip_N is None else _distinct(strip_N).tolist():
             own = row_N if strip_N is None else row_N[strip_N == strip]
             self._seen.setdefault(strip, []).append(_distinct(to_host(own.long())))
@@ -52,35 +54,36 @@ class _RecordingStore(ReadOnlyStore):
         """Leave the target as it is."""
 
     def seen(self, strip: int) -> Tensor:
-        """Return the rows that were read, ascending; of a static group all strips' together."""
+        """Return the recorded rows, ascending; for a static group, those of all strips together."""
         parts = self._seen.get(strip, [])
         return _distinct(torch.cat(parts)) if parts else torch.empty(0, dtype=torch.int64)
 
 
 class Measured(NamedTuple):
-    """What a way to store tables makes of the scores.
+    """The metrics and probabilities under one choice of stored data types.
 
     Args:
-        metrics: AUC, log loss and normalised entropy; NaN where the rows do not determine one.
-        probabilities: Of every sample, [N].
+        metrics: AUC, log loss and normalised entropy; NaN for a metric that the rows do not
+            determine.
+        probabilities: The probability of each sample, [N].
     """
 
     metrics: dict[str, float]
     probabilities: Tensor
 
     def largest_change(self, other: "Measured") -> float:
-        """Return by how much a probability differs from another's at most."""
+        """Return the largest difference between two probabilities of the same sample."""
         if not len(self.probabilities):
             return 0.0
         return float((self.probabilities - other.probabilities).abs().max())
 
 
 class Probe:
-    """A model that holds the rows of its tables which some batches read.
+    """A model that holds only the table rows that some batches read.
 
     Args:
-        build: Makes the model, tables on the meta device; the same one each time.
-        load_dense: Fills its dense part.
+        build: Makes the model, with tables on the meta device; each call makes an equal model.
+        load_dense: Loads the weights of the dense part.
         batches: The samples, with labels.
         rows_of: Reads rows of a table.
     """
@@ -117,10 +120,10 @@ class Probe:
 
     @torch.no_grad()
     def measure(self, data_types: Mapping[str, DataType]) -> Measured:
-        """Return what the scores are with tables stored as given, the others as they were trained.
+        """Score the samples with some tables in the given data types and the others as trained.
 
         Raises:
-            ValueError: Values cannot be stored so.
+            ValueError: A table has values that its data type cannot hold.
         """
         changed = {name: data_types[name] for name in self._held if name in data_types}
         try:
@@ -163,10 +166,10 @@ class Probe:
 
 
 def _as_served(name: str, trained: Tensor, data_type: DataType) -> Tensor:
-    """Return the values of a table as they are after storing them.
+    """Store the values of a table, and return the values as read back.
 
     Raises:
-        ValueError: They cannot be stored so.
+        ValueError: The table has values that the data type cannot hold.
     """
     try:
         made = values(stored(trained, data_type), trained.dtype)
@@ -183,7 +186,7 @@ def _distinct(numbers: Tensor) -> Tensor:
 
 
 def _rows_of_piece(recorded: _RecordingStore, piece: Piece) -> Tensor:
-    """Return the rows of a whole table that were read, by their numbers in it."""
+    """Return the recorded rows of a whole table, by their numbers in the table."""
     seen = recorded.seen(0)
     inside = (seen >= piece.base) & (seen < piece.base + len(piece.rows))
     return seen[inside] - piece.base

@@ -1,7 +1,7 @@
-"""Writes the row files of an artefact, table by table, in bounded memory.
+"""Write the row files of an artefact, table by table, in bounded memory.
 
-A file holds the tables of one storage and one number of columns, in the order of the model: that is
-the order in which the store of a single rank wants them (`recapp/inference/mapped_rows.py`).
+A file holds the tables of one data type and one number of columns, in the order of the model. The
+store of a single rank needs this order (`recapp/inference/mapped_rows.py`).
 """
 
 import zlib
@@ -21,7 +21,7 @@ from recapp.stored.local_files import files_at
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.initial import start_hash
 
-PART_ELEMENTS = 1 << 22  # converted at a time
+PART_ELEMENTS = 1 << 22  # elements converted at a time
 
 
 @dataclass
@@ -40,11 +40,11 @@ class _File:
 
 @dataclass
 class RowWriter:
-    """Writes tables, one after the other; a context manager.
+    """Write tables, one after the other; a context manager.
 
     Args:
         folder: The directory of the artefact.
-        tables: What was written.
+        tables: The tables written so far.
     """
 
     folder: Path
@@ -68,17 +68,17 @@ class RowWriter:
         positions_R: Tensor | None,
         seed: int,
     ) -> StoredTable:
-        """Write a table behind those of its file.
+        """Append a table to its file.
 
         Args:
             table: The table.
-            rows_RD: Its rows, of floats; they may be mapped.
-            storage: How they are to be stored.
-            positions_R: Of a dynamic table, the sorted positions of its keys.
+            rows_RD: Its rows, as floats; they may be mapped.
+            storage: The data type to store them in.
+            positions_R: The sorted positions of a dynamic table's keys; None for other tables.
             seed: The seed of its start values.
 
         Raises:
-            CheckpointError: A value is not finite, or too large for the storage.
+            CheckpointError: A value is not finite, or too large for the data type.
         """
         stem = f"rows/{storage}_{table.embedding_dim}"
         keys = None
@@ -115,7 +115,7 @@ class RowWriter:
         return written
 
     def finish(self) -> dict[str, Mapping[str, Any]]:
-        """Write everything to disk, and return size and checksum of each file."""
+        """Flush all files to disk, and return the size and checksum of each."""
         self._stack.close()
         return {name: {"bytes": f.size, "crc32": f"{f.crc:08x}"} for name, f in self._files.items()}
 

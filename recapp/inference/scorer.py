@@ -1,10 +1,10 @@
-"""A trained model as applications use it: raw rows in, scores out.
+"""A trained model for applications: raw rows in, scores out.
 
     raw rows (Arrow) --batch--> Batch --forward--> logits [B] --sigmoid--> scores [B]
 
-It is an ordinary `nn.Module` on one device, without process group. Its rows go the way that
-training's went (`recapp/dataset/raw_rows.py`), and its tables answer through the same engine, so
-its scores are those of the sharded model. Threads may share it.
+A scorer is an ordinary `nn.Module` on one device, without a process group. It decodes rows as
+training did (`recapp/dataset/raw_rows.py`) and looks them up with the same engine, so its scores
+are those of the sharded model. Threads may share it.
 """
 
 import threading
@@ -24,20 +24,20 @@ from recapp.sparse.batch import Batch
 from recapp.tasks.task import only_output
 
 ROWS_AT_ONCE = 4096
-"""Rows of a batch where somebody asks for the scores of many: more are not faster (measured)."""
+"""Rows of a batch in `predict`; larger batches are not faster (measured)."""
 
 
 class Scorer(nn.Module):
-    """A model that only answers.
+    """Score raw rows with a trained model.
 
     Args:
-        model: Makes logits [B] of a `Batch`; its tables are those of one rank.
-        raw_rows: Reads raw rows as training did; None where nobody said how.
-        name: What it is called, for people and servers.
-        version: In which versions of it differ.
-        info: Plain facts about it: tables, bytes, metrics, where it came from.
-        example: A few raw rows to try it with; None where none were kept.
-        expected: The scores of the example, [N]; None where none were kept.
+        model: Computes logits [B] of a `Batch`; its tables are those of one rank.
+        raw_rows: Decodes raw rows as training did; None if the columns are unknown.
+        name: The name of the model, for people and servers.
+        version: A value that differs between versions of the model.
+        info: Plain facts about the model: tables, bytes, metrics, origin.
+        example: A few raw rows to try the model with; None if none are stored.
+        expected: The scores of the example, [N]; None if none are stored.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class Scorer(nn.Module):
 
     @property
     def raw_rows(self) -> RawRows:
-        """Return what reads raw rows as training did.
+        """Return the decoder of raw rows.
 
         Raises:
-            ConfigError: The model was loaded without saying what its columns are.
+            ConfigError: The model was loaded without a description of its columns.
         """
         if self._raw_rows is None:
             raise ConfigError(
@@ -94,12 +94,12 @@ class Scorer(nn.Module):
 
     @property
     def schema(self) -> Schema:
-        """Return the columns that it reads; there is no label among them."""
+        """Return the schema of the model's columns, without labels."""
         return self.raw_rows.schema
 
     @property
     def device(self) -> torch.device:
-        """Return the device that it computes on."""
+        """Return the device of the model."""
         dense = next(self.model.parameters(), None)
         # a model of tables alone has no parameters
         return sharded_tables(self.model)[0].comm.device if dense is None else dense.device
@@ -108,15 +108,15 @@ class Scorer(nn.Module):
         """Return raw rows as a batch on the CPU (`RawRows.batch`).
 
         Raises:
-            DataError: They are no table, or a column is missing or holds what cannot be read; the
-                error names it and the row.
+            DataError: `rows` is not a table, a column is missing, or a value cannot be read; the
+                error names the column and the row.
         """
         return self.raw_rows.batch(rows)
 
     @torch.no_grad()
     def forward(self, batch: Batch) -> Tensor:
-        """Return the logits of a batch, [B]. Threads take turns: tables keep memory from batch to
-        batch.
+        """Return the logits of a batch, [B]. Only one thread computes at a time, because tables
+        reuse memory from batch to batch.
 
         Raises:
             IdError: An id is outside a table whose rule is `error`.
@@ -138,12 +138,12 @@ class Scorer(nn.Module):
 
         Args:
             rows: An Arrow table, such as `pyarrow.parquet.read_table` returns; a data frame of
-                pandas or polars; a mapping of names to columns, in whose lists and arrays NaN is a
-                missing value. Columns that are no feature are left out.
+                pandas or polars; or a mapping of names to columns, where NaN in lists and arrays is
+                a missing value. Columns that are not features are ignored.
 
         Raises:
-            DataError: As of `batch`.
-            IdError: As of `forward`.
+            DataError: As for `batch`.
+            IdError: As for `forward`.
         """
         table = as_table(rows)
         parts = [

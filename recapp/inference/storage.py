@@ -1,4 +1,5 @@
-"""How rows are stored for scoring: floats, or records of 8 or 4 bits, as bytes of a file and back.
+"""Convert rows for scoring: floats to quantised records of 8 or 4 bits, to bytes of a file, and
+back.
 
 fp32 rows [R, D] --stored--> rows as kernels read them --bytes_of--> uint8 [R, K] --held--> rows
 """
@@ -11,7 +12,7 @@ from recapp.kernels.quantised import QuantisedRows, bytes_of_record, dequantise,
 from recapp.tables.config import DataType
 
 QUANTIZE = ("none", "fp16", "int8", "int4")
-"""What `quantize` and `quantize_tables` may say of a table; none: as it was trained."""
+"""The values of `quantize` and `quantize_tables`; none keeps the data type of training."""
 
 
 def row_bytes(data_type: DataType, dim: int) -> int:
@@ -22,10 +23,10 @@ def row_bytes(data_type: DataType, dim: int) -> int:
 
 
 def stored(rows_RD: Tensor, data_type: DataType) -> Held:
-    """Return rows of floats as they are stored.
+    """Convert rows of floats to a stored data type.
 
     Raises:
-        ValueError: Quantised values are not finite.
+        ValueError: A value to quantise is not finite.
     """
     if data_type.bits is not None:
         return quantise(rows_RD, data_type.bits)
@@ -39,7 +40,7 @@ def bytes_of(held: Held) -> Tensor:
 
 
 def held(raw_RK: Tensor, data_type: DataType, dim: int) -> Held:
-    """Return bytes [R, K] as the rows that they are, in the memory of the bytes."""
+    """Return bytes [R, K] as stored rows, in the memory of the bytes."""
     if data_type.bits is not None:
         return QuantisedRows(raw_RK, dim, data_type.bits)
     return raw_RK.view(data_type.dtype).view(len(raw_RK), dim)

@@ -1,7 +1,7 @@
-"""The tables of a checkpoint, each as one tensor, whatever blocks the files cut it into.
+"""Read each table of a checkpoint as one tensor, from blocks of any shape.
 
 A table of more than `MEMORY_BYTES` becomes a mapped scratch file, whose pages the system may write
-out: so a table of any size can be read, under any plan and order of rows that it was stored with.
+out. So this reads tables of any size, stored under any plan and order of rows.
 """
 
 import os
@@ -21,15 +21,15 @@ from recapp.stored.snapshot import Checkpoint
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.dynamic import positions_of
 
-MEMORY_BYTES = 1 << 28  # of a table that is read into memory
+MEMORY_BYTES = 1 << 28  # the largest table that is read into memory
 
 
 class TrainedTables:
-    """Reads tables of an open checkpoint.
+    """Read tables of an open checkpoint.
 
     Args:
         snapshot: The checkpoint, with all its files open.
-        scratch: A directory for large tables, on the disk that the artefact is written to.
+        scratch: A directory for large tables, on the disk of the artefact.
     """
 
     def __init__(self, snapshot: Checkpoint, scratch: Path) -> None:
@@ -40,18 +40,19 @@ class TrainedTables:
         """Return the bytes of a table's weights.
 
         Raises:
-            CheckpointError: The checkpoint does not have it.
+            CheckpointError: The checkpoint does not have the table.
         """
         rows, columns = self._shape(table, WEIGHT, table.embedding_dim)
         return rows * columns * table.data_type.dtype.itemsize
 
     @contextmanager
     def rows(self, table: EmbeddingConfig) -> Iterator[Tensor]:
-        """Yield the rows of a table, [R, D]; those of a dynamic one by the positions of their keys.
+        """Yield the rows of a table as one tensor, [R, D]; rows of a dynamic table by the positions
+        of their keys.
 
         Raises:
-            CheckpointError: The checkpoint does not have it, or is damaged.
-            OSError: There is no room for it on the disk.
+            CheckpointError: The checkpoint does not have the table, or is damaged.
+            OSError: The disk has no space for the table.
         """
         shape = self._shape(table, WEIGHT, table.embedding_dim)
         dtype = table.data_type.dtype
@@ -62,17 +63,19 @@ class TrainedTables:
         file = self.scratch / "table.tmp"
         try:
             with open(file, "wb") as out:
-                os.posix_fallocate(out.fileno(), 0, size)  # a full disk is an error, not a signal
+                os.posix_fallocate(
+                    out.fileno(), 0, size
+                )  # so that a full disk raises an error instead of a signal
             raw = torch.from_numpy(np.memmap(file, np.uint8, "r+"))
             yield self._filled(table, WEIGHT, raw.view(dtype).view(shape))
         finally:
             file.unlink(missing_ok=True)
 
     def positions(self, table: EmbeddingConfig) -> Tensor | None:
-        """Return the positions of a dynamic table's keys, which ascend; None of other tables.
+        """Return the ascending positions of a dynamic table's keys; None for other tables.
 
         Raises:
-            CheckpointError: The checkpoint does not have them, or they do not ascend.
+            CheckpointError: The checkpoint does not have the positions, or they do not ascend.
         """
         if table.dynamic is None:
             return None

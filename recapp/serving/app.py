@@ -10,7 +10,7 @@
 | `POST /v2/models/NAME[/versions/V]/infer`        | Open Inference, JSON or binary tensors    |
 | `POST .../infer_rows`                            | rows of JSON                              |
 | `POST .../infer_arrow`                           | an Arrow IPC stream                       |
-| `POST /v2/repository/index` | the model in service |
+| `POST /v2/repository/index`                      | the model in service                      |
 | `POST /v2/repository/models/NAME/load`           | loads it anew, from the server's own path |
 
 Every error is `{"error": "one line"}`. Pages of other sites may not post: a browser sends the

@@ -1,8 +1,8 @@
 """Make one Arrow table of raw rows, with the columns of the model's schema, from input tensors.
 
-    NAME [B] a value per row; null or "" is a missing value NAME [B], NAME.present [B] BOOL: where
-    it is false the value is missing NAME [L], NAME.lengths [B] a list of ids per row: NAME holds
-    them all, row after row
+    NAME [B]                     a value per row; null or "" is a missing value
+    NAME [B], NAME.present [B]   BOOL: where it is false the value is missing
+    NAME [L], NAME.lengths [B]   a list of ids per row: NAME holds them all, row after row
 
 A missing id differs from an empty list: a missing id reads the table's row for missing ids, as in
 training; an empty list reads no row.

@@ -1,7 +1,8 @@
 """The HTTP server around the application: its socket, its signals, and limits on slow clients.
 
-    SIGTERM, SIGINT stop accepting, answer the open requests, and exit with 0 a rank is lost the
-    same, but exit with an error SIGHUP reload the model
+    SIGTERM, SIGINT   stop accepting, answer the open requests, and exit with 0
+    a rank is lost    the same, but exit with an error
+    SIGHUP            reload the model
 
 uvicorn speaks HTTP through h11. h11 bounds the head of a request, which the faster parser does not;
 the difference in time is less than recapp's own part of a request (docs/lab_log.md). The server

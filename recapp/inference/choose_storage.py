@@ -1,8 +1,9 @@
 """Choose the stored data type of each table: by settings, or by a budget of normalised entropy.
 
-quantize=int8 quantize_tables={C3: int4} chosen by hand quantize=auto budget_ne=0.0001 try each
-table alone in 16, 8 and 4 bits, then take the moves with the most saved bytes per loss while
-all moves together stay within the budget
+quantize=int8 quantize_tables={C3: int4}   by settings
+quantize=auto budget_ne=0.0001             measure each table alone in 16, 8 and 4 bits, sort by
+                                           saved bytes per loss, and take as many as all
+                                           together stay within the budget
 """
 
 import math

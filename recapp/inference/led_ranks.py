@@ -1,7 +1,7 @@
 """Compute scores on several ranks that share a model's tables, led by the rank with the requests.
 
-    rank 0, the leader tell(COMPUTE, 3) model 3 on the rows of its requests the other ranks follow()
-    model 3 on no rows; they answer the leader's lookups
+    rank 0, the leader     tell(COMPUTE, 3)    model 3 on the rows of its requests
+    the other ranks        follow()            model 3 on no rows; they answer the leader's lookups
 
 The leader sends a command (`Word`) that all ranks execute. Without requests it sends a beat from
 time to time, so that the followers never wait as long as the timeout of a process group. The leader
@@ -154,9 +154,7 @@ class Leader:
     def _beat(self) -> None:
         while not self._ended.wait(self._beat_seconds):
             with self._turn, suppress(RankError):
-                if (
-                    not self._ended.is_set()
-                ):  # it may have ended while this thread waited for the lock
+                if not self._ended.is_set():  # `end` may have had the lock before
                     self._tell(Word.BEAT)
 
 

@@ -63,9 +63,7 @@ class TrainedTables:
         file = self.scratch / "table.tmp"
         try:
             with open(file, "wb") as out:
-                os.posix_fallocate(
-                    out.fileno(), 0, size
-                )  # so that a full disk raises an error instead of a signal
+                os.posix_fallocate(out.fileno(), 0, size)  # a full disk is an error, not a signal
             raw = torch.from_numpy(np.memmap(file, np.uint8, "r+"))
             yield self._filled(table, WEIGHT, raw.view(dtype).view(shape))
         finally:

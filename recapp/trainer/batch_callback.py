@@ -1,5 +1,6 @@
-"""Two methods for callbacks that hear of every batch: one for steps of training, one for batches
-that are validated, tested or scored.
+"""The base class of callbacks that run after every batch.
+
+It has two methods: one for training steps, one for batches that are validated, tested or scored.
 """
 
 from typing import Any
@@ -10,24 +11,24 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 class BatchCallback(Callback):
     """Calls `on_step` or `on_batch` after every batch.
 
-    Lightning has a hook for each stage, with arguments that most callbacks do not need. A stage has
-    one loader here.
+    Lightning has one hook for each stage, with arguments that most callbacks do not need. In
+    recapp each stage has one loader, so the index of the loader is not passed on.
     """
 
     def on_step(self, trainer: Trainer, done: int) -> None:
-        """Take note of a step of training.
+        """Act on the end of a training step.
 
         Args:
-            trainer: That of the run.
-            done: The batches of the epoch so far, this one included.
+            trainer: The trainer of the run.
+            done: The number of batches of the epoch so far, this one included.
         """
 
     def on_batch(self, trainer: Trainer, done: int) -> None:
-        """Take note of a batch that was validated, tested or scored.
+        """Act on the end of a batch that was validated, tested or scored.
 
         Args:
-            trainer: That of the run.
-            done: The batches of the stage so far, this one included.
+            trainer: The trainer of the run.
+            done: The number of batches of the stage so far, this one included.
         """
 
     def on_train_batch_end(

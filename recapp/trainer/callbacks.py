@@ -1,8 +1,8 @@
 """Callbacks of every run: claim the directory, keep the position, measure steps, log rates, print
 the start report.
 
-They are ordinary Lightning callbacks; those of `conf/callbacks` (checkpoints, early stopping, rate
-monitor) run beside them.
+They are ordinary Lightning callbacks. The callbacks of `conf/callbacks` (checkpoints, early
+stopping, rate monitor) run in addition.
 """
 
 import statistics
@@ -50,12 +50,12 @@ def _strategy(trainer: Trainer) -> EmbeddingShardingStrategy:
 
 
 class ClaimDirectory(BatchCallback):
-    """Claims the run's directory for this run (`recapp/reporting/record.py`) just before it writes
-    there: a curve's first row or a checkpoint.
+    """Claims the run's directory (`recapp/reporting/record.py`) just before the run writes its
+    first file there: the first row of a curve, or a checkpoint.
 
     Args:
         directory: The directory of the run.
-        measures: The metrics of its task; None leaves no words of them for reports.
+        measures: The metrics of the run's task, whose titles reports show; None stores no titles.
     """
 
     def __init__(self, directory: Path, measures: Measures | None = None) -> None:
@@ -64,7 +64,7 @@ class ClaimDirectory(BatchCallback):
         self._done = False
 
     def on_step(self, trainer: Trainer, done: int) -> None:
-        """Claim the directory where loggers write after this step."""
+        """Claim the directory if loggers write after this step."""
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if trainer.loggers and trainer.global_step % every == 0:
             self._claim(trainer)
@@ -82,18 +82,18 @@ class ClaimDirectory(BatchCallback):
 
 
 class KeepPosition(BatchCallback):
-    """Writes how far training has come into the data module, before checkpoints are written."""
+    """Writes the position of training into the data module, before checkpoints are written."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Correct Lightning's own count of batches after a resume under another batch size or on
+        """Correct Lightning's own count of batches after a resume with another batch size or with
         other files.
         """
         loop = trainer.fit_loop.epoch_loop
         position = _data(trainer).position
         if not loop.restarting or position.epoch < trainer.current_epoch:
             return
-        over = position.epoch > trainer.current_epoch  # however many batches it has by now
-        # a checkpoint of a step's end was written before the step counted as completed
+        over = position.epoch > trainer.current_epoch  # the epoch is over, also if files were added
+        # a checkpoint at the end of a step is written before Lightning counts the step as completed
         current = loop.batch_progress.current
         trained = trainer.num_training_batches if over else position.batches
         behind = trained - current.processed  # type: ignore[attr-defined]
@@ -103,14 +103,14 @@ class KeepPosition(BatchCallback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Set the loggers' own count of steps, which a checkpoint written inside an epoch holds one
-        step too low.
+        """Set the step count of loggers: a checkpoint written inside an epoch holds a count that
+        is one step too low.
         """
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
     def on_step(self, trainer: Trainer, done: int) -> None:
-        """Count one more trained batch; after an epoch's last one set the position to the start of
-        the next epoch.
+        """Count one more trained batch. After the last batch of an epoch, set the position to the
+        start of the next epoch.
         """
         position = _data(trainer).position
         over = done >= trainer.num_training_batches
@@ -122,12 +122,13 @@ class KeepPosition(BatchCallback):
 class StepClock(BatchCallback):
     """Measures every training step: milliseconds, rows, bytes sent, collectives.
 
-    A step includes the wait for its data and excludes validation. Also measured is how long the
-    host waited in it for messages of the tables: for counts and ids (`input_wait_ms`), and for all
-    of them (`exchange_wait_ms`). Where GPUs wait and not the host, that is left open.
+    A step includes the wait for its data and excludes validation. The clock also measures how long
+    the host waits in a step for the messages of the tables: for counts and ids (`input_wait_ms`),
+    and for all messages (`exchange_wait_ms`). Both lists stay empty if the GPU waits instead of the
+    host.
 
-    `start` says how far the start has come after how many seconds of the command: the rank was
-    there, training began, the first step was over.
+    `start` holds the seconds from the start of the command to three events: the rank has started,
+    training begins, the first step ends.
     """
 
     def __init__(self) -> None:
@@ -154,7 +155,7 @@ class StepClock(BatchCallback):
         self._began = self._since
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to measure the next step anew, because validation is no part of it."""
+        """Restart the measurement of the next step, because a step excludes validation."""
         self._begin(trainer)
 
     def _begin(self, trainer: Trainer) -> None:
@@ -181,16 +182,16 @@ class StepClock(BatchCallback):
         self._begin(trainer)
 
     def recent_rate(self) -> float:
-        """Return the samples per second of all ranks over the last `RATE_STEPS` steps; 0 before the
-        first step.
+        """Return the samples per second of all ranks over the last `RATE_STEPS` steps; 0 before
+        the first step.
         """
         rows = sum(self.rows[-RATE_STEPS:])
         ms = sum(self.step_ms[-RATE_STEPS:])
         return 1e3 * rows / ms if ms else 0.0
 
     def recent_input_wait_ms(self) -> float:
-        """Return how long one of the last `RATE_STEPS` steps waited for counts and ids on this
-        rank, in milliseconds on average; 0 before the first step.
+        """Return the mean wait for counts and ids on this rank, in milliseconds a step, over the
+        last `RATE_STEPS` steps; 0 before the first step.
         """
         return statistics.mean(self.input_wait_ms[-RATE_STEPS:] or [0.0])
 
@@ -201,7 +202,7 @@ class StepClock(BatchCallback):
         """Return medians, quartiles and rates of the steps after the warm-up, and the seconds of
         all steps and validations.
 
-        Bytes are those that this rank sent. The result is empty where nothing was trained.
+        Bytes are the bytes that this rank sent. The result is empty if no step was trained.
         """
         if not self.step_ms or self._since is None:
             return {}
@@ -213,7 +214,8 @@ class StepClock(BatchCallback):
             "samples_per_second": sum(rows) / sum(ms) * 1e3,
             "train_seconds": self._since - self._began,
             "bytes_sent_per_step": statistics.mean(self._measured(self.bytes_sent)),
-            # an epoch's first step also starts exchanges of later ones, so its last ones have fewer
+            # the first step of an epoch also starts exchanges of later steps, so the last steps
+            # of the epoch start fewer
             "collectives_per_step": statistics.median_low(self.calls),
             **{
                 name: statistics.median(self._measured(waited))
@@ -227,8 +229,8 @@ class StepClock(BatchCallback):
 
 
 def _waited_ms(trainer: Trainer) -> tuple[float, float]:
-    """Return how long this rank has waited so far for counts and ids, and for every message of the
-    tables.
+    """Return two waits of this rank so far, in milliseconds: for counts and ids, and for all
+    messages of the tables.
     """
     waited = [c.waits.waited_s for c in _strategy(trainer).sharded_tables()]
     return 1e3 * sum(w["counts"] + w.get("ids", 0.0) for w in waited), 1e3 * sum(
@@ -237,11 +239,11 @@ def _waited_ms(trainer: Trainer) -> tuple[float, float]:
 
 
 class LogRate(BatchCallback):
-    """Logs the samples per second of all ranks, and how long a step of this rank waited for its
-    input exchange.
+    """Logs the samples per second of all ranks, and the wait of this rank for the input exchange
+    of a step.
 
     Args:
-        clock: What measures the steps.
+        clock: The clock that measures the steps.
     """
 
     def __init__(self, clock: StepClock) -> None:
@@ -251,8 +253,8 @@ class LogRate(BatchCallback):
         """Log both after every `RATE_STEPS` steps."""
         if done % RATE_STEPS == 0:
             log = trainer.lightning_module.log
-            # As tensors of the host: Lightning would put numbers on the module's GPU, and wait for
-            # all it has to do.
+            # CPU tensors: Lightning would copy plain numbers to the module's GPU, and wait for all
+            # work that is queued there
             log("samples_per_s", torch.tensor(self.clock.recent_rate()), batch_size=1)
             if not self.clock.input_wait_ms:
                 return
@@ -260,13 +262,13 @@ class LogRate(BatchCallback):
 
 
 class StartReport(Callback):
-    """Prints before the first step: seed, ranks with their hosts and devices, the layers with their
-    output shapes, the plan.
+    """Prints a report before the first step: seed, ranks with their hosts and devices, the layers
+    with their output shapes, the plan.
 
     Args:
         seed: The seed of the run.
-        shown: Whether the report is printed; False where standard output carries a document.
-        dense_columns: How many numbers of a sample the model reads.
+        shown: Whether to print the report; False if standard output carries a document.
+        dense_columns: The number of dense columns that the model reads.
         features: The features of the batches that the model may read, by name.
     """
 
@@ -288,7 +290,7 @@ class StartReport(Callback):
             and pl_module.model is not None
             and strategy.plan is not None
         )
-        # on all ranks, as somebody's model may send messages to the others
+        # on all ranks, because a user's model may communicate between ranks in its forward
         layers, failure = layer_table(pl_module.model, self.dense_columns, self.features)
         if not trainer.is_global_zero:
             return
@@ -326,8 +328,8 @@ class StartReport(Callback):
 
 
 def _hosts(strategy: EmbeddingShardingStrategy, rank: int) -> dict[str, Any]:
-    """Return the host that a rank runs on, and where `topology.hosts` assumes others the number of
-    the one that the plan puts it on.
+    """Return the host on which a rank runs. If `topology.hosts` assumes other hosts than the real
+    ones, add the number of the host on which the plan places the rank.
     """
     found = strategy.ranks[rank]["host"]
     if strategy.hosts in (None, hosts_in_blocks([r["host_id"] for r in strategy.ranks])):

@@ -1,11 +1,11 @@
-"""What the settings change of the optimiser when a run goes on from a checkpoint.
+"""Changes of the optimiser's settings when a run resumes from a checkpoint.
 
-    checkpoint   optimizer.dense.lr .01, of which a schedule has made .004 by now
+    checkpoint   optimizer.dense.lr .01, which a schedule has reduced to .004 by now
     settings     optimizer.dense.lr .001
-    goes on      at .0004, on the same schedule
+    resumed      at .0004, on the same schedule
 
 Lightning restores an optimiser with its rates and all other hyper-parameters, and a schedule with
-the rates it began with: new values in the settings would be ignored silently.
+its initial rates. It would silently ignore new values in the settings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,23 +19,21 @@ from recapp.stored.training_state import state_must_fit
 
 Settings = Mapping[str, Any]
 PARTS = ("dense", "sparse", "schedule")
-NEW_SCHEDULE = {"_target_", "monitor", "mode"}  # settings of which another makes it begin anew
+NEW_SCHEDULE = {"_target_", "monitor", "mode"}  # a change of one of them restarts the schedule
 
 
 class ChangedOptimizer(Callback):
-    """Replaces what a checkpoint says of the optimiser by what the settings have changed, before
-    Lightning restores it.
+    """Writes changed settings into the optimiser state of a checkpoint, before Lightning restores
+    the state.
 
     Args:
-        before: The group `optimizer` of the settings in the checkpoint; of a damaged file it may be
-            anything.
+        before: The group `optimizer` of the settings in the checkpoint. A damaged file may hold
+            any value there.
         now: The group `optimizer` of this run's settings.
     """
 
     def __init__(self, before: Any, now: Settings) -> None:
-        stored = (
-            before if isinstance(before, Mapping) else {}
-        )  # read from a file, so it may be anything
+        stored = before if isinstance(before, Mapping) else {}  # a damaged file may hold any value
         self.changed = {part: _changed(stored.get(part), now.get(part)) for part in PARTS}
         self.before = stored
         self.now = now
@@ -62,7 +60,7 @@ class ChangedOptimizer(Callback):
         groups = [*stored["dense"]["param_groups"], *stored["sparse"]]
         keys = [self.changed["dense"]] * len(fresh.dense.param_groups)
         keys += [self._changed_of(group) for group in fresh.sparse_groups]
-        # what it has seen of another metric is nothing to go on from
+        # a schedule cannot use the history of another metric
         new_schedule = not NEW_SCHEDULE.isdisjoint(self.changed["schedule"])
         for group, new, own in zip(groups, fresh.param_groups, keys, strict=True):
             _take(group, new, [*own, "lr"] if new_schedule else own, in_proportion=not new_schedule)
@@ -78,8 +76,8 @@ class ChangedOptimizer(Callback):
             state["_last_lr"] = [group["lr"] for group in groups]
 
     def _changed_of(self, group: Mapping[str, Any]) -> list[str]:
-        """Return which settings of the rule of a group's tables have changed: all its tables have
-        one rule now.
+        """Return the changed settings of the row rule of a param group. All tables of a group have
+        the same rule now, so the first table stands for all.
         """
         before, now = (
             settings_of_table(group["tables"][0], settings)
@@ -100,9 +98,10 @@ class ChangedOptimizer(Callback):
 def _groups_of_tables(
     stored: Sequence[dict[str, Any]], fresh: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return for each new param group of tables a copy of the stored one that its first table had.
+    """Return for each new param group of tables a copy of a stored param group: the stored group
+    of the new group's first table.
 
-    Groups that were stored without the names of their tables had one rule.
+    If a checkpoint stored groups without the names of their tables, all its tables had one rule.
     """
     of_table = {table: group for group in stored for table in group.get("tables", ())}
     in_order = len(stored) == len(fresh)
@@ -123,13 +122,14 @@ def _changed(before: Any, now: Settings | None) -> list[str]:
 def _take(
     stored: dict[str, Any], new: Mapping[str, Any], keys: list[str], *, in_proportion: bool
 ) -> None:
-    """Copy some hyper-parameters of a new parameter group into a stored one.
+    """Copy some hyper-parameters of a new param group into a stored param group.
 
     Args:
-        stored: The group as the checkpoint holds it; it is changed.
-        new: The group as the settings make it.
+        stored: The param group of the checkpoint; changed in place.
+        new: The param group that the settings make.
         keys: The hyper-parameters to copy.
-        in_proportion: Whether a new learning rate is scaled as the schedule has scaled the old one.
+        in_proportion: Whether to scale a new learning rate by the factor by which the schedule has
+            scaled the old rate.
     """
     before = stored.get("initial_lr")
     for key in keys:

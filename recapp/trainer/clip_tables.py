@@ -16,15 +16,17 @@ from recapp.optim.optimizer import HybridOptimizer
 def clip_tables_too(
     trainer: Trainer, optimizers: Sequence[Optimizer | Optimizable], tables: Sequence[ShardedTables]
 ) -> None:
-    """Have the trainer clip gradients of table rows too, and the optimiser end their update.
+    """Make the trainer clip the gradients of table rows too. The optimiser's step then updates the
+    rows.
 
     Args:
-        trainer: It clips through its precision plugin, whatever the module.
-        optimizers: Those of the module, to be one `HybridOptimizer`.
+        trainer: The trainer; its precision plugin clips for every module.
+        optimizers: The optimisers of the module: one `HybridOptimizer`.
         tables: The sharded tables.
 
     Raises:
-        ConfigError: Nothing is to be clipped, or by another optimiser.
+        ConfigError: `gradient_clip_val` is not set, or the optimisers are not one
+            `HybridOptimizer`.
     """
     if not trainer.gradient_clip_val:
         raise ConfigError(

@@ -1,17 +1,17 @@
-"""A run's curves as CSV, for any spreadsheet: a row per logged step, a column per name, empty where
-that step has no such number.
+"""A run's curves as CSV, for any spreadsheet: one row per logged step, one column per metric. A
+cell is empty if the step has no value of the metric.
 
     epoch,lr-dense,step,train_auc,train_loss,val_auc
     0,0.001,19,,,
     0,,19,0.6612,0.5093,
 
-`train_loss` is the mean of the steps since the row before that has one. `train_auc`, a running
-metric of the task, is that of the epoch so far.
+`train_loss` is the mean over the steps since the previous row with a `train_loss`. `train_auc`, a
+running metric of the task, is the AUC of the epoch so far.
 
-Lightning's own CSV logger deletes the file of an earlier run when it is set up, before anybody
-knows whether this run can begin, and also where the run resumes from a checkpoint of the same
-directory. Here nothing is touched until there is something to write, and a resumed run keeps the
-rows of the steps that the checkpoint has behind it.
+Lightning's own CSV logger deletes the file of an earlier run during set-up: before it is known
+whether the new run can start, and even if the new run resumes from a checkpoint of the same
+directory. This logger does not touch the file before its first write, and a resumed run keeps the
+rows of the steps before its checkpoint.
 """
 
 import csv
@@ -31,7 +31,7 @@ class CSVCurves(Logger):
 
     Args:
         save_dir: The directory of the run.
-        kept_steps: How many steps' rows of an existing file are kept; 0 begins a new file.
+        kept_steps: The step before which rows of an existing file are kept; 0 begins a new file.
     """
 
     def __init__(self, save_dir: str, kept_steps: int = 0) -> None:
@@ -67,7 +67,7 @@ class CSVCurves(Logger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Append the rows in memory, or write the file anew where they have new columns."""
+        """Append the rows in memory to the file. If they have new columns, rewrite the file."""
         if not self._unsaved:
             return
         before = [] if self._begun else self._kept()
@@ -84,7 +84,7 @@ class CSVCurves(Logger):
         self._begun = True
 
     def finalize(self, status: str) -> None:
-        """Save the last rows, unless the run failed before it wrote any."""
+        """Save the last rows, unless the run failed before its first write."""
         if self._begun or status != "failed":
             self.save()
 

@@ -1,7 +1,7 @@
-"""What recapp uses of a LightningDataModule beyond Lightning's own methods.
+"""Protocols of a LightningDataModule: methods that recapp uses in addition to Lightning's own.
 
-A data module that has none of it trains all the same: the planner then assumes id statistics, open
-modes are `unique`, and a checkpoint holds no position in the data.
+All are optional. Without them the planner assumes id statistics, open modes are `unique`, and a
+checkpoint holds no position in the data.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from recapp.tables.statistics import TableStatistics
 
 @runtime_checkable
 class ProvidesStatistics(Protocol):
-    """Data whose first rows can be read before training, once `setup("fit")` was called."""
+    """Data whose first rows can be read before training, after `setup("fit")`."""
 
     def statistics(
         self,
@@ -30,7 +30,7 @@ class ProvidesStatistics(Protocol):
 
         Args:
             tables: The tables of the model.
-            lookups: What reads them; None takes the lookups that the tables declare.
+            lookups: The lookups of the model; None takes the lookups that the tables declare.
         """
 
     def sample(self, batches: int) -> Sequence[Batch]:
@@ -39,11 +39,11 @@ class ProvidesStatistics(Protocol):
 
 @dataclass
 class Position:
-    """How far training has come.
+    """The position of training in the data.
 
     Args:
         epoch: The epoch, counted from 0.
-        batches: The batches trained in it.
+        batches: The number of batches trained in the epoch.
     """
 
     epoch: int = 0
@@ -55,39 +55,43 @@ class KeepsPosition(Protocol):
     """Data in which training can resume where a checkpoint was saved.
 
     Args:
-        position: How far training has come; a callback writes it after every step.
+        position: The position of training; a callback updates it after every step.
     """
 
     position: Position
 
     @property
     def batch_size(self) -> int:
-        """Return the rows of a training batch over all ranks."""
+        """Return the number of rows of a training batch over all ranks."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position as a checkpoint keeps it: `epoch`, `batches`, `batch_size`, and
-        whatever else the data need to go on from there.
+        """Return the position for a checkpoint: `epoch`, `batches`, `batch_size`, and all other
+        state that the data need to resume.
         """
 
     def id_encoding(self) -> dict[str, Any]:
-        """Return how text becomes ids, as a checkpoint keeps it."""
+        """Return the rules that turn text into ids, for a checkpoint."""
 
     def check_ids(self, checkpoint: str | Path) -> None:
-        """Check that a checkpoint was trained on ids made of text in the same way.
+        """Check that a checkpoint was trained with the same rules from text to ids.
 
         Raises:
-            CheckpointError: Its text became other ids.
+            CheckpointError: The checkpoint's rules give other ids.
         """
 
 
 @runtime_checkable
 class ProvidesExample(Protocol):
-    """Data of which a checkpoint keeps some rows, so that its model can be tried anywhere."""
+    """Data of which a checkpoint keeps some example rows, so that its model can be tried without
+    the data.
+    """
 
     def example(self) -> Sequence[Mapping[str, Any]]:
-        """Return the rows, as `recapp.dataset.example_rows.plain_rows` makes them; rank 0 asks."""
+        """Return the rows in the form of `recapp.dataset.example_rows.plain_rows`; called on
+        rank 0.
+        """
 
 
 def datamodule_of(trainer: Trainer) -> Any:
-    """Return the LightningDataModule of a trainer, None where it has loaders alone."""
+    """Return the LightningDataModule of a trainer; None if the trainer has only loaders."""
     return getattr(trainer, "datamodule", None)

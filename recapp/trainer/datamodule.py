@@ -1,12 +1,13 @@
-"""The LightningDataModule: where a run's rows come from, and where in them it is.
+"""The LightningDataModule: it opens the rows of a run, and keeps the position of training in them.
 
-Lightning counts batches but skips no data on resume, and fetches batches before they are trained.
-So the position is kept here, as (epoch, batches trained in it), written by a callback after each
-step; the train loader reads it at its first `next()`, when Lightning has settled the epoch. It is
-the same on all ranks and holds for any number of ranks and workers.
+Lightning counts batches but skips no data on resume, and it fetches batches before they are
+trained. So this module keeps the position itself, as (epoch, batches trained in the epoch). A
+callback updates the position after each step; the train loader reads it at its first `next()`, when
+Lightning has settled the epoch. The position is the same on all ranks, and is valid for any number
+of ranks and workers.
 
-A position is one in certain files, which are stored beside it. Files that were added behind them
-since are no part of the epoch that is resumed: its rows are cut from the stored files alone, and
+A checkpoint stores a position together with the list of its files. Files that were added after the
+checkpoint do not belong to the resumed epoch: this epoch reads the stored files alone, and
 Lightning asks for new loaders at the next epoch.
 """
 
@@ -43,20 +44,21 @@ from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics
 from recapp.trainer.data_protocols import Position
 
-EXAMPLE_ROWS = 4  # that a checkpoint keeps
+EXAMPLE_ROWS = 4  # rows that a checkpoint keeps
 
 
 @dataclass
 class EpochLoader:
-    """The loader of a training epoch from the position on.
+    """The loader of a training epoch. It starts at the position of training.
 
-    Its length is that of the full epoch, because Lightning continues its count after a resume.
+    Its length is the length of the full epoch, because Lightning continues its count after a
+    resume.
 
     Args:
-        loader: What reads the batches.
-        stream: What `loader` reads; the position is set in it.
-        position: How far training has come.
-        current_epoch: Returns the epoch that Lightning is in.
+        loader: The loader that reads the batches.
+        stream: The stream that `loader` reads; `__iter__` sets its position.
+        position: The position of training.
+        current_epoch: Returns Lightning's current epoch.
     """
 
     loader: BatchLoader
@@ -78,23 +80,23 @@ class ClickData(LightningDataModule):
     """The data module that streams Parquet click logs to this rank.
 
     Args:
-        settings: Which rows come in which order.
+        settings: The rows and their order.
         schema: The columns.
         seed: The seed of the order.
-        prepare: Writes the data where they are generated; called once per host before any rank
-            reads.
-        count_table_rows: Whether the rows that the hashed table of each sparse feature should have
-            (`recapp/dataset/first_rows.py`) are counted before training; False where sizes are
+        prepare: Writes generated data; called once per host before any rank reads.
+        count_table_rows: Whether to count before training how many rows the hashed table of each
+            sparse feature should have (`recapp/dataset/first_rows.py`); False if the sizes are
             known.
-        set_table_rows: Called with these rows, the same on all ranks, once they are counted.
-        max_table_rows: The largest number of rows that such a table may have; None where tables
-            grow, and rows are those that are expected.
-        scoring: The rows that `Trainer.predict` scores; None where nothing is predicted.
-        resume_data: What happens where training resumes inside of an epoch and the training files
-            are not those of the checkpoint: "check" refuses it, "ignore" goes on with a note.
+        set_table_rows: Called with these numbers of rows after the count, with the same numbers on
+            all ranks.
+        max_table_rows: The largest number of rows of such a table. None if tables grow; the counted
+            number is then the number of rows expected.
+        scoring: The rows that `Trainer.predict` scores; None for no prediction.
+        resume_data: The action if training resumes inside an epoch and its training files differ
+            from the files of the checkpoint: "check" raises an error, "ignore" goes on with a note.
 
     Raises:
-        ConfigError: `resume_data` is neither.
+        ConfigError: `resume_data` is neither "check" nor "ignore".
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class ClickData(LightningDataModule):
         self._counts = count_table_rows or set_table_rows is not None
         self._take_table_rows = set_table_rows
         self.table_rows: list[int] | None = None
-        """The rows that tables should have; None before they are counted."""
+        """The number of rows that each table should have; None before the count."""
         self._max_table_rows = max_table_rows
         self.position = Position()
         self._opened: ClickRows | None = None
@@ -131,30 +133,30 @@ class ClickData(LightningDataModule):
         self._scoring = scoring
         self._prediction_input: PredictionInput | None = None
         self.find_finished: Callable[[], Sequence[int]] | None = None
-        """Returns the score parts that need not be scored; every rank calls it, once the model is
-        loaded."""
+        """Returns the score parts that are finished already; every rank calls it, after the model
+        is loaded."""
 
     def prepare_data(self) -> None:
-        """Generate the data, if they are generated; Lightning calls it on one rank a host.
+        """Generate the data, if the settings ask for it; Lightning calls it on one rank per host.
 
-        A prediction needs none of them.
+        A prediction does not need generated data.
         """
         predicting = self.trainer is not None and self.trainer.predicting
         if self._prepare is not None and not predicting:
             self._prepare()
 
     def setup(self, stage: str) -> None:
-        """Read the footers of the files, cut training from validation rows, and size tables where
-        that is wanted.
+        """Read the footers of the files, split training from validation rows, and count table rows
+        if `count_table_rows` asks for it.
+
+        A prediction needs only the rows to score.
 
         Args:
             stage: Lightning's "fit", "validate", "test" or "predict".
 
-        For a prediction only the rows that are to be scored have to be there.
-
         Raises:
-            ConfigError: The rows have no labels, so only predictions can be made of them; or
-                nothing says which rows are to be scored.
+            ConfigError: The rows have no labels, so they can only be scored; or `scoring` does not
+                name the rows to score.
         """
         if stage == "predict":
             self._open_prediction_input()
@@ -198,18 +200,18 @@ class ClickData(LightningDataModule):
 
     @property
     def _rank(self) -> tuple[int, int]:
-        """Return the number of this rank, and how many there are."""
+        """Return the number of this rank, and the number of ranks."""
         assert self.trainer is not None
         return self.trainer.global_rank, self.trainer.world_size
 
     @property
     def batch_size(self) -> int:
-        """Return the rows of a training batch over all ranks."""
+        """Return the number of rows of a training batch over all ranks."""
         return self.settings.batch_size
 
     def example(self) -> list[dict[str, Any]]:
-        """Return the first rows that validate, or that train where none does, as plain values; none
-        on other ranks than 0, and before training was set up.
+        """Return the first validation rows as plain values, or the first training rows if there is
+        no validation. Return no rows on ranks other than 0, and before `setup("fit")`.
         """
         return self._example
 
@@ -221,17 +223,17 @@ class ClickData(LightningDataModule):
         return plain_rows(example_rows(source, self.schema, rows)) if rows else []
 
     def id_encoding(self) -> dict[str, Any]:
-        """Return how text becomes ids, as a checkpoint keeps it."""
+        """Return the rules that turn text into ids, for a checkpoint."""
         return self.schema.id_encoding()
 
     def check_ids(self, checkpoint: str | Path) -> None:
-        """Check that a checkpoint was trained on ids made of text in the same way.
+        """Check that a checkpoint was trained with the same rules from text to ids.
 
-        A checkpoint of an earlier recapp does not say how; it read all text as hexadecimal. Where
-        this run does not, that is noted.
+        A checkpoint of an early recapp does not store the rules; that recapp read all text as
+        hexadecimal. If this run reads text in another way, print a note.
 
         Raises:
-            CheckpointError: Text of a column became other ids.
+            CheckpointError: The text of a column became other ids in the checkpoint.
         """
         info = read_manifest(checkpoint).info
         schema = self.schema
@@ -246,11 +248,15 @@ class ClickData(LightningDataModule):
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Return the numbers of rows to train on and to validate on; known after `setup`."""
+        """Return the number of training rows and the number of validation rows; known after
+        `setup`.
+        """
         return self._rows.train.rows, self._rows.val.rows
 
     def train_dataloader(self) -> EpochLoader:
-        """Return the loader of this rank's part of every global batch, from the position on."""
+        """Return the loader of this rank's part of every global batch; it starts at the
+        position.
+        """
         stream = self._rows.training_stream(*self._rank)
         trainer = self.trainer
         assert trainer is not None
@@ -262,12 +268,12 @@ class ClickData(LightningDataModule):
         )
 
     def sample(self, batches: int) -> list[Batch]:
-        """Return this rank's first training batches of the first epoch, whatever the position is.
+        """Return this rank's first training batches of the first epoch, at any position.
 
-        The modes of tables are decided by what these batches exchange.
+        The bytes that these batches exchange decide the modes of tables.
 
         Args:
-            batches: How many to return.
+            batches: The number of batches.
         """
         stream = self._rows.training_stream(*self._rank)
         stream.set_position(0, 0)
@@ -278,28 +284,27 @@ class ClickData(LightningDataModule):
         tables: Sequence[EmbeddingConfig],
         lookups: Sequence[TableLookup] | None = None,
     ) -> dict[str, TableStatistics]:
-        """Return id statistics of the tables, by table, from the first training rows of the first
-        epoch.
+        """Return id statistics by table, counted on the first training rows of the first epoch.
 
-        They do not depend on the rank or the number of ranks (`ClickRows.statistics`).
+        The statistics do not depend on the rank or the number of ranks (`ClickRows.statistics`).
 
         Args:
             tables: The tables whose ids are counted.
-            lookups: What reads them; None takes what they declare.
+            lookups: The lookups of these tables; None takes the lookups that the tables declare.
         """
         if self.trainer is not None:
-            # refuses an impossible order before anything is written
+            # raises an error for an impossible order before the run writes a file
             self._rows.training_stream(*self._rank)
         return self._rows.statistics(tables, lookups)
 
     @property
     def val_rows(self) -> int:
-        """Return the number of rows to validate on."""
+        """Return the number of validation rows."""
         return self._rows.val.rows
 
     def val_dataloader(self) -> BatchLoader:
-        """Return the loader of every validation row once, in file order; a rank that has none left
-        gets empty batches.
+        """Return the loader of every validation row once, in file order. A rank that has no rows
+        left gets empty batches.
         """
         return self._measured(self._rows.val)
 
@@ -317,7 +322,7 @@ class ClickData(LightningDataModule):
 
     @property
     def prediction_input(self) -> PredictionInput:
-        """Return the rows that are to be scored; known after `setup("predict")`."""
+        """Return the rows to score; known after `setup("predict")`."""
         assert self._prediction_input is not None
         return self._prediction_input
 
@@ -328,8 +333,8 @@ class ClickData(LightningDataModule):
         return RankInput(self.prediction_input, unscored, *self._rank)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, the batch size in which it is counted, and the fingerprint of the
-        training files that its epoch reads (`recapp/dataset/fingerprint.py`).
+        """Return the position, the batch size of its batches, and the fingerprint of the training
+        files of its epoch (`recapp/dataset/fingerprint.py`).
         """
         files = self._rows_of(self.position.epoch).train.files if self._opened else ()
         known = Fingerprint.of(self._facts[: len(files)]) if self._facts is not None else None
@@ -341,11 +346,11 @@ class ClickData(LightningDataModule):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the position of a checkpoint; under another batch size that of the same row, rounded
-        down to a batch.
+        """Set the position to the position of a checkpoint. If the batch size has changed, take the
+        position of the same row, rounded down to a whole batch.
 
         Raises:
-            CheckpointError: Training is to go on in the middle of an epoch, and its files have
+            CheckpointError: Training resumes in the middle of an epoch, and the epoch's files have
                 changed.
         """
         self.position.epoch = int(state_dict.get("epoch", 0))
@@ -356,8 +361,8 @@ class ClickData(LightningDataModule):
             self._resume_files(state_dict.get("files"), batches)
 
     def _resume_files(self, stored: object, batches: int) -> None:
-        """Compare the training files with those of a checkpoint, and hold on to these where others
-        were added behind them.
+        """Compare the training files with the files of a checkpoint. If files were added after
+        them, read the resumed epoch from the checkpoint's files alone.
         """
         assert self.trainer is not None and self._opened is not None and self._facts is not None
         resumed = resumed_files(
@@ -373,5 +378,5 @@ class ClickData(LightningDataModule):
             paths = tuple(file.path for file in self._opened.train.files[: resumed.count])
             self._held = open_rows(replace(self.settings, path=paths), self.schema, self.seed)
             self._held_epoch = self.position.epoch
-            # new loaders at each epoch, of which the next one needs some
+            # the next epoch reads all files, so Lightning must ask for new loaders
             self.trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The rows of dynamic tables while they train: logged at every validation, printed at the end."""
+"""The numbers of rows of dynamic tables: logged at every validation, printed at the end."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 
 class LogDynamicRows(Callback):
-    """Logs how many rows every dynamic table has, and how many keys were new, admitted and evicted
-    in this run: `rows/C3`, `new_keys/C3`, `admitted/C3`, `evicted/C3`.
+    """Logs for every dynamic table the number of its rows, and the numbers of new, admitted and
+    evicted keys in this run: `rows/C3`, `new_keys/C3`, `admitted/C3`, `evicted/C3`.
 
-    Every rank takes part, which costs a small message.
+    It is collective, and sends one small message.
     """
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -42,8 +42,8 @@ class LogDynamicRows(Callback):
 
 
 def counted_rows(shared: ShardedTables) -> list[dict[str, Any]]:
-    """Return a record for each dynamic table: its rows and what has happened to keys in this run.
-    Every rank calls it.
+    """Return a record for each dynamic table: the number of its rows, and the numbers of new,
+    admitted and evicted keys in this run. It is collective.
     """
     rows = shared.stored.rows_of_runs()
     changes = shared.stored.changes() if rows else {}

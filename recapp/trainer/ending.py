@@ -1,12 +1,12 @@
-"""Ends a run before its time, on all ranks at the same step: after a signal, or when a loss is not
-finite.
+"""Ends a run early, on all ranks at the same step: after a signal, or when a loss is not finite.
 
-A rank puts its report (the signal it got, the step of a loss that is not finite) into the header of
-the counts message of its next batch, so all ranks get it with the counts, and no message is added.
-With look-ahead that is one step later on the CPU; on a GPU, where a loss is read a step late, two.
+A rank puts its report (its signal, the step of a loss that is not finite) into the header of the
+counts message of its next batch. All ranks get the report with the counts, without an additional
+message. With look-ahead they get it one step later on the CPU, and two steps later on a GPU,
+because a GPU's loss is read one step late.
 
-    a signal, on any rank     checkpoint, then `Stopped` on all ranks; no validation, which may take
-                              longer than the scheduler that stops the run waits
+    a signal, on any rank     checkpoint, then `Stopped` on all ranks; no validation, because a
+                              validation may take longer than the scheduler waits before it kills
     a loss that is nan        `TrainingError` on all ranks, with the rank and the step; nothing is
                               saved
 """
@@ -27,18 +27,18 @@ from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.finite import LossWatch
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
-# of a rank's report: the signal it got; the bits above are the step whose loss was not finite
+# low bits of a rank's report: the signal; the higher bits: the step whose loss was not finite
 SIGNAL_BITS = 8
 
 
 class EndTogether(BatchCallback):
-    """Ends training on all ranks at the same step. It stands before callbacks that save.
+    """Ends training on all ranks at the same step. It must come before callbacks that save.
 
-    `reason` is when and why a signal has ended training; None where it has not.
+    `reason` is a text with the step and the signal that ended training; None if no signal did.
 
     Args:
-        save: Writes a checkpoint of the state as it is; called on all ranks.
-        grace: The seconds that a checkpoint under way has after a signal.
+        save: Writes a checkpoint of the current state; called on all ranks.
+        grace: The seconds after a signal in which a checkpoint under way may finish.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class EndTogether(BatchCallback):
         self._report = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Report signals to the other ranks from here on.
+        """Report signals to the other ranks from now on.
 
-        An earlier signal ends this rank alone, as there is nothing to save.
+        An earlier signal ends this rank alone, because there is nothing to save yet.
         """
         self._losses = LossWatch()
         self._report = 0
@@ -62,8 +62,8 @@ class EndTogether(BatchCallback):
         stopping.listen(lambda number: self._add_to_report(trainer, number), self.grace)
 
     def _add_to_report(self, trainer: Trainer, bits: int) -> None:
-        """Set bits of this rank's report in the headers at once: the next counts to leave are those
-        of a batch that is looked ahead to.
+        """Set bits of this rank's report in the headers at once, because look-ahead sends the next
+        counts before the next step.
         """
         self._report |= bits
         for shared in _strategy(trainer).sharded_tables():
@@ -72,7 +72,9 @@ class EndTogether(BatchCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Check the loss, read the reports of all ranks, and end where one of them asks for it."""
+        """Check the loss, read the reports of all ranks, and end training if one of them asks for
+        the end.
+        """
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         self._losses.check(trainer.global_step, loss if isinstance(loss, Tensor) else None)
         self._add_to_report(trainer, self._losses.step << SIGNAL_BITS)
@@ -85,7 +87,7 @@ class EndTogether(BatchCallback):
         self._check_all_losses(trainer)
 
     def on_batch(self, trainer: Trainer, done: int) -> None:
-        """Break off a validation inside of training where a signal asks to stop."""
+        """Stop a validation inside training after a signal."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._stop_after_signal(trainer, self._reports_of_ranks(trainer))
 
@@ -96,20 +98,20 @@ class EndTogether(BatchCallback):
         self._check_all_losses(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Give signals the meaning they had before training."""
+        """Restore the signal handlers of the time before training."""
         stopping.stop_listening()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Give signals the meaning they had before training."""
+        """Restore the signal handlers of the time before training."""
         stopping.stop_listening()
 
     def _reports_of_ranks(self, trainer: Trainer) -> list[int]:
         """Return the report of each rank.
 
-        It came with the counts; a model without tables exchanges none, so its ranks gather their
-        reports.
+        The reports came with the counts. A model without tables exchanges no counts, so its ranks
+        gather the reports.
         """
         strategy = _strategy(trainer)
         reports_CW = [c.header.wanted_W for c in strategy.sharded_tables() if c.header.wanted_W]
@@ -118,10 +120,10 @@ class EndTogether(BatchCallback):
         return [reduce(or_, reports_C) for reports_C in zip(*reports_CW, strict=True)]
 
     def _check_all_losses(self, trainer: Trainer) -> None:
-        """Check the losses of the last steps on all ranks, whose reports no counts have carried
+        """Check on all ranks the losses of the last steps, which no counts message has reported
         yet.
 
-        It waits for every rank, so it comes only before work that does so anyway.
+        It waits for every rank, so call it only before work that waits for every rank anyway.
         """
         if trainer.state.fn != TrainerFn.FITTING:
             return
@@ -149,7 +151,7 @@ class EndTogether(BatchCallback):
         strategy = _strategy(trainer)
         strategy.on_train_end()
         for name in [name for name in trainer.callback_metrics if name.startswith("val_")]:
-            del trainer.callback_metrics[name]  # of an earlier state: this one was not validated
+            del trainer.callback_metrics[name]  # this state was not validated, an earlier one was
         self.save(trainer)
         stopped = Stopped(signals[0][1])
         ranks = [str(rank) for rank, _ in signals]
@@ -164,7 +166,9 @@ def _strategy(trainer: Trainer) -> EmbeddingShardingStrategy:
 
 
 def _advice(trainer: Trainer) -> str:
-    """Return what to try: lower learning rates, the highest named first, or other data."""
+    """Return an advice: lower the learning rates, with the highest rate first, or check the
+    data.
+    """
     groups = sorted(trainer.optimizers[0].param_groups, key=lambda group: -group["lr"])
     rates = dict.fromkeys(
         f"optimizer.{str(group.get('name', 'dense')).partition('/')[0]}.lr (now {group['lr']:g})"

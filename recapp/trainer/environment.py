@@ -1,9 +1,9 @@
-"""Lightning's cluster environment: which rank this is, as `recapp/processes/rank_environment.py`
-reads it, so that the whole product has one answer.
+"""Lightning's cluster environment, which tells Lightning the rank of this process. It takes the
+rank from `recapp/processes/rank_environment.py`, so that all of recapp uses the same rank.
 
-Lightning's own environments differ in what they accept: its SLURM refuses `srun -n 2`, installs a
-handler that requeues the job, and meets at one port for all steps of a job; ranks started by hand
-are not ranks to it unless LOCAL_RANK is there.
+Lightning's own environments accept other launches. Its SLURM environment refuses `srun -n 2`,
+installs a handler that requeues the job, and uses one port for all steps of a job. Ranks that were
+started by hand are ranks for Lightning only if LOCAL_RANK is set.
 """
 
 import re
@@ -14,16 +14,16 @@ from recapp.errors import LaunchError, RankError
 from recapp.processes.rank_environment import RankInfo, started_externally
 
 LATE = re.compile(r"timed? ?out", re.IGNORECASE)
-"""What torch says where ranks that are there have waited for others that are not."""
+"""The text of torch's error after some ranks have waited in vain for others."""
 
 
 def meeting_error(error: Exception, cluster: ClusterEnvironment) -> LaunchError | RankError:
-    """Return the error of ranks that could not meet: a `RankError` where others did not come in
-    time.
+    """Return the error of ranks that cannot meet: a `RankError` if the other ranks did not come in
+    time, else a `LaunchError`.
 
     Args:
-        error: What torch has raised.
-        cluster: Where they were to meet.
+        error: The error that torch has raised.
+        cluster: The environment with the address of the meeting.
     """
     kind = RankError if LATE.search(str(error)) else LaunchError
     return kind(
@@ -33,7 +33,7 @@ def meeting_error(error: Exception, cluster: ClusterEnvironment) -> LaunchError 
 
 
 class RankEnvironment(ClusterEnvironment):
-    """A cluster in which all ranks have been started.
+    """A cluster whose ranks were all started from outside.
 
     Args:
         info: The number, host and address of this rank.
@@ -79,7 +79,9 @@ class RankEnvironment(ClusterEnvironment):
         """Ignore Lightning's number, which follows from its product of devices and nodes."""
 
     def local_rank(self) -> int:
-        """Return the number of this rank among those of its host, which is its GPU's, too."""
+        """Return the number of this rank among the ranks of its host; its GPU has the same
+        number.
+        """
         return self.info.local_rank
 
     def node_rank(self) -> int:

@@ -1,8 +1,8 @@
-"""Whether the losses of training are finite numbers, without making a GPU wait.
+"""Checks whether the losses of training are finite, without making a GPU wait.
 
-On the CPU a loss is read when its step ends. On a GPU it is copied to the host beside the work that
-is queued, and read when the next step has been queued behind it: the host waits for the copy only
-where it is more than a step ahead, and the GPU still has a step to do.
+On the CPU a loss is read when its step ends. On a GPU a loss is copied to the host while queued
+work runs, and is read after the next step has been queued. The host waits for the copy only if the
+host is more than one step ahead, and then the GPU still has one step to run.
 """
 
 import math
@@ -15,20 +15,21 @@ from torch import Tensor
 class LossWatch:
     """A check of the loss of every step of this rank.
 
-    `step` is the first step whose loss is not finite; 0 as long as there is none.
+    `step` is the first step whose loss is not finite; 0 while all losses are finite.
     """
 
     def __init__(self) -> None:
         self.step = 0
-        # step, loss, the event of its arrival
+        # the step, its loss, the event at the end of the copy
         self._under_way: tuple[int, Tensor, Any] | None = None
 
     def check(self, step: int, loss: Tensor | None) -> None:
-        """Check the loss of a step that has just been queued; on a GPU that of the step before.
+        """Check the loss of a step that has just been queued; on a GPU check the loss of the step
+        before.
 
         Args:
             step: The number of the step, from 1 on.
-            loss: A scalar; None where the step has none.
+            loss: The scalar loss; None if the step has no loss.
         """
         self.check_pending()  # the step before this one
         if loss is None:

@@ -1,4 +1,4 @@
-"""Ranks that are forked from a notebook, whose cells no fresh interpreter could run again."""
+"""Ranks that a notebook forks, because a new interpreter cannot run the notebook's cells again."""
 
 import os
 import sys
@@ -15,25 +15,26 @@ from recapp.processes.data_workers import die_with_parent
 FORK: Literal["fork"] = "fork"
 THREADS = "OMP_NUM_THREADS"
 TABLES_LEFT = "tables_left_in_ranks"
-"""The attribute of a module that forked ranks have trained, and whose tables are not here."""
+"""The attribute of a module whose tables were trained in forked ranks and are not in this
+process."""
 
 
 def in_a_notebook() -> bool:
-    """Return whether this process is a notebook's, whose cells no other process can run again."""
+    """Return whether this process runs a notebook, whose cells no other process can run again."""
     return hasattr(sys, "ps1")
 
 
 class ForkedRanks(_MultiProcessingLauncher):
     """Lightning's launcher of forked ranks, for sharded tables.
 
-    A rank computes on one thread: the threads of OpenMP that the notebook has used are not there
-    after a fork, and a rank that waits for them hangs. Tables stay in the ranks and end with them:
-    the notebook's own module is marked, so that it is not taken for a trained one.
+    A rank computes on one thread, because the notebook's OpenMP threads do not exist after a fork,
+    and a rank that waits for them hangs. Tables stay in the ranks and are lost when the ranks end.
+    So the launcher marks the notebook's own module as a module without trained tables.
     """
 
     def _wrapping_function(self, process_idx: int, *args: Any, **kwargs: Any) -> None:
         die_with_parent()
-        os.environ[THREADS] = "1"  # Lightning sets more where this is not said
+        os.environ[THREADS] = "1"  # if it is not set, Lightning sets more threads
         torch.set_num_threads(1)
         super()._wrapping_function(process_idx, *args, **kwargs)
 
@@ -49,13 +50,14 @@ class ForkedRanks(_MultiProcessingLauncher):
 
 
 def check_tables_are_here(module: LightningModule) -> None:
-    """Check that a module was not trained in ranks that have ended with its tables.
+    """Check that the trained tables of a module are in this process.
 
     Args:
         module: The module that a trainer is about to run.
 
     Raises:
-        ConfigError: It was, and no checkpoint was loaded since.
+        ConfigError: Forked ranks have trained the module and ended with its tables, and no
+            checkpoint was loaded since.
     """
     if getattr(module, TABLES_LEFT, False):
         name = type(module).__name__

@@ -1,4 +1,4 @@
-"""What the ranks of a run find where they are started: hosts, devices, memory, ids of the data.
+"""The facts that the ranks of a run find at start: hosts, devices, memory, ids of the data.
 
 Comm, device                     -> a record for each rank -> Topology
 module, Topology, rule, data     -> PlanningProblem
@@ -32,7 +32,7 @@ def found_ranks(comm: Comm, device: torch.device, memory_bytes: int | None) -> l
     Args:
         comm: The ranks.
         device: The device of this rank.
-        memory_bytes: What this rank may use; None takes what is free.
+        memory_bytes: The memory that this rank may use, in bytes; None takes the free memory.
     """
     here = {
         "host": socket.gethostname(),
@@ -46,15 +46,15 @@ def found_ranks(comm: Comm, device: torch.device, memory_bytes: int | None) -> l
 
 
 def found_problem(module: LightningModule, topology: Topology, rule: Rules) -> PlanningProblem:
-    """Return what rank 0 knows of the planning problem when the plan is made.
+    """Return the planning problem as rank 0 knows it at start.
 
-    Id statistics are measured only where several ranks are about to train. Batch sizes, payload and
-    look-ahead have their defaults.
+    Id statistics are measured only if several ranks train. Batch sizes, payload and look-ahead have
+    their defaults.
 
     Args:
         module: The module whose tables are sharded.
         topology: The ranks and their memory.
-        rule: What an update does to a row, or rules by table name or glob.
+        rule: The row rule of all tables, or row rules by table name or glob.
     """
     tables = embedding_tables(module)
     data = _data_to_look_at(module, topology.world_size) if tables else None
@@ -73,10 +73,10 @@ def found_problem(module: LightningModule, topology: Topology, rule: Rules) -> P
 
 
 def with_counted_modes(module: LightningModule, plan: ShardingPlan) -> ShardingPlan:
-    """Return the plan with its open modes decided by what they exchange in the first training
-    batches.
+    """Return the plan with its open modes decided: count the bytes that each mode exchanges in the
+    first training batches.
 
-    The plan is returned as it is where there are no batches to count on.
+    Return the plan unchanged if there are no batches to count.
     """
     data = _data_to_look_at(module, plan.world_size)
     batches = [] if data is None else [batch.sparse for batch in data.sample(SAMPLE_BATCHES)]

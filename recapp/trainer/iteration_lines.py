@@ -1,11 +1,11 @@
-"""Lines of progress as HugeCTR prints them, for programs and scripts that read its log:
+"""Progress lines in HugeCTR's format, for programs and scripts that read HugeCTR's log:
 
     [HCTR][14:35:10.123][INFO][RK0][main]: Iter: 100 Time(100 iters): 8.120000s Loss: 0.140830 lr:..
     [HCTR][14:35:12.456][INFO][RK0][main]: Evaluation, AverageLoss: 0.138196
     [HCTR][14:35:12.457][INFO][RK0][main]: Eval Time for 70 iters: 2.333000s
 
-The loss is the mean over the whole batch of that iteration, the rate that of the next one. The
-time of evaluations and checkpoints is no part of that of iterations.
+The loss is the mean over the global batch of the printed iteration. The learning rate is the rate
+of the next iteration. The time of iterations excludes evaluations and checkpoints.
 """
 
 import time
@@ -22,14 +22,14 @@ from recapp.trainer.module import measures_of
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 NAMES = {"log loss": "AverageLoss"}
-"""HugeCTR's name of a metric, by its title, where it has another one."""
+"""HugeCTR's names of metrics by recapp's title, for metrics with another name there."""
 
 
 class IterationLines(ProgressBar):
     """Prints a line every few iterations, and the metrics of each evaluation, on standard output.
 
     Args:
-        every: The iterations between two lines; 0 prints none.
+        every: The number of iterations between two lines; 0 prints no lines of iterations.
     """
 
     def __init__(self, every: int) -> None:
@@ -42,10 +42,12 @@ class IterationLines(ProgressBar):
         self._evaluation = 0.0
 
     def enable(self) -> None:
-        """Print lines, as at the start."""
+        """Do nothing: lines are always printed."""
 
     def disable(self) -> None:
-        """Do nothing: Lightning silences bars of other ranks, whose lines are not printed."""
+        """Do nothing: Lightning disables the bars of ranks other than 0, and they print no lines
+        anyway.
+        """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
@@ -67,7 +69,7 @@ class IterationLines(ProgressBar):
         batch: Batch,
         batch_idx: int,
     ) -> None:
-        """Print a line every `every` iterations; all ranks send their losses then."""
+        """Print a line every `every` iterations; for it, all ranks gather their losses."""
         if not self.every or trainer.global_step % self.every:
             return
         strategy = trainer.strategy
@@ -92,13 +94,13 @@ class IterationLines(ProgressBar):
         return self._seconds + running
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock of iterations, and start that of the evaluation."""
+        """Stop the clock of iterations, and start the clock of the evaluation."""
         self._seconds = self._stopped()
         self._since = None
         self._evaluation = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print what the evaluation measured."""
+        """Print the metrics and the time of the evaluation."""
         seconds = time.perf_counter() - self._evaluation
         for measure in measures_of(pl_module):
             if measure.shown and measure.of_validation in trainer.callback_metrics:
@@ -110,7 +112,7 @@ class IterationLines(ProgressBar):
             _line(trainer, f"Eval Time for {batches} iters: {seconds:.6f}s")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print how long all of it took."""
+        """Print the time of the whole training."""
         data = datamodule_of(trainer)
         assert isinstance(data, KeepsPosition)
         seconds = time.perf_counter() - self._began

@@ -1,12 +1,12 @@
-"""`last.ckpt`, from which training resumes, and which checkpoint is the best over all runs of a
+"""Writes `last.ckpt`, from which training resumes, and finds the best checkpoint over all runs of a
 model.
 
     checkpoints/step_000020.ckpt                 the best, of Lightning's ModelCheckpoint
-    checkpoints/last.ckpt -> step_000020.ckpt    where it is the last one, too
+    checkpoints/last.ckpt -> step_000020.ckpt    if the best is also the last
     checkpoints/last.ckpt -> last.ckpt.000027    else a directory of its own
 
-`last.ckpt` is always a link, so it is replaced in one rename: at every moment it leads to a whole
-checkpoint.
+`last.ckpt` is always a link, and one rename replaces it. So it points to a whole checkpoint at
+every moment.
 """
 
 import os
@@ -28,13 +28,13 @@ from recapp.trainer.batch_callback import BatchCallback
 
 
 class KeepLast(BatchCallback, Checkpoint):
-    """Validates at the last step of a run, however it ends, and leaves `last.ckpt`, from which
-    training resumes.
+    """Validates at the last step of a run, whatever limit ends the run, and writes `last.ckpt`,
+    from which training resumes.
 
-    Lightning validates after a stop, but not where max_steps ends an epoch early or where
-    validation goes by steps: so the last step becomes a stop. All of it happens inside the epoch,
-    because a checkpoint written after it would say that the epoch is over. Where a
-    `ModelCheckpoint` has just written the same state, `last.ckpt` is a link to it.
+    Lightning validates after a stop, but not if max_steps ends an epoch early, and not if
+    validation counts steps. So this callback turns the last step into a stop. It acts inside the
+    epoch, because a checkpoint written after the epoch would record the epoch as complete. If a
+    `ModelCheckpoint` has just written the same state, `last.ckpt` is a link to that checkpoint.
 
     Args:
         folder: The directory of the checkpoints.
@@ -47,11 +47,10 @@ class KeepLast(BatchCallback, Checkpoint):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Give every `ModelCheckpoint` the best checkpoints of the run that is resumed, wherever
-        they are.
+        """Give every `ModelCheckpoint` the best checkpoints of the resumed run, in any directory.
 
-        Lightning forgets the scores of checkpoints in another directory, and calls the next one the
-        best.
+        Lightning drops the scores of checkpoints in another directory, and would then take the next
+        checkpoint for the best.
         """
         states = checkpoint["callbacks"]
         beside = Path(trainer.ckpt_path or "").absolute().parent
@@ -71,7 +70,7 @@ class KeepLast(BatchCallback, Checkpoint):
                 )
 
     def on_step(self, trainer: Trainer, done: int) -> None:
-        """Make the last step a stop, and save after it where nothing validates."""
+        """Turn the last step into a stop. Save after it if there is no validation."""
         epochs = trainer.max_epochs
         last_epoch = epochs is not None and 0 <= epochs <= trainer.current_epoch + 1
         over = last_epoch and trainer.is_last_batch
@@ -81,12 +80,12 @@ class KeepLast(BatchCallback, Checkpoint):
             self._keep(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the state that was validated, which is the last one until the next validation."""
+        """Save the validated state as the last one until the next validation."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._keep(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the state at the end of an epoch that ended without validation."""
+        """Save the state, if training ended without validation."""
         self._keep(trainer)
 
     def _keep(self, trainer: Trainer) -> None:
@@ -103,17 +102,20 @@ class KeepLast(BatchCallback, Checkpoint):
         trainer.strategy.barrier()
 
     def best_or_last(self, trainer: Trainer) -> str:
-        """Return the path of the best checkpoint; where nothing chooses a best, of the last."""
+        """Return the path of the best checkpoint; the path of the last if no callback chooses a
+        best.
+        """
         callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         best = [c.best_model_path for c in callbacks if c.best_model_path and c.monitor]
         return best[0] if best else str(self.path)
 
 
 def _just_saved(trainer: Trainer) -> Path | None:
-    """Return what a `ModelCheckpoint` has written in this step, if training can resume from it.
+    """Return the checkpoint that a `ModelCheckpoint` has written in this step, if training can
+    resume from it.
 
-    One that monitors nothing writes before this step's validation, so it has an earlier one's
-    metrics.
+    Ignore a `ModelCheckpoint` without monitor: it writes before this step's validation, so its
+    checkpoint has the metrics of an earlier validation.
     """
     for callback in trainer.checkpoint_callbacks:
         if not isinstance(callback, ModelCheckpoint) or callback.save_weights_only:
@@ -128,11 +130,11 @@ def _just_saved(trainer: Trainer) -> Path | None:
 
 
 def best_known(path: str | Path, meta: Mapping[str, Any]) -> Path | None:
-    """Return the best checkpoint of all runs of a model, where it still exists.
+    """Return the best checkpoint of all runs of a model; None if it no longer exists.
 
     Args:
         path: The last checkpoint of these runs.
-        meta: Its plain part, which has the states of callbacks.
+        meta: The `meta.pt` of the last checkpoint, with the states of callbacks.
     """
     with state_must_fit("the list of best checkpoints", "callbacks"):
         for key, state in dict(meta["callbacks"]).items():
@@ -143,7 +145,9 @@ def best_known(path: str | Path, meta: Mapping[str, Any]) -> Path | None:
 
 
 def _found(name: str, beside: Path) -> Path | None:
-    """Return where a checkpoint of an earlier run is: where it was, or beside the run's last."""
+    """Return the path of an earlier run's checkpoint: its old path, or a path next to the run's
+    last checkpoint; None if it is in neither place.
+    """
     path = Path(os.path.normpath(Path(name).absolute()))
     return next((p for p in (path, beside / path.name) if is_checkpoint(p)), None)
 
@@ -151,25 +155,26 @@ def _found(name: str, beside: Path) -> Path | None:
 def _known_best(
     callback: ModelCheckpoint, state: Mapping[str, Any], beside: Path
 ) -> dict[str, Any]:
-    """Return the state of a `ModelCheckpoint`, with those of its best checkpoints that still exist.
+    """Return the state of a `ModelCheckpoint`, reduced to the best checkpoints that still exist.
 
     Args:
         callback: The `ModelCheckpoint` of the new run.
-        state: The state of the earlier run's, as its checkpoint holds it.
-        beside: The directory of that checkpoint; a run's directory may have been moved with all it
-            holds.
+        state: The state of the earlier run's `ModelCheckpoint`, from a checkpoint.
+        beside: The directory of that checkpoint, where the best checkpoints are if the run's
+            directory was moved.
 
     Returns:
-        An empty mapping where none of them exists. Paths are absolute and normalised, so that
-        Lightning recognises those of another directory, which this run must not delete.
+        The state; empty if none of the best checkpoints exists. Paths are absolute and normalised,
+        so that Lightning recognises the checkpoints of another directory: this run must not delete
+        them.
     """
-    if callback.monitor is None:  # the newest is the best, so another directory's say nothing
+    if callback.monitor is None:  # the newest is the best, so other directories do not matter
         return dict(state) if state["dirpath"] == callback.dirpath else {}
     scores = {}
     for name, score in dict(state["best_k_models"]).items():
         found = _found(name, beside)
         if found is not None:
-            # in its own precision: another one would make another score
+            # keep the precision of the score: another precision would change the score
             scores[str(found)] = torch.as_tensor(score)
     ranked = sorted(scores, key=lambda path: float(scores[path]), reverse=callback.mode == "max")
     most = callback.save_top_k

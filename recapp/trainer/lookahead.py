@@ -1,23 +1,23 @@
 """Look-ahead: the next batches' host work, copy and input exchange run while a batch computes.
 
-TorchRec calls this the train pipeline, which prefetches the input_dist of a batch.
+TorchRec calls this the train pipeline; it prefetches the input_dist of a batch.
 
     look_ahead=1     | step 0 | step 1 | step 2 | step 3 (the last)
-    before it, read  |  0, 1  |   2    |   3    |      ids become rows, equal rows are merged;
+    read before      |  0, 1  |   2    |   3    |      ids become rows, equal rows are merged;
                                                        then counts are sent
     in its forward   |   1    |   2    |   3    |      counts travel
     in its backward  |   1    |   2    |   3    |      ids travel, while gradients are made and sent
-    it computes      |   0    |   1    |   2    |   3  asked for everything it needs already
+    computes         |   0    |   1    |   2    |   3  its ids have been exchanged already
 
 On a GPU this early work goes to a stream of its own (`recapp/transport/side_stream.py`), where it
 runs while the step computes.
 
-Only the input exchange is early: it reads no weights, so the numbers are those of a loop that does
-not look ahead, to the last bit. Every rank runs the same program, so messages leave in the same
-order on all of them; a validation in between has its own, which come later.
+Only the input exchange is early. It reads no weights, so the results equal the results without
+look-ahead, to the last bit. Every rank runs the same program, so messages leave in the same order
+on all ranks. A validation in between sends its own messages later.
 
-What was read ahead and not trained (a limit, a stop) is dropped; the position in the data counts
-what was trained.
+Batches that were read ahead and not trained (because of a limit or a stop) are dropped; the
+position in the data counts trained batches only.
 """
 
 from collections import deque
@@ -33,31 +33,31 @@ from recapp.transport.side_stream import SideStream
 
 @dataclass(frozen=True)
 class _Unread:
-    """What takes the position of a batch that could not be read."""
+    """The place holder of a batch that could not be read."""
 
     error: Exception
 
 
 class LookAhead:
-    """A loader whose batches are on the device, and their input exchange under way, before their
-    turn.
+    """A loader that copies batches to the device, and starts their input exchange, before their
+    step.
 
-    The ids of a batch (`sparse_of`) go to every collection. A collection that is called with
-    something else finds no exchange, starts one in its turn as without look-ahead, and is left out
-    once more exchanges wait than batches.
+    The ids of a batch (`sparse_of`) go to every collection. If the model calls a collection with
+    other ids, the collection finds no early exchange, and starts one in the step, as without
+    look-ahead. Look-ahead skips the collection as soon as more exchanges wait than batches.
 
-    An error belongs to its batch's turn: ids that no table has, a file that cannot be read. The
-    other ranks learn of it with the counts, so none waits for a rank that is about to fail, and the
-    step before is trained.
+    An error, such as ids beyond a table or a file that cannot be read, is raised in the step of its
+    batch. The other ranks get the error with the counts, so no rank waits for a rank that will
+    fail, and the step before is trained.
 
     Args:
-        loader: The loader of training batches, the same number on all ranks.
-        depth: How many batches to look ahead, at least 1.
+        loader: The loader of training batches, with the same number of batches on all ranks.
+        depth: The number of batches to look ahead, at least 1.
         tables: Returns the sharded tables of the model.
-        to_device: Moves a batch to the device. What is there already must stay the object it is:
-            forward recognises it.
-        side: The stream for early work, that of the collections; None where the device has none.
-            What the loader itself makes on a device while it is read, it makes there.
+        to_device: Moves a batch to the device. It must keep objects that are on the device already,
+            because forward recognises the ids by identity.
+        side: The stream for early work, which the collections use too; None if the device has no
+            streams. If the loader creates tensors on the device, it creates them on this stream.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LookAhead:
         self._has_ids = True
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the loader: Lightning looks for samplers there."""
+        """Return an attribute of the loader, because Lightning looks for samplers there."""
         if name.startswith("__") or name == "loader":
             raise AttributeError(name)
         return getattr(self.loader, name)
@@ -93,8 +93,8 @@ class LookAhead:
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches in order.
 
-        Nothing is read or sent before the first `next`, because only then Lightning has settled the
-        epoch.
+        The first `next` reads and sends the first batches, because Lightning settles the epoch just
+        before it.
         """
         self.forget()
         self._fed = self.tables()
@@ -116,15 +116,16 @@ class LookAhead:
             yield batch
 
     def forget(self) -> None:
-        """End the exchanges of batches that will not be trained. It is collective."""
+        """End the early exchanges of batches that will not be trained. It is collective."""
         for shared in self.tables():
             shared.forget_ahead()
 
     def _started(self) -> Iterator[tuple[Any, Any]]:
-        """Yield each batch once its exchange has begun, and the event of its copy on the side
-        stream.
+        """Start the exchange of each batch, then yield the batch and the event of its copy on the
+        side stream.
 
-        A batch that cannot be read is one to the other ranks all the same, as are those behind it.
+        If a batch cannot be read, yield a place holder for this batch and for each later batch, so
+        that the other ranks still find a batch here.
         """
         batches = iter(self.loader)
         while True:
@@ -149,22 +150,23 @@ class LookAhead:
 
     def _start(self, ids: KeyedJaggedTensor | Exception) -> None:
         for shared in list(self._fed):
-            # Lightning fetches one more where the length is unknown
+            # Lightning fetches one more batch if the length is unknown
             if shared.look_ahead(ids) > self.depth + 2:
                 shared.forget_ahead()
                 self._fed.remove(shared)
 
     def _failure_ahead(self) -> bool:
-        """Return whether a batch that is looked ahead to will fail on some rank.
+        """Return whether a batch whose exchange has begun will fail on some rank.
 
-        All ranks know that, and none reads beyond it, because the rank that fails cannot.
+        All ranks know the failure, and no rank reads beyond the failing batch, because the rank
+        that fails cannot read further.
         """
         return any(shared.failure_ahead() for shared in self._fed)
 
 
 def sparse_of(batch: Any) -> KeyedJaggedTensor | None:
-    """Return the ids of a batch: the batch itself, or the one KeyedJaggedTensor among the fields of
-    a dataclass (`sparse` of a `Batch`) or in a tuple, list or dict; else None.
+    """Return the ids of a batch: the batch itself, or the only KeyedJaggedTensor among the fields
+    of a dataclass (`sparse` of a `Batch`) or in a tuple, list or dict; else None.
     """
     parts: Iterable[Any] = [batch]
     if isinstance(batch, dict):

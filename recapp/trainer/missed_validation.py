@@ -1,11 +1,11 @@
-"""The validation that a signal has cut off.
+"""Makes up for a validation that a signal has prevented.
 
-    last.ckpt of a step that the unbroken run validates, saved by a signal
-        -> validated, best and last checkpoint -> training goes on, or is over
+    last.ckpt of a step that an unbroken run validates, saved after a signal
+        -> validation, best and last checkpoint -> training goes on, or is over
 
-A signal saves and ends a run without validating. The unbroken run validates that step, keeps the
-best and asks the schedule that waits for gains; so does a run that goes on from there, before
-anything else. What it has then is what the unbroken run had after its validation.
+A signal saves and ends a run without validation. An unbroken run validates at that step, keeps the
+best checkpoint and steps a `ReduceLROnPlateau`. A run that resumes there does the same first, so
+its state then equals the state of the unbroken run after its validation.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from lightning.pytorch.loops.progress import _BatchProgress as BatchProgress
 
 
 def validate_first(trainer: Trainer, *, over: bool) -> None:
-    """Have a trainer whose `fit` resumes at a step that was not validated validate it first, where
-    the unbroken run does.
+    """Make `fit` of a resumed run validate before it trains, if an unbroken run validates at this
+    step.
 
     Args:
         trainer: The trainer, before `fit`.
-        over: Whether it was the last step, after which nothing is trained.
+        over: Whether the step was the last one, so that no training follows.
     """
     go_on = trainer.fit_loop.run
     run = _end if over else _begin
@@ -28,19 +28,19 @@ def validate_first(trainer: Trainer, *, over: bool) -> None:
 
 
 def _begin(trainer: Trainer, go_on: Callable[[], None]) -> None:
-    """Validate where a validation was due at this step, and train on."""
+    """Validate if a validation is due at this step, then go on with training."""
     fit = trainer.fit_loop
     fit.setup_data()
     assert fit._data_fetcher is not None
     if fit.epoch_loop._should_check_val_fx(fit._data_fetcher):
         _validate(trainer)
-        # Lightning goes on as from a checkpoint that was validated
+        # so Lightning goes on as from a checkpoint whose state was validated
         fit.epoch_loop.val_loop._has_run = False
     go_on()
 
 
 def _end(trainer: Trainer, go_on: Callable[[], None]) -> None:
-    """Validate, which every run does after its last step, and train nothing."""
+    """Validate as every run does after its last step; train no further step."""
     fit = trainer.fit_loop
     fit.setup_data()
     fit.on_run_start()
@@ -51,8 +51,8 @@ def _end(trainer: Trainer, go_on: Callable[[], None]) -> None:
 
 
 def _forget_begun(progress: BatchProgress) -> None:
-    """Take the batches of the validation that was cut off out of those of all validations, as it
-    begins again.
+    """Subtract the batches of the interrupted validation from the total count, because this
+    validation starts again.
     """
     begun = progress.current
     total = progress.total
@@ -65,7 +65,7 @@ def _validate(trainer: Trainer) -> None:
     epoch = trainer.fit_loop.epoch_loop
     batches = epoch.batch_progress
     if batches.current.completed < batches.current.processed:  # type: ignore[attr-defined]
-        # the checkpoint was written before its step counted as completed
+        # the checkpoint was written before Lightning counted its step as completed
         batches.increment_completed()
     _forget_begun(epoch.val_loop.batch_progress)
     epoch.val_loop.restarting = False

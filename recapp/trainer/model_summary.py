@@ -1,8 +1,8 @@
-"""Lightning's table of a module's parameters, with the sharded tables counted.
+"""Lightning's table of a module's parameters, including the sharded tables.
 
-Shards are no parameters, so Lightning would print 0 for every collection. Rows are those of all
-ranks, as the parameters of the unsharded module would be; dynamic tables count the rows that are
-expected.
+Shards are not parameters, so Lightning would print 0 for every collection. The summary counts the
+rows of all ranks, like the parameters of the unsharded module. For a dynamic table it counts the
+expected rows.
 """
 
 from collections.abc import Iterable
@@ -17,8 +17,8 @@ from recapp.engine.sharded_collection import ShardedCollection
 
 
 def numbers_in_tables(module: nn.Module) -> int:
-    """Return how many numbers the sharded tables of a module have on all ranks together; a table
-    that collections share counts once.
+    """Return the number of weights in the sharded tables of a module, over all ranks. A table that
+    collections share counts once.
     """
     tables = {
         (id(part.shared), table.name): table
@@ -32,12 +32,14 @@ def numbers_in_tables(module: nn.Module) -> int:
 class _LayerSummary(LayerSummary):
     @property
     def num_parameters(self) -> int:
-        """Return the numbers of the layer's parameters and tables."""
+        """Return the number of weights in the layer's parameters and tables."""
         return super().num_parameters + numbers_in_tables(self._module)
 
 
 class TableSummary(ModelSummary):
-    """The summary of a module whose tables are sharded; arguments as of Lightning's."""
+    """The summary of a module with sharded tables; it takes the arguments of Lightning's
+    `ModelSummary`.
+    """
 
     def summarize(self) -> dict[str, LayerSummary]:
         """Return the summary of every layer."""
@@ -48,17 +50,17 @@ class TableSummary(ModelSummary):
 
     @property
     def total_parameters(self) -> int:
-        """Return the numbers of all parameters and tables."""
+        """Return the number of weights in all parameters and tables."""
         return super().total_parameters + numbers_in_tables(self._model)
 
     @property
     def trainable_parameters(self) -> int:
-        """Return the numbers of all parameters and tables that train."""
+        """Return the number of weights in all parameters and tables that train."""
         return super().trainable_parameters + numbers_in_tables(self._model)
 
 
 def count_tables(callbacks: Iterable[Any]) -> None:
-    """Let Lightning's summary callbacks of a trainer count sharded tables."""
+    """Make Lightning's summary callbacks of a trainer count the sharded tables."""
     for callback in callbacks:
         if isinstance(callback, SummaryCallback):
             callback._summary = _summary_of(callback._max_depth)  # type: ignore[method-assign]

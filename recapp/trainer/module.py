@@ -1,11 +1,10 @@
-"""The LightningModule: model, optimiser and what the task trains. It knows no ranks, no plan and no
-sharding.
+"""The LightningModule: model, optimiser and task. It does not know ranks, plan or sharding.
 
     batch --model--> outputs by name --task--> loss, metrics, scores
 
-Any LightningModule that holds an `EmbeddingBagCollection` trains sharded under
-`EmbeddingShardingStrategy` all the same; this one is what recapp's commands use. Lightning's
-automatic optimisation, callbacks, loggers and schedulers work as in any module.
+recapp's commands use this module. Any other LightningModule that holds an `EmbeddingBagCollection`
+trains sharded under `EmbeddingShardingStrategy` too. Lightning's automatic optimisation, callbacks,
+loggers and schedulers work as in any module.
 """
 
 import math
@@ -34,13 +33,13 @@ class TaskModule(LightningModule):
     """A model that is trained for a task.
 
     Args:
-        task: What it is trained for: loss, metrics, outputs.
-        make_model: Builds the model, tables on the meta device; called once, on every rank alike.
+        task: The task of the training: loss, metrics, outputs.
+        make_model: Builds the model, with tables on the meta device; called once on every rank.
         make_optimizer: Makes the dense part's optimiser from its parameters.
-        make_schedule: Makes a learning-rate schedule of the one optimiser, stepped every batch; a
-            `ReduceLROnPlateau` is stepped after every validation. None keeps rates constant.
+        make_schedule: Makes the learning-rate schedule of the optimiser, stepped after every batch;
+            a `ReduceLROnPlateau` is stepped after every validation. None keeps rates constant.
         seed: The seed of the dense part's start values.
-        monitor: The metric, such as `val_auc`, that a `ReduceLROnPlateau` is stepped with.
+        monitor: The metric, such as `val_auc`, with which a `ReduceLROnPlateau` is stepped.
     """
 
     def __init__(
@@ -60,8 +59,8 @@ class TaskModule(LightningModule):
         self._make_schedule = make_schedule
         self._seed = seed
         self.val_metrics = MetricCollection(dict(task.make_metrics()), compute_groups=False)
-        # The running values on the bar are this rank's: only some ranks compute them, so they may
-        # not need the others.
+        # The bar shows the running values of its own rank. Only some ranks compute them, so the
+        # computation must not wait for other ranks.
         self.train_metrics = MetricCollection(
             dict(task.make_metrics(sync_on_compute=False)), compute_groups=False
         )
@@ -76,11 +75,11 @@ class TaskModule(LightningModule):
             self.model = self._make_model()
 
     def forward(self, batch: Batch) -> Tensor | dict[str, Tensor]:
-        """Return the outputs of the model by name, each [B]; of a task with one output the tensor
-        alone.
+        """Return the outputs of the model by name, each [B]; only the tensor if the task has one
+        output.
 
         Raises:
-            ConfigError: The model returns something else.
+            ConfigError: The model returns other outputs or shapes.
         """
         outputs = self.outputs(batch)
         return outputs if len(outputs) > 1 else next(iter(outputs.values()))
@@ -89,14 +88,14 @@ class TaskModule(LightningModule):
         """Return the outputs of the model by name, each [B].
 
         Raises:
-            ConfigError: The model returns something else.
+            ConfigError: The model returns other outputs or shapes.
         """
         assert self.model is not None
         return self.task.named(self.model(batch), batch.rows, type(self.model).__name__)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the mean loss over this rank's batch; the strategy weighs it where ranks have
-        batches of different size.
+        """Return the mean loss over this rank's batch. The strategy weights the loss if ranks have
+        batches of different sizes.
         """
         outputs = self.outputs(batch)
         loss = self.task.loss(outputs, batch)
@@ -110,8 +109,8 @@ class TaskModule(LightningModule):
         self.task.update(dict(metrics.items(keep_base=True)), outputs, batch)
 
     def _mean_loss(self, loss: Tensor) -> Tensor:
-        """Return the mean loss of the steps since loggers last wrote, this one included, without
-        waiting for the device.
+        """Return the mean loss over the steps since the last write of the loggers, this step
+        included. Do not wait for the device.
         """
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if self._loss_steps == 0 or self.global_step % every == 0:
@@ -122,12 +121,12 @@ class TaskModule(LightningModule):
         return self._loss_sum / self._loss_steps
 
     def on_train_start(self) -> None:
-        """Begin to average the loss anew, without what an earlier fit has left."""
+        """Restart the average of the loss, without the losses of an earlier fit."""
         self._loss_steps = 0
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Log the running metrics where loggers write: every `log_every_n_steps`, and at a stop
-        that a callback may just have asked for.
+        """Log the running metrics at every step at which loggers write: every `log_every_n_steps`,
+        and at a stop.
         """
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if self.global_step % every == 0 or self.trainer.should_stop:
@@ -136,9 +135,9 @@ class TaskModule(LightningModule):
 
     def running(self) -> dict[str, float]:
         """Return the running metrics of the task by name, over this rank's training batches of the
-        epoch so far. Those that these rows do not determine yet are left out.
+        epoch so far. Leave out metrics that are not defined on these rows yet.
 
-        An AUC takes 3 ms, because it walks a histogram.
+        An AUC takes 3 ms, because it sums over a histogram.
         """
         found = {
             measure.name: float(self.train_metrics[measure.name].compute())
@@ -152,7 +151,9 @@ class TaskModule(LightningModule):
         self.train_metrics.reset()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Add a batch to the metrics; an empty one adds nothing but takes part in the exchange."""
+        """Add a batch to the metrics. An empty batch adds nothing, but takes part in the
+        exchange.
+        """
         self._update(self.val_metrics, self.outputs(batch), batch)
 
     def on_validation_epoch_start(self) -> None:
@@ -160,8 +161,8 @@ class TaskModule(LightningModule):
         self.val_metrics.reset()
 
     def on_validation_epoch_end(self) -> None:
-        """Log `val_<metric>` over all ranks, the same numbers on each, and step a schedule that
-        monitors one of them: before a checkpoint is saved, which then holds it.
+        """Log `val_<metric>` over all ranks, with the same numbers on each rank. Then step a
+        `ReduceLROnPlateau`, so that the checkpoint of this validation holds its new state.
         """
         measured = {f"val_{name}": value for name, value in self.val_metrics.compute().items()}
         for name, value in measured.items():
@@ -172,8 +173,10 @@ class TaskModule(LightningModule):
                     config.scheduler.step(float(measured[str(config.monitor)]))
 
     def _validation_is_due(self) -> bool:
-        """Return whether a longer run would validate here, too: a run that goes on from the end of
-        a shorter one must not have looked at rates once more.
+        """Return whether a longer run would also validate at this step.
+
+        If not, the schedule must not be stepped: a run that resumes from the end of a shorter run
+        must have stepped its schedule as often as one long run.
         """
         if not self.trainer.should_stop:
             return True
@@ -183,7 +186,9 @@ class TaskModule(LightningModule):
         return trained % self.trainer.val_check_batch == 0  # type: ignore[operator]
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Add a batch to the metrics; an empty one adds nothing but takes part in the exchange."""
+        """Add a batch to the metrics. An empty batch adds nothing, but takes part in the
+        exchange.
+        """
         self.validation_step(batch, batch_idx)
 
     def on_test_epoch_start(self) -> None:
@@ -191,20 +196,20 @@ class TaskModule(LightningModule):
         self.on_validation_epoch_start()
 
     def on_test_epoch_end(self) -> None:
-        """Log `test_<metric>` over all ranks, the same numbers on each."""
+        """Log `test_<metric>` over all ranks, with the same numbers on each rank."""
         for name, value in self.val_metrics.compute().items():
             self.log(f"test_{name}", value)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
-        """Return the scores of a batch by column, each float32 [B]; of a task with one column the
-        tensor alone. An empty batch takes part in the exchange.
+        """Return the scores of a batch by column, each float32 [B]; only the tensor if the task has
+        one column. An empty batch takes part in the exchange.
         """
         scores = self.task.scores(self.outputs(batch))
         return scores if len(scores) > 1 else next(iter(scores.values()))
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Return one optimiser: the dense parameters' own, and a param group per row rule of the
-        tables whose rate the fused update reads.
+        """Return one optimiser: the optimiser of the dense parameters, and one param group per row
+        rule of the tables. The fused update reads its learning rate from the param group.
         """
         dense = self._make_optimizer([p for p in self.parameters() if p.requires_grad])
         optimizer = hybrid(dense, sharded_tables(self))
@@ -212,7 +217,7 @@ class TaskModule(LightningModule):
             return optimizer
         schedule: dict[str, Any] = {"scheduler": self._make_schedule(optimizer), "interval": "step"}
         if isinstance(schedule["scheduler"], ReduceLROnPlateau):
-            # Lightning would step it by epochs or batches, of which not all end in a validation
+            # Lightning would step it by epochs or batches, and not all of them end in a validation
             schedule |= {"reduce_on_plateau": True, "monitor": self._monitor, "strict": False}
             schedule |= {"interval": "epoch", "frequency": sys.maxsize}
             for group in optimizer.param_groups:
@@ -221,21 +226,22 @@ class TaskModule(LightningModule):
 
 
 def measures_of(module: LightningModule) -> Measures:
-    """Return the metrics of a module's task; those of clicks for a module of the user's own."""
+    """Return the metrics of a module's task; the click metrics for a user's own LightningModule."""
     return module.task.measures if isinstance(module, TaskModule) else CLICK
 
 
 class ClickModule(TaskModule):
-    """A click model with binary cross entropy of its logits, and metrics of the caller's.
+    """A click model that trains with binary cross entropy of its logits, and with metrics that the
+    caller makes.
 
     Args:
         make_model: Builds the model, as for `TaskModule`.
         make_optimizer: Makes the dense part's optimiser from its parameters.
-        make_metrics: Makes fresh metrics by name; each is updated with (logits_B, labels_B). It
+        make_metrics: Makes new metrics by name; each is updated with (logits_B, labels_B). It
             takes torchmetrics' `sync_on_compute`.
         make_schedule: Makes a learning-rate schedule, as for `TaskModule`.
         seed: The seed of the dense part's start values.
-        monitor: The metric, such as `val_auc`, that a `ReduceLROnPlateau` is stepped with.
+        monitor: The metric, such as `val_auc`, with which a `ReduceLROnPlateau` is stepped.
     """
 
     def __init__(
@@ -251,21 +257,21 @@ class ClickModule(TaskModule):
         super().__init__(task, make_model, make_optimizer, make_schedule, seed, monitor)
 
     def train_auc(self) -> float | None:
-        """Return the AUC of this rank's training batches of the epoch so far; None before both
-        classes were seen.
+        """Return the AUC over this rank's training batches of the epoch so far; None while only
+        one class was seen.
         """
         return self.running().get("auc")
 
 
 class _ClickTask(ClickTask):
-    """Click prediction, measured by the metrics that a caller makes."""
+    """The task of click prediction, with metrics that the caller makes."""
 
     def __init__(self, make_metrics: Callable[..., Mapping[str, Metric]]) -> None:
         super().__init__([name for name in make_metrics() if name in _CLICK_METRICS])
         self._make_metrics = make_metrics
 
     def make_metrics(self, sync_on_compute: bool = True) -> dict[str, Metric]:
-        """Return fresh metrics of the caller's by name."""
+        """Return new metrics of the caller by name."""
         if sync_on_compute:
             return dict(self._make_metrics())
         return dict(self._make_metrics(sync_on_compute=False))

@@ -1,11 +1,12 @@
-"""Records where a run's time and memory go, per phase and rank: `performance.json`
+"""Records a run's time per phase and memory, on every rank: `performance.json`
 (recapp/reporting/performance.py).
 
     batch arrives -> [data] input_dist ... -> [outside] forward ... vectors
                   -> [autograd] backward ... update -> [outside] step is over
 
-An observer (`recapp/engine/state.py`) is called where a collection begins to work and where each
-of its parts ends: what lies between an end and the next beginning is not the collection's.
+A collection calls an observer (`recapp/engine/state.py`) when it begins to work and when each part
+of its work ends. The time between an end and the next beginning belongs to the phases `data` and
+`outside`.
 """
 
 from pathlib import Path
@@ -23,16 +24,16 @@ from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 
 class RecordPerformance(BatchCallback):
-    """Measures phases of training steps, memory and bytes sent on every rank; rank 0 writes them at
-    the end of training, but not after an exception.
+    """Measures the phases of training steps, memory and bytes sent on every rank. Rank 0 writes
+    them at the end of training, but not after an exception.
 
-    It costs a few microseconds a step. Times are the host's: on a GPU, where the host only queues
-    work, a phase shows what it cost to queue it and to wait for messages, and only `step_ms`
-    includes the GPU's work.
+    The measurement costs a few microseconds a step. Times are times of the host. On a GPU the host
+    only queues work: a phase then shows the time to queue its work and to wait for messages, and
+    only `step_ms` includes the GPU's work.
 
     Args:
         directory: The directory of the run.
-        clock: What measures whole steps; it stands before this callback in the list.
+        clock: The clock that measures whole steps; it must come before this callback in the list.
     """
 
     def __init__(self, directory: Path, clock: StepClock) -> None:
@@ -48,16 +49,16 @@ class RecordPerformance(BatchCallback):
         self._next_step()
 
     def _next_step(self) -> None:
-        """Begin a step: first its batch is fetched, and with look-ahead its exchange started."""
+        """Begin a step. It fetches its batch first, and with look-ahead starts an exchange."""
         self.phases.start()
         self._fetching = True
 
     def _begins(self) -> None:
-        """End the phase before a collection's work: waiting for a batch, or the dense part."""
+        """End the phase before a collection's work: the wait for a batch, or the dense part."""
         self.phases(DATA if self._fetching else OUTSIDE)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin the next step anew, because validation is no part of it."""
+        """Restart the next step, because a step excludes validation."""
         self._next_step()
 
     def on_train_batch_start(
@@ -73,7 +74,7 @@ class RecordPerformance(BatchCallback):
         self._next_step()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gather what every rank has measured; rank 0 writes it."""
+        """Gather the measurements of all ranks; rank 0 writes them."""
         strategy = _strategy(trainer)
         measured = self.clock.summary()
         if not measured:

@@ -1,9 +1,9 @@
 """Where the plan of a run comes from: the planner, a plan, a file, or a function.
 
 None                        the planner, without constraints
-EmbeddingShardingPlanner    that planner; what it leaves open is of the run
+EmbeddingShardingPlanner    that planner; the run fills in the arguments that it leaves open
 ShardingPlan, path          that plan, checked against the tables and ranks of the run
-function(PlanningProblem)   what it returns
+function(PlanningProblem)   the plan that the function returns
 """
 
 from collections.abc import Callable
@@ -24,10 +24,10 @@ PlanSource = (
 
 
 def check_source(source: Any) -> None:
-    """Check that a plan can come from there.
+    """Check that a plan can come from a value of this kind.
 
     Raises:
-        ConfigError: It is none of the kinds that this file takes.
+        ConfigError: The value is none of the kinds that this file takes.
     """
     if source is None or callable(source) or isinstance(source, _NAMED):
         return
@@ -41,7 +41,7 @@ _NAMED = (EmbeddingShardingPlanner, ShardingPlan, str, Path)
 
 
 def rule_of_planner(source: PlanSource | None) -> Rules | None:
-    """Return the rule that a planner was made with; None where it says nothing of one."""
+    """Return the row rule that a planner was given; None if it was given no rule."""
     return source.rule if isinstance(source, EmbeddingShardingPlanner) else None
 
 
@@ -49,12 +49,12 @@ def plan_from(source: PlanSource | None, problem: PlanningProblem) -> ShardingPl
     """Return the plan of a run.
 
     Args:
-        source: Where it comes from.
-        problem: What the ranks of the run have found.
+        source: The source of the plan.
+        problem: The planning problem, with the hardware and data that the ranks have found.
 
     Raises:
         PlanError: No plan fits, or the plan is for other tables or ranks.
-        ConfigError: A function returned something else.
+        ConfigError: A function returned no `ShardingPlan`.
     """
     if source is None:
         return plan_tables(problem).plan

@@ -1,13 +1,13 @@
-"""How far a run is, printed while it runs: on a terminal a progress bar, elsewhere a line every n
-steps.
+"""The progress of a run: on a terminal a progress bar, elsewhere a line every n steps.
 
     epoch 1 ━━━━━━━━━━━━━━ 120/167 0:00:03 loss 0.4226 AUC 0.7503 13,556 samples/s
     step 120/167, 0.94 s for 20 steps, loss 0.4226, lr 0.001, auc 0.7503
 
-Both fit 80 columns. Steps are those of the whole run. Loss and running metrics are rank 0's own,
-because no step waits for the numbers of another rank. The loss is the mean since loggers last
-wrote; a running metric, such as the AUC of clicks, is that of the epoch up to this step. Both print
-what each validation measured. The task says which metrics are shown, and their titles.
+Both fit 80 columns. Steps count the whole run. Loss and running metrics are computed on rank 0's
+rows alone, because no step waits for the numbers of another rank. The loss is the mean since the
+last write of the loggers; a running metric, such as the AUC of clicks, covers the epoch up to this
+step. Both print the metrics of each validation. The task chooses the metrics that are shown, and
+their titles.
 """
 
 import math
@@ -37,7 +37,7 @@ from recapp.trainer.callbacks import StepClock
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.module import TaskModule, measures_of
 
-# a loss is read off its device, which waits for it, and an AUC takes 3 ms
+# to read a loss, the host waits for the device, and an AUC takes 3 ms
 SECONDS_BETWEEN_READINGS = 0.5
 
 
@@ -45,7 +45,7 @@ class TerminalProgress(BatchCallback):
     """A progress bar for terminals, on standard error.
 
     Args:
-        clock: What measures the steps; None where nothing trains.
+        clock: The clock that measures the steps; None if the run does not train.
     """
 
     def __init__(self, clock: StepClock | None = None) -> None:
@@ -64,7 +64,7 @@ class TerminalProgress(BatchCallback):
         self._validation: TaskID | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the bar; after a resume it starts at the steps that are done."""
+        """Show the bar; after a resume it starts at the completed steps."""
         if trainer.is_global_zero:
             self._training = self._bar.add_task(
                 "epoch 1", total=steps_planned(trainer), completed=trainer.global_step, numbers=""
@@ -98,7 +98,7 @@ class TerminalProgress(BatchCallback):
             self._bar.update(self._training, numbers=" ".join([*texts, f"{rate:,.0f} samples/s"]))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show a second bar while validation lasts."""
+        """Show a second bar during validation."""
         self._begin(trainer, "validation", trainer.num_val_batches)
 
     def _begin(self, trainer: Trainer, name: str, batches: int | float | list[int | float]) -> None:
@@ -109,7 +109,9 @@ class TerminalProgress(BatchCallback):
             self._bar.start()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace the second bar by a line of what validation measured, where training goes on."""
+        """Replace the second bar by a line with the metrics of the validation; outside training,
+        stop the bar.
+        """
         if self._validation is not None and trainer.state.fn == TrainerFn.FITTING:
             self._bar.remove_task(self._validation)
             self._bar.console.print(validated(trainer), highlight=False)
@@ -137,11 +139,11 @@ class TerminalProgress(BatchCallback):
 
 
 class ProgressLines(BatchCallback):
-    """Prints lines on standard error where it is no terminal: step, seconds of the last n steps,
-    loss, lr.
+    """Prints lines on standard error, if it is not a terminal: step, seconds of the last n steps,
+    loss, learning rate.
 
     Args:
-        every: The steps between two lines.
+        every: The number of steps between two lines.
     """
 
     def __init__(self, every: int) -> None:
@@ -174,7 +176,9 @@ class ProgressLines(BatchCallback):
             self._first = trainer.global_step
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print what validation measured; the time it took is no part of the next steps'."""
+        """Print the metrics of the validation. Restart the clock, so that the next line excludes
+        the time of the validation.
+        """
         if trainer.state.fn == TrainerFn.FITTING and trainer.is_global_zero:
             print(validated(trainer), file=sys.stderr, flush=True)
             self._since = time.perf_counter()
@@ -182,7 +186,7 @@ class ProgressLines(BatchCallback):
 
 
 class PredictProgress(BatchCallback):
-    """Shows how many of the rows are scored, on all ranks: a bar on a terminal, elsewhere lines."""
+    """Shows the number of rows that all ranks have scored: a bar on a terminal, elsewhere lines."""
 
     def __init__(self) -> None:
         self._shown = ExitStack()
@@ -191,7 +195,7 @@ class PredictProgress(BatchCallback):
         self._done = 0
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show that nothing is done yet."""
+        """Show 0 rows."""
         loader = trainer.predict_dataloaders
         if trainer.is_global_zero and isinstance(loader, RankInput) and loader.rows:
             self._input = loader
@@ -199,7 +203,9 @@ class PredictProgress(BatchCallback):
             self._advance = self._shown.enter_context(progress("rows scored", loader.rows))
 
     def on_batch(self, trainer: Trainer, done: int) -> None:
-        """Advance by the rows of all ranks' batches: each rank has scored as many batches."""
+        """Advance by the rows of all ranks' batches, because every rank has scored the same number
+        of batches.
+        """
         if self._advance is not None and self._input is not None:
             rows = self._input.rows_after(done)
             self._advance(rows - self._done)
@@ -217,11 +223,12 @@ class PredictProgress(BatchCallback):
 
 
 class NoteFall(Callback):
-    """Notes that validation gets worse while training goes on: a second epoch costs about .02 AUC
-    on Criteo's logs.
+    """Prints a note if validation gets worse while training goes on: a second epoch costs about
+    .02 AUC on Criteo's logs.
 
-    It watches the metric that the task calls the best, where that says how large a fall is worth a
-    note. A checkpoint keeps the best value so far, so a fall after a resume is noted as well.
+    It watches the task's best metric, if this metric defines how large a fall is worth a note
+    (`Measure.fall`). A checkpoint keeps the best value so far, so it notes a fall after a resume
+    too.
     """
 
     def __init__(self) -> None:
@@ -234,7 +241,7 @@ class NoteFall(Callback):
         if watched is None or watched.fall is None:
             return
         value = float(trainer.callback_metrics.get(watched.of_validation, math.nan))
-        sign = -1 if watched.better == "min" else 1  # the best so far is kept as the largest
+        sign = -1 if watched.better == "min" else 1  # so that the best value is the largest
         if (
             trainer.state.fn == TrainerFn.FITTING
             and trainer.is_global_zero
@@ -254,7 +261,7 @@ class NoteFall(Callback):
 
     @property
     def state_key(self) -> str:
-        """Return the name under which checkpoints keep the state."""
+        """Return the key of this callback's state in checkpoints."""
         return "TellFall"  # the class had this name when the first checkpoints were written
 
     def state_dict(self) -> dict[str, Any]:
@@ -267,16 +274,16 @@ class NoteFall(Callback):
 
 
 class NoteEarlyStop(Callback):
-    """Notes why and when early stopping has ended a run.
+    """Prints a note with the step and the reason if early stopping ends a run.
 
-    `reason` is the same text for the summary; None where early stopping has not ended it.
+    `reason` is the same text for the summary; None if early stopping did not end the run.
     """
 
     def __init__(self) -> None:
         self.reason: str | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Discard the reason of an earlier stop that a checkpoint has kept."""
+        """Discard the reason of an earlier stop, which the checkpoint has kept."""
         for stopping in _early_stopping(trainer):
             stopping.stopping_reason_message = None
 
@@ -304,7 +311,7 @@ def _early_stopping(trainer: Trainer) -> list[EarlyStopping]:
 
 
 def _loss_and_running(trainer: Trainer) -> dict[str, float]:
-    """Return the loss of the step that has just ended and the running metrics, by title."""
+    """Return the loss since the last write of the loggers and the running metrics, by title."""
     module = trainer.lightning_module
     running = module.running() if isinstance(module, TaskModule) else {}
     titles = {measure.name: measure.title for measure in measures_of(module)}
@@ -314,7 +321,7 @@ def _loss_and_running(trainer: Trainer) -> dict[str, float]:
 
 
 def validated(trainer: Trainer) -> str:
-    """Return what a validation has measured, in one line."""
+    """Return the metrics of a validation in one line of text."""
     measured = trainer.callback_metrics
     found = [
         f"{measure.title} {float(measured[measure.of_validation]):.4f}"
@@ -330,10 +337,10 @@ def _step(trainer: Trainer) -> str:
 
 
 def steps_planned(trainer: Trainer) -> int | None:
-    """Return after how many steps training ends unless something stops it; None where nothing
-    limits it.
+    """Return the step at which training ends if nothing stops it earlier; None if no limit is set.
 
-    Lightning takes all epochs for as long as this one, but files may be added between two of them.
+    Lightning assumes that all epochs are as long as this one, but files may be added between two
+    epochs.
     """
     total = trainer.estimated_stepping_batches
     if not math.isfinite(total):

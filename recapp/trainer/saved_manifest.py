@@ -1,4 +1,4 @@
-"""What the manifest of a checkpoint says of the run that saves it."""
+"""The entries of a checkpoint's manifest that describe the run."""
 
 from typing import Any
 
@@ -11,16 +11,16 @@ from recapp.trainer.stored_tables import dynamic_entry
 
 
 def manifest_of(trainer: Trainer, module: LightningModule, plan: ShardingPlan) -> dict[str, Any]:
-    """Return the entries of a manifest beside those of its format. Every rank calls it.
+    """Return the entries of a manifest, without the entries of the file format. It is collective.
 
     Args:
-        trainer: The trainer, whose metrics of validation are those of the state that is saved.
-        module: The module, sharded.
-        plan: The plan of its tables.
+        trainer: The trainer; its validation metrics must belong to the state that is saved.
+        module: The sharded module.
+        plan: The plan of the module's tables.
     """
     tables = sharded_tables(module)
     data = datamodule_of(trainer)
-    dynamic = dynamic_entry(tables)  # ends a step that waits, before updates are counted
+    dynamic = dynamic_entry(tables)  # ends a deferred step, before the updates are counted
     continues = isinstance(data, KeepsPosition)
     measured = trainer.callback_metrics.items()
     return {

@@ -1,14 +1,14 @@
 """The callback that writes the scores of `Trainer.predict` to one Parquet file, in the order of the
 input.
 
-    rank 0        compares what an earlier run has left with this one; says which parts are whole
-    every rank    scores parts of its own, and writes each when its last batch is scored
+    rank 0        compares the parts of an earlier run with this run; lists the complete parts
+    every rank    scores parts of its own, and writes each part after its last batch
     rank 0        joins the parts when all ranks are done
 
-It writes the scores that `predict_step` of any LightningModule returns: one for each row, or of a
-task with several outputs one for each row and column. The rows come from a `ClickData` with
-`scoring`. It is none of Lightning's `BasePredictionWriter`s: those ask the loader
-for indices of samples, which a stream does not have, and warn.
+The callback writes the scores that `predict_step` of any LightningModule returns: one score for
+each row, or one for each row and column if the task has several outputs. The rows come from a
+`ClickData` with `scoring`. The callback is not a `BasePredictionWriter` of Lightning, because that
+class asks the loader for indices of samples, which a stream does not have, and prints a warning.
 """
 
 import time
@@ -40,16 +40,16 @@ from recapp.trainer.module import TaskModule
 
 
 class ScoreWriter(Callback):
-    """Writes scores to a Parquet file, and goes on where an earlier run was ended.
+    """Writes scores to a Parquet file, and resumes the prediction of an interrupted run.
 
-    `joined` is what all scores amount to, `rows` how many this run has scored on all ranks, and
-    `seconds` how long that took; known on every rank when prediction has ended.
+    After prediction, every rank knows `joined`, the summary of all scores; `rows`, the number of
+    rows that this run has scored on all ranks; and `seconds`, the time of this run's prediction.
 
     Args:
         output: The file.
-        overwrite: Whether a file of that name, and parts of other scores, are replaced.
-        model: Plain values in which models differ whose scores may not be mixed; None takes those
-            of the checkpoint that `Trainer.predict` gets.
+        overwrite: Whether to replace an existing file of this name, and parts of other scores.
+        model: Plain values that identify the model, so that scores of two models are not mixed;
+            None takes the identity of the checkpoint that `Trainer.predict` gets.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ScoreWriter(Callback):
         self._lock = ExitStack()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Have the data leave out the parts that are whole already.
+        """Make the data module skip the parts that are complete already.
 
         Raises:
             ConfigError: The rows do not come from a `ClickData`.
@@ -80,10 +80,10 @@ class ScoreWriter(Callback):
             _data_of(trainer).find_finished = lambda: self._find_finished(trainer)
 
     def _find_finished(self, trainer: Trainer) -> list[int]:
-        """Return the parts that are whole, the same on all ranks; each of them calls it.
+        """Return the complete parts, the same on all ranks. It is collective.
 
         Raises:
-            ConfigError: The output may not be written, or there are parts of other scores.
+            ConfigError: The output may not be written, or parts of other scores exist.
             DataError: The directory of the parts cannot be written.
         """
         input = _data_of(trainer).prediction_input
@@ -125,10 +125,10 @@ class ScoreWriter(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Take the scores of a batch, and write the part that it ends.
+        """Take the scores of a batch. If the batch is the last one of a part, write the part.
 
         Raises:
-            ConfigError: The module has not returned a score for each row and column.
+            ConfigError: The module did not return a score for each row and column.
             DataError: The part cannot be written.
         """
         assert self._parts is not None
@@ -176,26 +176,26 @@ class ScoreWriter(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Leave the parts to whoever goes on."""
+        """Unlock the directory of the parts, and keep the parts, so that a later run can resume."""
         self._lock.close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave the parts' directory."""
+        """Unlock the directory of the parts."""
         self._lock.close()
 
 
 def columns_of(module: LightningModule) -> tuple[str, ...]:
-    """Return the columns that the scores of a module fill."""
+    """Return the names of a module's score columns."""
     if not isinstance(module, TaskModule):
         return (SCORE,)
     return tuple(output.column for output in module.task.outputs)
 
 
 def model_identity(ckpt_path: object) -> dict[str, Any]:
-    """Return what distinguishes a checkpoint from others, and from other versions of itself.
+    """Return a value that identifies a checkpoint, and changes with each version of it.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: `Trainer.predict` was given no checkpoint.
     """
     if not ckpt_path:
         raise ConfigError(

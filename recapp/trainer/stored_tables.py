@@ -1,4 +1,4 @@
-"""Tables of a run in a checkpoint: what is said of them, and what of it a run goes on with."""
+"""Tables in a checkpoint: their manifest entries, and the tensors that a run loads from them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,9 +18,7 @@ from recapp.tables.dynamic import Counter
 
 
 def dynamic_entry(tables: Sequence[ShardedTables]) -> dict[str, Any]:
-    """Return what a manifest says of dynamic tables; nothing where there are none. Every rank calls
-    it.
-    """
+    """Return the manifest's entry of dynamic tables; empty if there are none. It is collective."""
     rows = {name: counts for t in tables for name, counts in t.stored.rows_of_runs().items()}
     return {"dynamic": rows} if rows else {}
 
@@ -29,9 +27,9 @@ class StoredTables:
     """Fills tables from a checkpoint of any plan.
 
     Args:
-        tables: Those of the model.
-        fitting: Whether training goes on, so that the optimiser's state is wanted, too.
-        speaks: Whether this rank says which state begins anew.
+        tables: The sharded tables of the model.
+        fitting: Whether the run trains, so that it needs the optimiser's state too.
+        speaks: Whether this rank prints notes about state that is not loaded.
     """
 
     def __init__(self, tables: Sequence[ShardedTables], fitting: bool, speaks: bool) -> None:
@@ -40,7 +38,7 @@ class StoredTables:
         self.speaks = speaks
 
     def to_fill(self, manifest: CheckpointManifest) -> Iterator[Block]:
-        """Yield the rectangles of this rank that are read from a checkpoint."""
+        """Yield the rectangles that this rank reads from a checkpoint."""
         changed = self._changed_rules(manifest)
         dynamic = manifest.dynamic if self.fitting else without_waiting(manifest.dynamic)
         updates = [*manifest.updates, *([0] * len(self.tables))]
@@ -59,10 +57,10 @@ class StoredTables:
         return block.table not in changed
 
     def filled(self, manifest: CheckpointManifest) -> None:
-        """Go on from what was read. Every rank calls it.
+        """Take over the loaded rows and the counts of updates. It is collective.
 
         Raises:
-            CheckpointError: Keys of dynamic tables are not where they belong.
+            CheckpointError: Keys of dynamic tables are in the wrong place.
         """
         for shared in self.tables:
             shared.stored.loaded()
@@ -77,10 +75,11 @@ class StoredTables:
                 )
 
     def _other_counters(self, manifest: CheckpointManifest) -> list[str]:
-        """Return the tables whose keys the checkpoint has counted in another way than is done now;
-        none where training does not go on.
+        """Return the tables whose keys the checkpoint has counted with another counter than this
+        run; empty if the run does not train.
         """
-        tensor_of = {Counter.SKETCH: WAITING_COUNTS, Counter.EXACT: SKETCH}  # that of the other
+        # the tensor of the other counter
+        tensor_of = {Counter.SKETCH: WAITING_COUNTS, Counter.EXACT: SKETCH}
         return [
             table.name
             for shared in self.tables
@@ -92,8 +91,9 @@ class StoredTables:
         ]
 
     def _changed_rules(self, manifest: CheckpointManifest) -> dict[str, tuple[str, str]]:
-        """Return by table the names of the stored rule and of today's, where training goes on by
-        another: then the state of the optimiser begins anew.
+        """Return the names of the stored row rule and of the current one, by table, for tables
+        whose row rule has changed. Their optimiser state is not loaded; empty if the run does not
+        train.
         """
         if not self.fitting:
             return {}
@@ -107,7 +107,7 @@ class StoredTables:
 
 
 def _say(changed: Mapping[str, tuple[str, str]]) -> None:
-    """Say which tables go on by another rule."""
+    """Print a note for the tables whose row rule has changed."""
     for rules in dict.fromkeys(changed.values()):
         alike = [name for name in changed if changed[name] == rules]
         console.note(

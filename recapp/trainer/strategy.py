@@ -1,15 +1,15 @@
 """The Lightning Strategy: tables are model parallel, the rest is DDP.
 
-    setup_environment   the process group, and one of its own for embedding traffic
-    setup               tables on the meta device become shards; DDP wraps the rest and ignores
-                        them; optimisers
-    backward            the loss is weighed by this rank's share of the global batch; tables are
-                        updated inside
-    save / load         a directory of rectangles (`recapp/stored`), read under any plan and
+    setup_environment   make two process groups: Lightning's, and one for embedding traffic
+    setup               turn tables on the meta device into shards; wrap the rest in DDP, which
+                        ignores the tables; make optimisers
+    backward            weight the loss by this rank's share of the global batch; update the tables
+                        inside the backward
+    save / load         a directory of rectangles (`recapp/stored`), readable under any plan and
                         any number of ranks
 
-Everything else is DDPStrategy. Where Lightning would do something that is wrong or slow for shards,
-the docstring of the method here says why.
+All other methods are DDPStrategy's. If Lightning's behaviour would be wrong or slow for shards, the
+docstring of the method here explains why.
 """
 
 from collections.abc import Callable, Mapping
@@ -82,15 +82,15 @@ from recapp.transport.communicator import Comm
 from recapp.transport.dense_gradients import AverageOverRanks, hook_of
 from recapp.transport.waits import mean_hidden
 
-read_for_lightning()  # here, as who loads a checkpoint has no strategy yet
+read_for_lightning()  # at import, because `load_from_checkpoint` makes no strategy
 
 
 def check_precision(precision: object) -> None:
     """Check that tables can be trained in a precision.
 
     Raises:
-        ConfigError: It is 16-mixed: the loss is scaled there, and tables would be updated with the
-            scaled gradient.
+        ConfigError: The precision is 16-mixed, which scales the loss: tables would be updated with
+            the scaled gradient.
     """
     if precision == "16-mixed":
         raise ConfigError(
@@ -105,44 +105,46 @@ class EmbeddingShardingStrategy(DDPStrategy):
 
         Trainer(strategy=EmbeddingShardingStrategy(), accelerator="cpu", devices=2)
 
-    Ranks that were started from outside (`recapp.train`, torchrun, srun) are used. Otherwise
-    Lightning starts `devices` ranks, as it does for `ddp`: a script runs once for each of them, and
-    a notebook forks them.
+    The strategy uses ranks that were started from outside (`recapp.train`, torchrun, srun). If
+    there are none, Lightning starts `devices` ranks, as for `ddp`: it runs a script once for each
+    rank, and forks the ranks of a notebook.
 
     Args:
-        planner: Where the plan comes from: None for the planner, an `EmbeddingShardingPlanner` with
+        planner: The source of the plan: None for the planner, an `EmbeddingShardingPlanner` with
             constraints, a `ShardingPlan`, the path of a plan file, or a function of a
             `PlanningProblem` that returns a plan. Rank 0 plans, with the model's tables and
-            lookups, the topology found at start, the rule, id statistics of the first training
+            lookups, the topology found at start, the row rule, id statistics of the first training
             rows and the dense part.
-        rule: What an update does to a touched row, or rules by table name or glob. None takes that
-            of an optimiser applied in backward, or of the planner, else row-wise Adagrad.
-        hosts: The number of hosts that the plan assumes; None takes the real ones.
-        memory_bytes: The memory of a rank for tables and their optimiser, in bytes; None takes what
-            is free at start.
-        reserve_bytes: The bytes of it that tables may not use.
-        hardware: What steps cost, for the planner; None takes the default of the device.
-        transport: How the tables' messages are sent (`recapp/transport/choose_transport.py`).
-        backend: Which kernels run (`recapp/kernels/backend.py`).
-        payload: The type of the vectors and gradients that are sent; None takes the compute type.
-        modes: The modes of tables whose plan leaves the mode open; any that is still open is
-            decided by counting the first training batches.
-        look_ahead: The training batches whose input exchange runs before their turn
+        rule: The row rule of all tables, or row rules by table name or glob. None takes the rule of
+            an optimiser that is applied in backward, else the rule of the planner, else row-wise
+            Adagrad.
+        hosts: The number of hosts that the plan assumes; None takes the real number.
+        memory_bytes: The memory of a rank for tables and their optimiser, in bytes; None takes the
+            memory that is free at start.
+        reserve_bytes: The bytes of this memory that tables may not use.
+        hardware: The rates by which the planner estimates times; None takes the default of the
+            device.
+        transport: The transport of the tables' messages (`recapp/transport/choose_transport.py`).
+        backend: The backend of the kernels (`recapp/kernels/backend.py`).
+        payload: The dtype of the vectors and gradients that are sent; None takes the compute dtype.
+        modes: The modes of tables whose plan leaves the mode open. Modes that stay open are decided
+            by a count on the first training batches.
+        look_ahead: The number of training batches whose input exchange runs early
             (`recapp/trainer/lookahead.py`); 0 for none.
-        clip_tables: Whether Lightning's `gradient_clip_val` clips gradients of table rows, too, by
-            one norm of all: then tables are updated in the step of the module's `HybridOptimizer`,
-            and not in backward.
-        compiled: Whether the dense part is compiled by `torch.compile` in training.
-        timeout: How long a rank waits for a silent one, with every transport; None for torch's half
-            an hour.
-        make_store: Makes the rows of each group, of tables that are only read; None makes rows that
-            are trained or loaded.
+        clip_tables: Whether Lightning's `gradient_clip_val` also clips gradients of table rows, by
+            one norm over all gradients. Tables are then updated in the step of the module's
+            `HybridOptimizer`, not in backward.
+        compiled: Whether to compile the dense part by `torch.compile` in training.
+        timeout: The longest time that a rank waits for another rank, with every transport; None
+            takes torch's half an hour.
+        make_store: Makes the store of each group, for tables that are only read; None makes stores
+            whose rows are trained or loaded from a checkpoint.
         stored: Returns plain values that the manifest of every checkpoint keeps (the settings of
             the run).
         ddp: Arguments of DistributedDataParallel, and Lightning's `start_method` of ranks.
 
     Raises:
-        ConfigError: A plan cannot come from `planner`.
+        ConfigError: `planner` is not a source of plans.
     """
 
     def __init__(
@@ -195,14 +197,14 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.compiled = compiled
         self.hardware = hardware
         self.plan: ShardingPlan | None = None
-        self.problem: PlanningProblem | None = None  # that the plan was made for; rank 0 alone
+        self.problem: PlanningProblem | None = None  # the problem of `plan`; on rank 0 alone
         self.ranks: list[dict[str, Any]] = []
         self.average: AverageOverRanks | None = None
         self.comm = Comm()
         self._newest: Path | None = None  # the checkpoint that was saved last
 
     def _configure_launcher(self) -> None:
-        """Let Lightning start the ranks, unless there is one alone or they have been started."""
+        """Let Lightning start the ranks, if there are several and they have not been started."""
         assert self.cluster_environment is not None
         if self.num_processes == 1:
             return
@@ -217,43 +219,43 @@ class EmbeddingShardingStrategy(DDPStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        """Return the device of this rank: one of its host's, or the only one that it sees where a
-        launcher shows each rank its own.
+        """Return the device of this rank: one of the host's devices, or the only visible device if
+        the launcher shows each rank its own device.
         """
         devices = self.parallel_devices or []
         return devices[self.local_rank if len(devices) > 1 else 0]
 
     def sharded_tables(self) -> list[ShardedTables]:
-        """Return the sharded tables of the module; none before it was set up."""
+        """Return the sharded tables of the module; an empty list before `setup`."""
         return sharded_tables(self.lightning_module) if self.lightning_module is not None else []
 
     def sparse_groups(self) -> list[dict[str, Any]]:
-        """Return the param groups of the tables, one of each rule, for `HybridOptimizer`."""
+        """Return the param groups of the tables, one per row rule, for `HybridOptimizer`."""
         return [group for shared in self.sharded_tables() for group in shared.param_groups]
 
     def without_tables(self) -> AbstractContextManager[None]:
-        """Leave tables out of the module's state dict for a while."""
+        """Return a context manager that leaves tables out of the module's state dict."""
         module = self.lightning_module
         return sharded_state.without_tables([] if module is None else sharded_collections(module))
 
     def hidden_share(self) -> dict[str, float]:
-        """Return by phase the share of the time this rank's messages were under way in which the
-        host did other work.
+        """Return the hidden share of this rank's messages by phase: of the time in which messages
+        were under way, the share in which the host did other work.
 
-        The phases are those of the tables' messages, and `dense` where the ranks' gradients are
-        averaged through shared memory. Of several exchanges it is the mean.
+        The phases are the phases of the tables' messages, and `dense` if dense gradients are
+        averaged through shared memory. The share is the mean over all exchanges.
         """
         waits = [shared.waits for shared in self.sharded_tables()]
         return mean_hidden([*waits, *([self.average.waits] if self.average else [])])
 
     def setup_environment(self) -> None:
-        """Make the process group, and one of its own for embedding traffic, so that its messages
-        keep their own order.
+        """Make the process group, and a second process group for embedding traffic, so that its
+        messages keep their own order.
 
         Raises:
-            LaunchError: The ranks do not meet, because a port is taken or an address cannot be
-                reached; or they cannot share memory though they should.
-            RankError: They do not meet in time.
+            LaunchError: The ranks cannot meet, because a port is taken or an address cannot be
+                reached; or `transport` asks for shared memory and the ranks cannot share memory.
+            RankError: The ranks do not meet in time.
         """
         try:
             super().setup_environment()
@@ -270,7 +272,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
             )
 
     def setup(self, trainer: Trainer) -> None:
-        """Shard the tables first, so that no rank ever holds a whole one; then wrap the rest in
+        """Shard the tables first, so that no rank ever holds a whole table; then wrap the rest in
         DDP.
         """
         assert (
@@ -341,7 +343,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         )
 
     def _make_plan(self, module: LightningModule, topology: Topology) -> ShardingPlan:
-        """Return the plan; called on rank 0, which alone looks at the data."""
+        """Return the plan; called on rank 0, because only rank 0 reads the data for it."""
         assert self.rule is not None
         self.problem = found_problem(module, topology, self.rule)
         return plan_from(self.planner, self.problem)
@@ -356,7 +358,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
     def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]
         """Wrap the dense part in DDP, on the default stream.
 
-        Lightning 2.6 wraps on a side stream, which makes gradients wait for the wrong one.
+        Lightning 2.6 wraps on a side stream, and gradients then wait for the wrong stream.
         """
         wrapped = wrap_dense(
             model, self.comm, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs
@@ -365,11 +367,11 @@ class EmbeddingShardingStrategy(DDPStrategy):
         return wrapped
 
     def _remove_stop_broadcast(self, trainer: Trainer) -> None:
-        """Remove Lightning's broadcast of a stop flag before every step, which waits for all ranks;
-        the header of the counts message carries the flag here.
+        """Remove Lightning's broadcast of a stop flag before every step, because it waits for all
+        ranks. In recapp the header of the counts message carries the flag.
 
-        Lightning's handler of SIGTERM goes, too: it would start another broadcast wherever it
-        interrupts this rank (`recapp/trainer/ending.py` handles signals).
+        Remove Lightning's handler of SIGTERM too: it would start another broadcast at any point at
+        which it interrupts this rank. `recapp/trainer/ending.py` handles signals.
         """
         connector = trainer._signal_connector
         connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
@@ -380,14 +382,14 @@ class EmbeddingShardingStrategy(DDPStrategy):
     def backward(
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """Weigh the loss so that ranks with batches of different size train as one process on the
-        whole batch would, and run its backward.
+        """Weight the loss and run its backward. By the weight, ranks with batches of different
+        sizes train like one process with the global batch.
         """
         return super().backward(closure_loss * self._share(), optimizer, *args, **kwargs)
 
     def _share(self) -> float:
-        """Return the rows of this rank times W over the rows of all ranks: 1 where batches are
-        equal.
+        """Return W times the rows of this rank, divided by the rows of all ranks: 1 if all batches
+        have the same size.
         """
         for shared in self.sharded_tables():
             rows_W = shared.header.rows_W
@@ -398,8 +400,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
     def batch_to_device(
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
     ) -> Any:
-        """Copy a `Batch` without waiting; Lightning would wait for every tensor of a type it does
-        not know.
+        """Copy a `Batch` without waiting for the copy. Lightning does not know the type, and would
+        wait for each of its tensors.
         """
         if isinstance(batch, Batch):
             return batch.to(device or self.root_device, non_blocking=True)
@@ -408,12 +410,12 @@ class EmbeddingShardingStrategy(DDPStrategy):
     def process_dataloader(self, dataloader: Any) -> Any:
         """Wrap the loader of training batches in `LookAhead`.
 
-        A loader that keeps its own position is returned as it is, because it would count batches
-        that were only read. So is that of an evaluation: without a backward, and with every row
-        read once, there is too little work to hide an exchange behind.
+        Return a loader with a `state_dict` unchanged, because it would count batches that were read
+        but not trained. Return the loader of an evaluation unchanged too: without a backward there
+        is too little work to hide an exchange.
         """
         assert self.lightning_module is not None
-        check_tables_are_here(self.lightning_module)  # first here is it known what was loaded
+        check_tables_are_here(self.lightning_module)  # any checkpoint has been loaded by now
         if (
             not self.look_ahead
             or not self.lightning_module.trainer.training
@@ -425,7 +427,9 @@ class EmbeddingShardingStrategy(DDPStrategy):
         )
 
     def _to_device(self, batch: Any) -> Any:
-        """Copy a batch to the device; a module's own transfer hooks run later, in its turn."""
+        """Copy a batch to the device. A module's own transfer hooks run later, in the batch's
+        step.
+        """
         return (
             self.batch_to_device(batch)
             if isinstance(batch, Batch)
@@ -433,25 +437,25 @@ class EmbeddingShardingStrategy(DDPStrategy):
         )
 
     def on_train_end(self) -> None:
-        """End the exchanges of batches that were looked ahead to beyond a limit or a stop.
+        """End the early exchanges of batches that a limit or a stop leaves untrained.
 
-        It is not called after an exception: another rank may be gone, and waiting for it would
-        hang. A next `fit` clears what is left.
+        Lightning does not call it after an exception. It would hang then, because another rank may
+        be gone; the next `fit` ends the exchanges.
         """
         for shared in self.sharded_tables():
             shared.forget_ahead()
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """Return True, because rows can be read into shards only once there are shards."""
+        """Return True, because rows can be read into shards only after `setup` makes the shards."""
         return True
 
     @saving()
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:
-        """Write a checkpoint directory: every rank its rectangles, rank 0 the rest. It is
-        collective.
+        """Write a checkpoint directory: every rank writes its rectangles, rank 0 writes the rest.
+        It is collective.
         """
         assert self.lightning_module is not None and self.plan is not None
         module = self.lightning_module
@@ -469,15 +473,15 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self._newest = path
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the state of the dense part; tables are saved as rectangles beside it."""
+        """Return the state of the dense part, without tables: they are saved as rectangles."""
         with self.without_tables():
             return super().lightning_module_state_dict()
 
     def load_checkpoint(
         self, checkpoint_path: _PATH, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Fill this rank's rectangles from a checkpoint of any plan, optimiser state only in
-        training, and return the rest of it.
+        """Fill this rank's rectangles from a checkpoint of any plan, and return the rest of the
+        checkpoint. Load optimiser state only for training.
         """
         assert self.lightning_module is not None
         fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
@@ -493,10 +497,10 @@ class EmbeddingShardingStrategy(DDPStrategy):
         return meta
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Load the dense part; tables are loaded from rectangles.
+        """Load the dense part, without tables: `load_checkpoint` has loaded their rectangles.
 
         Raises:
-            CheckpointError: It is the dense part of another model.
+            CheckpointError: The state belongs to another model.
         """
         with state_must_fit("the dense part", "model"), self.without_tables():
             super().load_model_state_dict(checkpoint, strict)
@@ -505,21 +509,21 @@ class EmbeddingShardingStrategy(DDPStrategy):
         """Load the state of the dense part's optimiser.
 
         Raises:
-            CheckpointError: It is the state of another optimiser.
+            CheckpointError: The state belongs to another optimiser.
         """
         with state_must_fit("the optimizer's state", "optimizer"):
             super().load_optimizer_state_dict(checkpoint)
 
     def remove_checkpoint(self, filepath: _PATH) -> None:
-        """Remove a checkpoint directory, on rank 0; a `last.ckpt` that leads to it then leads to
-        what was saved last.
+        """Remove a checkpoint directory, on rank 0. If `last.ckpt` points to this directory, point
+        it to the newest checkpoint.
         """
         if self.is_global_zero:
             remove_checkpoint(filepath, instead=self._newest)
 
     def teardown(self) -> None:
-        """End the run, and leave tables and optimiser state on their device: the base class would
-        copy all of it to the CPU.
+        """End the run, and keep tables and optimiser state on their device: the base class would
+        copy them to the CPU.
         """
         assert self.cluster_environment is not None and self.accelerator is not None
         if self.lightning_module is not None:

@@ -1,5 +1,5 @@
-"""The settings of the trainer and of Lightning's parts beside it: the groups `trainer`, `logger`
-and `callbacks`.
+"""The settings of Lightning's Trainer, loggers and callbacks: the groups `trainer`, `logger` and
+`callbacks`.
 """
 
 from collections.abc import Mapping
@@ -37,14 +37,14 @@ LoggerSettings = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
-    """The group `trainer`: settings of Lightning's Trainer; those that are not listed can be added
-    with a plus.
+    """The group `trainer`: settings of Lightning's Trainer. A plus adds an argument that is not
+    listed.
 
-    `others` is the constructor whose other arguments are accepted, `refused` why some of them are
-    not. `more` holds the accepted ones.
+    `others` names the constructor that takes the added arguments, `refused` maps arguments that
+    cannot be added to the reasons, and `more` holds the added arguments.
 
     Raises:
-        ConfigError: Two settings do not go together.
+        ConfigError: Two settings contradict each other.
     """
 
     others: ClassVar[str] = "lightning.pytorch.Trainer"
@@ -91,7 +91,7 @@ class TrainerSettings:
             )
 
     def without(self, limit: Literal["max_epochs", "max_steps"]) -> "TrainerSettings":
-        """Return the settings without one of the limits to the length of training."""
+        """Return the settings without one of the two limits of the length of training."""
         return (
             replace(self, max_epochs=None)
             if limit == "max_epochs"
@@ -100,8 +100,8 @@ class TrainerSettings:
 
     @property
     def length(self) -> tuple[int, int]:
-        """Return the epochs and the steps after which training ends, -1 for no such end; one epoch
-        where neither is set.
+        """Return the number of epochs and the number of steps after which training ends, -1 for no
+        limit; one epoch if neither limit is set.
         """
         epochs = self.max_epochs
         if epochs is None:

@@ -1,11 +1,11 @@
 """`LightningModule.load_from_checkpoint` for checkpoints whose tables were sharded.
 
     DIR/meta.pt                   -> state dict of the dense part, hyper-parameters
-    DIR/*.safetensors, manifest   -> whole tables, under the names that they have in the module
+    DIR/*.safetensors, manifest   -> whole tables, under their names in the module
 
-Lightning reads a checkpoint there as one file, before it has made module, trainer or strategy, and
-asks nobody how. So its reader is replaced, for recapp's directories alone, when the strategy is
-imported; all other paths go to Lightning's own.
+`load_from_checkpoint` reads a checkpoint as one file, before a module, trainer or strategy exists,
+and has no hook for another reader. So the import of the strategy replaces Lightning's reader, for
+recapp's directories alone; Lightning's own reader reads all other paths.
 """
 
 from pathlib import Path
@@ -24,12 +24,12 @@ _lightnings_reader = saving.pl_load  # type: ignore[attr-defined]
 
 
 def whole_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Return a checkpoint as Lightning's own are: one state dict with dense part and whole tables,
+    """Return a checkpoint in Lightning's form: one state dict with the dense part and whole tables,
     on the CPU. It needs memory for all tables.
 
     Raises:
-        CheckpointError: A table is dynamic, whose rows no unsharded module has, or the checkpoint
-            does not say where its tables belong.
+        CheckpointError: A table is dynamic, so an unsharded module cannot hold its rows; or the
+            checkpoint does not name the weights of the module that its tables are.
     """
     manifest = read_manifest(path)
     if manifest.dynamic:
@@ -51,7 +51,7 @@ def whole_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def _read(path_or_url: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
-    """Read a checkpoint for Lightning, whoever wrote it."""
+    """Read a checkpoint of recapp or of Lightning, for Lightning."""
     if not (isinstance(path_or_url, str | Path) and is_checkpoint(path_or_url)):
         return _lightnings_reader(path_or_url, map_location, weights_only)
     found = whole_checkpoint(path_or_url)
@@ -63,5 +63,5 @@ def _read(path_or_url: Any, map_location: Any = None, weights_only: bool | None 
 
 
 def read_for_lightning() -> None:
-    """Have `load_from_checkpoint` read recapp's checkpoints from now on."""
+    """Make `load_from_checkpoint` read recapp's checkpoints from now on."""
     saving.pl_load = _read  # type: ignore[attr-defined]

@@ -1,3 +1,3 @@
-"""The local functions of the embedding engine: group, pool, update. Each backend has its files; the
-torch reference defines the result.
+"""The local functions of the embedding engine: group, pool, update. Each backend has its own files;
+the torch reference defines the results.
 """

@@ -1,4 +1,5 @@
-"""The backend of kernels: one object with the engine's local functions, chosen once per collection.
+"""The choice of a backend: one object with the engine's local functions, chosen once per
+collection.
 
 | backend | device | what it is                                                                    |
 |---------|--------|-------------------------------------------------------------------------------|
@@ -8,9 +9,9 @@
 | triton  | GPU    | `triton_cuda.py`: arithmetic in kernels, integers as the reference; checked   |
 |         |        | by Triton's interpreter only, not timed                                       |
 
-`auto` takes the fastest that is there; the setting is `engine.backend`. Faster backends give the
-reference's result up to the order of sums; within one backend results are the same bits under every
-plan and for every number of threads.
+`auto` takes the fastest backend that works; the setting is `engine.backend`. Faster backends give
+the reference's results up to the order of sums. Within one backend results have the same bits under
+every plan and for every number of threads.
 """
 
 from importlib.util import find_spec
@@ -25,7 +26,7 @@ Backend = TorchBackend | Any
 """An object with the functions of `TorchBackend`."""
 
 BACKENDS = ("auto", "numba", "torch", "triton")
-"""The names of the backends, as the setting takes them."""
+"""The values of the setting: the names of the backends, and `auto`."""
 SETTING = "engine.backend"
 """The name of the setting, for errors."""
 
@@ -38,7 +39,7 @@ def backend(name: str, device: torch.device) -> Backend:
         device: The device of rows and messages.
 
     Raises:
-        ConfigError: The name is unknown, or the forced backend does not work here.
+        ConfigError: The name is unknown, or the named backend does not work on this device.
     """
     if name not in BACKENDS:
         raise ConfigError(f"{SETTING}={name}: unknown; {suggest(name, BACKENDS)}")
@@ -57,9 +58,9 @@ def backend(name: str, device: torch.device) -> Backend:
 
 
 def slow_kernels_note(name: str, device: torch.device) -> str:
-    """Return a line that says why `auto` found no fast kernels on a device.
+    """Return a line of text with the reason why `auto` found no fast kernels on a device.
 
-    It is empty where `auto` found them, and where the setting names a backend.
+    The line is empty if `auto` found fast kernels, or if the setting names a backend.
 
     Args:
         name: The setting, as `backend` takes it.
@@ -74,14 +75,14 @@ def slow_kernels_note(name: str, device: torch.device) -> str:
 
 
 def _no_numba(device: torch.device) -> str:
-    """Return why numba's kernels do not work on a device; empty where they do."""
+    """Return the reason why numba's kernels do not work on a device; empty if they work."""
     if device.type != "cpu":
         return f"it computes on the CPU, rows live on {device}"
     return "" if find_spec("numba") else "numba is not installed (pip install numba)"
 
 
 def _no_triton(device: torch.device) -> str:
-    """Return why Triton's kernels do not work on a device; empty where they do.
+    """Return the reason why Triton's kernels do not work on a device; empty if they work.
 
     Triton's interpreter takes CPU tensors as well.
     """

@@ -1,7 +1,7 @@
-"""Numbers on which all backends agree: they stand alone, so that what reads one of them is made of
-nothing else (`kernel_sources.py`).
+"""Numbers on which all backends agree. They have a file of their own, so that a kernel that reads
+one of them gets no other source file (`kernel_sources.py`).
 """
 
 CACHE_LINE_BYTES = 64
-SQUARE_BLOCK = 64  # columns; as wide as a vertical strip is by default (sharding/sharding_types.py)
-RUN_BITS = 6  # the highest bits of a position are its run, 0 at the smallest position
+SQUARE_BLOCK = 64  # columns: the default width of a vertical strip (sharding/sharding_types.py)
+RUN_BITS = 6  # the highest bits of a position are its run; the smallest position is in run 0

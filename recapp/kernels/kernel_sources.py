@@ -1,10 +1,10 @@
-"""Which source files a kernel is made of.
+"""The source files of a kernel.
 
-A kernel is its function and the functions that this closes over: a row rule is one of them, and may
-be a user's. What they name are numbers and functions of their modules, and of what these import. So
-a kernel is made of the files of those modules and of all that they import of their own package,
-wherever in a file the import stands. Versions of Python, numba and the processor are known to
-numba's cache.
+A kernel consists of its function and the functions in its closure, such as a row rule, which may be
+a user's. They use numbers and functions of their modules and of imported modules. So the sources of
+a kernel are the files of those modules and all files that they import from their own package,
+wherever in a file the import stands. numba's cache itself tells versions of Python, numba and the
+processor apart.
 """
 
 import ast
@@ -20,26 +20,26 @@ from typing import Any
 
 
 def digest(function: Callable[..., Any]) -> str:
-    """Return the SHA-256 of the files that a kernel is made of.
+    """Return the SHA-256 of the source files of a kernel.
 
     Args:
-        function: The function that is compiled, with all that it closes over.
+        function: The compiled function, with its closure.
     """
     return _digest_of(frozenset(sources(function)))
 
 
 def sources(function: Callable[..., Any]) -> set[Path]:
-    """Return the files that a kernel is made of.
+    """Return the source files of a kernel.
 
     Args:
-        function: The function that is compiled, with all that it closes over.
+        function: The compiled function, with its closure.
     """
     modules = {inner.__module__ for inner in _functions_in(function, set())}
     return set().union(*map(files_of_module, modules))
 
 
 def _functions_in(value: object, seen: set[int]) -> Iterator[FunctionType]:
-    """Yield a function and those that it closes over, alone or in tuples, compiled or plain."""
+    """Yield a function and the functions in its closure, alone or in tuples, compiled or plain."""
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -50,15 +50,15 @@ def _functions_in(value: object, seen: set[int]) -> Iterator[FunctionType]:
     if isinstance(plain, FunctionType):
         yield plain
         for cell in plain.__closure__ or ():
-            with suppress(ValueError):  # empty: the name that the function itself is about to get
+            with suppress(ValueError):  # an empty cell: a function that is being defined
                 yield from _functions_in(cell.cell_contents, seen)
 
 
 def files_of_module(name: str) -> frozenset[Path]:
-    """Return the file of a loaded module and those that it imports of its own package, directly or
-    not.
+    """Return the file of a loaded module and the files that it imports from its own package,
+    directly or not.
 
-    There are none for what was typed into a notebook: numba compares the code of such functions.
+    A notebook has no such files: numba compares the code of functions that are typed there.
 
     Args:
         name: The name of the module.
@@ -79,7 +79,7 @@ def _files_from(name: str, file: Path) -> frozenset[Path]:
 
 @lru_cache(None)
 def _imported_files(file: Path, root: Path, package: str) -> frozenset[Path]:
-    """Return the files that a file imports of a package that lies in `root`."""
+    """Return the files that a file imports from a package in `root`."""
     home = ".".join(file.relative_to(root).parent.parts)
     found = set()
     for node in ast.walk(ast.parse(file.read_bytes())):
@@ -97,7 +97,7 @@ def _imported_files(file: Path, root: Path, package: str) -> frozenset[Path]:
 
 
 def _file_of(root: Path, module: str) -> Path | None:
-    """Return the file of a module, if there is one."""
+    """Return the file of a module; None if there is no such file."""
     whole = root.joinpath(*module.split("."))
     files = (whole.with_suffix(".py"), whole / "__init__.py")
     return next((file for file in files if file.is_file()), None)

@@ -1,11 +1,11 @@
-"""Where the rows of dynamic tables lie in a store: (strip, position) -> slot, in torch.
+"""The index of a store of dynamic tables: (strip, position) -> slot, in torch.
 
-A store keeps a row of any strip in a *slot*. This index says in which; it defines the result that
-`numba_key_index.py` reproduces, and runs on any device. Positions of a strip are kept sorted, so
-that adding some costs a sort of all.
+A store keeps each row in a *slot*, whatever its strip, and this index finds the slot. It defines
+the result that `numba_key_index.py` reproduces, and it runs on any device. The positions of a strip
+are kept sorted, so adding some costs a sort of all.
 
-`recapp/tables/dynamic.py` says what positions and runs are. N entries, M entries of keys that are
-not there yet.
+`recapp/tables/dynamic.py` explains positions and runs. N entries, M entries of keys that the index
+does not hold yet.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from recapp.kernels.row_memory import RowMemory
 
 
 class SortedIndex:
-    """The slots of the rows that exist.
+    """An index of the slots of all rows that exist.
 
     Args:
         runs: The runs of positions that the store may hold.
-        capacity: How many slots there may be.
+        capacity: The largest number of slots.
         device: The device of positions and slots.
 
     Attributes:
@@ -42,7 +42,7 @@ class SortedIndex:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of what finds slots, without `positions` and `strips`."""
+        """Return the bytes of the index, without `positions` and `strips`."""
         return sum(p.nbytes + s.nbytes for p, s in self._sorted.values())
 
     def clear(self) -> None:
@@ -50,7 +50,7 @@ class SortedIndex:
         self._sorted.clear()
 
     def find(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
-        """Return the slot of each key, int64; -1 where it is not there."""
+        """Return the slot of each key, int64; -1 for a key that is absent."""
         slot_N = torch.full_like(position_N, -1)
         for strip, (sorted_K, slot_K) in self._sorted.items():
             of_strip_N = strip_N == strip
@@ -60,16 +60,16 @@ class SortedIndex:
         return slot_N
 
     def insert(self, position_M: Tensor, strip_M: Tensor, fresh_M: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys that are not there.
+        """Add keys that the index does not hold.
 
         Args:
-            position_M: Their positions; a key may stand there several times.
-            strip_M: Their strips.
-            fresh_M: Free slots, as many.
+            position_M: The positions of the keys; a key may occur several times.
+            strip_M: The strips of the keys.
+            fresh_M: Free slots, one for each entry.
 
         Returns:
-            The slot of each, and the first entry of each new key: these take the fresh slots in
-            order.
+            The slot of each entry, and the first entry of each new key: these entries take the
+            fresh slots in order.
         """
         same = group(position_M)
         keys = group(strip_M.long() * len(same.key_U) + same.number_N)
@@ -91,7 +91,7 @@ class SortedIndex:
         return slot_M, first_U
 
     def remove(self, slot_M: Tensor) -> None:
-        """Take away the keys of some slots, each once."""
+        """Remove the keys of distinct slots."""
         gone_M = self.positions.rows[slot_M, 0]
         strip_M = self.strips.rows[slot_M, 0]
         for strip in set(strip_M.tolist()):

@@ -1,9 +1,9 @@
 """The arguments of kernels: a group of tables as arrays, a batch as a group sees it, and sparse
-matrices. The integer kernels of a backend make the matrices, the arithmetic kernels follow them.
+matrices. The integer kernels of a backend make the matrices; the arithmetic kernels read them.
 
-An *offset* counts elements of a flat buffer (a message, the output, its gradient): vectors of every
-width lie behind each other in one buffer, and nothing has to be moved or aligned. A *row* counts in
-units of a store's width. Letters: S slots, I strips, K pieces, L ids, P (slot, id) pairs,
+An *offset* counts elements of a flat buffer (a message, the output, its gradient): vectors of all
+widths stand one after the other in one buffer, and none has to be moved or aligned. A *row* counts
+in units of a store's width. Letters: S slots, I strips, K pieces, L ids, P (slot, id) pairs,
 M output bags, V vectors, U distinct rows, N entries, W ranks.
 """
 
@@ -25,12 +25,12 @@ Counts = NDArray[np.int64]
 
 
 class Staged(NamedTuple):
-    """How the source of a sparse matrix is read strip by strip: the vectors of a strip's bags are
-    first copied side by side, then gathered from the copy.
+    """The order for reading the source of a sparse matrix strip by strip: the vectors of a strip's
+    bags are first copied side by side, then gathered from the copy.
 
-    Bags of one table lie a whole output row apart, and at such distances thousands of them fall
-    into a few sets of a cache. Where each is read several times (bags of many ids), a copy that
-    fits the cache halves the gathering (measured).
+    Bags of one table lie a whole output row apart; at such distances thousands of them fall into a
+    few sets of a cache. Where each bag is read several times (bags of many ids), a copy that fits
+    into the cache halves the time of the gather (measured).
 
     Args:
         where_M: The offset of each bag in the source.
@@ -55,7 +55,7 @@ class Links(NamedTuple):
         weights_N: The weight of each entry; None: ones.
         at_M: The offset of each bag's result in the target; None: results stand side by side.
         bags: The number of bags M.
-        staged: How the source is copied strip by strip; None: it is not.
+        staged: The strips in which the source is copied; None: it is not copied.
     """
 
     index_N: Tensor
@@ -68,8 +68,8 @@ class Links(NamedTuple):
 
 @dataclass(frozen=True)
 class Routes:
-    """A group as arrays: its slots strip by strip, and where every row of its strips lies.
-    Integers are int64, on the group's device.
+    """A group as arrays: its slots strip by strip, and the owner and place of every row of its
+    strips. Integers are int64, on the group's device.
 
     Args:
         mode: The mode in which rows are requested.
@@ -82,9 +82,9 @@ class Routes:
         start_K: The first row of each piece within its strip.
         rank_K: The owner of each piece.
         base_K: The first row of each piece in the owner's store.
-        row_dtype: The type of rows in requests: int32 where all stores' rows fit, for all groups of
-            a collection, because their ids travel in one message.
-        dynamic: Whether rows are positions of keys, equal ones of different strips among them: then
+        row_dtype: The type of rows in requests: int32 where the rows of all stores fit. All groups
+            of a collection have the same type, because their ids travel in one message.
+        dynamic: Whether rows are positions of keys, which may be equal in different strips: then
             starts and bases are positions, and a request begins with the rows of each strip.
     """
 
@@ -103,8 +103,8 @@ class Routes:
 
     @cached_property
     def key_dtype(self) -> torch.dtype:
-        """The type in which the rows of all strips are numbered in turn: int32 where it has room,
-        because a sort of such numbers on a GPU passes over half as many bits.
+        """The type that numbers the rows of all strips one after the other: int32 where they fit,
+        because a sort of int32 on a GPU passes over half as many bits.
         """
         return offset_dtype(int(to_host(self.rows_I.sum())))
 
@@ -116,7 +116,7 @@ class Routes:
 
     @cached_property
     def turn_K(self) -> Tensor:
-        """The pieces rank by rank, those of a rank in their order."""
+        """The numbers of the pieces, rank by rank; a rank's pieces keep their order."""
         return torch.sort(self.rank_K, stable=True).indices
 
 
@@ -133,8 +133,7 @@ class Bags:
         first_S: Where the ids of each slot begin in `rows_L`, on the host.
         last_S: Where the ids of each slot end in `rows_L`, on the host.
         where_M: The offset of each bag in the output, slot by slot.
-        scale_M: The factor of each bag, 1 or that of a mean; None where there are neither means
-            nor weights.
+        scale_M: The factor of each bag: 1, or the factor of a mean; None without means and weights.
         weights_L: The weight of each id, or None.
     """
 
@@ -167,7 +166,7 @@ class Bags:
 
 
 Rate = float | tuple[float, ...]
-"""The learning rate of an update, or it and further numbers of the step."""
+"""The learning rate of an update, or a tuple of this rate and further numbers of the step."""
 
 
 def decay_of(lr: Rate, decay: float) -> float:
@@ -180,7 +179,7 @@ class Rule(Protocol):
 
     @property
     def step(self) -> Callable[..., tuple[Any, ...]]:
-        """The expression that makes new weights and state of the old ones and the gradient."""
+        """The expression that computes new weights and state from the old ones and the gradient."""
 
     @property
     def constants(self) -> tuple[float, ...]:
@@ -191,15 +190,15 @@ class Rule(Protocol):
         """The name and the kind ("row" or "element") of each state tensor."""
 
     def rate_of(self, lr: float, t: int) -> Rate:
-        """Return what the expression gets as the learning rate in update number t = 1, 2, ..."""
+        """Return the `lr` of the expression in update number t = 1, 2, ..."""
 
     @property
     def means(self) -> int:
-        """How many mean squares over the whole row the expression uses."""
+        """The number of mean squares over the whole row that the expression uses."""
 
     @property
     def squares(self) -> Callable[..., tuple[Any, ...]] | None:
-        """The expression of what is squared; None where it is the gradient."""
+        """The expression of the squared tensors; None squares the gradient."""
 
     @property
     def decay(self) -> float:
@@ -207,10 +206,10 @@ class Rule(Protocol):
 
 
 class Scratch:
-    """Named arrays whose memory is kept and used again by later batches.
+    """Named arrays whose memory later batches use again.
 
-    A fresh array costs a page fault per 4 KB, more than the arithmetic done in it (measured). A
-    scratch belongs to one group of one batch in flight, so that batch's arrays keep their contents
+    A new array costs a page fault per 4 KB, more than the arithmetic on it (measured). A scratch
+    belongs to one group of one batch in flight, so the arrays of the batch keep their contents
     until its backward has run.
     """
 
@@ -237,10 +236,10 @@ class Scratch:
     @staticmethod
     @torch.inference_mode(False)
     def _grown(n: int, dtype: torch.dtype) -> Tensor:
-        """Return new memory, made outside of inference mode: else no later training could write it.
+        """Return new memory, made outside of inference mode, because training cannot write to
+        tensors that inference mode made.
 
-        It has room for a fifth more elements, so that batches of slightly more ids find it large
-        enough.
+        It has room for a fifth more elements, enough for batches with slightly more ids.
         """
         return torch.empty(n + n // 5 + 64, dtype=dtype, device="cpu")
 

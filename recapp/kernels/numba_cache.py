@@ -1,14 +1,14 @@
 """The compilation of kernels by numba, and its cache on disk.
 
-numba finds a kernel on disk by the file of its function, and by its code and all that it closes
-over, pickled.
+numba finds a kernel on disk by the file of its function, by its code, and by the pickled values of
+its closure.
 
-- A kernel is put together from several files. If one of these changed alone, kernels of two
-  versions would work on the same arrays: so each carries the digest of the files that it is made of
-  (`kernel_sources.py`), and a change in any other file leaves it as it is.
-- Compiled functions and intrinsics pickle differently in every process, and with them in a closure
-  each process would compile anew. So kernels close over numbers and over plain functions that
-  pickle knows by their name (`inlined`); numba compiles those into them.
+- A kernel is put together from several files. If one of them changed alone, kernels of two versions
+  would work on the same arrays. So each kernel carries the digest of its source files
+  (`kernel_sources.py`). A change in any other file does not compile it again.
+- Compiled functions and intrinsics pickle differently in every process: with one of them in a
+  closure, each process would compile the kernel again. So kernels close over numbers and over plain
+  functions that pickle finds by name (`inlined`); numba inlines these functions.
 """
 
 import sys
@@ -28,14 +28,14 @@ from recapp.kernels.shared_cache import WAITING, SharedCache
 Function = Callable[..., Any]
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
-# Names of functions become names of files, and pickle takes what stands before a dot for the owner.
+# Names of functions become names of files, and pickle takes the text before a dot for an owner.
 NO_PATH = str.maketrans(".", "p", "(), '")
 
 
 @lru_cache(None)
 def kept_on_disk() -> bool:
-    """Return whether numba finds a directory to keep kernels in: `NUMBA_CACHE_DIR`, that of the
-    sources or one of the user. In a container all of them may be read-only.
+    """Return whether numba finds a directory for kernels: `NUMBA_CACHE_DIR`, the directory of the
+    sources or one of the user's. In a container all of them may be read-only.
     """
 
     def nothing() -> None:
@@ -49,18 +49,18 @@ def kept_on_disk() -> bool:
 
 
 def compiled(**more: Any) -> Callable[[Function], Function]:
-    """Return a decorator for a kernel: it is compiled at its first call, or read from disk where it
-    was kept and none of its sources has changed since.
+    """Return a decorator that compiles a kernel at its first call, or reads the kernel from disk if
+    none of its sources has changed since.
 
     Args:
-        more: Options of numba beside `OPTIONS`.
+        more: Options of numba in addition to `OPTIONS`.
     """
 
     def compile(function: Function) -> Function:
         kernel = njit(**OPTIONS, **more)(function)
         if kept_on_disk():
             kernel._cache = SharedCache(function)
-            # numba would look at this function's file alone
+            # numba would check the file of this function alone
             kernel._cache._cache_file._source_stamp = digest(function)
         return kernel  # type: ignore[no-any-return]
 
@@ -70,8 +70,8 @@ def compiled(**more: Any) -> Callable[[Function], Function]:
 def inlined(*made_for: Any) -> Callable[[Function], Function]:
     """Return a decorator for a function that numba compiles into kernels.
 
-    The function stays a plain one. It becomes an attribute of its module under a name that says
-    what it was made for, so that pickle finds it and the cache on disk tells it from others.
+    The function stays a plain one. It becomes an attribute of its module, and its name lists
+    `made_for`: so pickle finds it, and the cache on disk tells it from others.
 
     Args:
         made_for: The numbers and functions that the function closes over.
@@ -90,9 +90,10 @@ def inlined(*made_for: Any) -> Callable[[Function], Function]:
 
 
 def load_compiler() -> None:
-    """Have numba load what it otherwise loads at the first call of a kernel, half a second of it.
+    """Load the parts of numba that it otherwise loads at the first call of a kernel (half a
+    second).
 
-    For a process that is forked later; it compiles nothing.
+    A process calls this before it forks others. This compiles nothing.
     """
     for context in (cpu_target.typing_context, cpu_target.target_context):
         context.refresh()
@@ -111,8 +112,8 @@ class _CompilationListener(event.Listener):  # type: ignore[misc]
 
 @contextmanager
 def listen_to_compilations(begins: Callable[[], None]) -> Iterator[None]:
-    """Call a function whenever numba begins to compile a kernel inside of this context, or to wait
-    for another process that compiles it.
+    """Call a function whenever numba, inside of this context, begins to compile a kernel or begins
+    to wait for another process that compiles it.
 
     It is not called when numba reads a kernel from disk.
 

@@ -1,5 +1,5 @@
-"""How compiled kernels are called: tensors as arrays, numbers in the type of the arithmetic, and
-bags shared out over threads.
+"""Calls of compiled kernels: tensors as arrays, numbers in the type of the arithmetic, and bags
+divided over threads.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,13 +14,15 @@ from recapp.kernels import numba_partition as partition
 from recapp.kernels.constants import CACHE_LINE_BYTES
 from recapp.kernels.links import Links, Rate
 
-STREAM_FROM_BYTES = 4 << 20  # smaller targets are read again from the caches
+STREAM_FROM_BYTES = 4 << 20  # smaller targets stay in the caches until they are read
 # Waking a second thread takes 10 to 30 us: more than it gains with fewer bags or touched rows
 THREADS_FROM_ROWS = 2048
 
 
 def array(tensor: Tensor | None) -> Any:
-    """Return a tensor's memory as an array, 16-bit floats under the types that `simd.py` reads."""
+    """Return a tensor's memory as an array; 16-bit floats get the integer types that `simd.py`
+    reads.
+    """
     if tensor is None:
         return None
     if tensor.dtype == torch.bfloat16:
@@ -33,7 +35,7 @@ def array(tensor: Tensor | None) -> Any:
 def array_or_empty(tensor: Tensor | None, dtype: torch.dtype) -> Any:
     """Return a tensor's memory as an array, or an empty array of its type for None.
 
-    So one compiled kernel serves both, where None would need another.
+    So one compiled kernel serves both; None would need another kernel.
     """
     return _EMPTY[dtype] if tensor is None else tensor.numpy()
 
@@ -50,7 +52,7 @@ def scalar(dtype: torch.dtype, value: float) -> Any:
 
 
 def rate_argument(lr: Rate) -> Any:
-    """Return learning rates as kernels take them, a number or a tuple of numbers."""
+    """Return learning rates in the form for kernels: a number or a tuple of numbers."""
     return tuple(map(float, lr)) if isinstance(lr, tuple) else float(lr)
 
 
@@ -64,7 +66,7 @@ def past_caches(in_lines: bool, target: Tensor) -> bool:
 
 
 def matrix(links: Links, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Return the fields of `Matrix`, with entries of the type that is computed in."""
+    """Return the fields of `Matrix`, with entries in the type of the arithmetic."""
     return (
         array(links.index_N),
         array_or_empty(links.offsets_M1, torch.int32),
@@ -80,7 +82,7 @@ def touched(
     dtype: torch.dtype,
     decay: float = 0.0,
 ) -> tuple[Any, ...]:
-    """Return the fields of `Touched`: the rows of a store that are updated."""
+    """Return the fields of `Touched`: the rows of a store that a batch updates."""
     none = array_or_empty(None, dtype)
     state0, state1, *_ = [*(array(s.view(-1)) for s in state), none, none]
     means = none if mean_KU is None else array(mean_KU.view(-1))
@@ -89,7 +91,7 @@ def touched(
 
 
 def threads_of_torch() -> int:
-    """Return how many threads torch uses, no more than numba's pool has."""
+    """Return the number of threads that torch uses, at most those of numba's pool."""
     return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
 
 
@@ -100,7 +102,7 @@ def run_bags(
     arguments: tuple[Any, ...],
     links: Links,
 ) -> None:
-    """Run a kernel on as many threads as torch uses, or on one where the work is too small.
+    """Run a kernel on as many threads as torch uses, or on one if there is too little work.
 
     Args:
         serial: Makes the kernel for one thread.
@@ -130,7 +132,7 @@ def run_strips(
         serial: The kernel for one thread.
         on_threads: The kernel for several threads.
         arguments: The kernel's arguments before the threads.
-        threads: How many threads there are.
+        threads: The number of threads.
     """
     if threads == 1:
         serial(*arguments, 0, 1)

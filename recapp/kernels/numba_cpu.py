@@ -1,9 +1,9 @@
 """The compiled CPU backend: numba kernels behind the functions of `recapp/kernels/reference.py`,
 several times as fast.
 
-Tensors become arrays without a copy; results are written to the caller's `Scratch`, whose memory
-is used again from batch to batch. The reference documents what the functions mean;
-`numba_integers.py`, `numba_unique.py` and `numba_vectors.py` how they are fast.
+Tensors become arrays without a copy. Results are written to the caller's `Scratch`, whose memory is
+used again from batch to batch. The reference documents the functions; `numba_integers.py`,
+`numba_unique.py` and `numba_vectors.py` explain the fast algorithms.
 """
 
 from collections.abc import Sequence
@@ -49,11 +49,11 @@ from recapp.kernels.numba_integers import Strips
 from recapp.kernels.numba_key_index import HashIndex
 from recapp.kernels.quantised import QuantisedRows
 
-# Torch's libgomp is in the process already and serves numba's OpenMP layer too, so there is one
-# pool of threads. The threads of TBB or of numba's own layer would compete with it for the cores.
+# Torch has loaded libgomp, which serves numba's OpenMP layer too: so there is one pool of threads.
+# The threads of TBB or of numba's own layer would compete with this pool for the cores.
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
-# How often a bag's gradient must be read so that a copy of it costs less than it gains.
+# A bag's gradient is copied if it is read this often; with fewer reads a copy does not pay.
 STAGE_FROM_READS = 3
 # Waking a second thread takes 10 to 30 us: more than it gains with fewer ids, at 10 ns an id
 THREADS_FROM_PAIRS = 16384
@@ -86,7 +86,8 @@ class UniqueRows(NamedTuple):
 class NumbaBackend:
     """The compiled backend for tensors on the CPU.
 
-    Each collection has its own, because it holds the hash table that the grouping kernels share.
+    Each collection has its own backend, because the grouping kernels share the backend's hash
+    table.
     """
 
     name = "numba"
@@ -107,7 +108,7 @@ class NumbaBackend:
         return self._bucket_H[: threads * size].reshape(threads, size)
 
     def _strips(self, r: Routes) -> Strips:
-        """Return the routes as kernels take them, made once for each group."""
+        """Return the routes in the form for kernels; they are made once for each group."""
         known, found = self._routes.get(id(r), (None, None))
         if known is not r or found is None:
             strip_S, *rest = map(
@@ -119,7 +120,9 @@ class NumbaBackend:
         return found
 
     def sizes(self) -> list[tuple[int, int]]:
-        """See the reference. The kinds are small batches, and those that several threads share."""
+        """See the reference. There are kernels for small batches, and kernels for batches that
+        several threads share.
+        """
         return [(1, 1), (THREADS_FROM_ROWS, THREADS_FROM_PAIRS)][: threads_of_torch()]
 
     def rows_of_ids(
@@ -134,7 +137,8 @@ class NumbaBackend:
             edges: Feature f has ids edges[f] .. edges[f + 1].
             size_F: The rows of each feature's table.
             rule_F: The number of each feature's rule.
-            changed_F: How many ids of each feature a rule has clamped or dropped; added to.
+            changed_F: The counts of ids of each feature that a rule has clamped or dropped; they
+                are increased.
 
         Returns:
             The rows, and the position of the first id that is an error, or -1.
@@ -153,13 +157,13 @@ class NumbaBackend:
         return rows_L, first
 
     def positions_of_rows(self, rows_L: Tensor, edges: Sequence[int], numbers_F3: Tensor) -> Tensor:
-        """Return rows by their positions (`recapp/tables/row_order.py`), in one pass.
+        """Return the positions of rows (`recapp/tables/row_order.py`), in one pass.
 
         Args:
             rows_L: The rows, lookup by lookup.
             edges: Lookup f has rows edges[f] .. edges[f + 1].
-            numbers_F3: Multiplier, shift and rows of each lookup's table; the rows are 0 where they
-                stay as they are.
+            numbers_F3: Multiplier, shift and number of rows of each lookup's table; the number is 0
+                for a table in natural order.
         """
         made_L = torch.empty_like(rows_L)
         integers.positions_of_rows(
@@ -176,15 +180,15 @@ class NumbaBackend:
         cols: range,
         start_range: float,
     ) -> None:
-        """Write start values of keys to rows of fp32; `recapp/tables/initial.py` defines them.
+        """Write the start values of keys to fp32 rows (`recapp/tables/initial.py` defines them).
 
         Args:
             weights_RD: The rows by slot.
             slot_M: The slots.
             key_M: The keys of a dynamic table.
             hashed: The hash of the run's seed and the table's name.
-            cols: The columns of the table that a row has.
-            start_range: How far values are from 0 at most.
+            cols: The columns of the table that the rows hold.
+            start_range: The largest distance of a value from 0.
         """
         start_kernels.write_start_values(
             array(weights_RD.view(-1)),
@@ -316,11 +320,11 @@ class NumbaBackend:
         return Links(index, offsets, use, b.where_M, M), Links(order, start, use_T, None, U, staged)
 
     def _staging(self, r: Routes, b: Bags, unique: UniqueRows) -> tuple[Staged | None, Counts]:
-        """Return how gradients are copied strip by strip, and where slots begin in the copies.
+        """Return the strips in which gradients are copied, and the places of slots in the copies.
 
         Returns:
-            The copies, or None where they cost more than they gain; and the number of the bag in
-            its strip's copy with which each slot begins.
+            The strips, or None if copies cost more than they gain; and for each slot the number of
+            its first bag within the copy of its strip.
         """
         strips = self._strips(r)
         if b.pairs < STAGE_FROM_READS * len(b.where_M) or len(r.rows_I) < threads_of_torch():
@@ -406,7 +410,7 @@ class NumbaBackend:
     def group_rows(
         self, rows: int, served: Links, take: Scratch, in_turn: bool = False
     ) -> tuple[Tensor, Links]:
-        """See the reference; rows are always in the order in which they were first requested."""
+        """See the reference. Rows are always in the order of their first requests."""
         N = len(served.index_N)
         row = take("grouped_row", N, served.index_N.dtype)
         start = take("grouped_start", N + 1, torch.int32)
@@ -574,8 +578,8 @@ class NumbaBackend:
     def _summed_once(
         self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
     ) -> tuple[Tensor, Links]:
-        """Return the gradient of each touched row, summed, and the links that read them: for those
-        who read gradients twice.
+        """Return the summed gradient of each touched row, and the links that read these sums: for
+        rules that read gradients twice.
         """
         n = links.bags
         flat = torch.empty(n * width, dtype=dtype)
@@ -595,7 +599,7 @@ class NumbaBackend:
         """Run a staged kernel strip by strip, on as many threads as torch uses.
 
         Args:
-            made_for: What the kernel is made for, the width first.
+            made_for: The arguments that make the kernel, the width first.
             source: The source, which is copied.
             links: The sparse matrix, with `staged`.
             result: The fields of `Target` or of `Touched`.

@@ -1,18 +1,18 @@
-"""The integer half of the compiled backend: which rows a batch needs, of which ranks, and at which
-offsets their vectors will stand.
+"""The integer half of the compiled backend. It finds the rows that a batch needs, their owners, and
+the offsets of their vectors in messages.
 
-Nothing here sorts. Equal rows meet in a small hash table, `bucket_H`, whose size follows the batch
-and not the table (a table of a billion rows costs nothing here); one that has a bucket for every
-row of a table is used without hashing. It is all -1 between calls: a kernel that fills buckets
-notes them and clears them. So distinct rows come in the order of first appearance.
+No kernel sorts. Equal rows meet in a small hash table, `bucket_H`, whose size follows the batch and
+not the table (a table of a billion rows costs no more). A hash table with a bucket for every row of
+a table is used without hashing. All buckets are -1 between calls: a kernel that fills buckets notes
+them and clears them. So distinct rows come in the order of first appearance.
 
 An *offset* counts elements of a flat buffer (a message, the output, its gradient); a *row* counts
 in units of a width. Letters: S slots, I strips, K pieces, P (slot, id) pairs, M output bags, V
 vectors, U distinct rows, W ranks, H buckets of the hash table.
 
-The step in which equal rows meet is written out in both kernels that need it: as a function of its
-own, inlined by numba, by LLVM or not, it makes routing five to ten times as slow (1.0 against 5.5
-ms for 106,000 ids, measured). The home side of mode `unique` is in `numba_unique.py`.
+The step in which equal rows meet is written out in both kernels that need it. As a function of its
+own, inlined by numba, by LLVM or not at all, it makes routing five to ten times as slow (5.5
+against 1.0 ms for 106,000 ids, measured). The home side of mode `unique` is in `numba_unique.py`.
 """
 
 from typing import Any, NamedTuple
@@ -23,19 +23,19 @@ from recapp.kernels.numba_cache import compiled
 from recapp.kernels.simd import get, put
 
 jit = compiled()
-ERROR, HASH, CLAMP, DROP, DYNAMIC = range(5)  # rules, as `recapp/tables/ids.py` numbers them
+ERROR, HASH, CLAMP, DROP, DYNAMIC = range(5)  # the numbers of `recapp/tables/ids.py`
 MISSING = np.int64(-(2**63))
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Knuth's multiplicative hashing
 
 
 class Strips(NamedTuple):
-    """The strips of a group, and where their rows lie (`recapp/kernels/links.py`: `Routes`).
+    """The strips of a group, and the places of their rows (`recapp/kernels/links.py`: `Routes`).
 
     Args:
         strip_S: The strip of each slot.
         slot_I1: Strip i has the slots slot[i] .. slot[i + 1].
         rows_I: The rows of each strip.
-        piece_I1: Strip i is made of the pieces piece[i] .. piece[i + 1].
+        piece_I1: Strip i has the pieces piece[i] .. piece[i + 1].
         start_K: The first row of each piece within its strip.
         rank_K: The owner of each piece.
         base_K: The first row of each piece in the owner's store.
@@ -51,11 +51,11 @@ class Strips(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """The bags of a batch as the slots of a group see them (`recapp/kernels/links.py`: `Bags`).
+    """The bags that the slots of a group read from a batch (`recapp/kernels/links.py`: `Bags`).
 
     Args:
         rows_L: The rows of the whole batch.
-        first_S: Where the ids of each slot begin in them.
+        first_S: Where the ids of each slot begin in `rows_L`.
         bag_S: The first bag of each slot in `lengths_N`.
         bags_S1: Slot s has the bags bags[s] .. bags[s + 1] of the group.
         lengths_N: The ids of each bag of the whole batch.
@@ -69,13 +69,13 @@ class Slots(NamedTuple):
 
 
 class Requested(NamedTuple):
-    """The next offset of each rank's part of a message; they move on.
+    """The next free offsets in each rank's part of a message; kernels advance them.
 
     Args:
-        row_W: Of a row.
-        length_W: Of the length of a bag.
-        word_W: Of a word of a sample weight.
-        vector_W: Of a vector, in the message of vectors.
+        row_W: The offset of the next row.
+        length_W: The offset of the next bag length.
+        word_W: The offset of the next word of a sample weight.
+        vector_W: The offset of the next vector, in the message of vectors.
     """
 
     row_W: Any
@@ -88,7 +88,7 @@ class Requested(NamedTuple):
 def hashing(rows: Any, n: Any) -> Any:
     """Return (multiplier, shift, mask) of the hash function for n rows of a table.
 
-    A quarter to half of the buckets are used, or each row of the table has its own.
+    A quarter to half of the buckets are used, or each row of the table has its own bucket.
     """
     bits = 1
     while 1 << bits < 2 * n:
@@ -100,7 +100,7 @@ def hashing(rows: Any, n: Any) -> Any:
 
 @jit
 def find(row: Any, bucket_H: Any, row_U: Any, multiplier: Any, shift: Any, mask: Any) -> Any:
-    """Return the bucket of a row, or the free bucket where it belongs."""
+    """Return the bucket of a row, or the free bucket for it."""
     h = ((np.uint64(row) * multiplier) >> shift) & mask
     while True:
         u = get(bucket_H, np.int64(h))
@@ -137,7 +137,7 @@ def position_of(key: Any) -> Any:
 def rows_of_ids(
     ids_L: Any, edge_F1: Any, size_F: Any, rule_F: Any, changed_F: Any, rows_L: Any
 ) -> Any:
-    """Write rows of ids by the rules of `recapp/tables/ids.py`.
+    """Write the rows of ids by the id rules of `recapp/tables/ids.py`.
 
     Returns the position of the first id that is an error, or -1.
     """
@@ -154,10 +154,10 @@ def rows_of_ids(
                 row = 0
             elif rule == HASH:
                 if np.uint64(number) < 2**32 and size <= 2**32:
-                    row = 1 + int(np.uint32(number) % small)  # several times as fast as in 64 bits
+                    row = 1 + int(np.uint32(number) % small)  # several times faster than 64 bits
                 else:
                     row = 1 + number % (size - 1)
-            elif np.uint64(number) >= np.uint64(size):  # negative ones too
+            elif np.uint64(number) >= np.uint64(size):  # negative numbers too
                 if rule == ERROR:
                     return at
                 changed_F[f] += 1
@@ -168,7 +168,7 @@ def rows_of_ids(
 
 @jit
 def positions_of_rows(rows_L: Any, edge_F1: Any, numbers_F3: Any, made_L: Any) -> Any:
-    """Write the positions of rows, as `recapp/tables/row_order.py` defines them."""
+    """Write the positions of rows (`recapp/tables/row_order.py` defines them)."""
     for f in range(len(numbers_F3)):
         factor = np.uint64(numbers_F3[f, 0])
         shift = np.uint64(numbers_F3[f, 1])
@@ -179,7 +179,7 @@ def positions_of_rows(rows_L: Any, edge_F1: Any, numbers_F3: Any, made_L: Any) -
         elif rows <= 2**31:
             for at in range(edge_F1[f], edge_F1[f + 1]):
                 put(made_L, at, np.int64((np.uint64(get(rows_L, at)) * factor + shift) % rows))
-        else:  # products would not fit: eight bits at a time, of rows below 2^53
+        else:  # products do not fit into 64 bits: eight bits at a time, for rows below 2^53
             for at in range(edge_F1[f], edge_F1[f + 1]):
                 row = np.uint64(get(rows_L, at))
                 made = np.uint64(0)
@@ -194,7 +194,7 @@ def positions_of_rows(rows_L: Any, edge_F1: Any, numbers_F3: Any, made_L: Any) -
 
 @jit
 def route_bags(slots: Any, group: Any, last_W: Any, rows_W: Any, vectors_W: Any) -> Any:
-    """Count the rows and vectors that are requested of each rank; return the number of vectors.
+    """Count the rows and vectors to request of each rank; return the number of vectors.
 
     `slots` and `group` have the fields of `Slots` and `Strips`.
     """
@@ -241,9 +241,10 @@ def write_bag_requests(
 ) -> None:
     """Write the requests: rows, bag lengths and the bits of the weights.
 
-    Vector v of a bag will stand at index[v], and its gradient is read from source[v]. The entries
-    of the matrix A are the scales of the bags alone: sample weights go to the owner, which sums.
-    `slots`, `group` and `offsets` have the fields of `Slots`, `Strips` and `Requested`.
+    index[v] is the offset at which vector v will arrive, source[v] the offset of its gradient. The
+    entries of the matrix A are the scales of the bags alone: sample weights go to the owners, which
+    sum the rows. `slots`, `group` and `offsets` have the fields of `Slots`, `Strips` and
+    `Requested`.
     """
     b = Slots(*slots)
     strips = Strips(*group)
@@ -307,8 +308,8 @@ def group_rows(
     number_N: Any,
     bucket_U: Any,
 ) -> Any:
-    """Write the distinct rows that were requested, and for each the offsets of its gradients, in
-    the order of the requests; return the number of distinct rows.
+    """Write the distinct requested rows and, for each, the offsets of its gradients in the order of
+    the requests. Return the number of distinct rows.
     """
     U = 0
     multiplier, shift, mask = hashing(rows, len(row_N))
@@ -345,7 +346,7 @@ def group_rows(
             if use_N is not None:
                 put(use_T, k, get(use_N, n))
             n += 1
-    for u in range(U, 0, -1):  # the cursors stand at the ends
+    for u in range(U, 0, -1):  # each cursor is at the end of its row's entries now
         put(start_U1, u, get(start_U1, u - 1))
     put(start_U1, 0, 0)
     return U
@@ -364,8 +365,8 @@ def serve(
     at_V: Any,
     word_N: Any,
 ) -> None:
-    """Write the requests of all ranks behind each other: rows, and for each vector its entries and
-    the offset of its answer.
+    """Write the requests of all ranks one after the other: the rows, and for each vector its
+    entries and the offset of its answer.
     """
     n = 0
     v = 0

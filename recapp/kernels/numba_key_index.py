@@ -1,19 +1,19 @@
-"""Where the rows of dynamic tables lie, compiled: `key_index.py` by open addressing.
+"""The compiled index of a store of dynamic tables: `key_index.py` with open addressing.
 
     position, strip --> segment of buckets --> bucket: tag (0: free), slot --> positions[slot]
 
-The table is made of segments of 4,096 buckets, each a small hash table of its own (linear probing).
-It grows by linear hashing (Litwin 1980): one segment at a time is split into two, so no step ever
-waits for a whole table to be hashed again. A segment belongs to one run of positions, so the rows
-of a run are found without looking at the others.
+The hash table consists of segments of 4,096 buckets, each a small hash table (linear probing). It
+grows by linear hashing (Litwin 1980): one segment at a time is split into two, so no step waits
+until a whole table is hashed again. A segment belongs to one run of positions, so the rows of a run
+are found without reading those of other runs.
 
-Buckets hold no positions: those of a slot stand beside the store's rows, where reading one costs a
-wait for memory. So a bucket has a tag, a byte of the key's hash: of 127 other keys that are met on
-the way, 126 are passed by without looking at their positions. And keys are looked for in blocks:
-what all of a block need is fetched together.
+Buckets hold no positions. The position of a slot stands beside the store's rows, where reading it
+costs a wait for memory. So a bucket has a tag, a byte of the key's hash: of 127 other keys on the
+way, the search passes 126 without reading their positions. The search takes keys in blocks and
+prefetches the memory for a whole block.
 
-A bucket has 5 bytes. Segments are split from .42 of the buckets used on; the fullest, those not
-yet split, have twice as many used as the others, at most .84.
+A bucket has 5 bytes. Splitting starts when .42 of the buckets are used. Segments that are not split
+yet are the fullest: they have twice as many used buckets as the others, at most .84.
 """
 
 import secrets
@@ -39,7 +39,9 @@ MOST_USED = 0.42
 
 
 class HashIndex:
-    """The slots of the rows that exist. Arguments, attributes and methods as of `SortedIndex`."""
+    """An index of the slots of all rows that exist, with the arguments, attributes and methods of
+    `SortedIndex`.
+    """
 
     def __init__(self, runs: Sequence[int], capacity: int, device: torch.device) -> None:
         self.positions = RowMemory(capacity, 1, torch.int64, device)
@@ -49,7 +51,7 @@ class HashIndex:
         self._place_R = np.zeros(1 << RUN_BITS, np.int64)
         for place, run in enumerate(sorted(runs)):
             self._place_R[run] = place
-        # a table whose keys crowd into few segments has many times the segments of any other
+        # a table whose keys crowd into few segments needs many times more segments
         most = 16 * (self._places + int(capacity / MOST_USED) // SEGMENT + 1)
         self._tags = RowMemory(most * SEGMENT, 1, torch.uint8, device)
         self._slots = RowMemory(most * SEGMENT, 1, torch.int32, device)
@@ -65,7 +67,7 @@ class HashIndex:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of what finds slots, without `positions` and `strips`."""
+        """Return the bytes of the index, without `positions` and `strips`."""
         return self._tags.nbytes + self._slots.nbytes + self._used_G.nbytes
 
     def clear(self) -> None:
@@ -86,7 +88,7 @@ class HashIndex:
         self._segments += more
 
     def _table(self) -> KeyTable:
-        """Return the arrays as kernels take them: these are others after each growth."""
+        """Return the arrays in the form for kernels. Growth replaces them."""
         return KeyTable(
             self._tags.rows.view(-1).numpy(),
             self._slots.rows.view(-1).numpy(),
@@ -100,13 +102,13 @@ class HashIndex:
         )
 
     def find(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
-        """Return the slot of each key, int64; -1 where it is not there."""
+        """Return the slot of each key, int64; -1 for a key that is absent."""
         slot_N = torch.empty_like(position_N)
         find_slots(self._table(), position_N.numpy(), strip_N.numpy(), slot_N.numpy())
         return slot_N
 
     def insert(self, position_M: Tensor, strip_M: Tensor, fresh_M: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys that are not there (`SortedIndex.insert`)."""
+        """Add keys that the index does not hold (see `SortedIndex.insert`)."""
         self.positions.grow(int(fresh_M.max()) + 1)
         self.strips.grow(int(fresh_M.max()) + 1)
         wanted = int((self._keys + len(position_M)) / (MOST_USED * SEGMENT)) + 1
@@ -129,12 +131,12 @@ class HashIndex:
             )
             if done == len(position_M):
                 break
-            self._add(max(1, self._segments // 8))  # a segment fills up before its turn
+            self._add(max(1, self._segments // 8))  # a segment got full before its turn
         self._keys += used
         return slot_M, torch.from_numpy(first_U[:used])
 
     def remove(self, slot_M: Tensor) -> None:
-        """Take away the keys of some slots, each once."""
+        """Remove the keys of distinct slots."""
         self._keys -= len(slot_M)
         remove_slots(self._table(), slot_M.numpy())
 

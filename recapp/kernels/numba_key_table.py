@@ -1,4 +1,4 @@
-"""The kernels of `numba_key_index.py`: keys are found, added, taken away, and segments split."""
+"""The kernels of `numba_key_index.py`: find, add and remove keys, and split segments."""
 
 from typing import Any, NamedTuple
 
@@ -11,26 +11,27 @@ from recapp.kernels.simd import prefetch
 jit = compiled()
 SEGMENT_BITS = 12
 SEGMENT = 1 << SEGMENT_BITS
-FULL = SEGMENT - SEGMENT // 16  # used buckets of a segment from which on the table grows anyway
-BLOCK = 64  # keys whose buckets, then whose positions, are fetched together
-STRIPS = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: strips of one position lie apart
+FULL = SEGMENT - SEGMENT // 16  # a segment with this many used buckets makes the table grow
+BLOCK = 64  # keys whose buckets, and then positions, are fetched together
+STRIPS = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads the strips of one position
 RUN = np.int64(64 - RUN_BITS)
 HALF = np.int64(1 << RUN_BITS - 1)
 
 
 class KeyTable(NamedTuple):
-    """The arrays of an index, and how many of its segments there are.
+    """The arrays of an index, and its number of segments.
 
     Args:
-        tag_B: The tag of each bucket, 0 where it is free; segment g has buckets g * SEGMENT on.
+        tag_B: The tag of each bucket, 0 for a free one; the buckets of segment g begin at g *
+            SEGMENT.
         slot_B: The slot of each bucket.
-        used_G: How many buckets of each segment are used.
+        used_G: The number of used buckets of each segment.
         position_S: The position of each slot.
         strip_S: The strip of each slot.
-        place_R: The number of each run among those that the store holds.
-        places: How many runs these are.
-        segments: How many segments there are.
-        secret: An odd number of 64 bits, another one in each process.
+        place_R: The number of each run among the runs that the store holds.
+        places: The number of runs that the store holds.
+        segments: The number of segments.
+        secret: An odd number of 64 bits, different in each process.
     """
 
     tag_B: Any
@@ -46,8 +47,8 @@ class KeyTable(NamedTuple):
 
 @jit
 def hash_of(position: Any, strip: Any, secret: Any) -> Any:
-    """Return the hash of a key within its run. Who does not know the secret cannot choose ids that
-    crowd in one place.
+    """Return the hash of a key within its run. Without the secret, an attacker cannot choose ids
+    that crowd in one place.
     """
     h = (np.uint64(position) << np.uint64(RUN_BITS)) ^ (np.uint64(strip) * STRIPS)
     h *= secret
@@ -56,11 +57,11 @@ def hash_of(position: Any, strip: Any, secret: Any) -> Any:
 
 @jit
 def whole_segments(places: Any, segments: Any) -> Any:
-    """Return how many segments each run had before the splitting that is under way: a power of 2.
+    """Return the number of segments of each run before the current round of splits: a power of 2.
 
     Args:
-        places: How many runs there are.
-        segments: How many segments there are.
+        places: The number of runs.
+        segments: The number of segments.
     """
     whole = 1
     while whole * 2 * places <= segments:
@@ -73,11 +74,11 @@ def segment_of(h: Any, place: Any, places: Any, segments: Any, whole: Any) -> An
     """Return the segment of a hash.
 
     Args:
-        h: From `hash_of`.
-        place: The number of its run among those that the store holds.
-        places: How many runs these are.
-        segments: How many segments there are.
-        whole: From `whole_segments`.
+        h: The hash, from `hash_of`.
+        place: The number of the key's run among the runs that the store holds.
+        places: The number of runs that the store holds.
+        segments: The number of segments.
+        whole: The result of `whole_segments`.
     """
     at = np.int64(h >> np.uint64(RUN_BITS)) & (2 * whole - 1)
     segment = at * places + place
@@ -86,19 +87,19 @@ def segment_of(h: Any, place: Any, places: Any, segments: Any, whole: Any) -> An
 
 @jit
 def tag_of(h: Any) -> Any:
-    """Return the tag of a hash, of other bits than its segment and bucket: never 0."""
+    """Return the tag of a hash, never 0. Its bits are not those of segment and bucket."""
     return np.uint8((h >> np.uint64(40)) & np.uint64(0xFF)) | np.uint8(1)
 
 
 @jit
 def home_of(h: Any) -> Any:
-    """Return the bucket of its segment in which a key belongs."""
+    """Return the home bucket of a hash within its segment."""
     return np.int64(h >> np.uint64(64 - SEGMENT_BITS))
 
 
 @jit
 def bucket_of(table: Any, position: Any, strip: Any, h: Any, segment: Any) -> Any:
-    """Return the bucket of a key, or the free bucket where it belongs, or -1 in a full segment."""
+    """Return the bucket of a key, or the free bucket for it, or -1 in a full segment."""
     first = segment * SEGMENT
     at = home_of(h)
     tag = tag_of(h)
@@ -131,14 +132,14 @@ def fetch_buckets(
 
 @jit
 def find_slots(table: Any, position_N: Any, strip_N: Any, slot_N: Any) -> None:
-    """Write the slot of each key, or -1."""
+    """Write the slot of each key; -1 for a key that is absent."""
     whole = whole_segments(table.places, table.segments)
     segment_K = np.empty(BLOCK, np.int64)
     N = len(position_N)
     for first in range(0, N, BLOCK):
         last = min(first + BLOCK, N)
         fetch_buckets(table, first, last, position_N, strip_N, whole, segment_K)
-        for n in range(first, last):  # the first bucket with the tag, almost always the key's
+        for n in range(first, last):  # the first bucket with the tag is almost always the key's
             h = hash_of(position_N[n], strip_N[n], table.secret)
             tag = tag_of(h)
             begin = segment_K[n - first] * SEGMENT
@@ -172,8 +173,8 @@ def insert_keys(
     slot_M: Any,
     first_U: Any,
 ) -> Any:
-    """Add keys from entry `begin` on; return the entry at which a segment was full, and how many
-    fresh slots are used.
+    """Add keys from entry `begin` on; return the entry at which a segment was full, and the number
+    of used fresh slots.
     """
     whole = whole_segments(table.places, table.segments)
     segment_K = np.empty(BLOCK, np.int64)
@@ -206,7 +207,9 @@ def insert_keys(
 
 @jit
 def split_segments(table: Any, more: Any, held: Any) -> None:
-    """Add segments, each by splitting one: the next in turn. `held` has room for a segment."""
+    """Add segments: each new one comes from splitting the next segment in turn. `held` has room for
+    one segment.
+    """
     for new in range(table.segments, table.segments + more):
         whole = whole_segments(table.places, new)
         old = new - whole * table.places
@@ -235,7 +238,7 @@ def split_segments(table: Any, more: Any, held: Any) -> None:
 
 @jit
 def remove_slots(table: Any, slot_M: Any) -> None:
-    """Take away the keys of slots; entries behind them move up, so no bucket is ever lost."""
+    """Remove the keys of slots; later entries move up, so that no bucket is lost."""
     whole = whole_segments(table.places, table.segments)
     for m in range(len(slot_M)):
         slot = slot_M[m]
@@ -266,7 +269,7 @@ def remove_slots(table: Any, slot_M: Any) -> None:
 
 @jit
 def slots_in(table: Any, first: Any, step: Any, strip: Any, slot_K: Any) -> Any:
-    """Write the slots of a strip in every `step`-th segment; return how many there are."""
+    """Write the slots of a strip in every `step`-th segment; return their number."""
     n = 0
     for segment in range(first, table.segments, step):
         for bucket in range(segment * SEGMENT, (segment + 1) * SEGMENT):

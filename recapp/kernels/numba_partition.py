@@ -1,14 +1,12 @@
-"""Kernels on threads, and the partition of work over them: by its cost, not by the number of its
-pieces.
+"""Kernels on threads, and the partition of work over threads: by cost, not by the number of parts.
 
-Bags differ a hundredfold in ids (MLPerf's tables ask for 1 to 100 a sample), so with equal numbers
-of bags or of tables one thread would wait for the other half of the step. Which thread does what
-changes no result. Threads are those of OpenMP's pool, which torch uses as well: two pools would
-compete for the cores.
+The ids of a bag differ a hundredfold (MLPerf's tables have 1 to 100 per sample): with equal numbers
+of bags or tables, one of two threads would wait for half of the step. The partition changes no
+result. Threads are those of OpenMP's pool, which torch uses as well: two pools would compete for
+the cores.
 
-A function that runs on one thread or on several takes four arguments (arrays, or tuples of arrays
-and numbers: numba hands no tuples within tuples to threads) and the part `first .. last` of the
-work.
+A function for one thread or several takes four arguments and the part `first .. last` of the work.
+The arguments are arrays, or tuples of arrays and numbers; numba passes no nested tuples to threads.
 """
 
 from collections.abc import Callable
@@ -23,7 +21,7 @@ from recapp.kernels.simd import get
 
 jit = compiled()
 Make = Callable[..., Callable[..., None]]
-"""Makes a function that is compiled into kernels, for the numbers that it closes over."""
+"""A function that takes the numbers of a closure and returns a function to inline into kernels."""
 
 
 def on_one_thread(make: Make) -> Any:
@@ -33,7 +31,7 @@ def on_one_thread(make: Make) -> Any:
 
 def on_threads(make: Make) -> Any:
     """Return a function that makes the kernel for several threads: f(a, b, c, d, edge_T1). Thread t
-    does the part edge[t] .. edge[t + 1].
+    works on the part edge[t] .. edge[t + 1].
     """
 
     @lru_cache(None)
@@ -51,15 +49,15 @@ def on_threads(make: Make) -> Any:
 
 
 def assign_threads(cost_I: Any, threads: int) -> Any:
-    """Return the thread of each strip: the dearest strip first, each to the thread with least work
-    (Graham's longest processing time first).
+    """Return the thread of each strip: the most expensive strip first, each to the thread with the
+    least work (Graham's longest processing time first).
 
     Args:
-        cost_I: What each strip costs, in any measure.
+        cost_I: The cost of each strip, in any unit.
         threads: The number of threads.
     """
     thread_I = np.zeros(len(cost_I), np.int64)
-    # numpy sorts, because numba would compile a sort of its own for a second and a half
+    # numpy sorts here, because numba would take 1.5 seconds to compile a sort
     if threads > 1:
         _assign_in_order(
             cost_I, np.argsort(-cost_I, kind="stable"), np.zeros(threads, np.int64), thread_I
@@ -79,7 +77,7 @@ def _assign_in_order(cost_I: Any, order_I: Any, load_T: Any, thread_I: Any) -> N
 def split_bags(offsets_M1: Any, M: Any, threads: Any) -> Any:
     """Return where the bags of each thread begin: thread t has bags edge[t] .. edge[t + 1].
 
-    Threads have about the same number of entries and results together.
+    The sum of entries and results is about the same for all threads.
 
     Args:
         offsets_M1: The offsets of the bags' entries; empty: one entry per bag.

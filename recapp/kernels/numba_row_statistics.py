@@ -1,5 +1,5 @@
-"""Row statistics of rows that are cut into strips: the sums of squares of each touched row, its
-piece, and the sums over its strips. A part is the sum of squares of a row within one strip.
+"""Row statistics of rows that are cut into strips: the sum of squares of each touched row, the
+row's piece, and the sum over its strips. A part is the sum of squares of a row within one strip.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def squares(width: int) -> Callable[..., None]:
 def _bound_squares(
     expression: Callable[..., tuple[Any, ...]], constants: tuple[float, ...]
 ) -> Callable[..., Any]:
-    """Return what a rule squares, with its constants filled in; such rules have some."""
+    """Return a rule's expression `squares` with the constants filled in."""
     register_jitable(error_model="numpy")(expression)
 
     @register_jitable(error_model="numpy")  # type: ignore[untyped-decorator]
@@ -55,14 +55,14 @@ def row_squares(
     means: int,
     width: int,
 ) -> Callable[..., None]:
-    """Return the kernel that writes the fp64 sums of squares of what a rule squares, [K, U]: before
-    the update, of the old rows.
+    """Return the kernel that writes the fp64 sums of squares of the tensors that a rule squares,
+    [K, U]. It reads the rows before their update.
 
     Args:
-        expression: What the rule squares.
+        expression: The rule's expression `squares`.
         constants: The constants of the rule.
         state: "row" or "element" for each state tensor; one or two.
-        means: How many sums there are, 2 or 4.
+        means: The number of sums, 2 or 4.
         width: The columns of the store.
     """
     squared = _bound_squares(expression, constants)
@@ -96,7 +96,9 @@ def row_squares(
 
 @jit
 def find_pieces(row_U: Any, base_K: Any, piece_U: Any, nth_U: Any, n_K: Any) -> None:
-    """Write the piece of each row and its number among the piece's rows; count those in `n_K`."""
+    """Write the piece of each row and its number within the piece; count the rows of each in
+    `n_K`.
+    """
     for u in range(len(row_U)):
         k = piece_of(get(row_U, u), base_K, 0, len(base_K))
         put(piece_U, u, k)
@@ -106,7 +108,7 @@ def find_pieces(row_U: Any, base_K: Any, piece_U: Any, nth_U: Any, n_K: Any) -> 
 
 @jit
 def scatter_parts(part_U: Any, first_K: Any, piece_U: Any, nth_U: Any, parts: Any) -> None:
-    """Write the part of each row at the offset of its piece plus its number among the piece's."""
+    """Write the part of each row at the offset of its piece plus its number within the piece."""
     for u in range(len(part_U)):
         put(parts, get(first_K, get(piece_U, u)) + get(nth_U, u), get(part_U, u))
 
@@ -115,9 +117,11 @@ def scatter_parts(part_U: Any, first_K: Any, piece_U: Any, nth_U: Any, parts: An
 def mean_of_parts(
     parts: Any, begin_JK: Any, piece_U: Any, nth_U: Any, dim_K: Any, mean_U: Any
 ) -> None:
-    """Write the mean over the whole row: its parts, added in the order of its strips, by columns.
+    """Write the mean over the whole row: its parts, added in the order of the strips, over its
+    columns.
 
-    Strip j of piece k has its parts from offset `begin_JK[j, k]` on; below 0 there is no strip.
+    The parts of piece k in strip j begin at offset `begin_JK[j, k]`; a negative offset means no
+    strip.
     """
     for u in range(len(piece_U)):
         total = 0.0

@@ -1,9 +1,9 @@
-"""Numbers found among sorted ones, compiled: `sorted_numbers.py` by interpolation.
+"""The compiled search in sorted numbers: the functions of `sorted_numbers.py`, by interpolation.
 
-Positions of keys are mixed bits, so they are spread evenly: the place of one among n is known from
-its value up to about the square root of n. From there steps double until the number is passed, and
-what is left is halved. So a few reads that lie close together find a key, where halving all of a
-mapped file would read pages far apart.
+Positions of keys are mixed bits, so they are spread evenly: the value of one among n tells its
+place up to about the square root of n. From there the search goes in steps that double until it
+passes the number, then halves the last step. So it finds a key with a few reads that lie close
+together, where a binary search of a mapped file would read pages far apart.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ jit = compiled()
 
 @jit
 def _find(number_R: Any, edge_I1: Any, wanted_N: Any, strip_N: Any, found_N: Any) -> None:
-    """Write where each number is, -1 where it is not there."""
+    """Write the index of each number; -1 for a number that is absent."""
     for n in range(len(wanted_N)):
         strip = strip_N[n] if len(strip_N) else 0
         low = edge_I1[strip]
@@ -58,7 +58,7 @@ def _find(number_R: Any, edge_I1: Any, wanted_N: Any, strip_N: Any, found_N: Any
 def find_sorted(
     number_R: Tensor, edge_I1: Sequence[int], wanted_N: Tensor, strip_N: Tensor | None
 ) -> Tensor:
-    """Return where numbers are (`sorted_numbers.find_sorted`)."""
+    """Return the indices of numbers (see `sorted_numbers.find_sorted`)."""
     found_N = torch.empty_like(wanted_N)
     strips = np.zeros(0, np.int16) if strip_N is None else strip_N.numpy()
     edges = np.array(edge_I1, np.int64)

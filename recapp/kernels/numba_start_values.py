@@ -1,4 +1,4 @@
-"""Start values of single rows, compiled: those of `recapp/tables/initial.py`, bit for bit."""
+"""Start values of single rows, compiled: the same bits as those of `recapp/tables/initial.py`."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def write_start_values(
         width: Columns of a row.
         slot_M: The slots.
         key_M: The keys.
-        hashed: The hash of seed and table.
+        hashed: The hash of seed and table name.
         column: The column of the table with which a row begins.
         scale: The distance of two values.
     """

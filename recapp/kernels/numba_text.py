@@ -1,9 +1,9 @@
-"""Ids of texts, compiled: a canonical decimal is its integer, any other text is the XXH64 hash of
-its bytes.
+"""Ids of texts, compiled: the id of a canonical decimal is its integer, the id of any other text is
+the XXH64 hash of its bytes.
 
-XXH64 with seed 0 is specified bit by bit ("xxHash fast digest algorithm", Yann Collet), so an id is
-the same in every process, on every machine and in every version, and other programs can compute it
-as well. `tests/dataset/test_text_ids.py` holds it to published values. Letters: N texts, C bytes.
+XXH64 with seed 0 is specified bit by bit ("xxHash fast digest algorithm", Yann Collet). So an id is
+the same in every process, on every machine and in every version, and other programs can compute it.
+`tests/dataset/test_text_ids.py` compares hashes with published values. Letters: N texts, C bytes.
 """
 
 from typing import Any
@@ -13,14 +13,14 @@ import numpy as np
 from recapp.kernels.numba_cache import compiled
 
 jit = compiled()
-# The number of missing ids, which no text may have: a text with this hash gets the next number.
+# The number of missing ids. No text may have it: a text with this hash gets the next number.
 MISSING = np.int64(-(2**63))
 P1 = np.uint64(0x9E3779B185EBCA87)
 P2 = np.uint64(0xC2B2AE3D27D4EB4F)
 P3 = np.uint64(0x165667B19E3779F9)
 P4 = np.uint64(0x85EBCA77C2B2AE63)
 P5 = np.uint64(0x27D4EB2F165667C5)
-DIGITS = 19  # of the largest int64
+DIGITS = 19  # the digits of the largest int64
 ZERO = ord("0")
 NINE = ord("9")
 MINUS = ord("-")
@@ -28,8 +28,8 @@ MINUS = ord("-")
 
 @jit
 def is_decimal(data_C: Any, first: Any, last: Any) -> Any:
-    """Return whether bytes first .. last spell an int64 as it is printed: without a plus, a leading
-    zero or "-0", and within its range.
+    """Return whether bytes first .. last spell an int64 in canonical form: within its range,
+    without a plus, a leading zero or "-0".
     """
     negative = data_C[first] == MINUS
     begin = first + 1 if negative else first
@@ -46,11 +46,11 @@ def is_decimal(data_C: Any, first: Any, last: Any) -> Any:
 
 @jit
 def decimal(data_C: Any, first: Any, last: Any) -> Any:
-    """Return the int64 that bytes first .. last spell, for which `is_decimal` is true."""
+    """Return the int64 that bytes first .. last spell; `is_decimal` must be true for them."""
     value = np.int64(0)
     for at in range(first, last):
         if data_C[at] != MINUS:
-            # digits are subtracted, because -2^63 fits below zero and 2^63 not above
+            # digits are subtracted, because int64 has -2^63 and not 2^63
             value = value * 10 - np.int64(data_C[at] - ZERO)
     return value if data_C[first] == MINUS else -value
 
@@ -66,13 +66,13 @@ def word(data_C: Any, at: Any, size: Any) -> Any:
 
 @jit
 def rotated(value: Any, bits: Any) -> Any:
-    """Return a value with its 64 bits rotated left."""
+    """Return a value of 64 bits, rotated left."""
     return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
 
 
 @jit
 def mixed(state: Any, lane: Any) -> Any:
-    """Return a state with a lane of eight bytes mixed in: XXH64's round."""
+    """Mix a lane of eight bytes into a state: XXH64's round."""
     return rotated(state + lane * P2, 31) * P1
 
 
@@ -123,8 +123,8 @@ def ids_of_texts(data_C: Any, bound_N1: Any, integers_only: Any, ids_N: Any) -> 
         ids_N: The ids that are written.
 
     Returns:
-        The number of the first text that has no id, or -1. A text has none where it spells the
-        number of missing ids and, if only integers are allowed, where it spells no int64.
+        The index of the first text that has no id, or -1. A text has no id if it spells the number
+        of missing ids, or if it spells no int64 where only integers are allowed.
     """
     for n in range(len(ids_N)):
         first = bound_N1[n]

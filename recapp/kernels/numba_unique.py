@@ -1,10 +1,10 @@
-"""The home side of mode `unique`, compiled: which distinct rows a batch needs, of which ranks, and
-which of their vectors each bag sums.
+"""The home side of mode `unique`, compiled: the distinct rows that a batch needs, their owners, and
+the vectors that each bag sums.
 
-Strips of tables have no row in common, so each thread works on strips of its own. Each strip
-numbers its distinct rows from 0 and keeps their properties from where its pairs begin; then the
-properties of all strips are moved together (one thread alone leaves no gaps). The order is that of
-the strips, whatever the number of threads. Letters are those of `numba_integers.py`.
+Strips of tables share no row, so each thread works on its own strips. The distinct rows of a strip
+are numbered from 0, and their properties are written from the offset of the strip's first pair on.
+Then the properties of all strips are moved together (a single thread leaves no gaps). The order is
+that of the strips, whatever the number of threads. Letters are those of `numba_integers.py`.
 """
 
 from typing import Any, NamedTuple
@@ -24,8 +24,8 @@ class Pairs(NamedTuple):
 
     Args:
         rows_L: The rows of the whole batch.
-        first_S: Where the ids of each slot begin in them.
-        last_S: Where they end.
+        first_S: Where the ids of each slot begin in `rows_L`.
+        last_S: Where the ids of each slot end in `rows_L`.
         pair_I1: Strip i has the pairs pair[i] .. pair[i + 1].
         thread_I: The thread that works on each strip.
     """
@@ -38,18 +38,17 @@ class Pairs(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Memory for the distinct rows that are found; those of strip i stand from first[i] on,
-    found[i] of them.
+    """Memory for the distinct rows. Strip i has found[i] distinct rows, from first[i] on.
 
     Args:
         number_P: The number of each pair's row among the distinct rows of its strip.
-        row_P: Each distinct row.
-        rank_P: Its owner.
-        count_P: The number of its pairs.
-        bucket_P: Its bucket of the hash table.
+        row_P: The distinct rows.
+        rank_P: The owner of each distinct row.
+        count_P: The number of pairs of each distinct row.
+        bucket_P: The bucket of each distinct row in the hash table.
         first_I: Where the distinct rows of each strip begin.
-        found_I: How many there are.
-        vectors_IW: How many of them each rank owns.
+        found_I: The number of distinct rows of each strip.
+        vectors_IW: The number of distinct rows of each strip that each rank owns.
     """
 
     number_P: Any
@@ -63,7 +62,7 @@ class Found(NamedTuple):
 
 
 class Unique(NamedTuple):
-    """The distinct rows of a batch, as their links read them.
+    """The distinct rows of a batch, as `link_strips` reads them.
 
     Args:
         number_P: The number of each pair's row among the distinct rows of its strip.
@@ -90,8 +89,8 @@ class Matrices(NamedTuple):
         where_M: The offset of each bag in the output.
         scale_M: The factor of each bag; empty: all are 1, and no entries are written.
         weights_L: The weight of each id; empty: all are 1.
-        staged_S: The bag of its strip's copy with which each slot begins; empty where gradients
-            are read from the output.
+        staged_S: The number of each slot's first bag within the copy of its strip; empty if
+            gradients are read from the output.
         width: The columns of a vector.
         offsets_M1: Where the entries of each bag begin, written like the following arrays.
         index_P: Where the vector of each entry of A stands.
@@ -116,8 +115,8 @@ class Matrices(NamedTuple):
 
 @jit
 def route_strips(pairs: Any, group: Any, found: Any, bucket_TH: Any, first: Any, last: Any) -> None:
-    """Number the distinct rows of the strips of threads first .. last, each strip's from 0; count
-    their uses and find their owners. Each thread has its part of the hash table. The first three
+    """Number the distinct rows of each strip from 0, count their pairs and find their owners, for
+    the strips of threads first .. last. Each thread has its part of the hash table. The first three
     arguments have the fields of `Pairs`, `Strips` and `Found`.
     """
     p = Pairs(*pairs)
@@ -152,7 +151,7 @@ def route_strips(pairs: Any, group: Any, found: Any, bucket_TH: Any, first: Any,
         f.first_I[i] = begin
         f.found_I[i] = end - begin
         vectors_W = f.vectors_IW[i]
-        for u in range(begin, end):  # rows of the strip become rows of their owners' stores
+        for u in range(begin, end):  # from rows of the strip to rows of the owners' stores
             row = get(f.row_P, u)
             put(bucket_H, get(f.bucket_P, u), -1)
             k = piece_of(row, strips.start_K, strips.piece_I1[i], strips.piece_I1[i + 1])
@@ -173,7 +172,7 @@ def route_strips_on_threads(
 
 @jit
 def compact_rows(found: Any, row_I1: Any) -> Any:
-    """Move the distinct rows of all strips together; return how many there are."""
+    """Move the distinct rows of all strips together; return their number."""
     f = Found(*found)
     U = 0
     for i in range(len(f.found_I)):
@@ -193,9 +192,9 @@ def compact_rows(found: Any, row_I1: Any) -> Any:
 def write_row_requests(
     rank_U: Any, row_U: Any, U: Any, width: Any, vector_W: Any, row_W: Any, ids: Any, at_U: Any
 ) -> None:
-    """Write each row to the next offset of its rank's request, and fix the offset of its vector.
+    """Write each row at the next offset of its owner's request, and fix the offset of its vector.
 
-    `row_W` and `vector_W` are the next offsets of each rank, and move on.
+    `row_W` and `vector_W` are the next offsets of each rank; this function advances them.
     """
     for u in range(U):
         rank = get(rank_U, u)
@@ -207,22 +206,22 @@ def write_row_requests(
 
 @jit
 def _begin_rows(start_U1: Any, count_U: Any, first: Any, last: Any, start: Any) -> None:
-    """Write where the entries of rows first .. last begin, from `start` on, which becomes their
-    cursor instead of their count.
+    """Write the first entry of each of the rows first .. last, from `start` on. It replaces the
+    row's count and is the cursor of the row.
     """
     for u in range(first, last):
         count = get(count_U, u)
         put(start_U1, u, start)
         put(count_U, u, start)
         start += count
-    put(start_U1, last, start)  # the next strip writes the same there
+    put(start_U1, last, start)  # the next strip writes the same number
 
 
 @jit
 def link_strips(slots: Any, group: Any, rows: Any, matrices: Any, first: Any, last: Any) -> None:
-    """Write the parts of the matrices that the strips of threads first .. last have. Where two
-    strips meet, their threads write the same number. The first four arguments have the fields of
-    `Slots`, `Strips`, `Unique` and `Matrices`.
+    """Write the parts of the matrices for the strips of threads first .. last. At the border of two
+    strips both threads write the same number. The first four arguments have the fields of `Slots`,
+    `Strips`, `Unique` and `Matrices`.
     """
     b = Slots(*slots)
     strips = Strips(*group)

@@ -1,7 +1,7 @@
 """The arithmetic half of the compiled backend: `pool` and `update`, each made for one width.
 
 One source serves every width, type and rule; LLVM keeps a row in registers. One thread sums a whole
-bag or touched row and adds its entries in their order, so results are the same bits for every
+bag or touched row, and adds the entries in their order: so results have the same bits for every
 number of threads. Threads are those of OpenMP's pool, which torch uses as well: two pools would
 compete for the cores.
 
@@ -10,13 +10,13 @@ The functions here return kernels, all of one form:
     kernel(source, matrix, result, number, first, last)
 
 A kernel sums vectors of the source along a sparse matrix for the results first .. last. `pool`
-writes the sums to a `Target`, and its number is the stride of the source. `update` learns from the
-sums as gradients of `Touched` rows, and its number is the learning rate. A staged kernel reads
-`StagedSource` vectors and works for the threads first .. last. On threads, `edge_T1` stands for
-`first, last`: thread t has edge[t] .. edge[t + 1] (`numba_partition.py`).
+writes the sums to a `Target`; its `number` is the stride of the source. `update` takes the sums as
+gradients of `Touched` rows; its `number` is the learning rate. A staged kernel reads `StagedSource`
+vectors and works for the threads first .. last. On threads, `edge_T1` stands for `first, last`:
+thread t has edge[t] .. edge[t + 1] (`numba_partition.py`).
 
-Kernels are called with the fields of a record as a plain tuple and make the record themselves:
-numba takes 1.5 us longer to find the types in a named tuple (measured).
+Callers pass the fields of a record as a plain tuple, and the kernel makes the record: numba takes
+1.5 us longer to find the types in a named tuple (measured).
 """
 
 from collections.abc import Callable
@@ -46,15 +46,15 @@ from recapp.kernels.simd import (
 )
 
 WIDE_COLUMNS = 64  # the sum of a wider row takes nearly all registers of AVX2
-# How many vectors before its use a vector is prefetched (4 to 64 were tried: 16 to 32 are best, by
-# up to a quarter over 12).
+# A vector is prefetched this many vectors before its use (of 4 to 64, 16 to 32 are best, up to a
+# quarter faster than 12).
 AHEAD = 24
-# How many records before its use a record is fetched into the second level of the caches, and how
-# many before into the first. Together they take a random record of 136 bytes from 27 to 9.5 ns (one
-# level, 24 ahead: 27; the second alone: 16; 4 to 16 and 48 to 96 were tried).
+# A record is fetched this many records before its use into the second level of the caches, and this
+# many before its use into the first. Together they take a random record of 136 bytes from 27 to 9.5
+# ns (one level, 24 ahead: 27; the second alone: 16; 4 to 16 and 48 to 96 were tried).
 FAR_RECORDS = 48
 NEAR_RECORDS = 12
-ROWS_AHEAD = 6  # how many rows before its update a row of the store is prefetched
+ROWS_AHEAD = 6  # a row of the store is prefetched this many rows before its update
 
 
 class Matrix(NamedTuple):
@@ -77,7 +77,7 @@ class Target(NamedTuple):
     Args:
         memory: The flat buffer.
         at_M: The offset of each result; empty: results stand side by side.
-        scale: The factor of all sums, in the type that is computed in.
+        scale: The factor of all sums, in the type of the arithmetic.
     """
 
     memory: Any
@@ -94,8 +94,8 @@ class Touched(NamedTuple):
         weights: The weights of the store.
         state0: The first state tensor of the rule; empty where it has none.
         state1: The second one.
-        decay: The part of their weights that rows lose first.
-        like: Any number of the type that is computed in.
+        decay: The part of their weights that rows lose before the rule's step.
+        like: Any number in the type of the arithmetic.
     """
 
     row_U: Any
@@ -112,11 +112,11 @@ class StagedSource(NamedTuple):
 
     Args:
         memory: The flat buffer.
-        where_M: The offset of each bag's vector in it.
+        where_M: The offset of each bag's vector in `memory`.
         bag_I1: Strip i has the bags bag[i] .. bag[i + 1].
         row_I1: Strip i has the results row[i] .. row[i + 1].
         thread_I: The thread that works on each strip.
-        copies_TC: Room for the copies of a strip on each thread, in the type that is computed in.
+        copies_TC: Memory for the copies of a strip on each thread, in the type of the arithmetic.
     """
 
     memory: Any
@@ -132,9 +132,9 @@ def summed(width: int) -> Callable[..., Any]:
     """Return the function that sums weights[k] * source[index[k] * stride : +width] over k in
     begin .. end, in that order.
 
-    For wide rows the prefetches have a loop of their own: beside the additions they take registers,
-    and LLVM keeps the sum in memory (the lookup of workload W2 took 1.4 times as long with AVX2).
-    For narrow rows a second loop costs more, 5 to 25 %.
+    For wide rows the prefetches have a loop of their own: in the loop of the additions they take
+    registers, and LLVM keeps the sum in memory (the lookup of workload W2 took 1.4 times as long
+    with AVX2). For narrow rows a second loop is 5 to 25 % slower.
     """
     prefetch_loop = width > WIDE_COLUMNS
 
@@ -163,8 +163,8 @@ def summed(width: int) -> Callable[..., Any]:
 def summed_packed(width: int, bits: int) -> Callable[..., Any]:
     """Return the function that sums packed rows as `summed` sums floats.
 
-    Its `source` is the records' memory as (bytes, numbers), its `stride` the bytes of a record. The
-    values of a row are computed where it is added (`recapp/kernels/quantised.py`).
+    Its `source` is the memory of the records as (bytes, numbers), its `stride` the bytes of a
+    record. It computes the values of a row when it adds the row (`recapp/kernels/quantised.py`).
     """
     size = bytes_of_record(width, bits)
     numbers = size // NUMBER_TYPES[bits].itemsize
@@ -198,13 +198,14 @@ def pooling(width: int, streamed: bool, bits: int) -> Callable[..., None]:
     """Return the function that pools bags first .. last: target[at[m] : +width] = scale * sum of
     weights[k] * source[index[k] * stride : +width] over k in offsets[m] .. offsets[m + 1].
 
-    It is lookup, combine and, on transposes, the segment sums of backward. Arrays that are absent
-    are empty, because None instead would compile a kernel for each combination.
+    The function serves the lookup, the combine and, with transposed matrices, the segment sums of
+    backward. An absent array is an empty one, because None would need a kernel for each
+    combination.
 
     Args:
         width: The columns of a vector.
         streamed: Whether results are written past the caches, 2 times as fast where the target is
-            larger than these (measured; 4 times on a busy machine).
+            larger than the caches (measured; 4 times on a busy machine).
         bits: The bits of packed rows; 0 where the source holds floats.
     """
     total = summed_packed(width, bits) if bits else summed(width)
@@ -219,7 +220,7 @@ def pooling(width: int, streamed: bool, bits: int) -> Callable[..., None]:
         begin = first
         if bags:
             begin = int(get(m.offsets_M1, first))
-        if bits:  # a small batch ends before what is fetched ahead of use would help it
+        if bits:  # a small batch ends before the prefetches in the loop help
             for k in range(begin, min(begin + FAR_RECORDS, len(m.index_N))):
                 prefetch_far(source[0], get(m.index_N, k) * stride, size)
         for b in range(first, last):
@@ -251,7 +252,7 @@ def staging(
     Args:
         width: The columns of a vector.
         make: `pooling` or `updating`.
-        made_for: What that makes its function for.
+        made_for: The arguments of `make` after the width.
     """
     serial = make(*made_for)
 
@@ -278,7 +279,7 @@ def staging(
 def _bound(
     step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...]
 ) -> Callable[..., Any]:
-    """Return a rule's expression with its constants filled in, as kernels are compiled with it."""
+    """Return a rule's expression with its constants filled in, as kernels compile it."""
     # the expression stays a plain function: the cache on disk finds it by its name
     register_jitable(error_model="numpy")(step)
 
@@ -295,7 +296,7 @@ def _bound(
 
 @lru_cache(None)
 def held_row(kind: str, width: int) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """Return the functions that read and write a row's state: one number of it, or `width`."""
+    """Return the functions that read and write a row's state: one number, or `width` numbers."""
     if kind == "row":
 
         @inlined(kind, width)
@@ -321,12 +322,12 @@ def held_row(kind: str, width: int) -> tuple[Callable[..., Any], Callable[..., N
 
 @lru_cache(None)
 def means_of_row(means: int, squares: bool, width: int) -> Callable[..., Any]:
-    """Return the function that finds the mean squares of a row: those given, or that of its
-    gradient where none are.
+    """Return the function that finds the mean squares of a row: the given ones, or without them the
+    mean square of its gradient.
 
     Args:
-        means: How many the rule reads.
-        squares: Whether they are of other things than the gradient: then all are given.
+        means: The number of mean squares that the rule reads.
+        squares: Whether the rule squares other tensors than the gradient: then all means are given.
         width: The columns of the store.
     """
     if squares:
@@ -376,8 +377,8 @@ def updating(
         constants: The constants of the rule.
         decays: Whether weights decay.
         state: "row" or "element" for each state tensor; at most two.
-        means: How many mean squares of the row the expression uses.
-        squares: Whether they are of other things than the gradient: then they are given.
+        means: The number of mean squares of the row that the expression uses.
+        squares: Whether the rule squares other tensors than the gradient: then the means are given.
         width: The columns of the store.
     """
     rule = _bound(step, constants)

@@ -1,5 +1,5 @@
-"""Rows in 8 or 4 bits, for inference: one record per row in one run of memory, row-wise min-max, as
-FBGEMM's fused rowwise formats keep them.
+"""Rows in 8 or 4 bits, for inference: one record per row in contiguous memory, quantised by the
+minimum and maximum of the row, as in FBGEMM's fused row-wise formats.
 
     record = [packed values | zeros up to whole words | scale | bias]
 
@@ -9,20 +9,20 @@ FBGEMM's fused rowwise formats keep them.
 | 4    | a byte for two; the | fp16        | 64 + 4 = 68 bytes       |
 |      | even column lies low|             |                         |
 
-A value is `scale * q + bias`: a product and a sum, each rounded, in the type that is computed in.
-Of a row of floats with smallest value `low` and largest value `high`, computed in fp32:
+A value is `scale * q + bias`: a product and a sum, each rounded, in the type of the arithmetic. For
+a row of floats with smallest value `low` and largest value `high`, in fp32:
 
     bias  = low, rounded to the type of the record
     scale = (high - bias) / (2^bits - 1), rounded to the type of the record; 0 for one value
     q     = (value - bias) / scale, rounded to the nearest integer, ties to even, then cut off to
             0 .. 2^bits - 1
 
-so a value moves by half a scale at most, and by what the rounding of scale and bias does to it. A
-row's record depends on that row alone: not on how a table is cut into parts while it is written.
+So a value changes by at most half a scale, plus the effect of rounding scale and bias. The record
+of a row depends on that row alone, not on the parts in which a table is written.
 
 These torch functions define the result that faster kernels (`pool_quantised` of the backends)
-reproduce. Records may lie in files that are mapped read-only; nothing here writes to them but
-`QuantisedRows.fill`.
+reproduce. Records may lie in files that are mapped read-only: only `QuantisedRows.fill` writes to
+records.
 """
 
 from dataclasses import dataclass
@@ -37,11 +37,11 @@ from torch import Tensor
 from recapp.kernels.row_memory import RowMemory
 
 BITS = (8, 4)
-"""The numbers of bits in which a value can be kept."""
+"""The possible numbers of bits of a value."""
 WORD_BYTES = 4
 NUMBER_TYPES = {8: torch.float32, 4: torch.float16}
 """The type of a record's scale and bias, by the bits of its values."""
-PART_ELEMENTS = 1 << 22  # converted at a time: each needs some floats for a while
+PART_ELEMENTS = 1 << 22  # converted at a time; each element needs some floats of scratch memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class QuantisedRows:
         bits: The bits of a value, 8 or 4.
 
     Raises:
-        ValueError: Records of another type or size, with gaps, or at an odd place in memory.
+        ValueError: Records have another type or size, have gaps, or are not aligned to four bytes.
     """
 
     records_RK: Tensor
@@ -86,8 +86,8 @@ class QuantisedRows:
 
     @cached_property
     def arrays(self) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        """All memory, on the CPU, as flat arrays: of bytes, and in the type of scale and bias, of
-        which fp16 travels as uint16. They are made once: that takes longer than a small batch does.
+        """The memory on the CPU as two flat arrays: bytes, and numbers in the type of scale and
+        bias (fp16 as uint16). They are made once, because this takes longer than a small batch.
         """
         numbers = self.numbers_RN.view(-1)
         if numbers.dtype == torch.float16:
@@ -96,13 +96,13 @@ class QuantisedRows:
 
     @property
     def packed_RP(self) -> Tensor:
-        """The bytes of the values, [R, P], a view without the zeros behind them."""
+        """The bytes of the values, [R, P], a view without the padding."""
         return self.records_RK[:, : -(-self.width * self.bits // 8)]
 
     @property
     def numbers_RN(self) -> Tensor:
-        """All memory in the type of scale and bias, [R, n], a view: those of a row are its last two
-        numbers.
+        """The memory in the type of scale and bias, [R, n], a view: the last two numbers of a row
+        are its scale and bias.
         """
         return self.records_RK.view(NUMBER_TYPES[self.bits])
 
@@ -119,15 +119,15 @@ class QuantisedRows:
     def fill(self, first: int, weights_RD: Tensor) -> None:
         """Quantise rows of floats into the records from number `first` on.
 
-        Memory for a few million values is used beside them, however many rows there are.
+        It takes memory for a few million values more, whatever the number of rows.
 
         Args:
-            first: The record of the first of these rows.
+            first: The number of the record of the first row.
             weights_RD: The rows.
 
         Raises:
-            ValueError: Other columns or more rows than there are, or a row with a value that is not
-                finite or too large; records before it have been written.
+            ValueError: The rows have other columns or are too many, or a row has a value that is
+                not finite or too large; the records before this row have been written.
         """
         if weights_RD.dim() != 2 or weights_RD.shape[1] != self.width:
             raise ValueError(
@@ -145,17 +145,18 @@ class QuantisedRows:
             _write(QuantisedRows(records_RK, self.width, self.bits), part_RD, here)
 
     def strip_of(self, rows: range, columns: range) -> "QuantisedRows":
-        """Return a rectangle, whose records have the scale and bias of the whole rows: so its
-        values are those of the whole, bit for bit.
+        """Return a rectangle whose records keep the scale and bias of the whole rows: its values
+        have the same bits as in the whole rows.
 
-        With 4 bits a strip may begin and end at odd columns, too: its values are packed anew.
+        With 4 bits a strip may begin and end at odd columns as well: its values are packed again.
 
         Args:
-            rows: Which rows.
-            columns: Which columns; all of them give a view of these records, others a copy.
+            rows: The rows of the rectangle.
+            columns: The columns of the rectangle. All columns give a view of these records, fewer a
+                copy.
 
         Raises:
-            ValueError: The rectangle is not inside, is empty of columns, or leaves some out.
+            ValueError: The rectangle is not inside of the table, has no columns, or skips some.
         """
         inside = (rows, len(self)), (columns, self.width)
         if not columns or any(r.step != 1 or r.start < 0 or r.stop > n for r, n in inside):
@@ -179,7 +180,7 @@ class QuantisedRows:
 
 
 def check_bits(bits: int) -> None:
-    """Check that rows can be kept in so many bits.
+    """Check that rows can have this number of bits.
 
     Raises:
         ValueError: They cannot.
@@ -189,12 +190,12 @@ def check_bits(bits: int) -> None:
 
 
 def bytes_of_record(width: int, bits: int) -> int:
-    """Return how many bytes the record of a row of so many columns takes.
+    """Return the bytes of the record of a row of `width` columns.
 
-    Values are padded to whole words of four bytes, so that every scale lies where a machine loads
-    it whole. More padding would gain nothing: a record of some lines of a cache and a few bytes
-    (136 or 68 of 128 columns) touches one line more wherever it begins at a word, and whole lines
-    for each would take 1.4 and 1.9 times the memory.
+    Values are padded to whole words of four bytes, so that every scale is aligned. More padding
+    gains nothing: a record of some cache lines and a few bytes (136 or 68 bytes for 128 columns)
+    touches one line more, whatever word it begins at, and whole lines for each record would take
+    1.4 and 1.9 times the memory.
 
     Raises:
         ValueError: Other bits, or no columns.
@@ -209,10 +210,10 @@ def bytes_of_record(width: int, bits: int) -> int:
 def empty_rows(
     rows: int, width: int, bits: int, device: torch.device | str = "cpu"
 ) -> QuantisedRows:
-    """Return records that are to be filled.
+    """Return empty records, for `QuantisedRows.fill`.
 
-    Many of them ask for huge pages (`row_memory.py`): of records that fill gigabytes a random one
-    is read in half to a fifth of the time, and a file that is mapped has pages of 4 KB.
+    Large memory asks for huge pages (`row_memory.py`). Among gigabytes of records, a random one is
+    then read in half to a fifth of the time that it takes in a mapped file, whose pages have 4 KB.
 
     Raises:
         ValueError: Other bits, or no columns.
@@ -241,12 +242,12 @@ def dequantise(rows: QuantisedRows, row_N: Tensor, dtype: torch.dtype = torch.fl
 
 
 def _write(rows: QuantisedRows, weights_RD: Tensor, first: int) -> None:
-    """Quantise a part of the rows, whose first one errors call `first`."""
+    """Quantise a part of the rows; `first` is the number of its first row in errors."""
     if not len(rows):
         return
     dtype = NUMBER_TYPES[rows.bits]
     top = 2**rows.bits - 1
-    low_R = weights_RD.amin(1) + 0.0  # a zero without a sign, whichever was found first
+    low_R = weights_RD.amin(1) + 0.0  # makes +0 of -0, whichever of the two was found
     high_R = weights_RD.amax(1)
     bias_R = low_R.to(dtype)
     scale_R = ((high_R - bias_R.float()) / top).clamp(min=0).to(dtype)

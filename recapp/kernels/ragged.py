@@ -1,7 +1,7 @@
-"""Ragged arithmetic in torch: offsets, runs, equal keys brought together, vectors gathered from
-flat buffers. Nothing loops over bags.
+"""Ragged arithmetic in torch: offsets, runs, groups of equal keys, vectors gathered from flat
+buffers. No function loops over bags.
 
-Only `group` waits for the device, for the number of distinct keys.
+Only `group` waits for the device: it reads the number of distinct keys.
 """
 
 from typing import NamedTuple
@@ -31,12 +31,12 @@ class Grouped(NamedTuple):
 
 
 def starts(counts_M: Tensor) -> Tensor:
-    """Return the offsets of counts, 0, c0, c0 + c1, ...: one more than counts."""
+    """Return the offsets 0, c0, c0 + c1, ... of counts: one more offset than counts."""
     return F.pad(counts_M.cumsum(0, dtype=counts_M.dtype), (1, 0))
 
 
 def runs(first_K: Tensor, count_K: Tensor, total: int) -> Tensor:
-    """Return first0, first0 + 1, ... (count0 of them), first1, ... as one tensor.
+    """Return first0, first0 + 1, ... (count0 numbers), first1, ... as one tensor.
 
     Args:
         first_K: The first number of each run.
@@ -49,8 +49,8 @@ def runs(first_K: Tensor, count_K: Tensor, total: int) -> Tensor:
 
 
 def numbered(kind_N: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
-    """Return how many entries of its kind stand before each entry, [N], and how many entries each
-    of the kinds 0 .. kinds - 1 has, [kinds].
+    """Return the number of entries of the same kind before each entry, [N], and the number of
+    entries of each of the kinds 0 .. kinds - 1, [kinds].
     """
     sorted_N, order_N = torch.sort(kind_N, stable=True)
     first_K1 = torch.searchsorted(
@@ -63,10 +63,10 @@ def numbered(kind_N: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
 def numbered_runs(
     kind_V: Tensor, length_V: Tensor, kinds: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return how many runs of its kind stand before each run, and how many entries these have, both
-    [V]; and how many runs and entries each of the kinds 0 .. kinds - 1 has, both [kinds].
+    """Return the numbers of runs and of entries of the same kind before each run, both [V]; and the
+    numbers of runs and of entries of each of the kinds 0 .. kinds - 1, both [kinds].
     """
-    if kinds == 1:  # nothing is to be sorted
+    if kinds == 1:  # there is nothing to sort
         before_V1 = starts(length_V)
         nth_V = torch.arange(len(kind_V), device=kind_V.device)
         return nth_V, before_V1[:-1], nth_V.new_full((1,), len(nth_V)), before_V1[-1:]
@@ -83,7 +83,7 @@ def numbered_runs(
 
 
 def counts_of(kind_N: Tensor, kinds: int) -> Tensor:
-    """Return how many of some ascending numbers are 0, 1, ..., kinds - 1."""
+    """Return how often each of 0, 1, ..., kinds - 1 occurs among ascending numbers."""
     return torch.searchsorted(kind_N, torch.arange(kinds + 1, device=kind_N.device)).diff()
 
 

@@ -1,5 +1,5 @@
-"""The local functions of the engine in torch: they define the result that every faster backend must
-reproduce, and run on any device.
+"""The local functions of the engine in torch. They define the result that every faster backend must
+reproduce, and they run on any device.
 
     integers    route, write, link      home: which rows a batch needs, of which ranks, and which
                                         vectors each bag sums
@@ -8,8 +8,8 @@ reproduce, and run on any device.
                                         segment sums of backward
                 update                  weights and state of each touched row, once
 
-A bag's entries are summed one after the other in their order, whatever the width: that is what
-makes results equal bit for bit under every way of cutting a table. Types and letters are those of
+The entries of a bag are summed one after the other in their order, whatever the width. Therefore
+results are equal bit for bit, however a table is cut. Types and letters are those of
 `recapp/kernels/links.py`.
 """
 
@@ -48,7 +48,7 @@ from recapp.kernels.ragged import (
 )
 from recapp.sparse.transfer import to_device, to_host
 
-# elements that are gathered at a time where vectors are scattered over a buffer: 64 MB in fp32
+# elements of the vectors that are gathered at a time from a buffer: 64 MB in fp32
 CHUNK_ELEMENTS = 1 << 24
 
 
@@ -58,7 +58,7 @@ class UniqueRows(NamedTuple):
     Args:
         row_U: The number of each row in its owner's store.
         rank_U: The owner of each row.
-        nth_U: How many of the owner's rows stand before each row.
+        nth_U: The number of the owner's rows before each row.
         grouped: The pairs of each row.
     """
 
@@ -69,19 +69,19 @@ class UniqueRows(NamedTuple):
 
 
 class _BagRows(NamedTuple):
-    """The pairs of a group in one batch, grouped to vectors, one per (bag, owner), owners within
-    bags.
+    """The pairs of a group in one batch, grouped into vectors: one vector per (bag, owner), bag by
+    bag.
 
     Args:
         rank_P: The owner of each pair, in the order of the vectors.
         row_P: The row of each pair in its owner's store.
         pair_P: The position of each pair in the batch.
-        nth_P: How many of the owner's pairs stand before each pair.
+        nth_P: The number of the owner's pairs before each pair.
         rank_V: The owner of each vector.
-        nth_V: How many of the owner's vectors stand before each vector.
+        nth_V: The number of the owner's vectors before each vector.
         bag_V: The bag of each vector.
         length_V: The number of pairs of each vector.
-        count_W2: How many pairs and vectors each rank owns.
+        count_W2: The number of pairs and of vectors that each rank owns.
     """
 
     rank_P: Tensor
@@ -98,14 +98,14 @@ class _BagRows(NamedTuple):
 class TorchBackend:
     """The reference backend.
 
-    Functions take a `Scratch` for results, whose memory is used again from batch to batch; this
-    backend allocates new tensors instead.
+    Functions take a `Scratch` for results, whose memory is used again from batch to batch. This
+    backend ignores it and allocates new tensors.
     """
 
     name = "torch"
     rows_of_ids = None  # id rules have their own torch operations
-    positions_of_rows = None  # mixed rows, too
-    write_start_values = None  # start values, too
+    positions_of_rows = None  # mixed row orders have their own torch operations
+    write_start_values = None  # start values have their own torch operations
     key_index = SortedIndex
     find_sorted = staticmethod(sorted_numbers.find_sorted)
 
@@ -120,7 +120,7 @@ class TorchBackend:
     def route_rows(
         self, r: Routes, b: Bags, world: int, take: Scratch
     ) -> tuple[UniqueRows, Counts]:
-        """Return the distinct rows that a group needs, and how many of each rank.
+        """Return the distinct rows that a group needs, and their number for each owner.
 
         Args:
             r: The group.
@@ -129,19 +129,19 @@ class TorchBackend:
             take: The memory of results.
 
         Returns:
-            The distinct rows, as `write_row_requests` and `link_rows` of this backend take them
-            (their `row_U`: rows in their owners' stores, strip by strip), and how many of each
-            strip each rank has, [I, W].
+            The distinct rows for `write_row_requests` and `link_rows` of this backend (`row_U`:
+            rows in their owners' stores, strip by strip), and the number of rows of each strip that
+            each rank owns, [I, W].
         """
         row_P, strip_P, _ = _pairs(r, b)
-        if r.dynamic:  # positions fill all 64 bits, so strips cannot be numbered behind each other
+        if r.dynamic:  # positions fill all 64 bits, which leaves none to number the strips
             same = group(row_P)
             keys = len(r.rows_I) * len(same.key_U)
             grouped = group((strip_P * len(same.key_U) + same.number_N).to(offset_dtype(keys)))
         else:
             grouped = group((row_P + _keys(r)[strip_P]).to(r.key_dtype))
         first_U = grouped.order_N[grouped.start_U1[:-1].long()]
-        # keys ascend by strip and row, so pieces do: what each has is counted without a sort
+        # keys and pieces ascend by strip and row, so counting the rows of a piece needs no sort
         piece_U, row_U = _locate(r, row_P[first_U], strip_P[first_U])
         n_K = counts_of(piece_U, len(r.rank_K))
         before_K, n_IW = _by_rank(r, n_K, world)
@@ -195,13 +195,13 @@ class TorchBackend:
             r: The group.
             b: The batch.
             unique: The distinct rows, from `route_rows`.
-            source_U: Where each distinct row's vector stands: its offset in a message, or its row
+            source_U: The place of each distinct row's vector: its offset in a message, or its row
                 of the store.
             dtype: The type of the matrices' entries.
             take: The memory of results.
 
         Returns:
-            The links of the bags to vectors, with the bags' offsets in the output, and those of the
+            The links from bags to vectors, with the bags' offsets in the output; and the links from
             distinct rows to offsets in the output's gradient.
         """
         offsets_M1 = starts(b.lengths_M).int()
@@ -239,8 +239,8 @@ class TorchBackend:
             take: The memory of results.
 
         Returns:
-            What `write_bag_requests` of this backend takes as `found`, and the rows and vectors
-            that are requested of each rank, [W, 2].
+            The argument `found` of this backend's `write_bag_requests`, and the numbers of rows and
+            vectors that are requested of each rank, [W, 2].
         """
         row_P, strip_P, pair_P = _pairs(r, b)
         piece_P, local_P = _locate(r, row_P, strip_P)
@@ -276,8 +276,8 @@ class TorchBackend:
         offset_dtype: torch.dtype,
         take: Scratch,
     ) -> tuple[Links, Links]:
-        """Write the requests of bags into a message: to each rank its rows, bag lengths and the
-        bits of the sample weights.
+        """Write the requests of bags into a message: for each rank the rows, the bag lengths and
+        the bits of the sample weights.
 
         Args:
             r: The group.
@@ -292,7 +292,7 @@ class TorchBackend:
             take: The memory of results.
 
         Returns:
-            The links of the bags to vectors, and those of the vectors, with their offsets in the
+            The links from bags to vectors; and the links from vectors, with their offsets in the
             message, to offsets in the output's gradient.
         """
         device = ids.device
@@ -325,8 +325,8 @@ class TorchBackend:
         offset_dtype: torch.dtype,
         take: Scratch,
     ) -> Links:
-        """Return the matrix S: what all ranks request of a group's store here, in rank order, with
-        the offsets of the answers in the message of vectors.
+        """Return the matrix S: the requests of all ranks to this rank's store of a group, in rank
+        order, with the offsets of the answers in the message of vectors.
 
         Args:
             ids: The message of ids.
@@ -372,12 +372,12 @@ class TorchBackend:
             rows: The number of rows of the store.
             served: The links from `serve`: rows, and the offset of each vector's gradient.
             take: The memory of results.
-            in_turn: Whether rows have to be in the order in which they were first requested: where
-                their numbers are not those of the layout, and differ between strips.
+            in_turn: Whether rows must be in the order of their first requests: then their numbers
+                are not those of the layout, and differ between strips.
 
         Returns:
-            The rows [U] in an order that depends on the requests alone, and the links of each to
-            offsets of gradients, in the order of the requests.
+            The rows [U], in an order that depends on the requests alone; and the links from each
+            row to offsets of gradients, in the order of the requests.
         """
         assert served.at_M is not None
         grouped = group(served.index_N)
@@ -417,10 +417,10 @@ class TorchBackend:
             width: The columns of a vector.
             links: The sparse matrix.
             target: The flat buffer of results, written in its own type.
-            dtype: The type that is computed in, fp32 or fp64.
+            dtype: The type of the arithmetic, fp32 or fp64.
             scale: The factor of all sums.
-            in_lines: A hint that every result fills whole cache lines of a target that begins with
-                one, and is not read soon.
+            in_lines: A hint that every result fills whole cache lines, that the target begins at a
+                cache line, and that results are not read soon.
         """
         step = max(1, CHUNK_ELEMENTS // width)
         for first in range(0, links.bags, step):
@@ -447,9 +447,9 @@ class TorchBackend:
             rows: The packed rows of a store.
             links: The sparse matrix; its `index_N` holds rows.
             target: The flat buffer of results, written in its own type.
-            dtype: The type that values and sums are computed in, fp32 or fp64.
+            dtype: The type of values and sums, fp32 or fp64.
             scale: The factor of all sums.
-            in_lines: A hint, as of `pool`.
+            in_lines: See `pool`.
         """
         values_ND = dequantise(rows, links.index_N, dtype)
         each = torch.arange(len(values_ND), device=values_ND.device)
@@ -462,7 +462,8 @@ class TorchBackend:
         """Return the fp64 sum of squares of every touched row's gradient, [U].
 
         Squares are added within blocks of `SQUARE_BLOCK` columns, then block by block. So a table
-        cut into such strips, whose owners add each other's sums, gets the bits of an uncut one.
+        cut into strips of this width, whose owners add each other's sums, gets the bits of an uncut
+        table.
 
         Args:
             gradients: The flat message, or the output's gradient.
@@ -483,9 +484,9 @@ class TorchBackend:
         lr: Rate,
         rule: Rule,
     ) -> Tensor:
-        """Return the fp64 sums of squares of what a rule squares (`squares` of the rule), [K, U].
+        """Return the fp64 sums of squares of the tensors that a rule's `squares` computes, [K, U].
 
-        Squares are added as in `square_sums`. Arguments are those of `update`; nothing is changed.
+        Squares are added as in `square_sums`. The arguments are those of `update`; none is changed.
         """
         grad_UD = _sums(gradients, 1, weights_RD.shape[1], links, dtype, 0, links.bags)
         old = [x.index_select(0, row_U.long()).to(dtype) for x in (weights_RD, *state)]
@@ -509,13 +510,13 @@ class TorchBackend:
     def scatter_parts(
         self, part_U: Tensor, first_K: Tensor, piece_U: Tensor, nth_U: Tensor, parts: Tensor
     ) -> None:
-        """Write each row's part, its sum of squares here, to the message of parts.
+        """Write the part of each row, its sum of squares on this rank, to the message of parts.
 
         Args:
             part_U: The parts.
             first_K: The offset of each piece's first part in the message.
             piece_U: The piece of each row, from `find_pieces`.
-            nth_U: The number of each row among its piece's, from `find_pieces`.
+            nth_U: The number of each row within its piece, from `find_pieces`.
             parts: The message, which is written.
         """
         parts[first_K[piece_U] + nth_U] = part_U
@@ -536,10 +537,10 @@ class TorchBackend:
 
         Args:
             parts: The message of parts.
-            begin_JK: The offset of the first part of piece k in strip j of its table; -1 where
-                there is no such strip.
+            begin_JK: The offset of the first part of piece k in strip j of its table; -1 if there
+                is no such strip.
             piece_U: The piece of each row, from `find_pieces`.
-            nth_U: The number of each row among its piece's, from `find_pieces`.
+            nth_U: The number of each row within its piece, from `find_pieces`.
             dim_K: The columns of whole rows, for each piece.
             dtype: The type of the result.
         """
@@ -563,19 +564,19 @@ class TorchBackend:
         lr: Rate,
         rule: Rule,
     ) -> None:
-        """Sum each touched row's gradient and apply a rule (`recapp/optim/rules.py`) to it, once.
+        """Sum the gradient of each touched row and apply a rule (`recapp/optim/rules.py`) once.
 
         Args:
             gradients: The flat message, or the output's gradient.
             links: The sparse matrix that sums the gradient of each touched row.
             row_U: The distinct rows of the store.
-            mean_U: The mean squares that the rule asks for over the whole row of the table, [U] or
-                [K, U], where the row here is a strip of it; else None.
+            mean_U: Where rows are cut into strips, the mean squares over whole rows of the table
+                that the rule reads, [U] or [K, U]; else None.
             weights_RD: The rows of the store, changed in place; 16-bit floats are read as `dtype`
                 and rounded back.
             state: The state tensors of the store, [R, 1] or [R, D], changed in place.
-            dtype: The type that is computed in, fp32 or fp64.
-            lr: The learning rate of this update, as the rule wants it.
+            dtype: The type of the arithmetic, fp32 or fp64.
+            lr: The learning rate of this update, from the rule's `rate_of`.
             rule: The rule: its expression, constants and kinds of state.
         """
         row_U = row_U.long()
@@ -602,7 +603,7 @@ def _sums(
     """Return the unscaled sums of bags first .. last of `pool`, [last - first, width]."""
     begin = first
     end = last
-    if links.offsets_M1 is not None:  # the host reads them only where bags come in several chunks
+    if links.offsets_M1 is not None:  # the host reads offsets only if bags come in several chunks
         begin = int(to_host(links.offsets_M1[first])) if first else 0
         end = int(to_host(links.offsets_M1[last])) if last < links.bags else len(links.index_N)
     if begin == end:
@@ -625,7 +626,9 @@ def _sums(
 
 
 def _squared(rule: Rule, grad_UD: Tensor, old: Sequence[Tensor], lr: Rate) -> Sequence[Tensor]:
-    """Return what a rule squares, each [U, D], of gradients and the old weights and state."""
+    """Return the tensors that a rule squares, each [U, D], from gradients and the old weights and
+    state.
+    """
     if rule.squares is None:
         return [grad_UD]
     w_UD, *state = old
@@ -652,8 +655,8 @@ def _pairs(r: Routes, b: Bags) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _keys(r: Routes) -> Tensor:
-    """Return the number of each strip's first row when all strips' rows are numbered in turn; of
-    dynamic ones the runs, which are cut and not the positions.
+    """Return the number of each strip's first row when the rows of all strips are numbered one
+    after the other. For dynamic tables the runs are numbered: plans cut runs, not positions.
     """
     rows_I = torch.full_like(r.rows_I, 1 << RUN_BITS) if r.dynamic else r.rows_I
     return starts(rows_I)[:-1]
@@ -673,11 +676,12 @@ def _locate(r: Routes, row_N: Tensor, strip_N: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_rank(r: Routes, n_K: Tensor, world: int) -> tuple[Tensor, Tensor]:
-    """Return what numbers the rows of each rank, given the distinct rows of each piece.
+    """Return the numbering of the rows of each rank, given the number of distinct rows of each
+    piece.
 
     Returns:
-        What is added to the number of a distinct row to have its number among its owner's rows,
-        for each piece, and the rows of each strip that each rank has, [I, W].
+        For each piece, the difference between a row's number among its owner's rows and its number
+        among all distinct rows; and the number of rows of each strip that each rank owns, [I, W].
     """
     n_IW = n_K.new_zeros(len(r.rows_I), world)
     n_IW.view(-1).index_add_(0, r.strip_K * world + r.rank_K, n_K)

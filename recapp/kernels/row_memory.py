@@ -1,16 +1,16 @@
 """Memory for rows of a table, which may grow without moving a row.
 
-On the CPU all the addresses that rows may ever need are reserved at once, which takes no memory;
-the system gives a page when a row on it is first written. So a table grows in chunks, nothing is
-copied, and no step waits for more than the pages that it touches. Rows begin as zeros.
+On the CPU, all addresses that rows may ever need are reserved at once, which takes no memory. The
+system provides a page when a row on it is first written. So a table grows in chunks without copies,
+and a step waits only for the pages that it touches. Rows begin as zeros.
 
-Where the system offers pages of 2 MiB (Linux: `madvise`), memory of some size asks for them: a
-random row then costs one miss of the processor's address cache less. Small memory does not: a page
-of 2 MiB for a few rows would be waste. A fork takes huge pages apart and copies each page that is
-written afterwards, so ranks of a job keep rows from the processes that they fork, which read data.
+Where the system offers pages of 2 MiB (Linux: `madvise`), large memory asks for them: a random row
+then costs one miss less of the processor's address cache (TLB). Small memory does not, because a
+page of 2 MiB for a few rows would be waste. A fork splits huge pages and copies each page that is
+written afterwards. So ranks do not share rows with the processes that they fork to read data.
 
-Where nothing can be reserved (on a GPU, or where the addresses of a process are limited) memory is
-allocated, and growing copies rows into twice as much.
+Where addresses cannot be reserved (on a GPU, or where the addresses of a process are limited),
+memory is allocated, and growing copies the rows into twice the memory.
 """
 
 import mmap
@@ -24,26 +24,26 @@ import torch
 from torch import Tensor
 
 HUGE_PAGE_BYTES = 2 << 20
-# memory that asks for huge pages has so much: less gains little, and half a page is waste
+# least memory that asks for huge pages: less gains little, and half a page is waste on average
 HUGE_FROM_BYTES = 16 << 20
-CHUNK_BYTES = 64 << 20  # by which memory asks for huge pages as it grows
-# addresses that cost no memory before they are touched; Python names the flag from 3.13 on
+CHUNK_BYTES = 64 << 20  # the step in which growing memory asks for huge pages
+# the flag for addresses that cost no memory until they are touched; Python names it from 3.13 on
 _NO_RESERVE = {"linux": 0x4000, "darwin": 0x40}.get(sys.platform, 0)
 _asks_for_huge_pages = True
 _children_have_rows = True
 
 
 class RowMemory:
-    """Rows, [capacity, width], of which the first `held` have been written.
+    """Rows, [capacity, width]; the first `held` rows have been written.
 
     Args:
-        capacity: Most rows.
-        width: Columns.
-        dtype: Type of an element.
-        device: Device of the rows.
+        capacity: The largest number of rows.
+        width: The columns of a row.
+        dtype: The type of an element.
+        device: The device of the rows.
 
     Attributes:
-        rows: All rows, those beyond `held` are zeros. On a GPU another tensor after growing.
+        rows: All rows; those beyond `held` are zeros. On a GPU, growing replaces this tensor.
     """
 
     def __init__(self, capacity: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -54,7 +54,7 @@ class RowMemory:
         self._map: mmap.mmap | None = None
         self.rows = torch.zeros(0, width, dtype=dtype, device=device)
         if device.type == "cpu" and capacity * width and hasattr(mmap, "MAP_ANONYMOUS"):
-            with suppress(OSError):  # addresses are limited: ulimit -v, vm.overcommit_memory=2
+            with suppress(OSError):  # limited addresses: ulimit -v, vm.overcommit_memory=2
                 self.rows, self._map = _reserved(capacity, width, dtype)
 
     @property
@@ -69,10 +69,10 @@ class RowMemory:
         return made
 
     def grow(self, rows: int) -> None:
-        """Have room for a number of rows at least; those that are there keep their places.
+        """Make room for at least a number of rows; existing rows keep their places.
 
         Raises:
-            MemoryError: More than the capacity.
+            MemoryError: The number is above the capacity.
         """
         if rows <= self.held:
             return
@@ -90,7 +90,7 @@ class RowMemory:
         if self._map is None or self.nbytes <= self._huge or self.nbytes < HUGE_FROM_BYTES:
             return
         end = -(-self.nbytes // CHUNK_BYTES) * CHUNK_BYTES
-        begin = int(self.rows.storage_offset()) * self.rows.element_size()  # in the map
+        begin = int(self.rows.storage_offset()) * self.rows.element_size()  # in bytes
         last = min(begin + end, len(self._map))
         _ask_for_huge_pages(self._map, begin + self._huge, last)
         self._huge = end
@@ -98,8 +98,8 @@ class RowMemory:
 
 @contextmanager
 def small_pages() -> Iterator[None]:
-    """Have memory that is made in this context ask for no huge pages, so that both can be measured
-    in one process.
+    """Make memory of this context ask for no huge pages, so that a benchmark can measure both in
+    one process.
     """
     global _asks_for_huge_pages
     before = _asks_for_huge_pages
@@ -111,18 +111,18 @@ def small_pages() -> Iterator[None]:
 
 
 def keep_rows_from_children() -> None:
-    """Have processes that are forked from this one not map the memory that is made from now on,
-    where the system can do so (Linux); to read it there ends them.
+    """Keep the memory that is made from now on out of forked processes, where the system can
+    (Linux). A forked process that reads this memory ends with an error.
     """
     global _children_have_rows
     _children_have_rows = False
 
 
 def _reserved(capacity: int, width: int, dtype: torch.dtype) -> tuple[Tensor, mmap.mmap]:
-    """Return zeros in addresses that are reserved, from a huge page's border on, and their map.
+    """Return zeros in reserved addresses, aligned to a huge page, and their map.
 
     Raises:
-        OSError: The system has no such addresses for this process.
+        OSError: The system does not give this process the addresses.
     """
     size = capacity * width * dtype.itemsize
     room = -(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES + HUGE_PAGE_BYTES
@@ -135,16 +135,16 @@ def _reserved(capacity: int, width: int, dtype: torch.dtype) -> tuple[Tensor, mm
 
 
 def _ask_for_huge_pages(held: mmap.mmap, first: int, last: int) -> None:
-    """Ask the system for huge pages in a part of a map, where it knows them."""
+    """Ask the system for huge pages in a part of a map, if it has them."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is None:
         return
-    with suppress(OSError):  # a system that was built without them
+    with suppress(OSError):  # a system without huge pages
         held.madvise(advice, first, last - first)
 
 
 def most_bytes(device: torch.device) -> int:
-    """Return the bytes of all memory of a device, whoever uses it."""
+    """Return the total memory of a device in bytes, used or not."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,12 +1,13 @@
-"""numba's cache on disk, shared by processes that need the same kernel at the same time.
+"""numba's cache on disk for processes that need the same kernel at the same time.
 
-Ranks call their kernels together. Where the cache is empty each would compile every kernel, and of
-two forms of a kernel that are written at once numba's index would lose one. Here one process
-compiles, while the others wait for what it leaves on disk.
+Ranks call their kernels together. With an empty cache each rank would compile every kernel, and if
+two ranks wrote forms of a kernel at once, numba's index would lose one form. Here one process
+compiles, and the others wait for the file that it writes.
 
-A process claims a kernel with a lock on one byte of a file in the directory of the cache, which the
-system takes back when the process ends. Nobody waits for ever for one that is stopped: after
-`PATIENCE_S` a process compiles for itself, and so it does where files cannot be locked.
+A process claims a kernel with a lock on one byte of a file in the cache's directory; the system
+releases the lock when the process ends. The process that holds a lock may be stopped: so another
+process waits at most `PATIENCE_S` and then compiles itself. It also compiles itself where files
+cannot be locked.
 """
 
 import fcntl
@@ -21,10 +22,10 @@ from numba.core.caching import FunctionCache
 PATIENCE_S = 60.0
 POLL_S = 0.01
 WAITING = "recapp:waits for a kernel"
-"""The event of numba's kind that surrounds waiting for another process."""
+"""The name of the numba event that lasts while this process waits for another."""
 
 _files: dict[str, int | None] = {}
-"""The open file of locks of each directory; closing it would end all claims."""
+"""The open lock file of each directory; closing it would release all claims."""
 
 
 class SharedCache(FunctionCache):  # type: ignore[misc]
@@ -33,7 +34,7 @@ class SharedCache(FunctionCache):  # type: ignore[misc]
     _claimed: tuple[int, int] | None = None
 
     def load_overload(self, sig: object, target_context: Any) -> Any:
-        """Return the compiled form, or None where this process is the one to compile it."""
+        """Return the compiled form, or None if this process has to compile it."""
         found = super().load_overload(sig, target_context)
         if found is None and self._claim():
             found = super().load_overload(sig, target_context)
@@ -42,14 +43,18 @@ class SharedCache(FunctionCache):  # type: ignore[misc]
         return found
 
     def save_overload(self, sig: object, data: object) -> None:
-        """Write what this process has compiled, and let those read it that wait."""
+        """Write the form that this process has compiled, and release the claim for waiting
+        processes.
+        """
         try:
             super().save_overload(sig, data)
         finally:
             self._let_go()
 
     def _claim(self) -> bool:
-        """Claim the function; return whether another process may have written a form meanwhile."""
+        """Claim the function; return whether another process may have written a form in the
+        meantime.
+        """
         file = _lock_file(self.cache_path)
         byte = int.from_bytes(sha256(self._impl.filename_base.encode()).digest()[:7])
         if file is None:
@@ -58,7 +63,7 @@ class SharedCache(FunctionCache):  # type: ignore[misc]
             if not _locked(file, byte):
                 with event.trigger_event(WAITING):
                     _wait_for(file, byte)
-        except OSError:  # such as a file system without locks
+        except OSError:  # a file system without locks, for example
             return False
         self._claimed = file, byte
         return True
@@ -71,7 +76,7 @@ class SharedCache(FunctionCache):  # type: ignore[misc]
 
 
 def _lock_file(directory: str) -> int | None:
-    """Return the descriptor of the file of locks of a cache's directory, None if there is none."""
+    """Return the descriptor of the lock file of a cache's directory; None if there is none."""
     if directory not in _files:
         try:
             os.makedirs(directory, exist_ok=True)
@@ -91,10 +96,10 @@ def _wait_for(file: int, byte: int) -> None:
 
 
 def _locked(file: int, byte: int) -> bool:
-    """Lock a byte of a file for this process; return False where another has locked it.
+    """Lock a byte of a file for this process; return False if another process has locked it.
 
     Raises:
-        OSError: Files cannot be locked here.
+        OSError: The file system cannot lock files.
     """
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)

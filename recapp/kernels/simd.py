@@ -1,8 +1,8 @@
 """A numba type for one row of a table: a vector of `width` numbers in registers, with arithmetic.
 
-`Row(element, width)` lowers to LLVM's `<width x float>`, so a kernel reads like the arithmetic it
-does, and a row rule written for torch blocks (`recapp/optim/rules.py`) compiles unchanged. Any
-width works: LLVM splits it into machine registers.
+`Row(element, width)` lowers to LLVM's `<width x float>`. So the source of a kernel is plain
+arithmetic, and a row rule written for torch blocks (`recapp/optim/rules.py`) compiles unchanged.
+Any width works: LLVM splits it into machine registers.
 
     zeros(like, width)                an empty accumulator in the type of the number `like`
     load(array, at, like, width)      width elements of a flat array from element `at` on, as a row
@@ -16,13 +16,13 @@ width works: LLVM splits it into machine registers.
     square_total(row)                 fp64 sum of squares, in a fixed order
     get(array, i), put(array, i, x)   one number
 
-No access is bounds-checked and negative indices do not wrap: `array[i]` with a signed computed
-index asks each time whether i is negative, which halves the integer kernels (measured). Arrays are
-contiguous. Two 16-bit types that numpy lacks or numba refuses travel under other names: bfloat16 as
-int16, float16 as uint16; rows of them are computed in fp32.
+No access is bounds-checked and negative indices do not wrap: `array[i]` with a computed signed
+index tests the sign each time, which makes the integer kernels half as fast (measured). Arrays are
+contiguous. Numpy has no bfloat16 and numba no float16: they are passed as int16 and uint16, and
+computed in fp32.
 
 No operation may be reordered or fused: a row cut into strips must get the bits of the whole row,
-whatever code its width compiles to.
+although each width compiles to other code.
 """
 
 import math
@@ -40,7 +40,7 @@ from recapp.kernels.constants import CACHE_LINE_BYTES, SQUARE_BLOCK
 
 I8 = ir.IntType(8)
 I32 = ir.IntType(32)
-ALL_LEVELS = 3  # of caches: a locality, as LLVM numbers them
+ALL_LEVELS = 3  # of caches: the locality 3 of LLVM's prefetch
 SECOND_LEVEL = 2
 
 
@@ -49,7 +49,7 @@ class Row(types.Type):  # type: ignore[misc]
 
     Args:
         element: The type of a number, float32 or float64.
-        width: How many there are.
+        width: The number of numbers.
     """
 
     def __init__(self, element: types.Float, width: int) -> None:
@@ -75,7 +75,7 @@ def _address(context: Any, builder: Any, array_type: Any, array: Any, offset: An
 def _vector_address(
     context: Any, builder: Any, array_type: Any, array: Any, offset: Any, width: int
 ) -> tuple[Any, int]:
-    """Return the address of array[offset] as that of a vector, and the alignment it has."""
+    """Return the address of array[offset] as a pointer to a vector, and its alignment."""
     element = context.get_data_type(array_type.dtype)
     at = _address(context, builder, array_type, array, offset)
     return builder.bitcast(at, ir.VectorType(element, width).as_pointer()), context.get_abi_sizeof(
@@ -108,7 +108,7 @@ def _widen(builder: Any, raw: Any, kind: Any, element: Any, width: int) -> Any:
 
 
 def _narrow(builder: Any, value: Any, kind: Any, width: int) -> Any:
-    """Convert a row to the type of the array it is stored in, rounded to nearest, ties to even."""
+    """Convert a row to the type of the target array, rounded to nearest, ties to even."""
     single = ir.VectorType(ir.FloatType(), width)
     if kind in (types.int16, types.uint16) and value.type != single:
         value = builder.fptrunc(value, single)
@@ -208,9 +208,9 @@ def store(typingctx: Any, array: Any, offset: Any, row: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def stream(typingctx: Any, array: Any, offset: Any, row: Any) -> Any:
-    """Write a row at `offset` past the caches: no line is read before it is overwritten whole.
+    """Write a row at `offset` past the caches: no cache line is read before it is overwritten.
 
-    The row must fill whole cache lines, and `fence` must follow the last one.
+    The row must fill whole cache lines. Call `fence` after the last row.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -226,7 +226,7 @@ def stream(typingctx: Any, array: Any, offset: Any, row: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def fence(typingctx: Any) -> Any:
-    """Make streamed rows visible to other threads before anything that is written later."""
+    """Make streamed rows visible to other threads before any later write."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("seq_cst")
@@ -258,7 +258,7 @@ def put(typingctx: Any, array: Any, i: Any, value: Any) -> Any:
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def prefetch(typingctx: Any, array: Any, offset: Any, width: Any) -> Any:
-    """Fetch `width` elements from `offset` on into the caches; numba has no prefetch of its own."""
+    """Fetch `width` elements from `offset` on into the caches; numba has no prefetch."""
     return types.void(array, types.int64, width), _prefetching(array, width, ALL_LEVELS)
 
 
@@ -266,15 +266,16 @@ def prefetch(typingctx: Any, array: Any, offset: Any, width: Any) -> Any:
 def prefetch_far(typingctx: Any, array: Any, offset: Any, width: Any) -> Any:
     """Fetch `width` elements from `offset` on into the second level of the caches.
 
-    It waits for more lines at a time than the first level does: random reads of memory are twice as
-    fast (measured on Zen 4). `prefetch` brings them nearer, shortly before they are used.
+    The second level has more outstanding reads than the first: random reads of memory are twice as
+    fast (measured on Zen 4). `prefetch` then fetches the lines into the first level, shortly before
+    their use.
     """
     return types.void(array, types.int64, width), _prefetching(array, width, SECOND_LEVEL)
 
 
 def _prefetching(array: Any, width: Any, level: int) -> Callable[..., Any]:
-    """Return the code of a prefetch of all lines that elements at the start of one lie in, and of
-    their last byte, where elements that start elsewhere reach into one line more.
+    """Return the code that prefetches all lines of elements that start at the start of a line, and
+    the line of their last byte: elements that start elsewhere reach into one line more.
     """
     size = width.literal_value * array.dtype.bitwidth // 8
     places = [*range(0, size, CACHE_LINE_BYTES)]
@@ -320,8 +321,8 @@ def square_total(typingctx: Any, row: Any) -> Any:
     """Return the fp64 sum of squares of a row, added in a fixed order.
 
     Squares are added in a tree within blocks of `SQUARE_BLOCK` columns, then block by block. So a
-    table that is cut into such strips gets the bits of an uncut one, where the strips' sums are
-    added in column order.
+    table that is cut into strips of this width gets the bits of an uncut one, if the sums of the
+    strips are added in column order.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -365,7 +366,7 @@ def _shuffle(builder: Any, vector: Any, lanes: range) -> Any:
 
 
 def _spread(context: Any, builder: Any, value: Any, kind: Any, row: Row) -> Any:
-    """Return a number as a row of equal numbers, and a row as it is."""
+    """Return a number as a row of equal numbers; return a row unchanged."""
     if isinstance(kind, Row):
         return value
     value = context.cast(builder, value, kind, row.element)
@@ -424,7 +425,7 @@ def _root(typingctx: Any, row: Any) -> Any:
 def sqrt(x: Any) -> Any:
     """Return the square root of a number, or of each number of a row.
 
-    Row rules get it as their `sqrt` in compiled kernels.
+    In compiled kernels this function is the `sqrt` of row rules.
     """
     return np.sqrt(x)
 

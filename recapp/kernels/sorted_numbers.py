@@ -1,5 +1,5 @@
-"""Numbers found among sorted ones, strip by strip, in torch: what `numba_sorted_numbers.py`
-reproduces. It runs on any device.
+"""The search in sorted numbers, strip by strip, in torch, on any device. `numba_sorted_numbers.py`
+reproduces its results.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from torch import Tensor
 def find_sorted(
     number_R: Tensor, edge_I1: Sequence[int], wanted_N: Tensor, strip_N: Tensor | None
 ) -> Tensor:
-    """Return where numbers are, int64 [N]; -1 for those that are not there.
+    """Return the indices of numbers, int64 [N]; -1 for numbers that are absent.
 
     Args:
         number_R: The numbers, int64, of each strip ascending and distinct.
         edge_I1: Strip i has number_R[edge[i] : edge[i + 1]].
-        wanted_N: The numbers that are looked for, int64.
-        strip_N: The strip of each; None where there is one strip.
+        wanted_N: The numbers to find, int64.
+        strip_N: The strip of each wanted number; None if there is one strip.
     """
     found_N = torch.full_like(wanted_N, -1)
     for strip in range(len(edge_I1) - 1):

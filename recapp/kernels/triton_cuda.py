@@ -1,10 +1,10 @@
-"""The GPU backend: the reference's integers, which run on any device, and Triton kernels for the
-arithmetic.
+"""The GPU backend: Triton kernels for the arithmetic, and the integer functions of the reference,
+which run on any device.
 
-`recapp/kernels/reference.py` documents what the functions mean, `triton_vectors.py` how the kernels
-work. Nothing here waits for the device: grids and buffers follow from sizes that the host knows.
-Kernels are compiled at their first call with new types or a new width, and kept on disk by Triton.
-Triton's interpreter (TRITON_INTERPRET=1) runs them on CPU tensors: slowly, for tests.
+`recapp/kernels/reference.py` documents the functions, `triton_vectors.py` the kernels. No function
+waits for the device: the host knows the sizes from which grids and buffers follow. Triton compiles
+a kernel at its first call with new types or a new width, and keeps it on disk. Triton's interpreter
+(TRITON_INTERPRET=1) runs them on CPU tensors: slowly, for tests.
 """
 
 from collections.abc import Sequence
@@ -87,7 +87,7 @@ class TritonBackend(TorchBackend):
     ) -> None:
         """See the reference. A rule has two state tensors at most.
 
-        Rules with squares of their own (LAMB, LARS) are computed as the reference does.
+        The reference computes rules with an expression `squares` (LAMB, LARS).
         """
         if not links.bags:
             return
@@ -148,8 +148,8 @@ def _pool(
 def _matrix(
     source: vectors.Source, form: vectors.Form, links: Links, dtype: torch.dtype
 ) -> vectors.Matrix:
-    """Return a sparse matrix as kernels take it, with the sums of the runs of long bags (see
-    `triton_vectors.py`) where some bag can be long.
+    """Return a sparse matrix in the form for kernels. If some bag can be long, it has the sums of
+    the runs of long bags (see `triton_vectors.py`).
     """
     matrix = vectors.Matrix(links.index_N, links.offsets_M1, links.weights_N, None)
     entries = len(links.index_N)

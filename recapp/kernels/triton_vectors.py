@@ -3,10 +3,9 @@ rule.
 
 A program has a tile of bags (or touched rows) x columns and goes through the entries of its bags
 together; every bag adds its own entries, one after the other. No sum goes over threads and no
-addition is atomic, so what a bag sums to depends on its entries alone. With bags of very different
-lengths a tile would wait for its longest one, and rows of small tables have tens of thousands of
-entries; so a bag longer than `RUN` is summed in runs of that many, counted from its own first
-entry, and then run by run:
+addition is atomic, so the sum of a bag depends on its entries alone. A tile waits for its longest
+bag, and rows of small tables have tens of thousands of entries. So a bag longer than `RUN` is
+summed in runs of `RUN` entries, counted from its own first entry, and then run by run:
 
     entries   0         256        512        768      a run that begins in entries
     bags      |a|        b           |  c  |           256 w .. 256 w + 255 has position 2 w + 1
@@ -14,13 +13,14 @@ entry, and then run by run:
                                                        with one: at most one of each can, so the
                                                        host makes room without knowing any length
 
-Multiplications and additions are never fused: with fusing, bits could differ between two ways to
-compile one line.
+Multiplications and additions are never fused: with fused ones, two ways to compile one line could
+give different bits.
 
-Kernels take records of arrays, in which None stands for an array that is absent, and one record of
-constants, `Form`; where Triton itself asks for a constant, it gets a name first. Learning rates are
-arguments of their own, because Triton takes the numbers of a record for single precision, and so is
-a rule's expression, whose source is part of the key under which Triton keeps a kernel.
+Kernels take records of arrays, in which None stands for an absent array, and one record of
+constants, `Form`; where Triton itself needs a constant, the code gives it a name first. Learning
+rates are separate arguments, because Triton reads the numbers of a record in single precision. A
+rule's expression is a separate argument, because its source is part of the key under which Triton
+keeps a kernel.
 """
 
 import ast
@@ -36,7 +36,7 @@ import triton.language as tl
 
 from recapp.kernels.constants import SQUARE_BLOCK
 
-RUN = 256  # entries of a run; fewer need more partial sums, more take longer one after the other
+RUN = 256  # entries; shorter runs need more partial sums, longer ones more additions in sequence
 TILE_ELEMENTS = 1024  # of a program's tile: 8 in each thread of 4 warps
 TILE_BAGS = 64
 TILE_COLUMNS = 128  # whole blocks of squares (`SQUARE_BLOCK`)
@@ -48,7 +48,7 @@ class Source(NamedTuple):
 
     Args:
         memory: The flat buffer, or the bytes of records.
-        numbers: The memory of records in the type of their scales and biases; None for floats.
+        numbers: The same memory in the type of the scales and biases; None for floats.
     """
 
     memory: Any
@@ -76,10 +76,10 @@ class Touched(NamedTuple):
 
     Args:
         row: The rows.
-        mean: The mean square of each; None where rows are whole.
+        mean: The mean square of each row; None where rows are whole.
         held: The weights of the store.
         state0: The first state tensor of the rule; None where it has none.
-        state1: The second one.
+        state1: The second state tensor.
     """
 
     row: Any
@@ -93,14 +93,14 @@ class Form(NamedTuple):
     """The constants that a kernel is compiled for.
 
     Args:
-        DTYPE: The type that is computed in.
+        DTYPE: The type of the arithmetic.
         WIDTH: The columns of a vector.
-        STRIDE: What an index counts in: elements of the source, or bytes of records.
+        STRIDE: The step of an index: elements of the source, or bytes of records.
         BITS: The bits of a packed value; 0 for floats.
         RUN: The entries of a run.
         BAGS: The bags of a tile.
         COLUMNS: The columns of a tile.
-        FOLDS: How often a block of squares in a tile is halved until one column is left.
+        FOLDS: The number of halvings that reduce a block of squares in a tile to one column.
         AT_ONCE: The entries whose loads do not wait for each other.
     """
 
@@ -119,10 +119,10 @@ class RuleForm(NamedTuple):
     """The constants of a rule that an update is compiled for.
 
     Args:
-        RATES: How many learning rates the rule reads.
-        DECAYS: Whether weights decay.
+        RATES: The number of learning rates that the rule reads.
+        DECAYS: Whether the rule has weight decay.
         KIND0: "row" or "element" for the first state tensor, or None.
-        KIND1: The kind of the second one.
+        KIND1: The kind of the second state tensor.
         NEEDS_ROW: Whether the rule reads the mean square of the row.
     """
 
@@ -148,13 +148,12 @@ def tile(width: int) -> tuple[int, int]:
 
 @lru_cache(None)
 def device_function(step: Callable[..., Any]) -> Any:
-    """Return a rule's expression as a function that kernels call: Triton compiles the source that
-    Python runs.
+    """Return a rule's expression as a Triton function that kernels call, made of the Python source.
 
-    Triton would take the annotations of the expression for its own. So the source is compiled anew
-    without them, and put where `inspect` looks for source. The interpreter takes the expression as
-    it is: kernels are Python there, and it needs `triton.language` in the module of all that it
-    decorates.
+    Triton would read the annotations of the expression as its own. So the source is compiled again
+    without annotations and put where `inspect` finds source. Triton's interpreter takes the
+    expression unchanged, because kernels are Python there; it needs `triton.language` in the module
+    of every decorated function.
     """
     if triton.knobs.runtime.interpret:
         return step
@@ -183,8 +182,8 @@ def sqrt(x):
 
 @triton.jit
 def _vectors(source, at_B, here_B, column_C, inside_C, F: tl.constexpr):
-    """Return the vectors at index `at` of the source, [BAGS, COLUMNS]: floats, or records of
-    `STRIDE` bytes whose last two numbers are scale and bias.
+    """Return the vectors at the indices `at` of the source, [BAGS, COLUMNS]: floats, or the values
+    of records of `STRIDE` bytes whose last two numbers are scale and bias.
     """
     here_BC = here_B[:, None] & inside_C[None, :]
     first_B = at_B * F.STRIDE
@@ -199,7 +198,7 @@ def _vectors(source, at_B, here_B, column_C, inside_C, F: tl.constexpr):
             other=0,
         ).to(tl.int32)
         q_BC = (byte_BC >> (column_C * F.BITS % 8)[None, :]) & ((1 << F.BITS) - 1)
-        # a number has half as many bytes as a value has bits
+        # a scale or bias has half as many bytes as a value has bits
         next_B = (at_B + 1) * (F.STRIDE // (F.BITS // 2))
         scale_B = tl.load(source.numbers + (next_B - 2), mask=here_B, other=0.0).to(F.DTYPE)
         bias_B = tl.load(source.numbers + (next_B - 1), mask=here_B, other=0.0).to(F.DTYPE)
@@ -238,7 +237,7 @@ def _entries(
 
 @triton.jit
 def _sums(source, matrix, bag_B, there_B, column_C, inside_C, F: tl.constexpr):
-    """Return a tile of sums: of short bags from their entries, of long ones from their runs."""
+    """Return a tile of sums: sums of entries for short bags, sums of runs for long ones."""
     if matrix.offsets is None:
         return _entries(
             source, matrix, bag_B, there_B.to(tl.int32), column_C, inside_C, F, F.BAGS, 1
@@ -268,13 +267,13 @@ def _sums(source, matrix, bag_B, there_B, column_C, inside_C, F: tl.constexpr):
 def sum_runs(source, matrix, bags, F: tl.constexpr):
     """Write the partial sums of bags longer than `RUN`.
 
-    Program 2 w + 1 sums the run in window w that begins such a bag, program 2 w the run that
+    Program 2 w + 1 sums the run in window w that begins a long bag, program 2 w the run that
     continues one.
     """
     position = tl.program_id(0)
     window = (position // 2) * F.RUN
     begins = position % 2 == 1
-    # the number of an entry that can belong only to the bag whose run this program sums
+    # an entry that can belong only to the bag whose run this program sums
     look = tl.where(begins, window + F.RUN - 1, window - 1)
     low = 0
     high = bags
@@ -320,7 +319,8 @@ def pool(
     else:
         offset_B = tl.load(at + bag_B, mask=there_B, other=0).to(tl.int64)
         if IN_LINES:
-            # at least 8 elements to 64 bytes: stores of 16 bytes instead of one element
+            # tells Triton of at least 8 aligned elements: it stores 16 bytes at a time, not one
+            # element
             offset_B = tl.multiple_of(offset_B, 8)
     total_BC = total_BC * tl.full([1, 1], scale, F.DTYPE)
     tl.store(
@@ -336,9 +336,9 @@ def _row_squares(source, matrix, bag_B, there_B, F: tl.constexpr):
     columns of the gradient.
 
     Blocks of 2^FOLDS columns are added one after the other. Within a block neighbours are added,
-    then neighbouring pairs, and so on: the same tree for a narrow block as for a wide one that ends
-    in zeros, whatever threads hold the tile. (`tl.sum` adds in an order that depends on how the
-    tile was loaded.)
+    then neighbouring pairs, and so on. A narrow block has the same tree as a wide one that ends in
+    zeros, whatever threads hold the tile. (The order of additions in `tl.sum` depends on the layout
+    of the loaded tile.)
     """
     BAGS: tl.constexpr = F.BAGS
     WIDTH: tl.constexpr = F.WIDTH
@@ -416,9 +416,9 @@ def update(
     """Sum the gradients of each touched row and apply a rule to its weights and state, in one pass
     over memory.
 
-    A row wider than a tile is summed a second time where the rule needs the mean square of the
-    whole row first. The rule gets as many of lr, lr1 and lr2 as RATES says, as a tuple where it is
-    more than one; if DECAYS, of weights that have lost the part `decay`.
+    A row wider than a tile is summed a second time if the rule needs the mean square of the whole
+    row first. The rule gets the first RATES of lr, lr1 and lr2, as a tuple if there are several. If
+    DECAYS, weights lose the part `decay` before the rule is applied.
     """
     bag_B = tl.program_id(0) * F.BAGS + tl.arange(0, F.BAGS)
     there_B = bag_B < bags
@@ -459,7 +459,7 @@ def update(
             new = STEP(
                 old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants, first_state, second_state
             )
-        tl.debug_barrier()  # all threads must have read what one of them writes now
+        tl.debug_barrier()  # all threads must have read the values that one of them overwrites now
         _write(t.held, new[0], row_B, there_B, column_C, F, "element")
         if t.state0 is not None and (R.KIND0 == "element" or first + F.COLUMNS >= F.WIDTH):
             _write(t.state0, new[1], row_B, there_B, column_C, F, R.KIND0)

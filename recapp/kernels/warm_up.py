@@ -1,10 +1,10 @@
-"""Compiles the kernels of a collection before its first step, once per machine: they are kept in
-numba's cache on disk.
+"""Compile the kernels of a collection before its first step, once per machine: numba keeps them in
+its cache on disk.
 
-Kernels are compiled for the types and widths they are called with, and anew for work that several
-threads share. So each function is called here for each width, as the engine calls it: with one row
-and, where a rank has several threads, with as many rows as threads share. A step that needs another
-kernel compiles it then: sample weights do, and bags of many ids, which only batches show.
+numba compiles a kernel for each combination of types and width, and once more for work that several
+threads share. So this module calls each function for each width as the engine does: with one row
+and, if a rank has several threads, with enough rows for several threads. A step that needs another
+kernel compiles it then: for sample weights and for bags of many ids, which only batches show.
 """
 
 import time
@@ -22,14 +22,14 @@ from recapp.kernels.quantised import QuantisedRows
 
 KEPT = "first use; they are kept on disk"
 LOST = "each time anew: set NUMBA_CACHE_DIR to a directory that can be written to"
-STREAMED_BYTES = 8 << 20  # an output that is large enough to be written past the caches
+STREAMED_BYTES = 8 << 20  # an output of this size is written past the caches
 
 
 @contextmanager
 def report_compilation(prints: bool) -> Iterator[None]:
-    """Print a note when the first compilation of a kernel begins, and at the end how long all took.
+    """Print a note when the first compilation of a kernel begins, and at the end the time of all.
 
-    Nothing is printed where numba finds all kernels on disk, however long the disk takes.
+    It prints nothing if numba finds all kernels on disk, however long the disk takes.
 
     Args:
         prints: Whether this process prints.
@@ -64,19 +64,20 @@ def warm_up(
     rule_G: Sequence[Rule | None],
     exchanged_G: Sequence[int],
 ) -> None:
-    """Call every function of a backend once, and once more on several threads.
+    """Call every function of a backend, on one thread and on several.
 
     Args:
         kernels: The backend.
-        routes: The routes of each group; their width and mode are read.
+        routes: The routes of each group, for width and mode.
         world: The number of ranks.
         stored: One row of each group's store (`RowStore.example`).
         in_lines: Whether each group's results may be written past the caches.
-        dtype: The type that is computed in.
+        dtype: The type of the arithmetic.
         payload: The type of vectors in messages.
-        scales: Whether bags are scaled (means).
-        rule_G: The rule that updates the rows of each group; None where they are not updated.
-        exchanged_G: How many sums of squares the strips of one row of each group exchange.
+        scales: Whether bags have factors (means).
+        rule_G: The rule that updates the rows of each group; None for rows that are not updated.
+        exchanged_G: For each group, the number of sums of squares that the strips of one row
+            exchange.
     """
     if kernels.rows_of_ids is not None:
         kernels.rows_of_ids(
@@ -90,7 +91,7 @@ def warm_up(
         no_numbers = torch.zeros(1, 3, dtype=torch.int64)
         kernels.positions_of_rows(torch.zeros(1, dtype=torch.int32), [0, 1], no_numbers)
     if world == 1:
-        payload = dtype  # there are no messages: rows are updated with the output's gradient
+        payload = dtype  # without messages, the output's gradient updates the rows
     for r, held, lines, rule, exchanged in zip(
         routes, stored, in_lines, rule_G, exchanged_G, strict=True
     ):
@@ -119,8 +120,8 @@ def _pools(
     dtype: torch.dtype,
     payload: torch.dtype,
 ) -> None:
-    """Pool rows of the store, vectors of a message and gradients, in the types they have; rows are
-    numbered in `rows`, vectors in the type of the links.
+    """Pool rows of the store, vectors of a message and gradients, each in its own type. Rows have
+    numbers of the type `rows`, vectors have numbers of the type of the links.
     """
     width = held.width if isinstance(held, QuantisedRows) else held.shape[1]
     travelling = torch.zeros(1, width, dtype=payload)
@@ -145,7 +146,7 @@ def _pools(
 
 
 def _kind(source: Tensor | QuantisedRows) -> torch.dtype | int:
-    """Return what kernels are compiled for in a source of vectors: its type, or its bits."""
+    """Return the property of a source of vectors that selects a kernel: its type, or its bits."""
     return source.bits if isinstance(source, QuantisedRows) else source.dtype
 
 
@@ -164,7 +165,7 @@ def _pool(
 
 
 def _find_rows(kernels: Backend, held: Tensor) -> None:
-    """Add a row of a dynamic table, write its start values, find it and take it away."""
+    """Add a row of a dynamic table, write its start values, find the row and remove it."""
     index = kernels.key_index([0], 8, held.device)
     position = _zero() - 2**63
     strip = torch.zeros(1, dtype=torch.int16)
@@ -185,7 +186,7 @@ def _requests(
     scales: bool,
     trains: bool,
 ) -> None:
-    """Route, write, link, serve and group one row, which one bag has so many times."""
+    """Route, write, link, serve and group one row, which one bag has `ids` times."""
     take = Scratch()
     one = np.zeros(1, np.int64)
     pooled = r.mode == "pooled" and world > 1
@@ -256,7 +257,7 @@ def _update(
         piece, nth, _ = kernels.find_pieces(torch.zeros(links.bags, dtype=r.row_dtype), _zero())
         kernels.scatter_parts(squares, _zero(), piece, nth, squares)
         kernels.mean_of_parts(squares, _zero()[None], piece, nth, _zero() + 1, dtype)
-    # gradients have been summed in `dtype` where their squares were exchanged
+    # gradients whose squares were exchanged have been summed in `dtype`
     gradients = torch.zeros(r.width, dtype=dtype if exchanges_squares else payload)
     kernels.update(
         gradients,

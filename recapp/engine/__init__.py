@@ -1,1 +1,1 @@
-"""Trains sharded tables: requests, lookup, fused update and the stores that hold the rows."""
+"""Train sharded tables: requests, lookup, fused update and the stores that hold the rows."""

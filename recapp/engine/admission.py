@@ -1,15 +1,15 @@
-"""Which keys of dynamic tables get rows, and which rows leave.
+"""Decide which keys of dynamic tables get rows, and which rows are evicted.
 
     absent key --counted--> seen often enough? --room in its run?--> admitted, others are evicted
 
-A key counts once per step (a step ends with an update), however often and wherever it occurs. Room
-is counted, and rows are evicted, within each of the 64 runs of positions, which no plan cuts: so
-what is decided depends on neither plan nor ranks. Rows that the step uses stay. Where a run is full
-of these, its new keys with the smallest positions are admitted first, and the others keep their
-counts.
+A key counts once per step (a step ends with an update), however often and wherever it occurs. Each
+of the 64 runs of positions has its own limit of rows and evicts its own rows. No plan cuts a run,
+so decisions depend on neither the plan nor the number of ranks. Rows that the step uses stay. Where
+the rows of the step fill a run, the new keys with the smallest positions are admitted first, and
+the other keys keep their counts.
 
-A full run gives up a sixteenth of its rows at once, so that the rows of a run are not looked
-through for every new key.
+A full run evicts a sixteenth of its rows at once. Otherwise every new key would search the rows of
+its run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,19 +28,19 @@ from recapp.sharding.layout import Block
 from recapp.sparse.transfer import to_host, true_indices
 from recapp.tables.dynamic import RUNS, DynamicRows, Eviction, runs_of
 
-NOT_HELD = 0  # last use of a slot that holds no row; others count steps from 1
-EVICTED_AT_ONCE = 16  # a full run gives up this part of its rows
-SWEEPS = 8  # of a table during the life of an unused row: how exactly its end is kept
+NOT_HELD = 0  # last use of a slot that holds no row; steps of other slots count from 1
+EVICTED_AT_ONCE = 16  # a full run evicts 1 / EVICTED_AT_ONCE of its rows
+SWEEPS = 8  # searches for expired rows in one time to live: more searches find their end sooner
 
 
 @dataclass
 class Changes:
-    """What has happened to the keys of a table.
+    """Count the new, admitted and evicted keys of a table.
 
     Args:
-        new: Keys without a row that training steps met, each once per step.
-        admitted: Rows that were made.
-        evicted: Rows that had to leave.
+        new: Keys without a row in training steps. A key counts once per step.
+        admitted: Keys that got a row.
+        evicted: Rows that left: for new keys, after their time to live, or beyond `max_rows`.
     """
 
     new: int = 0
@@ -54,16 +54,17 @@ class Changes:
 
 
 class Admission:
-    """Decides for the strips of one store.
+    """Decide which keys of one store get rows, and which rows are evicted.
 
     Args:
-        settings: Of each strip's table.
-        index: Finds the rows of the store.
+        settings: The settings of each strip's table.
+        index: The index that finds the rows of the store.
         runs: Runs of positions that the store may hold.
         backend: Kernels.
         device: Device of the rows.
 
-    `changes` counts by strip. `tracked` are the tensors that a checkpoint keeps beside the rows.
+    `changes` has the counts of each strip. A checkpoint stores the tensors of `tracked` with the
+    rows.
     """
 
     def __init__(
@@ -90,18 +91,18 @@ class Admission:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of what is kept for admission and eviction."""
+        """Return the bytes of the memory for admission and eviction."""
         counters = sum(c.nbytes for c in self.counters if c)
         return self.last_used.nbytes + self.uses.nbytes + counters
 
     def tracked(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the names of what is kept for each row, and the tensors by slot."""
+        """Yield the name and the tensor, by slot, of each value that eviction keeps per row."""
         if self._tracks:
             yield "last_used", self.last_used.rows
             yield "uses", self.uses.rows
 
     def forget(self, strip: int, slot_N: Tensor) -> None:
-        """Forget the rows of a strip, which are in these slots, and its counts."""
+        """Forget the counts of a strip and the use of its rows, which are in these slots."""
         self.rows_IR[strip] = 0
         self.release(slot_N)
         counter = self.counters[strip]
@@ -109,24 +110,24 @@ class Admission:
             counter.clear()
 
     def begin(self, slot_M: Tensor, step: int) -> None:
-        """Have some slots hold rows that were used now."""
+        """Mark slots as rows whose first use is this step."""
         if self._tracks:
             self.last_used.rows[slot_M] = step + 1
             self.uses.rows[slot_M] = 1
 
     def count_in(self, strip: int, position_N: Tensor) -> None:
-        """Count rows of a strip in."""
+        """Add rows to the count of a strip."""
         run_N = runs_of(position_N)
         self.rows_IR[strip] += to_host(torch.bincount(run_N, minlength=RUNS)).numpy()
 
     def grow(self, slots: int) -> None:
-        """Have room for a number of slots."""
+        """Make room for a number of slots."""
         if self._tracks:
             self.last_used.grow(slots)
             self.uses.grow(slots)
 
     def note_use(self, slot_N: Tensor, step: int) -> None:
-        """Note that a step uses rows; entries below 0 are no rows."""
+        """Record that a step uses rows. Entries below 0 are not rows."""
         if not self._tracks:
             return
         last_S = self.last_used.rows.view(-1)
@@ -134,7 +135,7 @@ class Admission:
         slot_N = slot_N[slot_N >= 0]
         again_M = slot_N[last_S.index_select(0, slot_N) != step + 1]
         last_S.index_fill_(0, again_M, step + 1)
-        # equal entries write one number
+        # duplicate slots all write the same number
         uses_S.index_copy_(0, again_M, uses_S.index_select(0, again_M) + 1)
 
     def decide(
@@ -143,13 +144,13 @@ class Admission:
         """Decide which new keys of a step get rows.
 
         Args:
-            slot_U: Slots in which the index has found room for them.
-            position_U: Their positions, distinct within a strip.
-            strip_U: Their strips.
+            slot_U: The slots that the index has given the keys.
+            position_U: The positions of the keys, distinct within a strip.
+            strip_U: The strips of the keys.
             step: The number of updates so far.
 
         Returns:
-            Whether each is admitted, and the slots of the rows that leave for them.
+            Whether each key is admitted, and the slots of the rows that are evicted for them.
         """
         self.begin(slot_U, step)
         admitted_U = torch.ones_like(slot_U, dtype=torch.bool)
@@ -188,10 +189,10 @@ class Admission:
     def _make_room(
         self, strip: int, position_K: Tensor, run_K: Tensor, step: int
     ) -> tuple[Tensor, Tensor]:
-        """Evict rows of a strip where its new ones are too many.
+        """Evict rows of a strip from the runs in which the new rows exceed the limit.
 
         Returns:
-            Which of the new ones find no room, and the slots of the rows that leave.
+            Which new rows find no room, and the slots of the evicted rows.
         """
         out_K = torch.zeros_like(run_K, dtype=torch.bool)
         gone = [run_K[:0]]
@@ -206,7 +207,7 @@ class Admission:
             leaving_E = self._first_to_leave(strip, slot_E, at_once)
             self._left(strip, leaving_E)
             gone.append(leaving_E)
-            # a table that was loaded may have more rows than it may keep
+            # a loaded table may have more rows than its limit
             surplus = min(over - len(leaving_E), int(new_R[run]))
             if surplus > 0:
                 here_K = true_indices(run_K == run)
@@ -214,7 +215,7 @@ class Admission:
         return out_K, torch.cat(gone)
 
     def _first_to_leave(self, strip: int, slot_E: Tensor, most: int) -> Tensor:
-        """Return at most so many of some slots, those that leave first; equals by position."""
+        """Return the `most` slots that are evicted first. Among equal rows the position decides."""
         order_E = self.index.positions.rows[slot_E, 0].argsort()
         keys = [self.last_used.rows[slot_E, 0]]
         if self.settings[strip].eviction is Eviction.LFU:
@@ -224,16 +225,17 @@ class Admission:
         return slot_E[order_E[:most]]
 
     def _left(self, strip: int, slot_E: Tensor) -> None:
-        """Count rows of a strip out."""
+        """Subtract rows from the count of a strip, and release their slots."""
         run_E = runs_of(self.index.positions.rows[slot_E, 0])
         self.rows_IR[strip] -= to_host(torch.bincount(run_E, minlength=RUNS)).numpy()
         self.release(slot_E)
         self.changes[strip].evicted += len(slot_E)
 
     def expired(self, step: int) -> Tensor:
-        """Return the slots of rows that were not used for their time to live, and count them out.
+        """Return the slots of rows that no step has used for their time to live, and subtract these
+        rows from the counts.
 
-        They are looked for in every eighth of that time.
+        The search runs `SWEEPS` times per time to live.
         """
         found = [torch.zeros(0, dtype=torch.int64, device=self.last_used.rows.device)]
         for number, settings in enumerate(self.settings):
@@ -248,8 +250,8 @@ class Admission:
         return torch.cat(found)
 
     def surplus(self) -> Tensor:
-        """Return the slots of rows beyond `max_rows`, which a table has that was loaded from before
-        it was lowered, and count them out.
+        """Return the slots of rows beyond `max_rows`, and subtract these rows from the counts. A
+        loaded table has such rows where `max_rows` was lowered after its checkpoint was written.
         """
         found = [torch.zeros(0, dtype=torch.int64, device=self.last_used.rows.device)]
         for number, settings in enumerate(self.settings):
@@ -265,27 +267,27 @@ class Admission:
         return torch.cat(found)
 
     def release(self, slot_M: Tensor) -> None:
-        """Note that slots hold no rows any more."""
+        """Record that slots hold no rows any more."""
         if self._tracks:
             self.last_used.rows[slot_M] = NOT_HELD
 
     # ---- checkpoints
 
     def waiting_of_runs(self, strip: int) -> list[int]:
-        """Return how many keys of each run are counted one by one."""
+        """Return the number of keys with an exact count in each run."""
         counter = self.counters[strip]
         return counter.keys_of_runs() if isinstance(counter, ExactCounter) else [0] * RUNS
 
     def blocks(
         self, strip: int, held: DynamicStrip, waiting_R: list[int], owner: bool
     ) -> Iterator[Block]:
-        """Yield what a strip's counter has counted, to be written.
+        """Yield the blocks of a strip's counter that a checkpoint writes.
 
         Args:
-            strip: The strip's number.
+            strip: The number of the strip.
             held: The strip.
-            waiting_R: How many keys of each run are counted, on all ranks.
-            owner: Whether it is written from here.
+            waiting_R: The number of counted keys in each run, over all ranks.
+            owner: Whether this rank writes the blocks.
         """
         counter = self.counters[strip]
         if counter is not None:
@@ -294,16 +296,16 @@ class Admission:
     def blocks_to_load(
         self, strip: int, held: DynamicStrip, waiting_R: list[int], owner: bool
     ) -> Iterator[Block]:
-        """Yield blocks for counts that are loaded. Arguments as of `blocks`."""
+        """Yield the blocks that a checkpoint fills with its counts. Arguments as for `blocks`."""
         counter = self.counters[strip]
         if counter is not None:
             yield from counter.blocks_to_load(held, waiting_R, owner)
 
     def loaded(self, strips: Sequence[DynamicStrip]) -> None:
-        """Count on from what was loaded.
+        """Continue from the loaded counts.
 
         Raises:
-            CheckpointError: A key stands twice or where it does not belong.
+            CheckpointError: A key occurs twice or lies in a run where it does not belong.
         """
         for counter, strip in zip(self.counters, strips, strict=True):
             if counter is not None:

@@ -1,10 +1,10 @@
-"""What a checkpoint stores of dynamic tables: rows in the order of their positions.
+"""Blocks of dynamic tables in a checkpoint: rows in the order of their positions.
 
     rows of run 0, of run 1, ..., of run 63        numbered 0 .. N - 1 over all ranks
 
-So the rows of any strip are a range of numbers, a stored table is N rows like any other, with the
-tensor `keys` beside its weights, and any plan and number of ranks loads it: how many rows each run
-has is in the manifest.
+So the rows of every strip are a range of numbers. A stored table has N rows, as a static table has,
+and a tensor `keys` in addition to its weights. The manifest has the number of rows of each run, so
+any plan and any number of ranks loads the table.
 """
 
 from collections.abc import Mapping
@@ -24,25 +24,25 @@ KEYS = "keys"
 ROWS = "rows"
 WAITING = "waiting"
 ALWAYS_LOADED = ("weight", KEYS)
-"""What a model needs to predict; the rest is for going on with training."""
+"""The tensors that prediction needs. Only training needs the others."""
 WAITING_COUNTS = "waiting_counts"
 SKETCH = "sketch"
 OF_ADMISSION = ("last_used", "uses", "waiting_keys", WAITING_COUNTS, SKETCH)
-"""What decides on keys and rows of a dynamic table: it begins anew where it is not stored."""
+"""The tensors of admission and eviction. Where a checkpoint lacks them, they start empty."""
 RowsOfRuns = dict[str, dict[str, list[int]]]
-"""By table: how many `rows` each of the 64 runs has, and how many keys that are `waiting`: counted,
-because they have to be seen more often before they get a row.
+"""By table: the number of `rows` and of `waiting` keys in each of the 64 runs. A waiting key is
+counted until it was seen often enough for a row.
 """
 
 
 class DynamicStrip(NamedTuple):
-    """A strip of a dynamic table, as its store knows it.
+    """A strip of a dynamic table, in the view of its store.
 
     Args:
         table: The table.
-        cols: Its columns in the table.
-        pieces: What the rank holds of it.
-        key: The number of its first run among those of all strips of the group.
+        cols: The columns of the strip in the table.
+        pieces: The pieces of the strip that the rank holds.
+        key: The number of the strip's first run among the runs of all strips of the group.
         seed: Seed of the start values.
     """
 
@@ -54,15 +54,15 @@ class DynamicStrip(NamedTuple):
 
     @property
     def settings(self) -> DynamicRows:
-        """Return which keys get rows and which rows leave."""
+        """Return the table's settings of admission and eviction."""
         assert self.table.dynamic is not None
         return self.table.dynamic
 
 
 @dataclass(frozen=True)
 class SlotRows:
-    """Rows of some slots, which are brought together when they are read: what stands for a tensor
-    in a block that is written.
+    """The rows of some slots, gathered when they are read. They take the place of a tensor in a
+    block to be written.
 
     Args:
         memory: Rows by slot.
@@ -91,16 +91,16 @@ class SlotRows:
         return len(self.slot_N) * self.memory.shape[1]
 
     def __getitem__(self, rows: slice) -> Tensor:
-        """Return some of the rows, copied."""
+        """Return a copy of some of the rows."""
         return self.memory[self.slot_N[rows]]
 
 
 class Numbered(NamedTuple):
-    """The numbers of a piece's rows among those of its table.
+    """The numbers of a piece's rows among the rows of its table.
 
     Args:
-        total: Rows of the table.
-        rows: Numbers of the piece's rows.
+        total: The number of rows of the table.
+        rows: The numbers of the piece's rows.
     """
 
     total: int
@@ -108,14 +108,14 @@ class Numbered(NamedTuple):
 
     @staticmethod
     def of(rows_R: list[int], piece: Piece) -> "Numbered":
-        """Return the numbers of a piece's rows, where each run has so many."""
+        """Return the numbers of a piece's rows, from the number of rows in each run."""
         first = sum(rows_R[: piece.rows.start])
         held = sum(rows_R[piece.rows.start : piece.rows.stop])
         return Numbered(sum(rows_R), range(first, first + held))
 
 
 def merge_rows_of_runs(into: RowsOfRuns, more: Mapping[str, Mapping[str, list[int]]]) -> None:
-    """Add what another strip or rank holds: a run that both hold has equally many in both."""
+    """Add the runs of another strip or rank. A run that both hold has the same numbers in both."""
     for table, counts in more.items():
         held = into.setdefault(table, {})
         for name, count_R in counts.items():
@@ -124,12 +124,12 @@ def merge_rows_of_runs(into: RowsOfRuns, more: Mapping[str, Mapping[str, list[in
 
 
 def without_waiting(rows_of_runs: RowsOfRuns) -> RowsOfRuns:
-    """Return the numbers of rows alone, with no keys that are counted."""
+    """Return the numbers of rows without the numbers of waiting keys."""
     return {t: {ROWS: c[ROWS], WAITING: [0] * RUNS} for t, c in rows_of_runs.items()}
 
 
 def check_positions(position_N: Tensor, runs: range, table: str) -> None:
-    """Check that loaded rows stand where they belong: by their positions, each once.
+    """Check that loaded rows have distinct positions within the given runs.
 
     Raises:
         CheckpointError: They do not.

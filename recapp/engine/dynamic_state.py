@@ -1,11 +1,11 @@
-"""Dynamic tables in a model's `state_dict`: beside the weights of each stand the keys of its rows.
+"""Dynamic tables in a model's `state_dict`: the weights and the keys of their rows.
 
     embedding_bags.users.weight     strips of [N, D], rows in the order of their keys' positions
     embedding_bags.users.keys       strips of [N, 1]
 
-`recapp/engine/sharded_state.py` says what strips are. A rank takes the rows whose keys belong to
-it, so whole tables (`gathered_state_dict`) load under any plan, and strips of the same plan on the
-rank that has saved them. Optimiser state and counts of keys are in checkpoints alone.
+`recapp/engine/sharded_state.py` describes strips. A rank takes the rows whose keys belong to it. So
+whole tables (`gathered_state_dict`) load under any plan, and strips load on the rank that saved
+them, under the same plan. Only checkpoints contain optimiser state and counts of keys.
 """
 
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ class _GivenKeys(NamedTuple):
 
     Args:
         total: The rows of the table.
-        row_N: The number of each key's row in the state dict.
+        row_N: The row of each key in the state dict.
         key_N: The keys.
-        run_N: Their runs.
-        are_distinct: Whether no key is there twice.
+        run_N: The runs of the keys.
+        are_distinct: Whether no key occurs twice.
     """
 
     total: int
@@ -64,14 +64,15 @@ def load_dynamic(
     """Replace the rows of a dynamic table by those of a state dict. Every rank calls it.
 
     Args:
-        shared: Holds the table.
+        shared: The sharded tables that contain the table.
         table: The table.
-        keys: Its keys, whole or as strips of [N, 1].
-        weights: Its rows, whole or as strips of [N, D].
-        lacking: Whether this rank's state dict lacks one of them.
+        keys: The keys of the table, whole or as strips of [N, 1].
+        weights: The rows of the table, whole or as strips of [N, D].
+        lacking: Whether this rank's state dict lacks the keys or the weights.
 
     Returns:
-        Why it cannot be loaded, on any rank, in which case nothing changes; empty where it was.
+        The reason why a rank cannot load the table, in which case nothing changes; empty after
+        success.
     """
     fault = "keys or rows are missing" if lacking else _fault(table, keys, weights)
     given = _GivenKeys.of([] if fault else _strips(keys))
@@ -102,7 +103,7 @@ def _pieces(shared: ShardedTables, table: str) -> list[tuple[range, range]]:
 def _has_rows(
     given: _GivenKeys, strips: Sequence[_Strip], pieces: Sequence[tuple[range, range]], dim: int
 ) -> bool:
-    """Return whether there are values of all weights that this rank takes."""
+    """Return whether the strips contain all weights that this rank takes."""
     filled_ND = torch.zeros(given.total, dim, dtype=torch.bool, device="cpu")
     for rows, cols, _ in strips:
         filled_ND[slice(*rows), slice(*cols)] = True
@@ -115,8 +116,8 @@ def _has_rows(
 def _fault_of_ranks(
     shared: ShardedTables, fault: str, given: _GivenKeys, pieces: Sequence[tuple[range, range]]
 ) -> str:
-    """Return why some rank cannot load its part, or that some rows are given to no rank that takes
-    them. All ranks learn of it together.
+    """Return the reason why a rank cannot load its part, or why some rows reach no rank that takes
+    them; else an empty string. The result is the same on all ranks.
     """
     rows_R = torch.bincount(given.run_N, minlength=RUNS).tolist()
     held = {run: rows_R[run] for runs, _ in pieces for run in runs}
@@ -135,7 +136,7 @@ def _fault_of_ranks(
 
 
 def _fill(shared: ShardedTables, table: str, given: _GivenKeys, strips: Sequence[_Strip]) -> None:
-    """Make the rows of the given keys the rows of a table."""
+    """Replace the rows of a table by the rows of the given keys."""
     number_N = torch.full((given.total,), -1, device="cpu")
     number_N[given.row_N] = torch.arange(len(given.row_N), device="cpu")
     rows_R = torch.bincount(given.run_N, minlength=RUNS).tolist()
@@ -160,12 +161,12 @@ def _inside(number_N: Tensor, numbers: range) -> Tensor:
 
 
 def _strips(value: Any) -> list[_Strip]:
-    """Return the strips of any form, which know no order of rows."""
+    """Return the strips of a value in any form, without an order of rows."""
     return [(rows, cols, values) for rows, cols, values, *_ in strips_in(value) or ()]
 
 
 def _fault(table: EmbeddingConfig, keys: Any, weights: Any) -> str:
-    """Return why keys or rows cannot be those of a table; empty where they can."""
+    """Return the reason why keys or rows do not fit a table; empty where they fit."""
     total = 0
     for name, value, width, dtype in (
         (KEYS, keys, 1, torch.int64),

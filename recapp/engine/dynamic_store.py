@@ -1,10 +1,10 @@
-"""Rows of dynamic tables on one rank: those that exist, found by the positions of their keys.
+"""Rows of dynamic tables on one rank, found by the positions of their keys.
 
     position, strip --index--> slot --> weights[slot], state[slot]
 
-`recapp/tables/dynamic.py` says what keys, positions and runs are. A slot holds one row of any strip
-of the group, in memory that grows without moving rows. Rows come and go when a training batch's
-turn has come, never while it is looked ahead to:
+`recapp/tables/dynamic.py` defines keys, positions and runs. A slot holds one row of any strip of
+the group, in memory that grows without moving rows. Rows come and go in the step of a training
+batch, never during its look-ahead:
 
     a key without a row    gets a slot with its start value; it is a *guest* until it is admitted
     admitted               its row stays and trains (`recapp/engine/admission.py` decides)
@@ -12,9 +12,9 @@ turn has come, never while it is looked ahead to:
                            the update
     evicted                its slot is free; should the key come back, it begins anew
 
-All of that depends on the keys of a step and on earlier steps alone, run by run, so every plan and
-number of ranks decides alike. A batch that is only read changes nothing: keys without a row answer
-their start values.
+These decisions depend only on the keys of this step and of earlier steps, run by run. So they are
+the same under every plan and number of ranks. A batch that is not trained changes nothing: a key
+without a row answers its start value.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -46,12 +46,12 @@ from recapp.tables.initial import start_hash, start_values
 
 
 class DynamicStore(FloatRows):
-    """Rows of floating-point numbers that exist, and the state of the rule that trains them.
+    """The existing rows of dynamic tables in floating point, and the state of their row rule.
 
     Args:
-        group: Which strips, and what computes with them.
+        group: The strips, and the kernels that compute with them.
         rule: Optimiser of the rows; None for rows that are only read.
-        seed: Seed of the start values, one or one by table.
+        seed: Seed of the start values: one for all tables, or one by table.
     """
 
     finds_rows = True
@@ -84,13 +84,13 @@ class DynamicStore(FloatRows):
 
     @property
     def nbytes(self) -> StoreBytes:
-        """Return the memory of rows and what finds them, and of the rule's state."""
+        """Return the memory of the rows with their index, and of the rule's state."""
         found = self.index.nbytes + self.index.positions.nbytes + self.index.strips.nbytes
         held = super().nbytes
         return held._replace(rows=held.rows + found + self.admission.nbytes)
 
     def piece_keys(self, row_U: Tensor) -> Tensor:
-        """Return the numbers of slots' runs among those of all strips of the group."""
+        """Return the number of each slot's run among the runs of all strips of the group."""
         key_I = torch.tensor([s.key for s in self.strips], device=row_U.device)
         strip_U = self.index.strips.rows[row_U, 0].long()
         return key_I[strip_U] + runs_of(self.index.positions.rows[row_U, 0])
@@ -98,12 +98,12 @@ class DynamicStore(FloatRows):
     # ---- rows come and go
 
     def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:
-        """Return the slots of rows; where training, those that do not exist get one.
+        """Return the slots of rows. In training, keys without a row get a slot.
 
         Args:
-            row_N: Positions; the same one may stand there several times.
-            strip_N: The strip of each, numbered within the group.
-            trains: Whether the batch will be trained.
+            row_N: Positions, which may repeat.
+            strip_N: The strip of each position, numbered within the group.
+            trains: Whether the batch is trained.
         """
         assert strip_N is not None
         trains = trains and self.rule is not None
@@ -118,15 +118,15 @@ class DynamicStore(FloatRows):
         return slot_N
 
     def _only_read(self, position_M: Tensor, strip_M: Tensor) -> Tensor:
-        """Return slots with start values behind all that are used: the next batch may have them."""
+        """Return slots with start values, behind all used slots. The next batch may reuse them."""
         slot_M = self.slots.behind(len(position_M))
         self._grow(self.slots.used + len(position_M))
         self._begin(slot_M, position_M, strip_M)
         return slot_M
 
     def _guests_of(self, position_M: Tensor, strip_M: Tensor) -> Tensor:
-        """Return slots for keys of a training batch that have none, and keep those that are
-        admitted.
+        """Return slots for the keys of a training batch without rows, and keep the slots of
+        admitted keys.
         """
         fresh_M = self.slots.take(len(position_M))
         self._grow(self.slots.used)
@@ -145,14 +145,14 @@ class DynamicStore(FloatRows):
         return slot_M
 
     def trained(self, row_U: Tensor) -> Tensor | None:
-        """Return which slots are of rows, and not of guests."""
+        """Return which slots hold rows, not guests."""
         guests = self._all_guests()
         return ~torch.isin(row_U, guests) if len(guests) else None
 
     def settle(self, step: int) -> None:
-        """End a step, after its update: guests leave, and rows whose time is over or that are too
-        many. Where no step has ended, because the number is set, rows stay: a checkpoint that is
-        only read answers as it was saved.
+        """End a step after its update: free the slots of guests, of expired rows and of surplus
+        rows. Where a load sets the number of updates and no step has ended, rows stay: a checkpoint
+        that is not trained answers as it was saved.
 
         Args:
             step: The number of updates so far.
@@ -174,7 +174,7 @@ class DynamicStore(FloatRows):
         self.admission.grow(slots)
 
     def _begin(self, slot_M: Tensor, position_M: Tensor, strip_M: Tensor) -> None:
-        """Write start values of rows and of their state."""
+        """Write the start values of rows and of their optimiser state."""
         key_M = keys_of(position_M)
         for number, strip in enumerate(self.strips):
             of_strip = true_indices(strip_M == number) if len(self.strips) > 1 else slice(None)
@@ -192,7 +192,7 @@ class DynamicStore(FloatRows):
         self._begin_state(slot_M)
 
     def _begin_state(self, slot_M: Tensor) -> None:
-        """Write the state with which a row begins."""
+        """Write the initial optimiser state of rows."""
         starts = self.rule.starts() if self.rule else ()
         for state, (_, _, start) in zip(self.state, starts, strict=True):
             state[slot_M] = start
@@ -200,8 +200,8 @@ class DynamicStore(FloatRows):
     # ---- counted
 
     def changes(self) -> dict[str, Changes]:
-        """Return by table how many keys were new, admitted and evicted so far, of strips whose
-        columns begin the table and whose blocks this rank writes.
+        """Return by table the numbers of new, admitted and evicted keys so far. Only strips with
+        the first columns of a table count, and only where this rank writes their blocks.
         """
         counted: dict[str, Changes] = {}
         for number, strip in enumerate(self.strips):
@@ -210,7 +210,7 @@ class DynamicStore(FloatRows):
         return counted
 
     def rows_of_runs(self) -> RowsOfRuns:
-        """Return by table how many rows, and keys that are counted for admission, each run has."""
+        """Return by table the number of rows and of keys counted for admission in each run."""
         counted: RowsOfRuns = {}
         for number, strip in enumerate(self.strips):
             rows_R = self.admission.rows_IR[number].tolist()
@@ -224,12 +224,12 @@ class DynamicStore(FloatRows):
     # ---- checkpoints
 
     def blocks(self, rows_of_runs: RowsOfRuns | None = None) -> Iterator[Block]:
-        """Yield rows, keys and state of every piece, to be written.
+        """Yield the blocks of rows, keys and state that a checkpoint writes, piece by piece.
 
-        Rows are numbered in the order of their positions, over all ranks.
+        The order of positions over all ranks numbers the rows.
 
         Args:
-            rows_of_runs: Those of all ranks; None: those here are all.
+            rows_of_runs: The rows of the runs on all ranks; None where this rank has all rows.
         """
         counts = self.rows_of_runs() if rows_of_runs is None else rows_of_runs
         guests = self._all_guests()
@@ -251,7 +251,7 @@ class DynamicStore(FloatRows):
             )
 
     def _owns_rows(self, strip: DynamicStrip) -> bool:
-        """Return whether what a row has once is written from this strip, here."""
+        """Return whether this strip, on this rank, writes the values that exist once per row."""
         return self.group.writes_blocks and strip.cols.start == 0
 
     def _blocks_of(
@@ -264,10 +264,10 @@ class DynamicStore(FloatRows):
         """Yield the blocks of a piece.
 
         Args:
-            strip: Its strip.
-            numbered: The numbers of its rows.
-            held: Returns those rows of a tensor by slot.
-            key_N1: Their keys.
+            strip: The strip of the piece.
+            numbered: The numbers of the piece's rows.
+            held: A function that returns the piece's rows from a tensor by slot.
+            key_N1: The keys of the rows.
         """
         owner = self.group.writes_blocks
         name = strip.table.name
@@ -286,12 +286,12 @@ class DynamicStore(FloatRows):
             yield Block(name, tensor, (total, 1), rows, range(1), data, self._owns_rows(strip))
 
     def blocks_to_load(self, rows_of_runs: RowsOfRuns, step: int) -> Iterator[Block]:
-        """Forget the rows of some tables, and yield blocks for rows that are loaded; `loaded` ends
-        it.
+        """Forget the rows of some tables, and yield the blocks that a checkpoint fills. `loaded`
+        ends the load.
 
         Args:
-            rows_of_runs: What is stored of these tables.
-            step: The number of updates that it has had.
+            rows_of_runs: The stored rows of these tables, by run.
+            step: The number of updates of the stored rows.
         """
         self.settle(step)
         loads = {n: s for n, s in enumerate(self.strips) if s.table.name in rows_of_runs}
@@ -305,7 +305,7 @@ class DynamicStore(FloatRows):
             for strip in loads.values()
             for p in strip.pieces
         )
-        self._grow(self.slots.used + more)  # at once: growing may move rows that are yielded
+        self._grow(self.slots.used + more)  # now: later growth would move yielded rows
         for number, strip in loads.items():
             stored = rows_of_runs[strip.table.name]
             for p in strip.pieces:
@@ -326,7 +326,7 @@ class DynamicStore(FloatRows):
             )
 
     def _forget(self, number: int) -> None:
-        """Forget all rows of a strip, and the keys that are counted for it."""
+        """Forget all rows of a strip and all counts of its keys."""
         slot_N = self.index.slots_of(number)
         if len(slot_N):
             self.index.remove(slot_N)
@@ -334,10 +334,10 @@ class DynamicStore(FloatRows):
         self.admission.forget(number, slot_N)
 
     def loaded(self) -> None:
-        """Find loaded rows by their keys from now on.
+        """Put the loaded rows into the index.
 
         Raises:
-            CheckpointError: A key stands twice or where it does not belong.
+            CheckpointError: A key occurs twice or lies in a run where it does not belong.
         """
         for number, p, slot_N, key_N1 in self._pieces_loaded:
             position_N = positions_of(key_N1[:, 0])

@@ -14,8 +14,8 @@ class EngineSettings:
         backend: The kernels.
         transport: The exchange between ranks of one host.
         payload: The type of vectors and gradients on their way between ranks.
-        look_ahead: Batches whose exchange of ids runs ahead of their step.
-        clip_tables: Whether `trainer.gradient_clip_val` counts gradients of rows, too.
+        look_ahead: The number of batches whose exchange of ids runs ahead of their step.
+        clip_tables: Whether `trainer.gradient_clip_val` includes the gradients of rows.
         compile: Whether `torch.compile` compiles the dense part.
         keep_freed_memory: Whether freed memory stays with the process.
     """

@@ -1,5 +1,5 @@
-"""How a group of tables is requested: ways to split `out = A . S . rows` between the home of a
-batch (A) and the owners of rows (S). Local arithmetic, no collectives.
+"""The modes of a group of tables: each splits `out = A . S . rows` in its own way between the home
+of a batch (A) and the owners of rows (S). This file has local arithmetic and no collectives.
 
 | mode       | a requested vector is              | the owner (S)  | home (A)       |
 |------------|------------------------------------|----------------|----------------|
@@ -8,10 +8,11 @@ batch (A) and the owners of rows (S). Local arithmetic, no collectives.
 | replicated | one distinct row, read from the own store; its gradient goes to all ranks |
 | one rank   | none: the own store is read, and rows learn from the output's gradient    |
 
-At home a batch goes through `route` (how much is requested of each rank), `write_requests` (fills
-the message of ids and fixes the offset of each vector in the message of vectors) and `link` (the
-vectors of each bag, while the requests travel). At the owner it goes through `serve`, `answer` and,
-if it trains, `group`. A single rank is home and owner at once, and has one class for both.
+At home a batch goes through three functions. `route` counts the requests to each rank.
+`write_requests` fills the message of ids and fixes the offset of each vector in the message of
+vectors. `link` links the vectors to their bags while the requests travel. At the owner the batch
+goes through `serve`, `answer` and, in training, `group`. A single rank is both home and owner, and
+has one class for both.
 """
 
 from collections.abc import Callable
@@ -28,16 +29,16 @@ from recapp.sharding.layout import Layout
 from recapp.sparse.transfer import to_device
 from recapp.tables.dynamic import first_position
 
-MANY_ROWS = 2**62  # what kernels take for the number of positions: more than any batch has
+MANY_ROWS = 2**62  # kernels take this as the number of positions: more than any batch has
 
 Locate = Callable[[Tensor, Tensor | None], Tensor]
-"""`RowStore.locate` of the group's store: takes rows, and the strip of each where rows are found by
-their positions.
+"""`RowStore.locate` of the group's store: takes rows and, where positions of keys identify rows,
+the strip of each row.
 """
 
 
 def make_routes(layout: Layout, number: int, rank: int, device: torch.device) -> Routes:
-    """Return a group as arrays on a device; of replicas, those of this rank."""
+    """Return a group as arrays on a device. Of replicas, only the copy of this rank is in them."""
     group = layout.groups[number]
     slots = sorted(group.slots, key=lambda s: s.strip)
     strips = [i for i, s in enumerate(layout.strips) if s.group == number]
@@ -75,7 +76,7 @@ def make_routes(layout: Layout, number: int, rank: int, device: torch.device) ->
 
 
 class HomeRequests:
-    """The requests of a batch to the owners of one group's rows.
+    """The requests of this rank's batch to the owners of one group's rows.
 
     Args:
         backend: Kernels.
@@ -83,12 +84,12 @@ class HomeRequests:
         world: The number of ranks W.
         take: The memory of this batch and group.
 
-    `combine_links` is the matrix A. `gradient_links` is its transpose: it sums the output's
-    gradient to the gradients of the requested vectors, at their offsets in the message.
+    `combine_links` is the matrix A. `gradient_links` is the transpose of A: it sums the gradient of
+    the output to the gradients of the requested vectors, at their offsets in the message.
     """
 
     everywhere = False  # gradients go to all ranks
-    local = False  # bags are summed from the store, not from a message
+    local = False  # bags sum rows of the own store, not of a message
     bags: Bags
     found: Any
     located_U: Tensor
@@ -104,20 +105,20 @@ class HomeRequests:
 
     @property
     def late(self) -> bool:
-        """Return whether rows are found in the batch's own turn."""
+        """Return whether the store finds the rows only in the batch's own step."""
         return self.routes.dynamic and self.local
 
     def owner(self, mode: str) -> "ServedRequests":
-        """Return what the ranks request of the group's store here.
+        """Return the object that serves requests for this rank's rows of the group.
 
         Args:
-            mode: The mode in which they request.
+            mode: The mode of the requests.
         """
         return ServedRequests(self.backend, self.routes, mode, self.take)
 
 
 class UniqueRequests(HomeRequests):
-    """Requests of modes unique and replicated, at home: one vector per distinct row."""
+    """Requests at home in the modes `unique` and `replicated`: one vector per distinct row."""
 
     at_U: Tensor | None = None
 
@@ -136,7 +137,7 @@ class UniqueRequests(HomeRequests):
         return counts_W3
 
     def _find(self, bags: Bags) -> Counts:
-        """Find the distinct rows; return how many of each strip each rank owns, [I, W]."""
+        """Find the distinct rows, and count them by strip and owner, [I, W]."""
         self.bags = bags
         self.found, n_IW = self.backend.route_rows(self.routes, bags, self.world, self.take)
         self.rows_I = n_IW.sum(1)
@@ -174,8 +175,8 @@ class UniqueRequests(HomeRequests):
         """Make the matrix A and its transpose.
 
         Args:
-            dtype: The type of their entries.
-            locate: Finds rows in the own store.
+            dtype: The dtype of the entries.
+            locate: A function that finds rows in the own store.
         """
         source_U = self.at_U
         if self.local or source_U is None:
@@ -195,14 +196,14 @@ class UniqueRequests(HomeRequests):
 
 
 def strip_words(routes: Routes) -> int:
-    """Return how many words of a request say how many of its rows each strip has: rows that are
-    positions do not tell of which strip they are.
+    """Return the number of words at the head of a request that count its rows per strip. Requests
+    for dynamic tables have such words, because a position does not identify its strip.
     """
     return len(routes.rows_I) if routes.dynamic else 0
 
 
 def _strip_words_at(id_first_W: Counts, routes: Routes, device: torch.device) -> Tensor:
-    """Return where these words of all ranks stand in the message of ids."""
+    """Return the offsets of the strip words of all ranks in the message of ids."""
     words = np.arange(strip_words(routes))
     return to_device((id_first_W[:, None] + words).reshape(-1), device)
 
@@ -211,7 +212,7 @@ def strips_of(count_N: Tensor, strips: int, rows: int) -> Tensor:
     """Return the strip of each row of some requests, int16.
 
     Args:
-        count_N: How many rows each strip has, request by request.
+        count_N: The number of rows of each strip, request by request.
         strips: The number of strips.
         rows: The number of rows.
     """
@@ -221,13 +222,13 @@ def strips_of(count_N: Tensor, strips: int, rows: int) -> Tensor:
 
 
 class PooledRequests(HomeRequests):
-    """Requests of mode pooled, at home: one vector per bag and owner. Dynamic tables, and those of
-    a single rank, are not asked for sums.
+    """Requests at home in the mode `pooled`: one vector per bag and owner. Dynamic tables and
+    single ranks do not use this mode.
     """
 
     def route(self, bags: Bags) -> Counts:
-        """Return how many rows, vectors and words are requested of each rank: [W, 3]. The words are
-        the rows, a length per bag, and the bits of the sample weights.
+        """Return the numbers of rows, vectors and words in the request to each rank: [W, 3]. The
+        words are the rows, a length per bag, and the bits of the sample weights.
         """
         self.bags = bags
         self.words_L = weight_words(bags.weights_L, self.routes.row_dtype)
@@ -256,17 +257,17 @@ class PooledRequests(HomeRequests):
 
 
 class ServedRequests:
-    """The requests of all ranks for rows of one group's store here.
+    """The requests of all ranks for this rank's rows of one group.
 
     Args:
         backend: Kernels.
         routes: The group.
-        mode: The mode in which ranks request: sample weights that need a gradient make `unique` of
-            `pooled`.
+        mode: The mode of the requests. Sample weights that need a gradient turn `pooled` into
+            `unique`.
         take: The memory of this batch and group.
 
-    `answer_links` is the matrix S over located rows. `row_U` are the distinct rows requested,
-    located; `gradient_links` sums the vectors' gradients to those of these rows.
+    `answer_links` is the matrix S over located rows. `row_U` has the distinct requested rows,
+    located. `gradient_links` sums the gradients of the vectors to the gradients of these rows.
     """
 
     answer_links: Links
@@ -299,7 +300,7 @@ class ServedRequests:
             counts_W3: The rows, vectors and words of each request.
             weights: The type of the sample weights.
             offset_dtype: The type of the answers' offsets.
-            locate: Finds rows in the store.
+            locate: A function that finds rows in the store.
         """
         strip_N = None
         if self.routes.dynamic:
@@ -332,16 +333,17 @@ class ServedRequests:
         store.pool(self.answer_links, message)
 
     def group(self, store: RowStore) -> None:
-        """Bring equal rows of the store together."""
+        """Group equal rows of the store."""
         self.row_U, self.gradient_links = self.backend.group_rows(
             store.rows, self.answer_links, self.take, store.finds_rows
         )
 
 
 class OwnRequests(UniqueRequests, ServedRequests):
-    """The lookups of a single rank, home and owner of all rows: no requests and no messages.
+    """The lookups of a single rank, which is home and owner of all rows: no requests and no
+    messages.
 
-    `gradient_links` sums the output's gradient to the gradients of the rows, `row_U`.
+    `gradient_links` sums the gradient of the output to the gradients of the rows `row_U`.
     """
 
     def __init__(self, backend: Backend, routes: Routes, world: int, take: Scratch) -> None:
@@ -349,7 +351,7 @@ class OwnRequests(UniqueRequests, ServedRequests):
         self.local = True
 
     def route(self, bags: Bags) -> Counts:
-        """Find the distinct rows; nothing is requested: zeros, [1, 3]."""
+        """Find the distinct rows. Return zeros, [1, 3], because a single rank requests nothing."""
         self._find(bags)
         return np.zeros((1, 3), np.int64)
 
@@ -357,7 +359,7 @@ class OwnRequests(UniqueRequests, ServedRequests):
         """Do nothing: there is no message."""
 
     def link(self, dtype: torch.dtype, locate: Locate) -> None:
-        """Make the matrix from the store's rows to bags, and its transpose."""
+        """Make the matrix from the store's rows to the bags, and the transpose."""
         super().link(dtype, locate)
         self.row_U = self.located_U
 
@@ -366,13 +368,13 @@ class OwnRequests(UniqueRequests, ServedRequests):
         return self
 
     def serve(self, *requests: Any) -> None:
-        """Do nothing: the rows are known at home."""
+        """Do nothing: the home knows the rows."""
 
     def answer(self, store: RowStore, message: Tensor) -> None:
-        """Do nothing: bags are summed from the store."""
+        """Do nothing: the home sums bags from the store."""
 
     def group(self, store: RowStore) -> None:
-        """Do nothing: equal rows have met in `route`."""
+        """Do nothing: `route` has grouped equal rows."""
 
 
 def weight_words(weights_L: Tensor | None, row_dtype: torch.dtype) -> Tensor | None:
@@ -384,7 +386,7 @@ def weight_words(weights_L: Tensor | None, row_dtype: torch.dtype) -> Tensor | N
 
 
 def weights_on_wire(weights: torch.dtype, rows: torch.dtype) -> torch.dtype:
-    """Return the type in which sample weights travel: as bits among the row numbers, so they may
-    not be narrower than one.
+    """Return the dtype in which sample weights travel. Their bits travel among the row numbers, so
+    the dtype may not be narrower than a row number.
     """
     return torch.float64 if rows == torch.int64 else weights

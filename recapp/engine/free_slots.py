@@ -1,17 +1,17 @@
-"""Numbers of places in memory that grows: free ones are handed out, those used before first."""
+"""Free slots of memory that grows. Slots that were used before are given out first."""
 
 import torch
 from torch import Tensor
 
 
 class FreeSlots:
-    """The slots of a store that hold nothing.
+    """The free slots of a store.
 
     Args:
         device: Device of the numbers.
 
-    `used` is how many slots were ever handed out: memory has to reach so far. `MOST` is how many
-    there can be: an index holds them in 32 bits.
+    `used` is the number of slots that memory must hold: each was given out at least once. `MOST` is
+    the maximum, because an index holds slots in 32 bits.
     """
 
     MOST = 2**31 - 2
@@ -29,17 +29,17 @@ class FreeSlots:
         return torch.cat([again, new])
 
     def take_behind(self, n: int) -> Tensor:
-        """Return n slots behind all that were handed out: one behind the other."""
+        """Take and return n consecutive slots behind all used slots."""
         new = self.behind(n)
         self.used += n
         return new
 
     def behind(self, n: int) -> Tensor:
-        """Return n slots behind all that were handed out, which stay free."""
+        """Return n consecutive slots behind all used slots. They stay free."""
         return torch.arange(self.used, self.used + n, device=self._free.device)
 
     def give_back(self, slot_M: Tensor) -> None:
-        """Take back slots; the newest ones as if they had never been handed out."""
+        """Take slots back. Where they are exactly the newest slots, `used` shrinks."""
         n = len(slot_M)
         newest = torch.arange(self.used - n, self.used, device=slot_M.device)
         if torch.equal(slot_M, newest):
@@ -48,6 +48,6 @@ class FreeSlots:
             self._free = torch.cat([self._free, slot_M])
 
     def clear(self) -> None:
-        """Have all slots free."""
+        """Make all slots free."""
         self.used = 0
         self._free = self._free[:0]

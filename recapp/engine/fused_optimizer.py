@@ -1,9 +1,9 @@
-"""The optimiser of sharded tables as an optimiser object: what TorchRec calls `fused_optimizer`.
+"""The optimiser of sharded tables as an optimiser object, TorchRec's `fused_optimizer`.
 
-Tables are updated in backward, so `step` and `zero_grad` have nothing to do, unless the update was
-deferred for an optimiser that clips gradients (`recapp/optim/clipping.py`). The object is for what
-else a program does with an optimiser: read and set the learning rate, print it, save and load its
-state beside the dense one's (`recapp/compat/keyed_optimizers.py`, `CombinedOptimizer`).
+Backward updates the tables, so `step` and `zero_grad` do nothing, unless an optimiser that clips
+gradients defers the update (`recapp/optim/clipping.py`). The object serves everything else that a
+program does with an optimiser: read and set the learning rate, print it, save and load its state
+with that of the dense optimiser (`recapp/compat/keyed_optimizers.py`, `CombinedOptimizer`).
 """
 
 from collections.abc import Callable, Mapping
@@ -24,16 +24,16 @@ from recapp.tables.config import EmbeddingConfig
 class FusedOptimizer(KeyedOptimizer):
     """The fused updates of some sharded collections.
 
-    `param_groups` are the live ones: a learning rate that is set there, by hand or by a schedule,
-    counts from the next backward on. `params` are the tables' configs by the names of their weights
-    in the unsharded model.
+    `param_groups` are the live param groups: a learning rate that a user or a schedule sets there
+    applies from the next backward on. `params` has the config of each table by the name of its
+    weight in the unsharded model.
 
     Args:
-        collections: Sharded collections by path; the path of a model that is a collection itself
-            is empty.
+        collections: Sharded collections by path. The path is empty where the model itself is the
+            collection.
 
     Raises:
-        ConfigError: Tables that are only read.
+        ConfigError: The tables are read-only.
     """
 
     def __init__(self, collections: Mapping[str, Any]) -> None:
@@ -50,8 +50,8 @@ class FusedOptimizer(KeyedOptimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Run the closure once; backward has updated the tables, unless their update was deferred:
-        then update them now. Every rank calls it.
+        """Run the closure once, and update the tables if their update was deferred. Else backward
+        has updated them. Every rank calls it.
         """
         loss = run_closure(closure)
         for gradients in self.table_gradients:
@@ -59,20 +59,20 @@ class FusedOptimizer(KeyedOptimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of a deferred update; else tables have none."""
+        """Drop the gradients of a deferred update. Without one, tables have no gradients."""
         for gradients in self.table_gradients:
             gradients.drop()
 
     @property
     def table_gradients(self) -> list[TableGradients]:
-        """Return the gradients that wait where updates are deferred."""
+        """Return the held gradients of each exchange, for deferred updates."""
         return [shared.gradients for shared in self.shared]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank holds of the optimiser's state. Every rank calls it.
 
-        Each tensor is the strips of it, as tables are in the state dict of the model;
-        `updates` is how many updates the table has had.
+        Each tensor consists of strips, as tables do in the state dict of the model. `updates` is
+        the number of updates of the table.
         """
         state: dict[str, dict[str, Any]] = {}
         for path, collection in self.collections.items():
@@ -94,7 +94,7 @@ class FusedOptimizer(KeyedOptimizer):
         return {"state": state} | self._stored_groups()
 
     def names_of(self, group: Mapping[str, Any]) -> list[str]:
-        """Return the sorted names of the weights that follow a param group's rule."""
+        """Return the sorted names of the weights in a param group."""
         return sorted(
             _name(path, collection, table)
             for path, collection in self.collections.items()
@@ -104,11 +104,11 @@ class FusedOptimizer(KeyedOptimizer):
         )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned, on a rank that holds the same rectangles, or whole
+        """Load a result of `state_dict` on a rank that holds the same rectangles, or load whole
         tensors. Every rank calls it.
 
         Raises:
-            ConfigError: A table that is missing, or state that does not fit.
+            ConfigError: A table is missing, or its state does not fit.
         """
         self.check_names(state_dict["state"])
         for path, collection in self.collections.items():
@@ -136,12 +136,14 @@ def _name(path: str, collection: Any, table: str) -> str:
 
 
 def _updated_here(collection: Any) -> list[EmbeddingConfig]:
-    """Return the tables of a collection that are updated in backward, no parameters."""
+    """Return the tables of a collection that backward updates, without those that are
+    parameters.
+    """
     return [t for t in collection.tables() if t.name not in collection.parameters_of]
 
 
 def _state_blocks(collection: Any) -> dict[str, dict[str, list[Block]]]:
-    """Return what this rank holds of the optimiser's state, by table and by tensor.
+    """Return this rank's blocks of the optimiser's state, by table and by tensor.
 
     Raises:
         ConfigError: A table is dynamic.

@@ -1,12 +1,12 @@
-"""The update that is fused into backward: touched rows are changed where their gradients arrive, so
+"""The update that is fused into backward. Owners update touched rows when the gradients arrive, so
 no gradient tensor of a table ever exists.
 
-A step may look up several batches. Their gradients come back one lookup at a time, and each row is
-to be updated once per step, with the sum: so what one lookup brings is set aside, summed per row,
-until the last lookup of the step has come back.
+A step may look up several batches. Gradients come back one lookup at a time, but a step updates
+each row once, with the sum. So the gradients of each lookup are summed per row and held until those
+of the last lookup of the step arrive.
 
-Where an optimiser clips gradients, the update is deferred: all lookups' gradients are set aside
-until its `step`, when their norm is known (`recapp/engine/held_gradients.py`).
+An optimiser that clips gradients defers the update: the gradients of all lookups are held until the
+optimiser's `step`, when their norm is known (`recapp/engine/held_gradients.py`).
 """
 
 import weakref
@@ -26,12 +26,12 @@ from recapp.sharding.layout import Layout
 
 
 class RowGradients(NamedTuple):
-    """The touched rows of a group's store and where their gradients stand.
+    """The touched rows of a group's store, and the links to their gradients.
 
     Args:
-        row_U: Distinct rows, as the store has located them.
-        links: The sparse matrix that sums a flat buffer of gradients to one gradient per row.
-        pieces: Which piece of a table each row belongs to, where strips of a row exchange
+        row_U: The distinct touched rows, located in the store.
+        links: The sparse matrix that sums the gradients of a flat buffer to one gradient per row.
+        pieces: The piece of a table to which each row belongs, where the strips of a row exchange
             statistics; else None.
     """
 
@@ -41,7 +41,7 @@ class RowGradients(NamedTuple):
 
 
 def rules_of_groups(layout: Layout, rules: Sequence[RowRule]) -> list[RowRule | None]:
-    """Return the rule of each group of a layout, which names it by number; None where there are no
+    """Return the row rule of each group, whose number the layout holds; None where there are no
     rules.
     """
     return [rules[group.rule] if rules else None for group in layout.groups]
@@ -52,19 +52,18 @@ def _nothing() -> None:
 
 
 class FusedUpdate:
-    """Updates the touched rows of a collection, once per step.
+    """Update the touched rows of a collection, once per step.
 
     Args:
-        state: Of the collection.
-        rules: Optimisers of the rows, each once; the groups of the layout name them by number.
-            Empty where rows are only read.
+        state: The engine state of the collection.
+        rules: The distinct row rules. The groups of the layout hold their numbers. Empty for
+            read-only rows.
 
-    `updates` counts the updates so far; a checkpoint keeps it. `before_first_update` is called
-    before the first one, `before_update` before each: whoever has something to say or to do puts a
-    function there. `param_groups` carry the live learning rate of each rule; the optimiser object
-    holds the same dicts, so schedules reach the tables as they reach any parameter. While
-    `deferred`, rows are updated in `end_step` alone, and gradients of several backwards add up
-    until then.
+    `updates` counts the updates so far; a checkpoint stores it. Two functions are hooks for other
+    code: `before_first_update` is called before the first update, `before_update` before each.
+    `param_groups` hold the live learning rate of each rule. The optimiser object holds the same
+    dicts, so schedules reach the tables as they reach any parameter. While `deferred`, only
+    `end_step` updates rows, and the gradients of several backwards add up until then.
     """
 
     def __init__(self, state: EngineState, rules: Sequence[RowRule]) -> None:
@@ -86,7 +85,7 @@ class FusedUpdate:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Return the param group of each rule; tables that are parameters have none here.
+        """Return the param group of each rule. Tables that are parameters have none here.
 
         Raises:
             ConfigError: The tables are read-only.
@@ -100,45 +99,46 @@ class FusedUpdate:
 
     @property
     def deferred(self) -> bool:
-        """Return whether updates wait for an optimiser's step."""
+        """Return whether updates wait for the step of an optimiser."""
         return self._stepper is not None
 
     def defer(self, optimizer: object) -> None:
-        """Have updates wait for `end_step` from now on.
+        """Defer updates to `end_step` from now on.
 
         Args:
-            optimizer: Calls `end_step` in its step. Once it is gone nobody does, and gradients that
-                come are an error.
+            optimizer: The optimiser that calls `end_step` in its step. Gradients that arrive after
+                it was deleted are an error.
         """
         self._stepper = weakref.ref(optimizer)
 
     @property
     def rule_G(self) -> list[RowRule | None]:
-        """Return the rule of each group of the layout; None where rows are only read."""
+        """Return the rule of each group of the layout; None for read-only rows."""
         return rules_of_groups(self.state.layout, self.rules)
 
     def expect(self, lookup: object) -> None:
-        """Count a lookup in until its gradients come, or until nobody refers to it any more.
+        """Expect the gradients of a lookup until they arrive or until no reference to the lookup is
+        left.
 
         Args:
-            lookup: Any object that lives as long as the graph of the lookup; `take` is called with
-                the same one.
+            lookup: An object that lives as long as the autograd graph of the lookup. `take` gets
+                the same object.
         """
         self._in_flight.add(lookup)
 
     def take(
         self, lookup: object, gradients: Tensor, row_gradients_G: Sequence[RowGradients]
     ) -> None:
-        """Take the gradients of one lookup; update once the last lookup of this step is back.
+        """Take the gradients of one lookup. Update the rows after the last lookup of the step.
 
         Args:
-            lookup: As of `expect`.
-            gradients: Flat buffer of all groups' gradients; used before this returns.
-            row_gradients_G: Of each group.
+            lookup: The object that `expect` got.
+            gradients: The flat buffer of all groups' gradients. It is not read after the return.
+            row_gradients_G: The row gradients of each group.
 
         Raises:
-            ConfigError: The tables are read-only, or the optimiser that their update waits for is
-                gone.
+            ConfigError: The tables are read-only, or the optimiser that deferred their update was
+                deleted.
         """
         if self._stepper is not None and self._stepper() is None:
             raise ConfigError(
@@ -157,18 +157,18 @@ class FusedUpdate:
             self.finish_step()
 
     def finish_step(self) -> None:
-        """Update with gradients that still wait for another lookup of their step, which had no part
-        in the loss; nothing where updates are deferred.
+        """Update with gradients that still wait for another lookup of their step: that lookup had
+        no part in the loss. Do nothing where updates are deferred.
 
-        The output of such a lookup may be held for ever, and on some ranks only: so the next
-        lookup or reading of the rows ends a step for certain.
+        Some ranks may keep the output of such a lookup for ever. So the next lookup, or the next
+        read of the rows, always ends the step.
         """
         if self._waiting and not self.deferred:
             self.end_step()
 
     @torch.no_grad()
     def end_step(self) -> None:
-        """Update with the gradients that wait, if there are any. Every rank calls it."""
+        """Update with the held gradients, if there are any. Every rank calls it."""
         if waiting := self._waiting:
             self._waiting = []
             merged = [
@@ -178,13 +178,14 @@ class FusedUpdate:
             self._update([gradients for gradients, _ in merged], [x for _, x in merged])
 
     def drop(self) -> None:
-        """Forget the gradients that wait."""
+        """Drop the held gradients."""
         self._waiting.clear()
 
     @torch.no_grad()
     def held(self) -> list[tuple[Tensor, Tensor]]:
-        """Return for each group the distinct rows whose gradients wait and these gradients side by
-        side, flat, which may be changed in place; nothing where none wait.
+        """Return for each group the distinct rows with held gradients, and these gradients one
+        after the other in a flat tensor that the caller may change in place. Return nothing where
+        no gradients are held.
         """
         if len(self._waiting) > 1:
             self._waiting = [
@@ -196,12 +197,12 @@ class FusedUpdate:
         return self._waiting[0] if self._waiting else []
 
     def buffers(self) -> Iterator[Tensor]:
-        """Yield the memory that stays between updates."""
+        """Yield the buffers that are kept between updates."""
         for scratch in self._scratch_G:
             yield from scratch.tensors()
 
     def _check_trained(self) -> None:
-        """Raise where the tables have no rule."""
+        """Raise a ConfigError where the tables have no rule."""
         if not self.rules:
             names = ", ".join(t.name for t in self.state.layout.tables[:3])
             raise ConfigError(
@@ -214,7 +215,7 @@ class FusedUpdate:
     def _update(
         self, gradients_G: Sequence[Tensor], row_gradients_G: Sequence[RowGradients]
     ) -> None:
-        """Update every touched row once, with gradients of one flat buffer per group."""
+        """Update every touched row once, from one flat buffer of gradients per group."""
         state = self.state
         self._check_trained()
         if not self.updates:
@@ -243,8 +244,8 @@ class FusedUpdate:
         row_gradients_G: Sequence[RowGradients],
         rate_G: Sequence[Rate],
     ) -> list[Tensor | None]:
-        """Return the mean squares that rules ask for of every touched row, over the whole table
-        row, [K, U]; None for groups whose rules do not ask.
+        """Return the mean squares over the whole table row for every touched row, [K, U]; None for
+        groups whose rules need none.
         """
         state = self.state
         statistics = state.row_statistics
@@ -264,8 +265,8 @@ class FusedUpdate:
     def _summed_once(
         self, gradients_G: Sequence[Tensor], row_gradients_G: Sequence[RowGradients]
     ) -> tuple[list[Tensor], list[RowGradients]]:
-        """Sum every touched row's gradient once and for all: it is read twice, for its squares and
-        for the update. Gradients of groups whose rules ask for no squares stay as they are.
+        """Sum the gradient of every touched row once, because two passes read the sum: the squares
+        and the update. Leave the gradients of groups whose rules need no squares as they are.
         """
         state = self.state
         statistics = state.row_statistics
@@ -289,8 +290,8 @@ class FusedUpdate:
         return summed_G, read_G
 
     def _set_aside(self, group: int, gradients: Tensor, x: RowGradients) -> tuple[Tensor, Tensor]:
-        """Return the rows of one lookup and their summed gradients side by side, in memory of their
-        own. Gradients of tables that are parameters do not wait: they are added up anyhow.
+        """Copy the rows of one lookup, and sum their gradients into a new flat tensor. Gradients of
+        tables that are parameters do not wait: their rule only adds them up.
         """
         state = self.state
         if self.rule_G[group] == GRADIENT:
@@ -304,8 +305,8 @@ class FusedUpdate:
     def _merged(
         self, group: int, parts: list[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, RowGradients]:
-        """Bring together what several lookups of one step have set aside: a row's gradients are
-        added in the order in which the lookups came back.
+        """Merge the held gradients of several lookups of one step. The gradients of a row are added
+        in the order in which the lookups came back.
         """
         store = self.state.stores[group]
         if len(parts) == 1:
@@ -324,6 +325,6 @@ class FusedUpdate:
 
 
 def _one_by_one(rows: int, width: int, device: torch.device) -> Links:
-    """Return the sparse matrix of gradients that stand side by side, one for each row."""
+    """Return the sparse matrix for gradients in row order, one for each row."""
     number = torch.arange(rows + 1, dtype=offset_dtype(rows * width), device=device)
     return Links(number[:rows] * width, number, None, None, rows)

@@ -12,7 +12,7 @@ from recapp.sharding.layout import Block, copy_rows
 from recapp.tables.row_order import RowOrder
 from recapp.transport.communicator import Comm
 
-PART_BYTES = 64 * 2**20  # of a message: what rank 0 needs beside the tables
+PART_BYTES = 64 * 2**20  # of a message: rank 0 needs this memory in addition to the tables
 
 
 def gathered_state_dict(model: nn.Module) -> dict[str, Any]:
@@ -21,11 +21,12 @@ def gathered_state_dict(model: nn.Module) -> dict[str, Any]:
     Rank 0 needs memory for all tables. The others send their strips in messages of at most 64 MiB.
 
     Args:
-        model: Holds sharded collections: a `DistributedModelParallel`, or any module.
+        model: A `DistributedModelParallel` or any other module with sharded collections.
 
     Returns:
-        On rank 0 a copy of everything on the CPU, as the unsharded model's `state_dict` would have
-        it; it loads into that model, and on every rank into a sharded one. Elsewhere an empty dict.
+        On rank 0 a copy on the CPU with the entries of the unsharded model's `state_dict`. It loads
+        into the unsharded model, and on every rank into a sharded model. On other ranks an empty
+        dict.
     """
     tables = sharded_tables(model)
     comm = tables[0].comm if tables else Comm()
@@ -38,14 +39,14 @@ def gathered_state_dict(model: nn.Module) -> dict[str, Any]:
 
 
 def gathered_tables(held: Mapping[str, list[Strip]], comm: Comm) -> dict[str, Tensor]:
-    """Assemble whole tables on rank 0 of the strips that ranks hold. Every rank calls it.
+    """Assemble whole tables on rank 0 from the strips of all ranks. Every rank calls it.
 
     Args:
-        held: The strips of this rank, by the tables' names in the state dict.
+        held: The strips of this rank, by the name of the table in the state dict.
         comm: The ranks.
 
     Returns:
-        On rank 0 each table on the CPU; elsewhere empty tensors.
+        On rank 0 each table on the CPU; on other ranks empty tensors.
     """
     headers_W = comm.all_gather(
         {name: [_header(strip) for strip in strips] for name, strips in held.items()}
@@ -69,8 +70,8 @@ def _copied(value: Any) -> Any:
 
 
 def _gathered(strips: list[Strip], headers_W: list[list[StripHeader]], comm: Comm) -> Tensor:
-    """Return a whole table on rank 0; elsewhere an empty tensor. A strip that several ranks hold is
-    sent by the first.
+    """Return a whole table on rank 0; on other ranks an empty tensor. Where several ranks hold a
+    strip, the first of them sends it.
     """
     described = [
         (rank, number, *strip)
@@ -107,7 +108,9 @@ def _gathered(strips: list[Strip], headers_W: list[list[StripHeader]], comm: Com
 def _to_rank_0(
     sent: Tensor | None, source: int, shape: tuple[int, int], dtype: torch.dtype, comm: Comm
 ) -> Tensor | None:
-    """Hand rows of one rank to rank 0, which gets them; the others get None and need not wait."""
+    """Send the rows of one rank to rank 0 and return them there. Other ranks get None without
+    waiting.
+    """
     if comm.rank not in (0, source):
         return None
     if source == 0:

@@ -1,12 +1,12 @@
-"""Gradients of touched rows that wait for an optimiser's step, because it clips them.
+"""Gradients of touched rows that wait for the step of an optimiser that clips them.
 
     backward                owners sum each touched row's gradient, and keep it
     optimizer.step()        the norm of all gradients: one number from each rank to each other
                             rows' gradients are scaled; the update
 
-A row counts once: its owner's strips add up, and of replicas those of rank 0 count. A guest of a
-dynamic table gets no row and does not count. Kept are a number for each element of the touched rows
-in the compute type, and 8 bytes a row.
+The norm counts each row once: the strips of a row add up, and of replicas only the rows of rank 0
+count. A guest of a dynamic table gets no row and does not count. The held memory is the touched
+rows in the compute type, and 8 bytes per row.
 """
 
 import math
@@ -24,11 +24,11 @@ from recapp.transport.communicator import Comm
 
 
 class HeldGradients:
-    """The gradients that wait of the tables of one exchange (`recapp/optim/table_gradients.py`).
+    """The held gradients of the tables of one exchange (`recapp/optim/table_gradients.py`).
 
     Args:
-        state: Of the tables.
-        update: Of the tables.
+        state: The engine state of the tables.
+        update: The fused update of the tables.
     """
 
     def __init__(self, state: EngineState, update: FusedUpdate) -> None:
@@ -36,13 +36,15 @@ class HeldGradients:
         self.update = update
 
     def defer(self, optimizer: object) -> None:
-        """Have updates wait for `end_step` from now on.
+        """Defer updates to `end_step` from now on.
 
         Args:
-            optimizer: Calls it in its step, and has to live as long as the tables train.
+            optimizer: The optimiser that calls `end_step` in its step. It must live as long as the
+                tables train.
 
         Raises:
-            ConfigError: Some tables are parameters: their gradients are there when backward ends.
+            ConfigError: Some tables are parameters, whose gradients are complete when backward
+                ends.
         """
         if GRADIENT in self.update.rules:
             tables = self.state.layout.tables_of_rule(self.update.rules.index(GRADIENT))
@@ -54,35 +56,37 @@ class HeldGradients:
         self.update.defer(optimizer)
 
     def power_sum(self, order: float, dense: float) -> float:
-        """Return the sum of all elements' absolute values to a power, in fp64, or their maximum.
+        """Return the sum of |g|^order over all elements of the gradients, in fp64, or the maximum
+        of |g|.
 
         Args:
-            order: The power, or infinity for the maximum.
-            dense: What the other gradients add to it; rank 0's counts.
+            order: The exponent, or infinity for the maximum.
+            dense: The same sum or maximum over the other gradients. Only the value of rank 0
+                counts.
         """
         comm = self.state.comm
         parts = [0.0 if comm.rank else dense, *(_power(x, order) for x in self._counted())]
         return joined(_from_ranks(comm, joined(parts, order)), order)
 
     def scale(self, factor: float) -> None:
-        """Multiply the gradients."""
+        """Multiply the gradients by a factor."""
         for _, gradients in self.update.held():
             gradients.mul_(factor)
 
     def clamp(self, most: float) -> None:
-        """Bring the elements of the gradients between -most and most."""
+        """Clamp the elements of the gradients to [-most, most]."""
         for _, gradients in self.update.held():
             gradients.clamp_(-most, most)
 
     def end_step(self) -> None:
-        """Update the rows with what waits; nothing where backward ends in the update."""
+        """Update the rows with the held gradients. Do nothing where updates are not deferred."""
         if self.update.deferred:
             self.state.observer.begins()
             self.update.end_step()
             self.state.observer.ends("update")
 
     def drop(self) -> None:
-        """Forget what waits; nothing where backward ends in the update."""
+        """Drop the held gradients. Do nothing where updates are not deferred."""
         if self.update.deferred:
             self.update.drop()
 
@@ -103,7 +107,7 @@ class HeldGradients:
 
 
 def _power(values: Tensor, order: float) -> float:
-    """Return the sum of absolute values to a power, or their maximum."""
+    """Return the sum of |value|^order, or the maximum of |value| where the order is infinity."""
     if not values.numel():
         return 0.0
     norm = float(torch.linalg.vector_norm(values, order, dtype=torch.float64))
@@ -111,7 +115,7 @@ def _power(values: Tensor, order: float) -> float:
 
 
 def _from_ranks(comm: Comm, value: float) -> list[float]:
-    """Return a number of every rank, by rank."""
+    """Return the number of every rank, in rank order."""
     buffer = torch.full((comm.world,), value, dtype=torch.float64, device=comm.device)
     own = [(comm.rank, comm.rank + 1)] * comm.world
     comm.swap(buffer, own, [(rank, rank + 1) for rank in range(comm.world)])()

@@ -1,4 +1,4 @@
-"""How often keys of dynamic tables were seen before they had a row: exactly, or by a sketch."""
+"""Counters of dynamic keys without rows: exact counts, or a count-min sketch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -30,31 +30,31 @@ from recapp.tables.dynamic import (
     runs_of,
 )
 
-# odd numbers, one for each line: the first fractional bits of square roots of primes
+# odd numbers, one for each line: the first fractional bits of the square roots of primes
 _LINE_MULTIPLIERS = (
     0x6A09E667F3BCC909,
     0x3C6EF372FE94F82B,
     0x510E527FADE682D1,
     0x1F83D9ABFB41BD6B,
 )
-_BYTES_OF_A_COUNT = 20  # at least, with what finds it
+_BYTES_OF_A_COUNT = 20  # at least, with the index
 
 
 class KeyCounter(ABC):
-    """Counts the steps in which keys of a strip were seen."""
+    """Count the steps that saw a key, for the keys of a strip."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Return the bytes of counts and of what finds them."""
+        """Return the bytes of the counts and their index."""
 
     @abstractmethod
     def count(self, position_U: Tensor) -> Tensor:
-        """Count distinct keys once more; return how often each has been counted."""
+        """Add one to the count of each distinct key, and return the counts."""
 
     @abstractmethod
     def forget(self, position_U: Tensor) -> None:
-        """Forget keys that have been counted, where keys can be told apart."""
+        """Forget the counts of some keys, where the counter can tell keys apart."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -62,19 +62,19 @@ class KeyCounter(ABC):
 
     @abstractmethod
     def blocks(self, strip: DynamicStrip, waiting_R: list[int], owner: bool) -> Iterator[Block]:
-        """Yield the counts, to be written (`Admission.blocks`)."""
+        """Yield the blocks of counts that a checkpoint writes (`Admission.blocks`)."""
 
     @abstractmethod
     def blocks_to_load(
         self, strip: DynamicStrip, waiting_R: list[int], owner: bool
     ) -> Iterator[Block]:
-        """Yield blocks for counts that are loaded."""
+        """Yield the blocks that a checkpoint fills with its counts."""
 
     def loaded(self, table: str) -> None:  # noqa: B027
-        """Count on from what was loaded: a counter whose blocks are views need do nothing.
+        """Continue from the loaded counts. A counter whose blocks are views has nothing to do.
 
         Raises:
-            CheckpointError: A key stands twice or where it does not belong.
+            CheckpointError: A key occurs twice or lies in a run where it does not belong.
         """
 
 
@@ -88,7 +88,7 @@ def make_counter(
 
 
 class ExactCounter(KeyCounter):
-    """A count for each key of a strip that has been seen and has no row.
+    """A count for each key of a strip that was seen and has no row.
 
     Args:
         runs: Runs of positions that the store may hold.
@@ -105,12 +105,12 @@ class ExactCounter(KeyCounter):
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of counts and of what finds them."""
+        """Return the bytes of the counts and their index."""
         index = self.index
         return int(index.nbytes + index.positions.nbytes + index.strips.nbytes + self.counts.nbytes)
 
     def count(self, position_U: Tensor) -> Tensor:
-        """Count distinct keys once more; return how often each has been counted."""
+        """Add one to the count of each distinct key, and return the counts."""
         strip_U = torch.zeros_like(position_U, dtype=torch.int16)
         slot_U = self.index.find(position_U, strip_U)
         absent_M = true_indices(slot_U < 0)
@@ -130,7 +130,7 @@ class ExactCounter(KeyCounter):
         self.index.clear()
 
     def keys_of_runs(self) -> list[int]:
-        """Return how many keys of each run are counted."""
+        """Return the number of counted keys in each run."""
         run_N = runs_of(self.index.positions.rows[self.index.slots_of(0), 0])
         counted: list[int] = torch.bincount(run_N, minlength=RUNS).tolist()
         return counted
@@ -152,7 +152,7 @@ class ExactCounter(KeyCounter):
     ) -> Iterator[Block]:
         """Yield blocks for keys and counts of every piece."""
         counted = sum(len(Numbered.of(waiting_R, p).rows) for p in strip.pieces)
-        self.counts.grow(self.slots.used + counted)  # at once: growing may move counts
+        self.counts.grow(self.slots.used + counted)  # now: later growth would move yielded counts
         for p in strip.pieces:
             numbered = Numbered.of(waiting_R, p)
             slot_N = self.slots.take(len(numbered.rows))
@@ -162,7 +162,7 @@ class ExactCounter(KeyCounter):
             yield from _of_waiting(strip, numbered, key_N1, self.counts.rows[here], owner)
 
     def loaded(self, table: str) -> None:
-        """Find loaded counts by their keys from now on (`KeyCounter.loaded`)."""
+        """Put the loaded keys into the index (`KeyCounter.loaded`)."""
         for p, slot_N, key_N1 in self._pieces_loaded:
             position_N = positions_of(key_N1[:, 0])
             check_positions(position_N, p.rows, table)
@@ -172,7 +172,7 @@ class ExactCounter(KeyCounter):
         self._pieces_loaded = []
 
     def forget(self, position_U: Tensor) -> None:
-        """Forget the counts of keys that have been counted."""
+        """Forget the counts of some keys, all of which have a count."""
         if len(position_U):
             slot_U = self.index.find(position_U, torch.zeros_like(position_U, dtype=torch.int16))
             self.index.remove(slot_U)
@@ -183,7 +183,7 @@ class SketchCounter(KeyCounter):
     """A count-min sketch of the keys of a strip, one for each run of positions.
 
     Args:
-        width: Counts in each line, in all runs together.
+        width: The number of counts in each line, over all runs.
         device: Device of the counts.
     """
 
@@ -198,7 +198,7 @@ class SketchCounter(KeyCounter):
         return self.counts_RC.nbytes
 
     def _cells(self, position_U: Tensor) -> Tensor:
-        """Return the numbers of each key's counts, [lines, U]."""
+        """Return the indices of each key's counts, [lines, U]."""
         first_U = runs_of(position_U) * self.counts_RC.shape[1]
         lines = [
             first_U + line * self.width + ((position_U * odd >> 33) & 0x7FFFFFFF) % self.width
@@ -207,7 +207,7 @@ class SketchCounter(KeyCounter):
         return torch.stack(lines)
 
     def count(self, position_U: Tensor) -> Tensor:
-        """Count distinct keys once more; return how often each has been counted, at most."""
+        """Add one to the count of each distinct key, and return upper bounds of the counts."""
         cell_LU = self._cells(position_U)
         flat = self.counts_RC.view(-1)
         one = torch.ones(cell_LU.numel(), dtype=torch.int32, device=flat.device)

@@ -1,11 +1,11 @@
-"""Lookup where a single rank holds all rows and nothing is learned: no requests, no messages.
+"""Lookup without training on a single rank, which holds all rows: no requests, no messages.
 
     ids -> rows -> the store's rows, in the order of the ids -> vectors
 
-With several ranks, or where the batch will be trained, equal rows have to meet first, so that each
-is sent and updated once (`recapp/engine/requests.py`). Here each id reads its row: vectors are the
-same bits, as every bag sums the same rows in the same order, and a batch of one sample costs a
-third (measured).
+With several ranks, or in training, equal rows are grouped first, so that each row is sent and
+updated once (`recapp/engine/requests.py`). Here each id reads its own row. The vectors are the same
+bit for bit, because every bag sums the same rows in the same order. A batch of one sample takes a
+third of the time (measured).
 """
 
 from collections.abc import Sequence
@@ -24,19 +24,19 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device
 from recapp.tables.ids import OutsideTable, Rows, check_have_values
 
-SAMPLES_KEPT = 256  # of batches whose form is kept: for larger ones it costs little beside the rest
+SAMPLES_KEPT = 256  # of batches whose form is cached: for larger batches a form costs little
 FORMS_KEPT = 64
 
 
 class GroupForm(NamedTuple):
-    """What a group reads of a batch, but for the rows themselves.
+    """The links from the ids of a batch to the bags of a group, without the rows.
 
     Args:
-        ids: Which ids of the batch its slots look up, slot by slot.
-        strip_P: The strip of each, where rows are positions of keys; else None.
-        base_P: The first row of each one's table in the store, where rows have numbers; else None.
-        offsets_M1: Where the ids of each bag begin and end.
-        scale_P: The factor of each; None where all are 1.
+        ids: The ids of the batch that the slots of the group look up, slot by slot.
+        strip_P: The strip of each id, where rows are positions of keys; else None.
+        base_P: The first row of each id's table in the store, where rows have numbers; else None.
+        offsets_M1: The offsets at which the ids of each bag begin and end.
+        scale_P: The factor of each id's row; None where all factors are 1.
         where_M: The offset of each bag in the output.
     """
 
@@ -49,17 +49,17 @@ class GroupForm(NamedTuple):
 
 
 class BatchForm(NamedTuple):
-    """What follows from how many ids each bag of a batch has."""
+    """The parts of a lookup that depend only on the number of ids in each bag of a batch."""
 
     output: BatchOutput
     groups: list[GroupForm]
 
 
 class LocalLookup:
-    """Reads the rows of batches.
+    """Read the rows of batches.
 
     Args:
-        state: Of the tables, on a single rank.
+        state: The engine state of the tables, on a single rank.
     """
 
     def __init__(self, state: EngineState) -> None:
@@ -67,7 +67,7 @@ class LocalLookup:
         self._state = state
         self._forms: dict[tuple[int, ...], BatchForm] = {}
         self._strip_of_slot_G = [r.strip_S.cpu().numpy() for r in state.routes]
-        # all pieces of a strip are here, one behind the other
+        # this rank has all pieces of a strip, one behind the other
         first_G = [r.piece_I1[:-1] for r in state.routes]
         self._base_of_strip_G = [
             r.base_K[first_I].cpu().numpy() if len(r.base_K) else np.zeros(0, np.int64)
@@ -86,7 +86,7 @@ class LocalLookup:
 
         Raises:
             IdError: An id is outside its table.
-            ConfigError: Ids that are not integers, or lack weights.
+            ConfigError: The ids are not integers, or sample weights are missing.
         """
         state = self._state
         rows = self._rows(features, taken)
@@ -101,9 +101,9 @@ class LocalLookup:
         return rows, output, state.outputs.parts(flat, output)
 
     def _form(self, rows: Rows, taken: Sequence[bool]) -> BatchForm:
-        """Return the form of a batch. Where every feature of every sample has one id, it is that of
-        the last such batch of as many samples: making it costs a small batch more than its rows do
-        (measured).
+        """Return the form of a batch. Where every feature of every sample has one id, reuse the
+        form of an earlier batch with the same number of samples. For a small batch the form costs
+        more time than the rows (measured).
         """
         samples = rows.lengths_FB.shape[1]
         alike = (
@@ -164,7 +164,7 @@ class LocalLookup:
     def _links(
         self, group: int, form: GroupForm, rows_L: Tensor, weights_L: Tensor | None
     ) -> Links:
-        """Return the matrix from a group's rows to its bags."""
+        """Return the matrix from the rows of a group to its bags."""
         store = self._state.stores[group]
         row_P = rows_L[form.ids]
         if form.base_P is None:
@@ -181,7 +181,7 @@ class LocalLookup:
 def _ids_of_slots(
     first_S: Counts, count_S: Counts, total: int, device: torch.device
 ) -> slice | Tensor:
-    """Return which ids a group's slots look up: a slice where they follow each other."""
+    """Return the ids that the slots of a group look up: a slice where they follow each other."""
     begins = int(first_S[0]) if len(first_S) else 0
     behind = np.array([*accumulate(count_S[:-1].tolist(), initial=begins)])
     if np.array_equal(first_S, behind[: len(first_S)]):

@@ -1,14 +1,14 @@
-"""Answer, combine, and the way back: the only autograd function of the engine.
+"""Answer, combine and backward: the only autograd function of the engine.
 
     out = A . exchange(S . rows)                  answers: one collective (counts and ids went
                                                   before, in `Requests`)
     update(S^T . exchange(A^T . grad))            gradients: one collective; no gradient tensor of
                                                   a table ever exists
 
-A rank sums a row's gradient over its own batch in sample order, owners add the ranks' sums in rank
-order, then the row is updated once: so weights are equal bit for bit under every plan. `backward`
-ends in the update of the stores. What can be done while a message travels is done then: bags of
-local rows are summed, requested rows are brought together.
+A rank sums the gradient of a row over its own batch in sample order. Owners add the sums of the
+ranks in rank order, and update the row once. So weights are equal bit for bit under every plan.
+`backward` ends with the update of the stores. While a message travels, the rank does local work: it
+sums bags of local rows and groups requested rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,12 +28,12 @@ from recapp.kernels.ragged import gather
 
 
 class Lookup(torch.autograd.Function):
-    """The vectors of a batch whose requests were exchanged, as `Outputs.parts` cuts them.
+    """The vectors of a batch after the exchange of its requests, cut by `Outputs.parts`.
 
-    Inputs: an anchor that requires a gradient (else autograd would never call `backward` and the
-    tables would silently not train), the sample weights (they may want a gradient), the batch's
-    requests, the update of the rows, and what goes on with exchanges of later batches: `backward`
-    calls it.
+    Inputs: an anchor, the sample weights (which may need a gradient), the requests of the batch,
+    the update of the rows, and a function that advances the exchanges of later batches; `backward`
+    calls it. The anchor requires a gradient. Without it autograd would never call `backward`, and
+    the tables would silently not train.
     """
 
     @staticmethod
@@ -45,7 +45,7 @@ class Lookup(torch.autograd.Function):
         update: FusedUpdate,
         advance_ahead: Callable[[], None],
     ) -> tuple[Tensor, ...]:
-        """Answer what was requested, swap vectors, combine."""
+        """Answer the requests, swap vectors, combine."""
         ctx.set_materialize_grads(False)
         ctx.requests = requests
         ctx.update = update
@@ -58,7 +58,7 @@ class Lookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Send gradients of the requested vectors to their owners, who update."""
+        """Send the gradients of the requested vectors to the owners, which update the rows."""
         requests = ctx.requests
         state = requests.state
         if requests.spent:
@@ -97,15 +97,15 @@ class Lookup(torch.autograd.Function):
 def answer_and_combine(
     state: EngineState, requests: Requests, keep: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """output_dist: pool for the other ranks, swap vectors, sum bags.
+    """Pool rows for the other ranks, swap vectors and sum bags (output_dist).
 
     Args:
-        state: Of the collection.
-        requests: Of the batch, finished.
-        keep: Whether the vector of each (slot, id) pair is wanted as well.
+        state: The engine state of the collection.
+        requests: The finished requests of the batch.
+        keep: Whether to return the vector of each (slot, id) pair, too.
 
     Returns:
-        The flat buffer of all vectors, and the vectors of the pairs by group, where they are kept.
+        The flat buffer of all vectors, and, if kept, the vectors of the pairs by group.
     """
     message = state.messages.take(requests.vectors.numel, state.payload, state.comm.device)
     for g in range(requests.vectors.answered):
@@ -129,8 +129,8 @@ def answer_and_combine(
 
 
 def _flat(gradients: Sequence[Tensor | None], state: EngineState, requests: Requests) -> Tensor:
-    """Return the gradients of all parts of the output as one flat buffer; zeros for parts that the
-    loss does not depend on.
+    """Return the gradients of all parts of the output in one flat buffer, with zeros for parts
+    without influence on the loss.
     """
     if len(gradients) == 1 and gradients[0] is not None:
         return gradients[0].to(state.dtype).contiguous().view(-1)
@@ -146,8 +146,8 @@ def _flat(gradients: Sequence[Tensor | None], state: EngineState, requests: Requ
 def _combine(
     state: EngineState, source: RowStore | Tensor, links: Links, g: int, flat: Tensor, keep: bool
 ) -> Tensor | None:
-    """Sum the bags of group g from its store or from the message of vectors; return the summed
-    vectors one by one if they are kept.
+    """Sum the bags of group g from its store or from the message of vectors. If `keep`, return the
+    single vectors of the sums.
     """
     width = state.stores[g].width
     in_lines = state.in_lines_G[g]
@@ -167,18 +167,18 @@ def _combine(
 
 
 def send_back(state: EngineState, requests: Requests, gradient: Tensor) -> Tensor:
-    """Send gradients of the requested vectors to the owners.
+    """Send the gradients of the requested vectors to the owners.
 
-    A rank divides its own sum by the number of ranks before it leaves, as DDP does with dense
-    gradients.
+    Each rank divides its gradients by the number of ranks before it sends them, as DDP does with
+    dense gradients.
 
     Args:
-        state: Of the collection.
-        requests: Of the batch.
-        gradient: Of the output, flat.
+        state: The engine state of the collection.
+        requests: The requests of the batch.
+        gradient: The gradient of the output, flat.
 
     Returns:
-        The message in which the gradients for this rank's rows stand.
+        The message with the gradients for this rank's rows.
     """
     comm = state.comm
     vectors = requests.vectors

@@ -1,7 +1,7 @@
-"""The memory of a rank: what it holds while it trains, and whether a model's dense part has room.
+"""The memory of a rank: the bytes that it holds in training, and a check that the dense part fits.
 
-torch says of a layer that is too large that an allocator cannot have that many bytes. So the model
-is built on the meta device first, which costs no memory, and its parameters are counted.
+For a layer that is too large, torch reports only the bytes that the allocator could not get. So the
+model is first built on the meta device, without memory, to count its parameters.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,22 +21,22 @@ from recapp.processes.process_memory import (
 from recapp.processes.rank_environment import rank_info
 from recapp.tables.collections import collections_in
 
-COPIES = 2  # weights and their gradients; what the optimiser keeps depends on the optimiser
+COPIES = 2  # weights and gradients; the memory of the optimiser's state depends on the optimiser
 
 
 def held_bytes(tables: Sequence[ShardedTables], device: torch.device) -> dict[str, int | None]:
-    """Return bytes of this rank, by kind.
+    """Return the bytes that this rank holds, by kind.
 
     Args:
-        tables: The sharded ones of the model.
-        device: Of the rank.
+        tables: The sharded tables of the model.
+        device: The device of the rank.
 
     Returns:
-        `weights` and `state` (optimiser) of the rows here; `buffers` of the exchange that are kept
-        from batch to batch (messages, and scratch memory of batches that are looked ahead to or to
-        come; a transport's own memory and what lives only inside a call are not counted); `rss` now
-        and `rss_peak` of the process, None where the system does not say; `allocated`, `reserved`
-        and `allocated_peak` of the GPU, None on CPUs.
+        `weights` and `state` (optimiser) of the rows on this rank. `buffers` of the exchange that
+        are kept between batches: messages, and scratch memory for batches in look-ahead and later
+        ones. They do not include the transport's own memory and memory within a call. `rss` and
+        `rss_peak` of the process, now and at the most; None where the system does not report them.
+        `allocated`, `reserved` and `allocated_peak` of the GPU; None on CPUs.
     """
     stores = [store.nbytes for shared in tables for store in shared.state.stores]
     buffers = {t.data_ptr(): t.nbytes for shared in tables for t in shared.exchange_buffers()}
@@ -54,21 +54,22 @@ def held_bytes(tables: Sequence[ShardedTables], device: torch.device) -> dict[st
 
 
 def check_room(make: Callable[[], nn.Module]) -> None:
-    """Refuse a model whose dense part cannot fit into what this rank has.
+    """Refuse a model whose dense part does not fit into the memory of this rank.
 
-    The model is built on the CPU whatever device it trains on, so the CPU's memory counts.
+    The model is built on the CPU for every training device, so the memory of the CPU counts.
 
     Args:
-        make: Builds the model. It is called on the meta device, and random numbers stay as they
-            were.
+        make: Builds the model. It is called on the meta device. The states of random generators are
+            restored.
 
     Raises:
-        ConfigError: Weights and gradients need more than is free; it names the largest parameter.
+        ConfigError: Weights and gradients need more than the free memory. The text names the
+            largest parameter.
     """
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             module = make()
-    # a model that computes with its start values cannot be built there
+    # a model that computes with its start values cannot be built on the meta device
     except RuntimeError as error:
         note(f"the model's memory is not known beforehand: {' '.join(str(error).split())}")
         return

@@ -1,6 +1,5 @@
-"""Model-parallel tables beside data-parallel layers, for an ordinary torchrun script without
-Lightning: every collection of a model is replaced by its sharded twin, and the rest is wrapped in
-DDP.
+"""Model-parallel tables and data-parallel layers, for a torchrun script without Lightning: every
+collection of a model is replaced by its sharded twin, and DDP wraps the rest.
 
     collection = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
     model = DistributedModelParallel(MyModel(collection))
@@ -42,45 +41,46 @@ class DistributedModelParallel(nn.Module):
     """A model with sharded tables and a replicated dense part, outside of Lightning.
 
     Args:
-        module: Holds `EmbeddingBagCollection`s, or is one; best built on `torch.device("meta")`.
+        module: A model with `EmbeddingBagCollection`s, or one of them; best built on
+            `torch.device("meta")`.
         env: The ranks: a process group, or an object that has one as `process_group` (TorchRec's
             `ShardingEnv`); None takes the default group, or this process alone where there is none.
-            A group that is handed in carries the tables' messages: use it for no messages of your
-            own.
-        device: Device of this rank, or its name; None takes the rank's GPU where the process group
-            is NCCL, else the CPU.
-        plan: Where tables lie; None lets recapp decide.
-        sharders: A list of one `EmbeddingBagCollectionSharder`, which names the optimiser of
-            touched rows and the type of what travels. None takes the optimiser that
-            `torch.distributed.optim._apply_optimizer_in_backward` has left on the tables, or else
+            A group that you pass carries the messages of the tables: do not send messages of your
+            own on it.
+        device: The device of this rank, or its name. None takes the rank's GPU where the process
+            group is NCCL, else the CPU.
+        plan: The sharding plan of the tables; None lets recapp plan.
+        sharders: A list of one `EmbeddingBagCollectionSharder`, with the optimiser of touched rows
+            and the dtype of vectors and gradients in messages. None takes the optimiser that
+            `torch.distributed.optim._apply_optimizer_in_backward` has set on the tables, or else
             row-wise Adagrad at its default rate.
-        init_data_parallel: Whether the dense part is wrapped in DDP now. Without,
-            `init_data_parallel()` does so, once the dense part is as it is to stay.
+        init_data_parallel: Whether to wrap the dense part in DDP now. If False, call
+            `init_data_parallel()` once the dense part is final.
         init_parameters: Whether dense parameters on the meta device get their start values, by
-            `reset_parameters` of their modules. Without, they get memory and no values, for a
+            `reset_parameters` of their modules. If False, they get memory without values, for a
             state dict that is loaded next.
-        transport: Which way the tables' messages go (`recapp/transport/choose_transport.py`).
+        transport: The transport of the tables' messages (`recapp/transport/choose_transport.py`).
 
     Raises:
-        ConfigError: Either `env` or `sharders` cannot be used, or sharders contradict the optimiser
+        ConfigError: `env` or `sharders` cannot be used, or the sharders contradict the optimiser
             applied in backward.
 
     Scale the loss so that its mean over ranks is the loss of the global batch, as for DDP.
 
-    Tables are updated inside of `backward`, as with any fused optimiser, and have no gradient: two
-    backwards before one `optimizer.step()` update the touched rows twice, with the learning rate of
-    that moment, while dense gradients add up. So do not accumulate gradients over several
+    `backward` updates the tables, as with any fused optimiser, and tables have no gradient. Two
+    backwards before one `optimizer.step()` update the touched rows twice, each with the current
+    learning rate, while dense gradients add up. So do not accumulate gradients over several
     backwards; use a larger batch.
 
-    `parameters()` are the dense ones, and the tables that the plan makes parameters: those have the
-    gradient of the global batch, as if DDP reduced it. `sparse_groups()` hands out the learning
-    rates of the other tables.
+    `parameters()` returns the dense parameters, and the tables that the plan makes parameters. Such
+    a table has the gradient of the global batch, as if DDP had reduced it. `sparse_groups()`
+    returns the param groups, with the learning rates, of the other tables.
 
-    `state_dict()` has the names of the unsharded model; a table is the strips (rows, cols, tensor)
-    that this rank holds, with the `local_shards()` and `metadata()` of torch's ShardedTensor.
-    `load_state_dict()` takes that, also as a file has it, or whole tables
-    (`recapp/engine/sharded_state.py`). Every rank calls both. The state of the tables'
-    optimiser is not in them.
+    `state_dict()` has the names of the unsharded model. A table is a list of the strips (rows,
+    cols, tensor) of this rank, with the methods `local_shards()` and `metadata()` of torch's
+    ShardedTensor. `load_state_dict()` takes such strips, also from a file, or whole tables
+    (`recapp/engine/sharded_state.py`). Every rank calls both. They do not include the state of the
+    tables' optimiser.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class DistributedModelParallel(nn.Module):
         self.register_load_state_dict_pre_hook(_below_wrapper)  # type: ignore[no-untyped-call]
 
     def init_data_parallel(self) -> None:
-        """Wrap the dense part in DDP, unless it is. Every rank calls it."""
+        """Wrap the dense part in DDP, unless it is wrapped. Every rank calls it."""
         if self._wrapped is self.module:
             on_gpu = self.device.type == "cuda" and self.device.index is not None
             self._wrapped = wrap_dense(
@@ -128,7 +128,7 @@ class DistributedModelParallel(nn.Module):
 
     @property
     def module(self) -> nn.Module:
-        """Return the model itself, without DDP around it."""
+        """Return the model without DDP around it."""
         wrapped = self._wrapped
         return wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
 
@@ -137,26 +137,26 @@ class DistributedModelParallel(nn.Module):
         return self._wrapped(*args, **kwargs)
 
     def sparse_groups(self) -> list[dict[str, Any]]:
-        """Return the param groups of the tables, for `HybridOptimizer` or to set their learning
-        rate by hand.
+        """Return the param groups of the tables, for `HybridOptimizer` or to set learning rates by
+        hand.
         """
         self._rate_is_known = True
         return [group for shared in sharded_tables(self) for group in shared.param_groups]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's state, under the names that it has without wrappers. Every rank calls
-        it.
+        """Return the state of the module, under the names of the module without wrappers. Every
+        rank calls it.
         """
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load a `state_dict`, of this class or of the unsharded model. Every rank calls it.
+        """Load a `state_dict` of this class or of the unsharded model. Every rank calls it.
 
         Raises:
-            RuntimeError: As of any module: names that are missing or unknown, and tables that do
-                not fit, a line for each.
+            RuntimeError: As for any module: names are missing or unknown, or tables do not fit; the
+                text has a line for each.
         """
         return self.module.load_state_dict(state_dict, strict, assign)
 
@@ -173,8 +173,8 @@ class DistributedModelParallel(nn.Module):
         )
 
     def _note_rate(self) -> None:
-        """Note for users whose optimiser has `parameters()` alone that tables train, and at which
-        rate.
+        """Print a note for users whose optimiser has only `parameters()`: the tables train, and at
+        this rate.
         """
         tables = sharded_tables(self)
         rule = tables[0].rule if not self._rate_is_known else None
@@ -188,13 +188,13 @@ class DistributedModelParallel(nn.Module):
         self._rate_is_known = True
 
     def extra_repr(self) -> str:
-        """Return the plan in one line; the collections below show which tables lie where."""
+        """Return the plan in one line. The collections below show the placement of their tables."""
         return f"plan={self.plan.name}, rank {self.comm.rank} of {self.comm.world}, {self.device}"
 
 
 def _below_wrapper(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Give names the wrappers back that `state_dict` leaves out, where the module around is
-    loaded.
+    """Add the prefix of the wrappers, which `state_dict` leaves out, to the names when the parent
+    module loads a state dict.
     """
     assert isinstance(model, DistributedModelParallel)
     wrappers = "_wrapped." if model.module is model._wrapped else "_wrapped.module."
@@ -203,10 +203,11 @@ def _below_wrapper(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any
 
 
 def _materialise(module: nn.Module, device: torch.device, with_values: bool) -> None:
-    """Give dense parameters and buffers on the meta device memory, and start values if wanted.
+    """Give dense parameters and buffers on the meta device memory, and start values if
+    `with_values`.
 
     Raises:
-        ConfigError: A module that cannot make start values.
+        ConfigError: A module cannot make start values.
     """
     for path, part in module.named_modules():
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]

@@ -1,12 +1,12 @@
-"""Where the vectors of a batch stand: all lookups of all collections write to one flat buffer.
+"""The layout of a batch's vectors: all lookups of all collections write to one flat buffer.
 
     | samples x (room + columns of sums, means, concatenated vectors) |   a collection of bags
     | ids of a lookup x D | ids of the next lookup x D | ...          |   a collection of sequences
 
-Kernels know bags and offsets alone. A bag of a sum or mean is a sample's ids and stands in the
-sample's row; a bag of a concatenation is one place of a sample, with one id or none; a bag of a
-sequence is one id. So every kind of lookup is requested, answered, combined and learned from by the
-same kernels.
+Kernels know only bags and offsets. The bag of a sum or mean has the ids of a sample, and its vector
+lies in the row of the sample. The bag of a concatenation is one place of a sample, with one id or
+none. The bag of a sequence is one id. So the same kernels request, answer, combine and train every
+kind of lookup.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,13 @@ from recapp.tables.lookups import TableLookup
 
 @dataclass(frozen=True)
 class Member:
-    """What one collection looks up.
+    """One collection's share of an exchange.
 
     Args:
-        lookups: Its lookups, in the order of its output.
+        lookups: The lookups of the collection, in the order of its output.
         is_weighted: Whether ids must have sample weights; None where batches decide.
-        own_ids: Whether it is called with ids of its own, which other collections do not look up.
+        own_ids: Whether the collection is called with ids of its own, which other collections do
+            not look up.
     """
 
     lookups: tuple[TableLookup, ...]
@@ -41,26 +42,26 @@ class Member:
 
     @cached_property
     def columns(self) -> int:
-        """Columns of its vectors side by side; 0 where they are sequences."""
+        """The columns of the collection's vectors side by side; 0 for sequences."""
         return sum(x.columns for x in self.lookups)
 
     @property
     def sequences(self) -> tuple[TableLookup, ...]:
-        """The lookups whose vectors are not pooled."""
+        """The lookups of sequences, whose vectors are not pooled."""
         return tuple(x for x in self.lookups if x.pooling is PoolingType.NONE)
 
 
 class BatchOutput(NamedTuple):
-    """The output of one batch.
+    """The layout of one batch's output.
 
     Args:
-        taken: Whether each member looks up this batch.
+        taken: For each member, whether it looks up this batch.
         bags: Number of samples B.
-        count_F: Bags of each lookup.
-        lengths_N: Ids of each bag, lookup by lookup.
-        first_F: The offset at which the first bag of each lookup stands.
-        per_F: Ids of each lookup.
-        numel: Elements of the buffer.
+        count_F: The number of bags of each lookup.
+        lengths_N: The number of ids of each bag, lookup by lookup.
+        first_F: The offset of the first bag of each lookup.
+        per_F: The number of ids of each lookup.
+        numel: The number of elements of the buffer.
     """
 
     taken: tuple[bool, ...]
@@ -73,7 +74,7 @@ class BatchOutput(NamedTuple):
 
 
 class Outputs:
-    """The form of the output of some collections that share an exchange.
+    """The output layout of collections that share an exchange.
 
     Args:
         members: The collections, in order.
@@ -99,31 +100,33 @@ class Outputs:
 
         Args:
             member: The number of a collection of bags.
-            columns: How many.
+            columns: The number of free columns.
         """
         self.room[member] = columns
 
     def width(self, member: int) -> int:
-        """Return the columns of a member's matrix, with those that stay free."""
+        """Return the number of columns of a member's matrix, with the free columns."""
         columns = self.members[member].columns
         return self.room[member] + columns if columns else 0
 
     def whole_lines(self, elements: int) -> bool:
-        """Return whether every vector begins with a cache line, where its own width allows it.
+        """Return whether every vector begins at a cache line, if widths of vectors are whole cache
+        lines.
 
         Args:
-            elements: Of a line.
+            elements: The number of elements of a cache line.
         """
         rows = [x for i in range(len(self.members)) for x in (self.room[i], self.width(i))]
         places = [*self.column_F, *(x.dim for x in self.lookups if not x.columns)]
         return not any(n % elements for n in [*rows, *places])
 
     def of(self, rows: Rows, taken: Sequence[bool]) -> BatchOutput:
-        """Return the output of a batch.
+        """Return the layout of a batch's output.
 
         Args:
-            rows: The rows that it looks up.
-            taken: Whether each member does; the others have no bags and no output.
+            rows: The rows of the batch.
+            taken: For each member, whether it looks up this batch. The others have no bags and no
+                output.
         """
         B = rows.lengths_FB.shape[1]
         all_taken = all(taken)
@@ -143,7 +146,9 @@ class Outputs:
         return BatchOutput(tuple(taken), B, count_F, lengths_N, first_F, rows.per_F, numel)
 
     def _firsts(self, per_F: Sequence[int], B: int, taken: Sequence[bool]) -> tuple[Counts, int]:
-        """Return the offset of each lookup's first bag, and the elements of the buffer."""
+        """Return the offset of each lookup's first bag, and the number of elements of the
+        buffer.
+        """
         first_F = np.zeros(len(self.lookups), np.int64)
         end = 0
         start = 0
@@ -163,8 +168,8 @@ class Outputs:
         """Return the offset of each bag of a lookup, int64.
 
         Args:
-            lookup: Its number.
-            output: Of the batch.
+            lookup: The number of the lookup.
+            output: The output of the batch.
         """
         x = self.lookups[lookup]
         first = int(output.first_F[lookup])
@@ -179,8 +184,9 @@ class Outputs:
         return (bags[:, None] + torch.arange(places, device=self.device) * x.dim).view(-1)
 
     def parts(self, flat: Tensor, output: BatchOutput) -> list[Tensor]:
-        """Return the vectors of every member of a batch: a matrix of samples, or a matrix of ids
-        for each of its sequences. They share the buffer's memory, and are no views to autograd.
+        """Return the vectors of every member: one matrix with a row per sample, or for each
+        sequence a matrix with a row per id. They share the memory of the buffer, but autograd does
+        not treat them as views.
         """
         made = []
         end = 0
@@ -198,7 +204,7 @@ class Outputs:
         return made
 
     def of_members(self, parts: Sequence[Tensor], output: BatchOutput) -> dict[int, list[Tensor]]:
-        """Return the parts of each member that looks up the batch."""
+        """Return the parts of the output by member, for members that look up the batch."""
         left = list(parts)
         held: dict[int, list[Tensor]] = {}
         for i, m in enumerate(self.members):

@@ -1,12 +1,12 @@
-"""Rows that are only read: of floats or quantised, in memory or mapped from a file.
+"""Read-only rows: in floating point or quantised, in memory or mapped from a file.
 
     number of a row           --> held[row]              ReadOnlyStore
     position of a key, strip  --> found among sorted     KeyedStore
                                   positions: held[row]; not found: its start value
 
-Whoever makes a store says where its rows are (`recapp/inference/mapped_rows.py` maps them from an
-artefact). `KeyedStore` holds any rows of a group by sorted numbers: all rows of dynamic tables, or
-those of static tables that some batches read.
+The caller passes the rows to the store (`recapp/inference/mapped_rows.py` maps them from an
+artefact). `KeyedStore` finds rows by sorted numbers. It holds all rows of dynamic tables, or only
+the rows of static tables that some batches read.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,23 +22,23 @@ from recapp.optim.rules import Rate
 from recapp.sharding.layout import Block
 
 Held = Tensor | QuantisedRows
-"""The rows of a store: floats [R, width], or records."""
+"""The rows of a store: floats [R, width], or quantised records."""
 
 StartRows = Callable[[int, Tensor], Held]
-"""Returns what the keys at some positions [N] of a strip, numbered within its group, answer where
-they have no row.
+"""Returns the start values of keys without rows, from the number of a strip within its group and
+the positions [N] of the keys.
 """
 
 
 class ReadOnlyStore(RowStore):
-    """Rows in the order of the layout.
+    """Read-only rows in the order of the layout.
 
     Args:
-        group: Which rows, and what computes with them.
+        group: The group of the rows, and the kernels that compute with them.
         held: The rows, on the group's device.
 
     Raises:
-        ValueError: Other rows than the group's.
+        ValueError: The shape of the rows is not the shape of the group.
     """
 
     def __init__(self, group: StoredGroup, held: Held) -> None:
@@ -54,12 +54,12 @@ class ReadOnlyStore(RowStore):
 
     @property
     def nbytes(self) -> StoreBytes:
-        """Return the memory of the rows; of mapped ones, what they take once all were read."""
+        """Return the memory of the rows. For mapped rows this is the size after all were read."""
         return StoreBytes(values_of(self.held).nbytes, 0)
 
     @property
     def example(self) -> Held:
-        """Return a row of zeros as the rows are stored, on the CPU."""
+        """Return a row of zeros in the stored format, on the CPU."""
         if isinstance(self.held, QuantisedRows):
             return quantise(torch.zeros(1, self.held.width, device="cpu"), self.held.bits)
         return torch.zeros(1, self.width, dtype=self.held.dtype, device="cpu")
@@ -82,7 +82,7 @@ class ReadOnlyStore(RowStore):
     def update(
         self, gradients: Tensor, links: Links, row_U: Tensor, mean_U: Tensor | None, lr: Rate
     ) -> None:
-        """Refuse: these rows are not trained.
+        """Refuse to update read-only rows.
 
         Raises:
             ConfigError: Always.
@@ -95,27 +95,28 @@ class ReadOnlyStore(RowStore):
         )
 
     def blocks(self) -> Iterator[Block]:
-        """Yield nothing: whoever made these rows has them."""
+        """Yield nothing: these rows are stored elsewhere."""
         yield from ()
 
     def extra_repr(self) -> str:
-        """Return the number of rows, their width and how they are stored."""
+        """Return the number, the width and the format of the rows."""
         return f"{self.rows:,} rows x {self.width}, {_kind(self.held)}, read-only"
 
 
 class KeyedStore(ReadOnlyStore):
-    """Rows found by sorted numbers: positions of keys, or numbers of the layout.
+    """Read-only rows found by sorted numbers: positions of keys, or row numbers of the layout.
 
-    A key without a row answers its start value: then the batch's rows are copied side by side with
-    start values behind them, and the next batch may overwrite them.
+    A key without a row answers its start value. For a batch with such keys the store copies the
+    rows of the batch side by side, with the start values behind them. The next batch replaces the
+    copy.
 
     Args:
-        group: Which rows, and what computes with them.
+        group: The group of the rows, and the kernels that compute with them.
         held: The rows, strip by strip.
-        number_R: Their numbers, int64; of each strip ascending and distinct.
-        edge_I1: Strip i of the group has the rows edge[i] .. edge[i + 1]; or all have, where
-            numbers tell strips apart.
-        start: Makes the rows of numbers that are not there; None where all are.
+        number_R: The numbers of the rows, int64; ascending and distinct within each strip.
+        edge_I1: Strip i of the group has the rows edge[i] .. edge[i + 1]. Where numbers identify
+            strips, one range has all rows.
+        start: Makes the start values of missing rows; None where no row is missing.
     """
 
     finds_rows = True
@@ -136,12 +137,12 @@ class KeyedStore(ReadOnlyStore):
 
     @property
     def nbytes(self) -> StoreBytes:
-        """Return the memory of the rows and of their numbers."""
+        """Return the memory of the rows and of the row numbers."""
         held = super().nbytes
         return held._replace(rows=held.rows + self.number_R.nbytes)
 
     def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:
-        """Return where rows are held (`RowStore.locate`)."""
+        """Return the places of rows in the store (`RowStore.locate`)."""
         row_N = row_N.long()
         self._of_batch = None
         found_N: Tensor = self.backend.find_sorted(self.number_R, self.edge_I1, row_N, strip_N)
@@ -151,7 +152,9 @@ class KeyedStore(ReadOnlyStore):
         return found_N
 
     def _with_start_rows(self, row_N: Tensor, strip_N: Tensor | None, found_N: Tensor) -> Tensor:
-        """Copy the rows of a batch side by side, those that do not exist behind the others."""
+        """Copy the rows of a batch side by side, with the start values of missing rows behind the
+        others.
+        """
         assert self.start is not None
         here_M = (found_N >= 0).nonzero()[:, 0]
         parts = [take_rows(self.held, found_N[here_M])]
@@ -178,12 +181,12 @@ class KeyedStore(ReadOnlyStore):
 
 
 def values_of(held: Held) -> Tensor:
-    """Return the tensor that has the rows, [R, ...]."""
+    """Return the tensor of the rows, [R, ...]."""
     return held.records_RK if isinstance(held, QuantisedRows) else held
 
 
 def like(held: Held, values: Tensor) -> Held:
-    """Return values as rows that are stored as those of `held`."""
+    """Return values as rows in the format of `held`."""
     if isinstance(held, QuantisedRows):
         return QuantisedRows(values, held.width, held.bits)
     return values

@@ -1,17 +1,17 @@
-"""input_dist of one batch: who needs which rows. It reads no weights, so it may run before the
-batch's turn has come.
+"""input_dist of one batch: the exchange of row requests between ranks. It reads no weights, so it
+may run ahead of the batch's step.
 
     made        ids become rows, equal rows meet, counts leave           (with a header per rank)
     advance()   counts have arrived: ids are written and leave; links are made while they travel
     finish()    ids have arrived: what is requested of this rank
 
-Two messages: the counts, with a header per rank, and the ids. An error on one rank (an id outside
-its table) travels in the header, so all ranks raise it, with the guilty rank's name, before
-anything else is sent.
+There are two messages: the counts, with a header per rank, and the ids. An error on one rank (an id
+outside its table) travels in the header. So all ranks raise it, with the number of the faulty rank,
+before they send anything else.
 
-On a GPU all of it runs on a stream of its own, and the host waits there for sizes: of distinct
-rows, of what others request, and of the distinct rows that are updated here, which therefore meet
-in `finish` already.
+On a GPU the exchange runs on the side stream, where the host waits for three sizes: the number of
+distinct rows, the size of the requests of other ranks, and the number of distinct rows to update on
+this rank. For the third, `finish` already groups the requested rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,20 +46,21 @@ NO_IDS, UNWEIGHTED, WEIGHTED, TRAINED_WEIGHTS = range(4)  # sample weights in th
 
 
 class Requests:
-    """The exchange of one batch: what this rank requested, what was requested of it, and the
-    offsets at which the vectors will stand.
+    """The exchange of one batch: the requests of this rank, the requests to this rank, and the
+    offsets of the vectors.
 
-    It belongs to its batch, not to a module: several may be in flight. It leases scratch memory
-    until `release`.
+    The exchange belongs to its batch, not to a module: several may be in flight. It leases scratch
+    memory until `release`.
 
     Args:
-        features: Raw ids of the batch, or why this rank has none.
-        state: Of the tables that they mean.
-        taken: Whether each collection that shares the exchange looks up this batch; None: all do.
+        features: The raw ids of the batch, or the error because of which this rank has none.
+        state: The engine state of the tables.
+        taken: For each collection that shares the exchange, whether it looks up this batch; None:
+            all do.
 
-    `called_by` are the collections that have got their vectors.
+    `called_by` has the numbers of the collections that got their vectors.
 
-    Weights that need a gradient are pooled at home even where the mode is `pooled`.
+    Sample weights that need a gradient are applied at home, even in the mode `pooled`.
     """
 
     def __init__(
@@ -93,13 +94,13 @@ class Requests:
     def _route(
         self, features: KeyedJaggedTensor | Exception
     ) -> tuple[tuple[int, int, int], Exception | None]:
-        """Find what is requested of whom; nothing where something is wrong.
+        """Find the rows to request of each rank. After an error, request nothing.
 
-        On a GPU ids outside their tables are known with the sizes of the distinct rows, so they are
-        routed before the check of them is read.
+        On a GPU the host learns of ids outside their tables together with the sizes of the distinct
+        rows. So ids are routed before the result of their check is read.
 
         Returns:
-            The header's numbers about what is wrong, and the error itself.
+            The numbers of the header that describe the error, and the error.
         """
         rows, check, status, failure = _rows(features, self.state, self.taken)
         self._route_rows(rows)
@@ -118,11 +119,12 @@ class Requests:
         return status, failure
 
     def _check_room(self) -> None:
-        """Check that dynamic tables may hold the rows that a training batch needs at once. Where
-        keys have to be seen several times, most of a batch's may need none.
+        """Check that `max_rows` of each dynamic table allows the rows of a training batch. Tables
+        that admit keys only after several steps are not checked, because most keys of a batch may
+        need no row.
 
         Raises:
-            ConfigError: One may not.
+            ConfigError: A table does not allow them.
         """
         for asked, tables in zip(self.asked, self.state.dynamic_tables_G, strict=True):
             for table, rows in zip(tables, asked.rows_I.tolist() if tables else (), strict=True):
@@ -153,10 +155,10 @@ class Requests:
         )
 
     def advance(self) -> None:
-        """Go on as soon as the counts are there; every rank calls it at the same point of its
+        """Wait for the counts, and send the ids. Every rank calls it at the same point of its
         program.
 
-        An error in the headers is kept for `finish`, which belongs to the batch's own turn.
+        `finish`, in the batch's own step, raises an error of the headers.
         """
         if not len(self.headers_W):
             with self.state.comm.side.beside():
@@ -190,19 +192,19 @@ class Requests:
         state.observer.ends("link")
 
     def _link(self, *, late: bool) -> None:
-        """Make the matrices of the groups whose rows need not be found, or of those others."""
+        """Make the matrices of the groups whose `late` has this value."""
         trains = torch.is_grad_enabled()
         for a, store in zip(self.asked, self.state.stores, strict=True):
             if a.late is late:
                 a.link(self.state.dtype, partial(store.locate, trains=trains))
 
     def finish(self) -> None:
-        """Wait for what the others request.
+        """Wait for the requests of the other ranks, and serve them.
 
         Raises:
             IdError: An id is outside its table, on any rank.
-            ConfigError: Some ranks only have sample weights.
-            RankError: Another rank could not read its batch.
+            ConfigError: Only some ranks have sample weights.
+            RankError: Another rank could not read or look up its batch.
         """
         if self.finished:
             return
@@ -217,7 +219,7 @@ class Requests:
 
     def _finish(self) -> None:
         state = self.state
-        # a rank without ids serves those that have some
+        # a rank without ids also serves requests, in the mode of the ranks with ids
         modes = _modes(state.routes, max(self.headers_W[:, 3].tolist()))
         assert self._sent_ids is not None and self.ids is not None
         state.wait("ids", self._sent_ids)
@@ -235,22 +237,22 @@ class Requests:
             )
         state.messages.give_back(self.ids)
         self.ids = None
-        self._link(late=True)  # own rows after all ranks': what becomes of a key is decided once
+        self._link(late=True)  # after `serve`, which decided on each new key
         state.observer.ends("serve")
         if state.comm.side.overlaps and torch.is_grad_enabled():
             self.group()
             state.observer.ends("group")
 
     def _made(self) -> Iterator[Any]:
-        """Yield what lookup and update read."""
+        """Yield the objects whose tensors lookup and update read."""
         yield self.rows
         yield from map(vars, self.asked)
         yield from map(vars, self.served)
         yield self.row_gradients_G
 
     def group(self) -> None:
-        """Bring together equal rows that were requested of this rank. The first call computes
-        `row_gradients_G`, which the update reads; later ones do nothing.
+        """Group equal rows among the requests to this rank. The first call makes `row_gradients_G`,
+        which the update reads; later calls do nothing.
         """
         if self.row_gradients_G:
             return
@@ -269,8 +271,8 @@ class Requests:
         )
 
     def abandon(self) -> None:
-        """End an exchange whose batch will not come: what is under way has to arrive before its
-        memory is used again.
+        """End an exchange whose batch will not run. Wait for its messages, so that their memory can
+        be reused.
         """
         self.advance()
         side = self.state.comm.side
@@ -279,20 +281,21 @@ class Requests:
                 self._sent_ids.arrive()
             self.state.messages.give_back(self.ids)
             self.ids = None
-        side.hand_over(())  # its batch's memory may be used again
+        side.hand_over(())  # the memory of the batch may be reused
         self.release()
 
     def release(self) -> None:
-        """Give the scratch memory back: nothing of this exchange is used any more."""
+        """Give the scratch memory back after the last use of this exchange."""
         if not self.released:
             self.released = True
             self.state.give_back(self.lease, self.trains)
 
     def check_called(self) -> None:
-        """Check that every collection that looks up this batch was called with its ids.
+        """Check that every collection that looks up this batch was called with the ids of the
+        batch.
 
         Raises:
-            ConfigError: One was not: its rows would be trained with gradients of zero.
+            ConfigError: A collection was not called: its rows would train with gradients of zero.
         """
         members = self.state.outputs.members
         for i in (i for i, taken in enumerate(self.taken) if taken and i not in self.called_by):
@@ -320,7 +323,7 @@ def _kind_of_requests(mode: str, world: int) -> type[UniqueRequests | PooledRequ
 def _rows(
     features: KeyedJaggedTensor | Exception, state: EngineState, taken: Sequence[bool]
 ) -> tuple[Rows, PendingCheck, tuple[int, int, int], Exception | None]:
-    """Return the batch's rows and the pending check of them, or no rows and what is wrong."""
+    """Return the rows of the batch and the pending check of its ids, or no rows and the error."""
     try:
         if isinstance(features, Exception):
             raise features
@@ -365,7 +368,7 @@ def _weights_differ(weighting_W: list[int]) -> bool:
 def _raise_together(
     headers_W: Counts, rules: IdRules, own_rank: int, failure: Exception | None
 ) -> None:
-    """Raise on all ranks what the headers say is wrong on one."""
+    """Raise on all ranks the error that a header reports."""
     for rank, (status, _, _, _, pair, number) in enumerate(headers_W.tolist()):
         if status == OUTSIDE:
             error = rules.error(pair, number, f" on rank {rank}" if len(headers_W) > 1 else "")

@@ -1,12 +1,14 @@
-"""Mean squares over whole table rows that are cut into column strips, of gradients or what else a
-rule asks for, so that row-wise Adagrad, LAMB and their like are exact under column cuts.
+"""Mean squares over whole table rows that are cut into column strips. They make row-wise Adagrad,
+LAMB and similar rules exact under column cuts. A rule names the squared values: gradients or
+others.
 
-Each strip's owner sums the squares of its columns in fp64 and sends the sums to the owners of the
-row's other strips: 8 bytes per touched row and statistic, one small collective for all, and only
-where a table is cut by columns and its rule asks for a row-wide statistic. All strips of a row were
-requested by the same ranks and share their row cuts, so they hold the same touched rows in the same
-order: the message needs neither ids nor counts. Every strip adds the parts in column order, so all
-copies of the state stay equal bit for bit.
+The owner of each strip sums the squares of its columns in fp64. It sends the sums to the owners of
+the row's other strips: 8 bytes per touched row and statistic, in one small collective for all
+groups. The collective runs only where a table is cut by columns and its rule needs a row-wide
+statistic. The same ranks request all strips of a row, and the strips have the same row cuts. So
+their owners have the same touched rows in the same order, and the message needs neither ids nor
+counts. Every strip adds the parts in column order, so all copies of the state stay equal bit for
+bit.
 """
 
 from collections import defaultdict
@@ -25,16 +27,18 @@ from recapp.transport.communicator import Comm
 from recapp.transport.message_layout import MessageLayout
 
 StripRows = tuple[int, int]
-"""Number of a strip and the first row of one of its pieces: names that piece, wherever it lies."""
+"""The number of a strip and the first row of one of its pieces. The two identify the piece on every
+rank.
+"""
 
 
 class RowPieces(NamedTuple):
-    """To which pieces of tables the touched rows of a store belong.
+    """The pieces of tables to which the touched rows of a store belong.
 
     Args:
         piece_U: The piece of each row, numbered within the store.
         nth_U: The row's number among the touched rows of its piece.
-        rows_K: How many touched rows each piece has.
+        rows_K: The number of touched rows of each piece.
     """
 
     piece_U: Tensor
@@ -43,13 +47,13 @@ class RowPieces(NamedTuple):
 
 
 class RowStatistics:
-    """Sums squares over whole rows, for the pieces on this rank.
+    """Sum squares over whole rows, for the pieces on this rank.
 
     Args:
-        layout: Where the rows of all tables lie.
+        layout: The places of the rows of all tables.
         comm: Communicator of the ranks.
         backend: Kernels.
-        means_G: How many statistics of a row the rule of each group asks for, K.
+        means_G: The number K of row statistics that the rule of each group needs.
     """
 
     def __init__(
@@ -92,7 +96,7 @@ class RowStatistics:
             for q in band
             if q.rank != comm.rank
         ]
-        # once to each rank, whatever it holds
+        # once to each rank, however many strips of the row it holds
         self.out = sorted({(q.rank, p.rows.start, p.strip, i) for i, p, q in siblings})
         into = sorted({(q.rank, q.rows.start, q.strip): i for i, _, q in siblings}.items())
         self.into_rank = [rank for (rank, _, _), _ in into]
@@ -115,8 +119,8 @@ class RowStatistics:
         number: dict[StripRows, int],
         arrival: dict[StripRows, int],
     ) -> tuple[str, int]:
-        """Return where the sums of strip j of a band come from: an own piece, an arrived part, or
-        nowhere.
+        """Return the source of the sums of strip j of a band: an own piece, an arrived part, or
+        none.
         """
         if j >= len(band):
             return "none", 0
@@ -126,8 +130,8 @@ class RowStatistics:
         )
 
     def find(self, group: int, row_U: Tensor) -> RowPieces | None:
-        """Return the pieces of touched rows of a group, which are in the order of the requests;
-        None where the group's rule asks for no row statistics.
+        """Return the pieces of a group's touched rows, which are in the order of the requests; None
+        where the rule of the group needs no row statistics.
 
         Args:
             group: Number of the group.
@@ -143,10 +147,10 @@ class RowStatistics:
         squares_GKU: Sequence[Tensor | None],
         dtype: torch.dtype,
     ) -> list[Tensor | None]:
-        """Return mean squares over whole rows; every rank calls it, and it costs one collective.
+        """Return mean squares over whole rows, with one collective. Every rank calls it.
 
         Args:
-            found_G: The touched rows' pieces, by group; None where there is nothing to exchange.
+            found_G: The pieces of the touched rows, by group; None for groups without an exchange.
             squares_GKU: The fp64 sums of squares over the strip's columns, [K, U].
             dtype: Type of the result.
 
@@ -194,8 +198,8 @@ class RowStatistics:
         return means
 
     def _begins(self, first_P: Counts, first_A: Counts, own: int) -> Counts:
-        """Return where the part of each strip of each own piece's band begins among own and arrived
-        parts; -1: there is no such strip.
+        """Return the offset of each strip's part among own and arrived parts, for the band of each
+        own piece; -1 where the band has no such strip.
         """
         begin_JP = np.full((len(self.sources), len(first_P)), -1, np.int64)
         for j, level in enumerate(self.sources):
@@ -205,7 +209,7 @@ class RowStatistics:
         return begin_JP
 
     def _exchange(self, part: Tensor, n_P: Counts, first_P: Counts) -> tuple[Tensor, Counts]:
-        """Return the parts of the siblings on other ranks, and where each begins."""
+        """Return the parts of the sibling strips on other ranks, and the offset of each part."""
         world = self.comm.world
         asked = np.zeros((world, 1), np.int64)
         served = np.zeros((world, 1), np.int64)

@@ -1,9 +1,9 @@
 """The rows of one group of tables on one rank, behind one interface.
 
-Everything that the engine knows of rows is `RowStore`: requests ask a store where rows lie, lookup
-asks it to pool them, the fused update asks it to change them, a checkpoint asks it for its
-rectangles. So a quantised table (`recapp/engine/read_only_store.py`), a table of keys without a
-fixed range or a table on slower memory is another store and nothing else.
+The engine knows rows only by `RowStore`: requests locate rows in a store, lookup pools them, the
+fused update changes them, and a checkpoint reads and writes the store's rectangles. So a quantised
+table (`recapp/engine/read_only_store.py`), a table of keys without a fixed range, or a table in
+slower memory needs only another store.
 """
 
 from abc import ABC, abstractmethod
@@ -25,13 +25,13 @@ from recapp.tables.initial import fill_initial
 
 @dataclass(frozen=True)
 class StoredGroup:
-    """Which rows a store holds, and what computes with them.
+    """The group of rows of a store, and the kernels that compute with them.
 
     Args:
         layout: Where the rows of all tables lie.
         number: Number of the group in the layout.
         rank: Rank that holds the store.
-        dtype: Type that is computed in; rows may be stored narrower.
+        dtype: The compute type; rows may be stored in a narrower type.
         device: Device of the rows.
         backend: Kernels for that device.
     """
@@ -45,22 +45,24 @@ class StoredGroup:
 
     @property
     def width(self) -> int:
-        """Return how many columns a row has."""
+        """Return the number of columns of a row."""
         return self.layout.groups[self.number].width
 
     @property
     def rows(self) -> int:
-        """Return how many rows the rank holds of this group."""
+        """Return the number of rows of this group on the rank."""
         return self.layout.groups[self.number].rows_W[self.rank]
 
     @property
     def pieces(self) -> list[Piece]:
-        """Return the pieces of tables whose rows these are, in the order of the rows."""
+        """Return the pieces of tables that form these rows, in the order of the rows."""
         return self.layout.pieces_of(self.rank, self.number)
 
     @property
     def writes_blocks(self) -> bool:
-        """Return whether this rank writes the group's blocks: of copies on all ranks one does."""
+        """Return whether this rank writes the blocks of the group. Of replicas only one rank
+        does.
+        """
         return self.layout.groups[self.number].mode != "replicated" or self.rank == 0
 
 
@@ -72,14 +74,13 @@ class StoreBytes(NamedTuple):
 
 
 class RowStore(nn.Module, ABC):
-    """Rows of one group on one rank, numbered as the layout numbers them.
+    """The rows of one group on one rank, with the row numbers of the layout.
 
     Args:
-        group: Which rows, and what computes with them.
+        group: The group of the rows, and the kernels that compute with them.
 
-    `rows` is more than any number by which `pool` and `update` know a row. `finds_rows` says
-    whether rows have to be found, by `locate`. What `locate` returned holds until `settled`
-    changes.
+    `rows` is larger than any located row that `pool` and `update` take. `finds_rows` is true where
+    `locate` must search for rows. Located rows are valid until `settled` changes.
     """
 
     finds_rows = False
@@ -93,39 +94,39 @@ class RowStore(nn.Module, ABC):
         self.rows = group.rows
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RowStore":
-        """Leave the rows as the plan made them: `model.half()` or Lightning's `bf16-true` is meant
-        for the dense part.
+        """Leave the rows as the plan made them: `model.half()` and Lightning's `bf16-true` apply to
+        the dense part.
         """
         return self
 
     def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:
-        """Return where rows of the layout lie in this store: in their own order, unless a store
-        keeps them elsewhere.
+        """Return the places of the layout's rows in this store. By default a place is the row
+        number.
 
-        A store that `finds_rows` is asked when the batch's turn has come; others ahead of that, so
-        they may not read or write values.
+        Where the store `finds_rows`, the call comes in the batch's own step. Else it may come ahead
+        of the step, so it may not read or write values.
 
         Args:
-            row_N: Rows as the layout numbers them.
-            strip_N: The strip of each, numbered within the group, int16, where the store
+            row_N: The row numbers of the layout.
+            strip_N: The strip of each row, numbered within the group, int16, where the store
                 `finds_rows`.
-            trains: Whether the batch will be trained.
+            trains: Whether the batch is trained.
 
         Returns:
-            The rows by which `pool` and `update` know them.
+            The located rows, for `pool` and `update`.
         """
         return row_N
 
     def piece_keys(self, row_U: Tensor) -> Tensor:
-        """Return located rows by the numbers in which the layout's pieces begin."""
+        """Return located rows in the numbers in which the pieces of the layout begin."""
         return row_U
 
     def trained(self, row_U: Tensor) -> Tensor | None:
-        """Return which located rows of a training batch learn of it; None: all do."""
+        """Return which located rows a training batch updates; None: all of them."""
         return None
 
     def settle(self, step: int) -> None:
-        """End a step, after its update, whose number this is."""
+        """End a step after its update, the update of this number."""
 
     @abstractmethod
     def pool(
@@ -134,10 +135,10 @@ class RowStore(nn.Module, ABC):
         """Sum rows along a sparse matrix: `pool` of the kernels, with this store as the source.
 
         Args:
-            links: The sparse matrix; its `index_N` holds located rows.
-            target: Flat buffer, written in its own type.
-            scale: Factor of all sums.
-            in_lines: Hint that results fill whole cache lines and are not read soon.
+            links: The sparse matrix, whose `index_N` has located rows.
+            target: The flat buffer for the sums, in any dtype.
+            scale: A factor for all sums.
+            in_lines: A hint that results fill whole cache lines and are not read soon.
         """
 
     @abstractmethod
@@ -149,31 +150,31 @@ class RowStore(nn.Module, ABC):
         Args:
             gradients: Flat buffer of gradients.
             links: The sparse matrix whose result is the gradient of each touched row.
-            row_U: Touched rows, located and distinct.
-            mean_U: Mean squares of the whole table row, [U] or [K, U], where the row here is a
-                strip of it; None where rows are whole.
-            lr: Learning rate of this update, as the rule wants it.
+            row_U: The touched rows, located and distinct.
+            mean_U: The mean squares of the whole table rows, [U] or [K, U], where the store has
+                only a strip of each row; None where rows are whole.
+            lr: The learning rate of this update, in the form that the rule takes.
 
         Raises:
             ConfigError: The store is read-only.
         """
 
     def squares(self, gradients: Tensor, links: Links, row_U: Tensor, lr: Rate) -> Tensor:
-        """Return the fp64 sums of squares, over the columns here, of what the rule wants to know of
-        whole rows: [K, U], the gradients' unless the rule says more.
+        """Return the fp64 sums of squares over the columns of the store, for the K row statistics
+        of the rule: [K, U]. By default these are the squares of the gradients.
 
         Args:
-            gradients: As of `update`.
-            links: As of `update`.
-            row_U: As of `update`.
-            lr: As of `update`.
+            gradients: As for `update`.
+            links: As for `update`.
+            row_U: As for `update`.
+            lr: As for `update`.
         """
         dtype = self.group.dtype
         return self.backend.square_sums(gradients, self.width, links, dtype)[None]
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
-        """Yield the rectangles held here, as views: what a checkpoint reads and writes."""
+        """Yield the store's rectangles, as views, for a checkpoint to read and write."""
 
     @property
     @abstractmethod
@@ -183,17 +184,16 @@ class RowStore(nn.Module, ABC):
     @property
     @abstractmethod
     def example(self) -> Tensor | QuantisedRows:
-        """Return one row as the kernels see rows of this store: kernels are compiled with it."""
+        """Return one row in the stored format, with which kernels are compiled."""
 
 
 class FloatRows(RowStore):
-    """Rows of floating-point numbers, and the state of the rule that trains them, wherever a store
-    keeps them.
+    """Rows in floating point and the state of their row rule, for stores with any memory layout.
 
     Args:
-        group: Which rows, and what computes with them.
+        group: The group of the rows, and the kernels that compute with them.
         rule: Optimiser of the rows; None for rows that are only read.
-        most: Gets the bytes of a row and of its state, and returns how many rows there can be.
+        most: A function from the bytes of a row with its state to the largest number of rows.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class FloatRows(RowStore):
 
     @property
     def state(self) -> list[Tensor]:
-        """Return the rule's state tensors, in its order."""
+        """Return the state tensors of the rule, in the rule's order."""
         return [memory.rows for memory in self._state]
 
     @property
@@ -223,7 +223,7 @@ class FloatRows(RowStore):
         return StoreBytes(self._weights.nbytes, sum(memory.nbytes for memory in self._state))
 
     def _grow(self, rows: int) -> None:
-        """Have room for a number of rows."""
+        """Make room for a number of rows."""
         for memory in (self._weights, *self._state):
             memory.grow(rows)
 
@@ -262,7 +262,7 @@ class FloatRows(RowStore):
         )
 
     def squares(self, gradients: Tensor, links: Links, row_U: Tensor, lr: Rate) -> Tensor:
-        """Sum what the rule squares (`RowStore.squares`)."""
+        """Sum the squares that the rule needs (`RowStore.squares`)."""
         if self.rule is None or self.rule.squares is None:
             return super().squares(gradients, links, row_U, lr)
         dtype = self.group.dtype
@@ -278,13 +278,13 @@ class FloatRows(RowStore):
 
 
 class FloatStore(FloatRows):
-    """Rows of floating-point numbers, [R, width], and the state of the rule that trains them.
+    """Rows in floating point, [R, width], and the state of their row rule.
 
     Args:
-        group: Which rows, and what computes with them.
+        group: The group of the rows, and the kernels that compute with them.
         rule: Optimiser of the rows; None for rows that are only read.
-        seed: Seed of the start values, one or one by table; None leaves them undefined, for rows
-            that are loaded.
+        seed: Seed of the start values: one for all tables, or one by table. None leaves rows
+            undefined, for a load.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class FloatStore(FloatRows):
         super().__init__(group, rule, lambda _: group.rows)
         self._grow(self.rows)
         for held, (_, _, start) in zip(self.state, rule.starts() if rule else (), strict=True):
-            if start:  # pages of zeros take no memory before they are touched
+            if start:  # pages of zeros take no memory before the first write
                 held.fill_(start)
         if seed is not None:
             self._fill(seed)
@@ -324,7 +324,7 @@ class FloatStore(FloatRows):
             weight = Block(table.name, "weight", shape, p.rows, strip.cols, data, owner, order)
             yield weight
             for (name, kind), held in zip(self._kinds, self.state, strict=True):
-                if self.rule == GRADIENT:  # it belongs to a step and is not kept
+                if self.rule == GRADIENT:  # a gradient belongs to a step and is not stored
                     continue
                 data = held[p.base : p.base + len(p.rows)]
                 if kind == "element":

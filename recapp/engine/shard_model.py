@@ -1,9 +1,8 @@
-"""Sharding is a function applied to a finished model: every collection of tables in it is
-replaced by its sharded twin. What is left of the model, its dense part, is wrapped in DDP or
-compiled by functions of their own.
+"""Sharding is a function on a finished model: it replaces every collection of tables by its sharded
+twin. Two other functions wrap the rest of the model, the dense part, in DDP, or compile it.
 
 Lightning's strategy (`recapp/trainer/strategy.py`) and `DistributedModelParallel`
-(`recapp/engine/model_parallel.py`) call these.
+(`recapp/engine/model_parallel.py`) call these functions.
 """
 
 import os
@@ -40,8 +39,8 @@ from recapp.transport.dense_gradients import AverageOverRanks
 
 
 def embedding_collections(module: nn.Module) -> list[tuple[str, UnshardedCollection]]:
-    """Return every unsharded collection in a model, by path; one that a model holds twice is listed
-    twice.
+    """Return every unsharded collection in a model, with its path. A collection with two paths is
+    listed twice.
     """
     return [
         (path, m)
@@ -56,12 +55,14 @@ def sharded_collections(module: nn.Module) -> list[ShardedCollection]:
 
 
 def sharded_tables(module: nn.Module) -> list[ShardedTables]:
-    """Return the tables of a model's sharded collections: once where collections share them."""
+    """Return the sharded tables of a model's collections, without duplicates."""
     return [m for m in module.modules() if isinstance(m, ShardedTables)]
 
 
 def weight_names(module: nn.Module) -> dict[str, str]:
-    """Return the table of each weight by the name that it has in the unsharded model's state."""
+    """Return the table of each weight, by the weight's name in the state dict of the unsharded
+    model.
+    """
     return {
         f"{path}.{part.weight_name(table.name)}".lstrip("."): table.name
         for path, part in module.named_modules(remove_duplicate=False)
@@ -80,30 +81,31 @@ def shard_model(
     trains: bool = True,
     make_store: Callable[[StoredGroup], RowStore] | None = None,
 ) -> nn.Module:
-    """Replace every collection in a model, in place. What is sharded already stays.
+    """Replace every unsharded collection in a model, in place. Sharded collections stay.
 
-    Collections of a model share their exchange, so they cost no more messages than one.
+    The collections of a model share one exchange, so they send no more messages than one
+    collection.
 
     Args:
         module: The model.
-        plan: Where its tables lie.
+        plan: The sharding plan of the model's tables.
         comm: Communicator of the ranks.
-        rule: Optimiser of the rows, or rules by table name or glob; None for tables that are only
-            read.
-        backend: As of the sharded tables.
-        payload: As of the sharded tables.
-        trains: As of the sharded tables.
-        make_store: As of the sharded tables.
+        rule: Optimiser of the rows, or rules by table name or glob; None for read-only tables.
+        backend: As for `ShardedTables`.
+        payload: As for `ShardedTables`.
+        trains: As for `ShardedTables`.
+        make_store: As for `ShardedTables`.
 
-    Rows of a collection that was built on a real device are taken over; on the meta device there
-    are none, and the start values are those of the collection's seed, the same under every plan.
+    The rows of a collection on a real device are copied. A collection on the meta device has no
+    rows: its twin gets start values from the collection's seed, the same under every plan.
 
     Returns:
-        The model; where it is a collection itself, its twin.
+        The model; or its twin, where the model itself is a collection.
 
     Raises:
-        PlanError: The plan does not cover the model's tables or is for another number of ranks.
-        ConfigError: Another optimiser was applied in backward to its tables, or rules name tables
+        PlanError: The plan does not cover the tables of the model, or is for another number of
+            ranks.
+        ConfigError: Another optimiser was applied in backward to the tables, or rules name tables
             that the model does not have.
     """
     found = embedding_collections(module)
@@ -119,7 +121,7 @@ def shard_model(
         together.setdefault(collection.dtype, []).append(collection)
     _check_shared(together)
     twins: dict[UnshardedCollection, ShardedCollection] = {}
-    for collections in together.values():  # vectors of one type share a buffer
+    for collections in together.values():  # only vectors of one dtype can share a buffer
         made = sharded_twins(collections, plan, comm, rule, backend, payload, trains, make_store)
         twins |= zip(collections, made, strict=True)
     for path, collection in found:
@@ -141,7 +143,7 @@ def sharded_twins(
     trains: bool = True,
     make_store: Callable[[StoredGroup], RowStore] | None = None,
 ) -> list[ShardedCollection]:
-    """Return the sharded twins of collections, which share an exchange; other arguments as of
+    """Return the sharded twins of collections. The twins share one exchange. Arguments as for
     `shard_model`.
     """
     tables: dict[str, tuple[EmbeddingConfig, int]] = {}
@@ -168,10 +170,10 @@ def sharded_twins(
 
 
 def _check_shared(together: Mapping[torch.dtype, Sequence[UnshardedCollection]]) -> None:
-    """Check that collections that share a table compute in one type.
+    """Check that collections with a common table have one compute type.
 
     Raises:
-        ConfigError: They do not; it names the table.
+        ConfigError: They have several; the text names the table.
     """
     dtype_of: dict[str, torch.dtype] = {}
     for dtype, collections in together.items():
@@ -193,8 +195,8 @@ def _twin(collection: UnshardedCollection, shared: ShardedTables, number: int) -
 
 
 def _take_over_rows(twin: ShardedCollection, collection: UnshardedCollection) -> None:
-    """Copy the rows of a collection that was built on a real device."""
-    dynamic = {t.name for t in collection.tables() if t.dynamic is not None}  # they have no rows
+    """Copy the rows of a collection on a real device to its twin."""
+    dynamic = {t.name for t in collection.tables() if t.dynamic is not None}  # no rows to copy
     for block in twin.blocks():
         if block.table in dynamic:
             continue
@@ -205,16 +207,16 @@ def _take_over_rows(twin: ShardedCollection, collection: UnshardedCollection) ->
 
 
 def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
-    """Wrap everything that is not sharded in DDP; return the module itself where nothing has to be
-    reduced.
+    """Wrap a model with sharded tables in DDP for its dense part. Return the module itself where no
+    gradient needs a reduction.
 
-    Shards are neither parameters nor buffers, and the gradients of tables that are parameters are
-    reduced already, so DDP leaves both alone. On CPUs gradients travel as the tables' messages do
-    and are added in rank order (`recapp/transport/dense_gradients.py`), on GPUs by DDP's
+    DDP ignores the tables: shards are neither parameters nor buffers, and the gradients of tables
+    that are parameters are already reduced. On CPUs dense gradients use the transport of the tables
+    and are added in rank order (`recapp/transport/dense_gradients.py`). On GPUs they use DDP's
     all-reduce.
 
     Raises:
-        ConfigError: Dense parameters of several CPU ranks have an optimiser in backward.
+        ConfigError: Dense parameters have an optimiser in backward, on several CPU ranks.
     """
     tables = _table_parameter_names(module)
     dense = {
@@ -233,7 +235,7 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
     if tables:
         ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
         ignore(module, tables)
-    # torch 2.13 renames broadcast_buffers; 2.11 knows no other name
+    # torch 2.13 renames broadcast_buffers; 2.11 has only the old name
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
         wrapped = DistributedDataParallel(module, **settings)
@@ -243,7 +245,7 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
 
 
 def _table_parameter_names(module: nn.Module) -> list[str]:
-    """Return the names of the parameters that are tables."""
+    """Return the names of the parameters that are tables of the plan."""
     return [
         f"{path}.weight".lstrip(".")
         for path, part in module.named_modules(remove_duplicate=False)
@@ -252,14 +254,14 @@ def _table_parameter_names(module: nn.Module) -> list[str]:
 
 
 def compile_dense(module: nn.Module) -> list[str]:
-    """Compile every part of a model that holds no table with `torch.compile`, in place; names and
-    start values stay. Metrics are no part.
+    """Compile every part of a model without tables by `torch.compile`, in place. Names and start
+    values stay. Metrics are not compiled.
 
-    Call it once the tables are sharded and before DDP. A part is compiled when it is first called,
-    for minutes where it is large.
+    Call this function after sharding and before DDP. torch compiles a part at its first call, which
+    takes minutes for a large part.
 
     Returns:
-        The paths of those parts.
+        The paths of the compiled parts.
 
     Raises:
         ConfigError: There is no C++ compiler, which torch needs for the CPU.

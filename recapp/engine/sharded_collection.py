@@ -1,8 +1,8 @@
-"""Sharded collections: a model's share of tables that lie where a plan says.
+"""Sharded collections of tables, placed by a plan.
 
-Each is the twin of an unsharded collection: same input, same output, any plan. All collections of a
-model share one `ShardedTables`, which looks up, exchanges and updates; a collection names its
-member there, and forms the output that its twin has.
+Each is the twin of an unsharded collection: same input and same output under every plan. All
+collections of a model share one `ShardedTables`, which looks up, exchanges and updates rows. A
+collection is one member of them, and converts the vectors to the output of its unsharded twin.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,17 +32,19 @@ from recapp.transport.communicator import Comm
 
 
 class ShardedCollection(nn.Module):
-    """One collection of the tables of a model.
+    """One sharded collection of a model.
 
     Args:
-        shared: The tables, and the exchange that all their collections share.
-        member: Number of this collection among theirs.
+        shared: The tables, and the exchange that all collections share.
+        member: The number of this collection among those that share the tables.
 
-    `parameters_of` are those of its tables that are parameters, by name.
+    `parameters_of` has the collection's tables that are parameters, by name.
     """
 
     tables_of: ClassVar[str]
-    """The attribute that holds the tables of the unsharded collection, in names of weights."""
+    """The attribute of the unsharded collection that holds its tables; names of weights contain
+    it.
+    """
 
     def __init__(self, shared: ShardedTables, member: int = 0) -> None:
         super().__init__()
@@ -65,12 +67,12 @@ class ShardedCollection(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the type that is computed in and handed out."""
+        """Return the compute type, which is also the type of outputs."""
         return self.shared.dtype
 
     @property
     def device(self) -> torch.device:
-        """Return the device of this rank, where outputs are."""
+        """Return the device of this rank and of outputs."""
         return self.shared.comm.device
 
     def tables(self) -> list[EmbeddingConfig]:
@@ -78,15 +80,17 @@ class ShardedCollection(nn.Module):
         return list(self._tables)
 
     def holder_of(self, table: str) -> object:
-        """Return the tables of the model: its collections share those of one name."""
+        """Return the owner of a table: the shared tables, in which collections share tables of one
+        name.
+        """
         return self.shared
 
     def weight_name(self, table: str) -> str:
-        """Return the name that a table's weight has in the state dict of this collection."""
+        """Return the name of a table's weight in the state dict of this collection."""
         return f"{self.tables_of}.{key_of(table)}.weight"
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the rectangles of its tables that this rank holds. Every rank calls it."""
+        """Yield this rank's rectangles of the collection's tables. Every rank calls it."""
         names = {t.name for t in self._tables}
         return (block for block in self.shared.blocks() if block.table in names)
 
@@ -95,12 +99,12 @@ class ShardedCollection(nn.Module):
         """Return the update of the tables as an optimiser object.
 
         Raises:
-            ConfigError: The tables are only read.
+            ConfigError: The tables are read-only.
         """
         return FusedOptimizer({"": self})
 
     def extra_repr(self) -> str:
-        """Return which tables lie where."""
+        """Return the tables and their places."""
         comm = self.shared.comm
         lines = [f"plan={self.plan.name}, rank {comm.rank} of {comm.world}"]
         for t in self._tables:
@@ -118,58 +122,58 @@ class ShardedCollection(nn.Module):
 
 
 class ShardedEmbeddingBagCollection(ShardedCollection):
-    """An `EmbeddingBagCollection` whose tables lie where a plan says; arguments as of
+    """A sharded `EmbeddingBagCollection`, placed by a plan. Arguments as for
     `ShardedCollection`.
     """
 
     tables_of = "embedding_bags"
 
     def is_weighted(self) -> bool | None:
-        """Return whether rows are multiplied by sample weights; None where batches decide."""
+        """Return whether rows are multiplied by sample weights; None where each batch decides."""
         return self.shared.members[self.member].is_weighted
 
     def embedding_bag_configs(self) -> list[EmbeddingConfig]:
-        """Return the tables, in order, as TorchRec's method does."""
+        """Return the tables, in order, like TorchRec's method."""
         return self.tables()
 
     @property
     def width(self) -> int:
-        """Return the columns of a sample's vectors."""
+        """Return the number of columns of a sample's vectors."""
         return self.shared.members[self.member].columns
 
     @property
     def room(self) -> int:
-        """Return how many columns are free before the first vector of a sample."""
+        """Return the number of free columns before the first vector of a sample."""
         return self.shared.state.outputs.room[self.member]
 
     def leave_room(self, columns: int) -> None:
-        """Leave columns free before the first vector of a sample, from the next lookup on:
-        `KeyedTensor.prepend` writes there.
+        """Leave columns free before the first vector of a sample, from the next lookup on.
+        `KeyedTensor.prepend` writes to them.
         """
         self.shared.state.leave_room(self.member, columns)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Pool every bag; every rank calls it with its own batch, an empty one if need be.
+        """Pool every bag. Every rank calls it with its own batch, which may be empty.
 
         Args:
-            features: Raw ids of at least the tables' features.
+            features: Raw ids of all features of the tables; other features may be there, too.
 
         Returns:
-            [B, sum of columns], keyed by output (a feature, or `feature@table` where several
-            tables read one); by sample where inverse indices say which bags these take.
+            [B, sum of columns], keyed by output (a feature, or `feature@table` where several tables
+            read one feature). Where the batch has inverse indices, the rows are its samples, and
+            the indices name the bags of each sample.
 
         Raises:
-            IdError: On all ranks, if one of them has an id outside a table whose rule is `error`.
+            IdError: On all ranks, if one rank has an id outside a table with the id rule `error`.
         """
         (values_BD,), _ = self.shared(features, self.member)
         return pooled_of_samples(self.lookups, values_BD, features, self.room)
 
 
 class ShardedEmbeddingCollection(ShardedCollection):
-    """An `EmbeddingCollection` whose tables lie where a plan says; arguments as of
-    `ShardedCollection`.
+    """A sharded `EmbeddingCollection`, placed by a plan. Arguments as for `ShardedCollection`.
 
-    `need_indices` says whether the weights of an output are the rows that were looked up.
+    With `need_indices`, the weights of an output are the rows that were looked up.
     """
 
     tables_of = "embeddings"
@@ -179,7 +183,7 @@ class ShardedEmbeddingCollection(ShardedCollection):
         self._need_indices = need_indices
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """Return the tables, in order, as TorchRec's method does."""
+        """Return the tables, in order, like TorchRec's method."""
         return self.tables()
 
     def need_indices(self) -> bool:
@@ -187,10 +191,10 @@ class ShardedEmbeddingCollection(ShardedCollection):
         return self._need_indices
 
     def embedding_dim(self) -> int:
-        """Return the columns D of every table.
+        """Return the number of columns D of every table.
 
         Raises:
-            ConfigError: The tables are of several widths.
+            ConfigError: The tables have several widths.
         """
         return common_dim(self._tables)
 
@@ -199,17 +203,17 @@ class ShardedEmbeddingCollection(ShardedCollection):
         return outputs_by_table(self.lookups)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """Look up every id; every rank calls it with its own batch, an empty one if need be.
+        """Look up every id. Every rank calls it with its own batch, which may be empty.
 
         Args:
-            features: Raw ids of at least the tables' features; weights are ignored.
+            features: Raw ids of all features of the tables; weights are ignored.
 
         Returns:
-            For each feature (`feature@table` where several tables read one) its vectors [L, D],
-            with the lengths of its bags.
+            For each feature (`feature@table` where several tables read one feature) the vectors [L,
+            D] and the lengths of the bags.
 
         Raises:
-            IdError: On all ranks, if one of them has an id outside a table whose rule is `error`.
+            IdError: On all ranks, if one rank has an id outside a table with the id rule `error`.
         """
         vectors, rows = self.shared(features, self.member)
         return sequences(self.lookups, vectors, rows, self._need_indices, features)
@@ -228,14 +232,16 @@ def shard_bags(
     lookups: Sequence[TableLookup] | None = None,
     is_weighted: bool | None = None,
 ) -> ShardedEmbeddingBagCollection:
-    """Return a sharded collection of bags with tables of its own. Every rank calls it.
+    """Return a sharded collection of bags that shares its tables with no other. Every rank calls
+    it.
 
     Args:
-        tables: As of the unsharded collection.
-        plan: As of `ShardedTables`, like `comm`, `rule`, `seed`, `backend`, `payload`, `trains` and
-            `make_store`.
-        lookups: What reads the tables, in output order; None takes what the tables declare.
-        is_weighted: As of the unsharded collection; None multiplies by weights where a batch has
+        tables: As for the unsharded collection.
+        plan: As for `ShardedTables`, like `comm`, `rule`, `seed`, `backend`, `payload`, `trains`
+            and `make_store`.
+        lookups: The lookups of the tables, in output order; None takes the lookups that the tables
+            declare.
+        is_weighted: As for the unsharded collection; None multiplies by weights where a batch has
             some.
     """
     member = Member(lookups_of(tables) if lookups is None else tuple(lookups), is_weighted)

@@ -1,25 +1,26 @@
-"""Tables in a model's `state_dict`: under their unsharded names, as what this rank holds.
+"""Tables in a model's `state_dict`: under their unsharded names, with the strips of this rank.
 
     unsharded    bags.embedding_bags.users.weight: tensor [1000, 16]
     rank 0       bags.embedding_bags.users.weight: ((0, 500), (0, 16), tensor [500, 16])
     rank 1       bags.embedding_bags.users.weight: ((500, 1000), (0, 16), tensor [500, 16])
 
-A strip is (rows, cols, tensor) with begin and end of its rows and columns; a rank may hold several
-strips of a table, or none. Where the plan mixes rows, a strip has a fourth entry, (multiplier,
-shift) of `recapp/tables/row_order.py`, and its rows are positions; whole tables are always in the
-order of rows. Tensors are views, as in any state dict: copy them to keep them.
+A strip is (rows, cols, tensor), where rows and cols are the begin and end of its rows and columns.
+A rank may hold several strips of a table, or none. Where the plan mixes rows, a strip has a fourth
+entry, (multiplier, shift) of `recapp/tables/row_order.py`, and its rows are positions. Whole tables
+are always in the order of rows. Tensors are views, as in any state dict: copy them to keep them.
 `torch.save` writes such a dict, and `torch.load(..., weights_only=True)` reads it
 (`recapp/engine/table_strips.py`).
 
-`load_state_dict` takes strips, also as a file has them, or whole tables. Every rank keeps what lies
-in its own strips, so a whole table loads on all ranks, and strips of another plan load where they
-cover what the rank holds. A state without a table is refused, as torch refuses one without a
-parameter.
+`load_state_dict` takes strips, also from a file, or whole tables. Every rank copies the part of its
+own strips. So a whole table loads on all ranks, and strips of another plan load where they cover
+the strips of the rank. A state dict that lacks a table is refused, as torch refuses one that lacks
+a parameter.
 
-A table that is a parameter (`recapp/engine/table_parameter.py`) is a whole tensor, as in torch.
+A table that is a parameter (`recapp/engine/table_parameter.py`) is a whole tensor, as in any
+module.
 
-Only weights are meant. The state of the tables' optimiser has the same form in the state dict of
-their fused optimiser (`recapp/engine/fused_optimizer.py`).
+The state dict contains only weights. The state of the optimiser has the same form in the state dict
+of the tables' fused optimiser (`recapp/engine/fused_optimizer.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +41,7 @@ from recapp.tables.row_order import RowOrder
 
 
 class HoldsTables(Protocol):
-    """A sharded collection, as its state dict sees it."""
+    """A sharded collection, in the view of its state dict."""
 
     tables_in_state: bool
     parameters_of: Mapping[str, TableParameter]
@@ -52,14 +53,15 @@ class HoldsTables(Protocol):
         """Return the name of a table's weight in the state dict of the collection."""
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the rectangles of the tables that this rank holds, as views."""
+        """Yield this rank's rectangles of the tables, as views."""
 
 
 def put_tables_in_state(collection: nn.Module) -> None:
-    """Let `state_dict` and `load_state_dict` of every module around a collection know its tables.
+    """Add the tables of a collection to `state_dict` and `load_state_dict` of every module that
+    contains it.
 
     Args:
-        collection: Has what `HoldsTables` says.
+        collection: A module with the attributes of `HoldsTables`.
     """
     collection.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
     collection.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
@@ -67,8 +69,8 @@ def put_tables_in_state(collection: nn.Module) -> None:
 
 @contextmanager
 def without_tables(collections: Sequence[HoldsTables]) -> Iterator[None]:
-    """Leave tables out of state dicts for a while, so that one without tables lacks none: they are
-    stored elsewhere.
+    """Leave tables out of state dicts inside the context, so that a state dict without tables
+    loads. The tables are stored elsewhere.
     """
     before = [collection.tables_in_state for collection in collections]
     for collection in collections:
@@ -93,12 +95,12 @@ def _weights(collection: HoldsTables) -> dict[str, list[Block]]:
 
 
 def _keys_name(weight: str) -> str:
-    """Return the name of a dynamic table's keys, from that of its weight."""
+    """Return the name of a dynamic table's keys, from the name of its weight."""
     return weight.removesuffix("weight") + KEYS
 
 
 def _save(collection: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """Put what this rank holds of each table into a state dict. Every rank calls it."""
+    """Put this rank's strips of each table into a state dict. Every rank calls it."""
     c: Any = collection
     if not c.tables_in_state:
         for name in _of_parameters(c, prefix):
@@ -106,7 +108,7 @@ def _save(collection: nn.Module, state: dict[str, Any], prefix: str, metadata: A
     else:
         held = _weights(c)
         for name, table in _names(c, prefix).items():
-            if table.name in c.parameters_of:  # torch has put it there, whole
+            if table.name in c.parameters_of:  # torch has saved the whole table
                 continue
             for stored in _stored_names(name, table):
                 tensor = "weight" if stored == name else KEYS
@@ -129,8 +131,8 @@ def _load(
     unexpected: list[str],
     errors: list[str],
 ) -> None:
-    """Copy the tables of a state dict to where they lie, and take them out, as torch knows no such
-    names.
+    """Copy the tables of a state dict to this rank's rows, and remove them from the dict, because
+    torch does not know their names.
     """
     c: Any = collection
     if not c.tables_in_state:
@@ -144,7 +146,7 @@ def _load(
             continue
         lacking = [n for n in _stored_names(name, table) if n not in state]
         missing.extend(lacking)
-        if table.dynamic is not None:  # ranks agree first: every one of them takes part
+        if table.dynamic is not None:  # all ranks take part, because they agree first
             weights, keys = (state.pop(n, None) for n in _stored_names(name, table))
             fault = load_dynamic(c.shared, table, keys, weights, bool(lacking))
             if fault and not lacking:
@@ -159,7 +161,7 @@ def _load(
 
 
 def _of_parameters(collection: HoldsTables, prefix: str) -> dict[str, Tensor]:
-    """Return the rows of the tables that are parameters, by their names."""
+    """Return the rows of the tables that are parameters, by the names of their weights."""
     return {
         prefix + collection.weight_name(table): parameter.weight.detach()
         for table, parameter in collection.parameters_of.items()
@@ -173,7 +175,9 @@ def _load_parameter(
     state: dict[str, Any],
     held: Sequence[Block],
 ) -> list[str]:
-    """Copy a table that is a parameter, whole or strips of it, and leave torch what it finds."""
+    """Copy a table that is a parameter, whole or from strips. Then put the result into the state
+    dict for torch to load.
+    """
     shape = (table.num_embeddings, table.embedding_dim)
     fault = load_strips(state[name], held, shape, table.data_type.dtype)
     state[name] = collection.parameters_of[table.name].weight.detach()
@@ -185,10 +189,10 @@ def _stored_names(weight: str, table: EmbeddingConfig) -> list[str]:
 
 
 def block_of(strip: Strip, shape: tuple[int, int]) -> Block:
-    """Return a strip of a tensor of this shape as a rectangle, without the names of its tensor.
+    """Return a strip of a tensor of this shape as a rectangle, without names of table and tensor.
 
     Raises:
-        TypeError, ValueError: It is no strip.
+        TypeError, ValueError: The value is not a strip.
     """
     rows, cols, tensor, *mixed = strip
     order = RowOrder(shape[0], *mixed[0]) if mixed else None
@@ -198,16 +202,17 @@ def block_of(strip: Strip, shape: tuple[int, int]) -> Block:
 def load_strips(
     value: Any, held: Sequence[Block], shape: tuple[int, int], dtype: torch.dtype
 ) -> str:
-    """Copy a stored tensor of a table to where it lies on this rank.
+    """Copy a stored tensor of a table to this rank's blocks.
 
     Args:
-        value: A whole tensor, or strips that cover what this rank holds.
-        held: What this rank holds of it.
+        value: A whole tensor, or strips that cover the blocks of this rank.
+        held: The blocks of the tensor on this rank.
         shape: The shape of the whole tensor.
-        dtype: Its dtype.
+        dtype: The dtype of the tensor.
 
     Returns:
-        Why it cannot be loaded, in which case nothing is copied; empty where it was.
+        The reason why the tensor cannot be loaded, in which case nothing is copied; empty after
+        success.
     """
     fault = _fault(value, held, shape, dtype)
     if not fault:
@@ -224,7 +229,9 @@ def _stored(value: Any, shape: tuple[int, int]) -> list[Block]:
 
 
 def _fault(value: Any, held: Sequence[Block], shape: tuple[int, int], dtype: torch.dtype) -> str:
-    """Return why a value cannot be loaded into what is held of a table; empty where it can."""
+    """Return the reason why a value cannot be loaded into the blocks of a table; empty where it
+    can.
+    """
     stored_shape = shape_in(value) or shape
     if stored_shape != shape:
         return f"a tensor of shape {stored_shape} is stored, the table is {shape}"
@@ -261,8 +268,9 @@ def _is_strip(strip: Any, shape: tuple[int, int]) -> bool:
 
 
 def _covered(block: Block, stored: Sequence[Block]) -> bool:
-    """Return whether strips of one order, which may overlap, hold every value of a block; of
-    another order than the block's, all rows of its columns, over which it is dealt.
+    """Return whether strips of one row order, which may overlap, contain every value of a block.
+    Strips of another order than the block's must contain all rows of its columns, because the
+    block's rows may lie anywhere in them.
     """
     for order in {s.order for s in stored}:
         alike = [s for s in stored if s.order == order]
@@ -273,7 +281,7 @@ def _covered(block: Block, stored: Sequence[Block]) -> bool:
 
 
 def _covers(stored: Sequence[Block], block: Block) -> bool:
-    """Return whether rectangles hold every value of a block: looked up on the grid of all their
+    """Return whether rectangles contain every value of a block, checked on the grid of all their
     edges.
     """
     parts = [

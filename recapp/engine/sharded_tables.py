@@ -1,17 +1,17 @@
-"""The tables of a model where a plan says, and the exchange that its collections share.
+"""The tables of a model, placed by a plan, and the exchange that its collections share.
 
     features -> Requests (input_dist)
              -> Lookup (lookup, output_dist; backward updates the rows)
              -> vectors of each collection (`recapp/engine/sharded_collection.py`,
                 `recapp/engine/sharded_collection.py`)
 
-Rows live in one store per group (`recapp/engine/row_store.py`). The optimiser is fused into
-backward: a table has no gradient. Live learning rates are read from `param_groups`, one of each
-rule, which the one optimiser object holds too, so schedules reach tables like any parameter.
+Each group has one store with its rows (`recapp/engine/row_store.py`). The optimiser is fused into
+backward: a table has no gradient. Learning rates are read from `param_groups`, one per rule. The
+optimiser object of the model holds the same groups, so schedules reach tables like any parameter.
 
-A batch's ids are exchanged once for all collections whose features they have, when the first of
-them is called, or ahead of that; the others find their vectors by the identity of the
-KeyedJaggedTensor. So a model costs as many messages as one collection.
+The ids of a batch are exchanged once for all collections whose features they contain: at the call
+of the first collection, or ahead of it. The other collections find their vectors by the identity of
+the KeyedJaggedTensor. So a model sends as many messages as one collection.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,14 +55,14 @@ Only = TypeVar("Only")
 
 
 class _Result:
-    """The vectors of a batch that collections have not asked for yet.
+    """The vectors of a batch for collections that were not called yet.
 
     Args:
-        features: The ids, by whose identity they are found.
-        parts: Of each collection.
+        features: The ids, whose identity finds the vectors.
+        parts: The vectors of each collection, by its number.
         rows: The rows that were looked up.
-        called_by: The collections that have got their vectors.
-        updates: How many updates the rows had had.
+        called_by: The numbers of the collections that got their vectors.
+        updates: The number of updates before the lookup.
     """
 
     def __init__(
@@ -81,38 +81,39 @@ class _Result:
         self.learns = torch.is_grad_enabled()
 
     def take(self, member: int, lookups: range) -> tuple[list[Tensor], Rows]:
-        """Hand out the vectors of a collection and the rows of its lookups, once."""
+        """Return the vectors of a collection, once, and the rows of its lookups."""
         self.called_by.add(member)
         return self.parts.pop(member), self.rows.of(lookups)
 
 
 class ShardedTables(nn.Module):
-    """Tables that lie where a plan says, for one or more collections.
+    """Tables placed by a plan, for one or more collections.
 
     Args:
-        tables: Those of all collections.
-        plan: Plan of exactly these tables, for as many ranks as `comm` has.
+        tables: The tables of all collections.
+        plan: The plan of exactly these tables, for the ranks of `comm`.
         comm: Communicator of the ranks.
         rule: Optimiser of the rows, or rules by table name or glob
-            (`recapp/optim/rules_by_table.py`); None for tables that are only read.
-        seed: Seed of the start values, one or one by table: the same model under every plan.
-        backend: Which kernels run (`recapp/kernels/backend.py`); `auto` takes the fastest that is
-            there.
-        payload: Type of vectors and gradients that travel; None takes the compute type.
-        trains: Whether kernels for updates are compiled ahead; without, at the first update.
-        make_store: Makes the store of each group, with its rows; None makes a `FloatStore` with
+            (`recapp/optim/rules_by_table.py`); None for read-only tables.
+        seed: Seed of the start values: one for all tables, or one by table. It gives the same model
+            under every plan.
+        backend: The kernel backend (`recapp/kernels/backend.py`); `auto` takes the fastest
+            available one.
+        payload: The dtype of vectors and gradients in messages; None takes the compute type.
+        trains: Whether to compile the update kernels now; else the first update compiles them.
+        make_store: Makes the store of each group, with its rows; None makes stores of floats with
             start values.
-        members: What each collection looks up; None is one collection with the lookups that the
+        members: The lookups of each collection; None is one collection with the lookups that the
             tables declare.
-        dtype: The type that is computed in; None takes that of the tables.
+        dtype: The compute type; None takes the type of the tables.
 
     Raises:
-        PlanError: The plan does not tile the tables or was made for another number of ranks.
-        ConfigError: The backend is unknown or not there, or rules and tables do not fit.
+        PlanError: The plan does not tile the tables, or is for another number of ranks.
+        ConfigError: The backend is unknown or not available, or rules do not fit the tables.
 
-    `parameters_of` are the tables that are parameters, by name. `state` is what the engine works
-    with; measuring attaches by `state.observer`. `update` changes the rows, `stored` saves and
-    loads them. `header`, `waits`, `comm` and `id_rules` are the state's.
+    `parameters_of` has the tables that are parameters, by name. `state` is the engine state;
+    `state.observer` is the hook for measurements. `update` changes the rows, `stored` saves and
+    loads them. `header`, `waits`, `comm` and `id_rules` belong to `state`.
     """
 
     def __init__(
@@ -183,13 +184,13 @@ class ShardedTables(nn.Module):
         self._warm_up(trains, slow_kernels_note(backend, device))
 
     def _begin_update(self) -> None:
-        """Give tables that are parameters their gradients."""
+        """Prepare the gradients of tables that are parameters."""
         for parameter in self.parameters_of.values():
             parameter.begin_update()
 
     def _warm_up(self, trains: bool, missing: str) -> None:
-        """Compile kernels before the first step, each on one rank of a machine; the others read
-        what that leaves on disk.
+        """Compile kernels before the first step. One rank of each machine compiles a kernel, and
+        the others read it from the cache on disk.
         """
         state = self.state
         if missing and not self.comm.rank:
@@ -215,10 +216,10 @@ class ShardedTables(nn.Module):
 
     @property
     def rule(self) -> RowRule | None:
-        """Return the optimiser of the rows; None where they are only read or all are parameters.
+        """Return the optimiser of the rows; None where tables are read-only or all are parameters.
 
         Raises:
-            ConfigError: Tables have several; `rules` has them by table.
+            ConfigError: The tables have several rules; `rules` has the rule of each table.
         """
         fused = [rule for rule in self.update.rules if rule != GRADIENT]
         return self._only("rule", fused) if fused else None
@@ -228,7 +229,8 @@ class ShardedTables(nn.Module):
         """Return the param group of the tables, with the live learning rate.
 
         Raises:
-            ConfigError: The tables are only read, or have several; `param_groups` has them all.
+            ConfigError: The tables are read-only or have several param groups; `param_groups` has
+                all.
         """
         return self._only("param_group", self.param_groups)
 
@@ -242,23 +244,23 @@ class ShardedTables(nn.Module):
         """Return the param group of each rule of the tables, with the live learning rate.
 
         Raises:
-            ConfigError: The tables are only read.
+            ConfigError: The tables are read-only.
         """
         return self.update.param_groups
 
     @property
     def gradients(self) -> HeldGradients:
-        """Return the gradients of rows as an optimiser sees them whose step is to end updates."""
+        """Return the held gradients of rows, for an optimiser that defers updates to its step."""
         return HeldGradients(self.state, self.update)
 
     @property
     def updates(self) -> int:
-        """Return how many updates the rows have had; a checkpoint sets it."""
+        """Return the number of updates of the rows; loading a checkpoint sets the number."""
         return self.update.updates
 
     @updates.setter
     def updates(self, number: int) -> None:
-        """Set how many updates the rows have had."""
+        """Set the number of updates of the rows."""
         self.update.updates = number
         for store in self.state.stores:
             store.settle(number)
@@ -272,19 +274,17 @@ class ShardedTables(nn.Module):
         return self._seed if isinstance(self._seed, int) else self._seed[table]
 
     def store(self, group: int) -> RowStore:
-        """Return the rows of a group on this rank."""
+        """Return the store of a group on this rank."""
         return self.state.stores[group]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the rectangles held here: what a checkpoint reads and writes (`StoredRows`). Every
+        """Yield this rank's rectangles, for a checkpoint to read and write (`StoredRows`). Every
         rank calls it.
         """
         return self.stored.blocks()
 
     def exchange_buffers(self) -> Iterator[Tensor]:
-        """Yield the memory that is kept from batch to batch, and what batches that are looked ahead
-        to hold.
-        """
+        """Yield the buffers that are kept between batches, and those of batches in look-ahead."""
         yield from self.state.buffers()
         yield from self.update.buffers()
         for _, requests in self._ahead:
@@ -295,19 +295,20 @@ class ShardedTables(nn.Module):
     def input_dist(
         self, features: KeyedJaggedTensor | Exception, member: int | None = None
     ) -> Requests:
-        """Start to exchange which rows a batch needs. Reads no weights, so it may run before the
-        batch's turn; every rank calls it.
+        """Start the exchange of a batch's row requests. The exchange reads no weights, so it may
+        run ahead of the batch's step. Every rank calls it.
 
         Args:
-            features: Of the batch, or why this rank has none.
-            member: The collection whose turn has come; None where none has.
+            features: The ids of the batch, or the error because of which this rank has none.
+            member: The number of the collection that is called now; None ahead of all calls.
         """
         return Requests(features, self.state, self._taken(features, member))
 
     def _taken(self, features: KeyedJaggedTensor | Exception, member: int | None) -> list[bool]:
-        """Return whether each collection looks up a batch: where it has the features of all its
-        lookups, and has not been called with these ids yet; one with ids of its own where it is
-        called with them, and then alone.
+        """Return for each collection whether it looks up a batch. It does if the batch has the
+        features of all its lookups and the collection was not called with these ids yet. A
+        collection with ids of its own looks up only the batches of its own calls, without other
+        collections.
         """
         if isinstance(features, Exception) or len(self.members) == 1:
             return [True] * len(self.members)
@@ -325,16 +326,17 @@ class ShardedTables(nn.Module):
         return taken if any(taken) else [True] * len(taken)
 
     def look_ahead(self, features: KeyedJaggedTensor | Exception) -> int:
-        """Start the exchange of a batch that comes later; `forward` finds it by the identity of
+        """Start the exchange of a later batch. `forward` finds the exchange by the identity of
         `features`. Every rank calls it.
 
         Args:
-            features: Of the batch. Or why this rank could not read it: the others raise a RankError
-                when its turn comes. On a GPU the exchange does not wait for the stream that
-                computes: ids are complete or come from `comm.side`.
+            features: The ids of the batch, or the error because of which this rank could not read
+                it: then the other ranks raise a RankError in the step of the batch. On a GPU the
+                exchange does not wait for the compute stream: ids must be complete or come from
+                `comm.side`.
 
         Returns:
-            How many exchanges wait for their batches now.
+            The number of exchanges that now wait for their batches.
         """
         self.update.finish_step()
         with self.comm.side.beside():
@@ -343,15 +345,13 @@ class ShardedTables(nn.Module):
 
     @property
     def waiting_ahead(self) -> int:
-        """Return how many exchanges that were started ahead wait for their batches."""
+        """Return the number of look-ahead exchanges that wait for their batches."""
         return len(self._ahead)
 
     def advance_ahead(self) -> None:
-        """Go on with exchanges that were started ahead, in their order; every rank calls it at the
-        same point.
+        """Advance the look-ahead exchanges, in their order. Every rank calls it at the same point.
 
-        What their headers ask of all is read now: a stop does not wait for the batch it travelled
-        with.
+        The requests in their headers are read now: a stop does not wait for the step of its batch.
         """
         for _, requests in self._ahead:
             requests.advance()
@@ -360,21 +360,19 @@ class ShardedTables(nn.Module):
             ).tolist()
 
     def failure_ahead(self) -> bool:
-        """Return whether a batch that was looked ahead to is known to fail in its turn: on all
-        ranks alike.
+        """Return whether a header shows that a batch in look-ahead will fail in its step. The
+        result is the same on all ranks.
         """
         return any(requests.headers_W[:, :1].any() for _, requests in self._ahead)
 
     def forget_ahead(self) -> None:
-        """End exchanges that were started ahead for batches that will not come. Every rank calls
-        it.
-        """
+        """End the look-ahead exchanges of batches that will not run. Every rank calls it."""
         while self._ahead:
             self._ahead.pop(0)[1].abandon()
         self._results.clear()
 
     def _requests(self, features: KeyedJaggedTensor, member: int) -> Requests:
-        """Return the exchange of a batch whose turn has come: started ahead, or now."""
+        """Return the exchange of the current batch: started ahead, or started now."""
         for i, (expected, requests) in enumerate(self._ahead):
             if expected is features and requests.taken[member]:
                 del self._ahead[i]
@@ -382,21 +380,21 @@ class ShardedTables(nn.Module):
         return self.input_dist(features, member)
 
     def forward(self, features: KeyedJaggedTensor, member: int = 0) -> tuple[list[Tensor], Rows]:
-        """Return the vectors that one collection looks up. Every rank calls it with its own batch,
-        an empty one if need be.
+        """Return the vectors of one collection. Every rank calls it with its own batch, which may
+        be empty.
 
         Args:
-            features: Raw ids of at least the collection's features.
-            member: Number of the collection.
+            features: Raw ids of all features of the collection; other features may be there, too.
+            member: The number of the collection.
 
         Returns:
-            For a collection of bags one [B, room + columns], for one of sequences [L, D] of each;
-            and the rows of its lookups.
+            The vectors: for bags one matrix [B, room + columns], for sequences a matrix [L, D]
+            each. And the rows of the collection's lookups.
 
         Raises:
-            IdError: On all ranks, if one of them has an id outside a table whose rule is `error`.
-            ConfigError: In torch.export. From backward, where another collection whose features the
-                ids have was not called with them.
+            IdError: On all ranks, if one rank has an id outside a table with the id rule `error`.
+            ConfigError: In torch.export. In backward, where a collection was not called with these
+                ids although they contain its features.
         """
         if torch.compiler.is_exporting():
             raise ConfigError(
@@ -414,8 +412,8 @@ class ShardedTables(nn.Module):
         return self._taken_from(made, member)
 
     def _taken_from(self, result: _Result, member: int) -> tuple[list[Tensor], Rows]:
-        """Return a collection's share of a result. What is read without a gradient is forgotten
-        once all have theirs: the same ids may be read again.
+        """Return a collection's share of a result. A result without gradients is dropped after the
+        last share, because the same ids may be looked up again.
         """
         share = result.take(member, self._lookups[member])
         if not (result.parts or result.learns):
@@ -423,14 +421,14 @@ class ShardedTables(nn.Module):
         return share
 
     def _forget_results(self, features: KeyedJaggedTensor) -> None:
-        """Forget what is left of other ids, of earlier steps and of the other grad mode."""
+        """Drop results of other ids, of earlier steps and of the other grad mode."""
         now = (self.updates, torch.is_grad_enabled())
         self._results = [
             r for r in self._results if r.features is features and (r.updates, r.learns) == now
         ]
 
     def _look_up(self, features: KeyedJaggedTensor, member: int) -> "_Result":
-        """Answer, combine, and note what a header says."""
+        """Look up a batch, and store the headers of the ranks."""
         state = self.state
         state.observer.begins()
         self.update.finish_step()
@@ -455,7 +453,7 @@ class ShardedTables(nn.Module):
         return _Result(features, held, requests.rows, requests.called_by, self.updates)
 
     def _read_here(self, features: KeyedJaggedTensor, member: int, local: LocalLookup) -> _Result:
-        """Answer from the rows of the only rank, which nobody else asks."""
+        """Look up a batch on a single rank, from its own rows."""
         taken = self._taken(features, member)
         rows, output, parts = local.read(features, taken)
         self.header.rows_W = [samples_of(features)]
@@ -468,7 +466,7 @@ def _store(group: StoredGroup, rule: RowRule | None, seed: int | Mapping[str, in
     """Return a store with start values.
 
     Raises:
-        ConfigError: The group's rows have too few bits to be trained.
+        ConfigError: The group's rows are quantised, so they cannot be trained.
     """
     layout = group.layout
     table = next(layout.tables[s.table] for s in layout.strips if s.group == group.number)

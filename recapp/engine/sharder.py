@@ -1,13 +1,13 @@
-"""How a collection becomes a sharded one: what `DistributedModelParallel` takes as `sharders`, and
-what shards a single collection.
+"""Sharders: the settings of sharding that `DistributedModelParallel` takes, and a method that
+shards a single collection.
 
     sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": "sgd", "learning_rate": 0.1})
     plan = planner.collective_plan(collection, [sharder])
     sharded = sharder.shard(collection, plan.plan[""], env)
 
 Names and argument order are those of `torchrec/distributed/embeddingbag.py`. One sharder serves all
-collections of a model, of bags and of sequences; there is one engine, so there is nothing to
-register.
+collections of a model, of bags and of sequences. There is only one engine, so no sharder needs to
+be registered.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,21 +33,21 @@ from recapp.transport.choose_transport import make_comm
 
 
 class CollectionSharder:
-    """Which optimiser the tables of a model get, and in which type their vectors travel.
+    """The optimiser of a model's tables, and the dtype of their vectors in messages.
 
     Args:
         fused_params: The optimiser as TorchRec's settings (`recapp/optim/fused_params.py`), or a
-            row rule (`recapp/optim/rules.py`); its `tables` are settings of single tables.
+            row rule (`recapp/optim/rules.py`); the entry `tables` has settings of single tables.
             None takes the optimiser that was applied in backward to the tables
             (`recapp/optim/table_rule.py`), or else row-wise Adagrad at its default rate.
-        qcomm_codecs_registry: What `get_qcomm_codecs_registry` makes of a `QCommsConfig`: vectors
-            and their gradients travel in that type. None or {} sends the compute type.
-        rule: A row rule, or rules by table name or glob (`recapp/optim/rules_by_table.py`), another
-            way to say `fused_params`.
+        qcomm_codecs_registry: The result of `get_qcomm_codecs_registry` for a `QCommsConfig`, with
+            the dtype of vectors and gradients in messages. None or {} takes the compute type.
+        rule: A row rule, or rules by table name or glob (`recapp/optim/rules_by_table.py`), instead
+            of `fused_params`.
 
     Raises:
-        ConfigError: An optimiser that is no row rule, both it and a rule, or something else that
-            is no registry.
+        ConfigError: The optimiser is not a row rule, `fused_params` and `rule` are both given, or
+            the registry is not one.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class CollectionSharder:
         }
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Return the names of the sharding types, which are the same on every device."""
+        """Return the names of the sharding types, the same for every device."""
         return [record.name for record in BUILT_IN]
 
     def shard(
@@ -102,15 +102,16 @@ class CollectionSharder:
         """Return the sharded twin of a collection. Every rank calls it.
 
         Args:
-            module: The collection, which stays as it is.
-            params: How each table is sharded: `plan.plan[path]`.
-            env: The ranks, as of `DistributedModelParallel`.
-            device: Device of this rank; None takes the rank's GPU where the process group is NCCL,
-                else the CPU.
-            module_fqn: Path of the collection, for messages.
+            module: The collection, which does not change.
+            params: The sharding of each table: `plan.plan[path]`.
+            env: The ranks, as for `DistributedModelParallel`.
+            device: The device of this rank; None takes the rank's GPU where the process group is
+                NCCL, else the CPU.
+            module_fqn: The path of the collection, for error texts.
 
         Raises:
-            PlanError: The tables are not those of the collection, or the plan is for other ranks.
+            PlanError: `params` has other tables than the collection, or is for another number of
+                ranks.
             ConfigError: The optimiser contradicts the one that was applied in backward.
         """
         ranks = process_group_of(env)
@@ -133,35 +134,35 @@ def _named(fused_params: Mapping[str, Any] | RowRule) -> Rules:
 
 
 class EmbeddingBagCollectionSharder(CollectionSharder):
-    """A sharder by the name that TorchRec's has for collections of bags."""
+    """A sharder with the name of TorchRec's sharder for collections of bags."""
 
     @property
     def module_type(self) -> type[EmbeddingBagCollection]:
-        """Return the class of the modules that are sharded."""
+        """Return the class of the unsharded collections."""
         return EmbeddingBagCollection
 
 
 class EmbeddingCollectionSharder(CollectionSharder):
-    """A sharder by the name that TorchRec's has for collections of sequences; arguments as of
-    `CollectionSharder`: the optimiser of touched rows, and the type in which vectors travel.
+    """A sharder with the name of TorchRec's sharder for collections of sequences. Arguments as for
+    `CollectionSharder`: the optimiser of touched rows, and the dtype of vectors in messages.
     """
 
     @property
     def module_type(self) -> type[EmbeddingCollection]:
-        """Return the class of the modules that are sharded."""
+        """Return the class of the unsharded collections."""
         return EmbeddingCollection
 
 
 def get_default_sharders() -> list[CollectionSharder]:
-    """Return the sharders that `DistributedModelParallel` uses where none are given."""
+    """Return the default sharders of `DistributedModelParallel`."""
     return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
 
 
 def payload_of(sharders: Sequence[CollectionSharder] | None) -> torch.dtype | None:
-    """Return the type in which sharders let vectors travel; None for the compute type.
+    """Return the dtype of vectors in messages that sharders name; None for the compute type.
 
     Raises:
-        ConfigError: They differ.
+        ConfigError: The sharders name different dtypes.
     """
     payloads = [sharder.payload for sharder in sharders or ()]
     if len(set(payloads)) > 1:
@@ -180,7 +181,7 @@ def process_group_of(env: Any) -> dist.ProcessGroup | None:
             group. An object whose `world_size` is 1 needs no group.
 
     Raises:
-        ConfigError: It has none.
+        ConfigError: The environment has no process group.
     """
     if env is None:
         return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
@@ -197,10 +198,10 @@ def process_group_of(env: Any) -> dist.ProcessGroup | None:
 
 
 def tables_group(ranks: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """Choose the group of the tables' messages, which keep an order of their own.
+    """Return the process group of the tables' messages, which have an order of their own.
 
-    Beside the default group it is one more. A group that was handed in is taken itself, because
-    only all ranks of the default group together can make another.
+    For the default group, make another group. Any other group is used itself, because only all
+    ranks of the default group together can make a new group.
     """
     if ranks is None or ranks is not dist.group.WORLD:
         return ranks
@@ -210,7 +211,7 @@ def tables_group(ranks: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
 
 
 def own_device(ranks: dist.ProcessGroup | None) -> torch.device:
-    """Return the device of this rank: its GPU where the group is NCCL, else the CPU."""
+    """Return the device of this rank: the rank's GPU where the group is NCCL, else the CPU."""
     if ranks is not None and dist.get_backend(ranks) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

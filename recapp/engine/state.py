@@ -1,8 +1,8 @@
-"""What requests, lookup and update of sharded tables share: a plain object, no module.
+"""The state that requests, lookup and update of sharded tables share: a plain object, no module.
 
     EngineState <- FusedUpdate <- Requests <- Lookup <- ShardedTables
 
-Whatever stands to the right is handed what stands to the left of it, and nothing looks back.
+Each class gets the objects to its left, and knows no class to its right.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,8 +34,9 @@ Message = TypeVar("Message")
 PHASES = ("counts", "ids", "vectors", "gradients")
 """The messages of a step."""
 Kernel = Callable[[Tensor, Sequence[int], Tensor], Tensor]
-"""All lookups in one pass: (rows_L, edges, numbers_F3) -> positions of the rows' dtype. The numbers
-are those of `RowOrder`; its rows are 0 where a lookup's are not mixed.
+"""A kernel for all lookups in one pass: (rows_L, edges, numbers_F3) -> positions in the dtype of
+the rows. `numbers_F3` has the three numbers of each lookup's `RowOrder`; `rows` is 0 where the rows
+of a lookup are not mixed.
 """
 
 
@@ -49,12 +50,13 @@ def _ignore_end(part: str) -> None:
 
 @dataclass(frozen=True)
 class EngineObserver:
-    """Two functions that a sharded collection calls while it works; this default ignores the calls.
+    """Two functions that a sharded collection calls during its work. The default functions do
+    nothing.
 
     Args:
-        begins: Called when the collection begins to exchange a batch and when its `forward`
-            begins: what came before was somebody else's work.
-        ends: Called with the name of a part of the work when that part has ended
+        begins: Called when the exchange of a batch or the `forward` of the collection begins. Time
+            before the call is not the collection's.
+        ends: Called at the end of each part of the work, with the name of the part
             (`recapp/reporting/phases.py` lists the names).
     """
 
@@ -63,12 +65,12 @@ class EngineObserver:
 
 
 class MixedLookups:
-    """The lookups of a layout whose tables' rows are mixed.
+    """The lookups of a layout whose tables have mixed rows.
 
     Args:
-        layout: Where the rows of all tables lie.
-        kernel: A faster implementation for rows on the CPU; the torch operations here define the
-            result. They take a run of neighbouring lookups at once.
+        layout: The places of the rows of all tables.
+        kernel: A faster implementation for rows on the CPU. The torch operations of this class
+            define the result; they process a run of neighbouring lookups at once.
     """
 
     def __init__(self, layout: Layout, kernel: Kernel | None = None) -> None:
@@ -83,7 +85,9 @@ class MixedLookups:
         self._kernel = kernel
 
     def positions_of(self, rows: Rows) -> Tensor:
-        """Return the rows of a batch by their positions; those that are not mixed as they are."""
+        """Return the positions of a batch's rows. Rows of tables that are not mixed stay as they
+        are.
+        """
         if not self._runs:
             return rows.rows_L
         edges = [0, *accumulate(rows.per_F)]
@@ -112,18 +116,19 @@ class EngineState:
     """The communicator, kernels, layout, stores and reused memory of sharded tables.
 
     Args:
-        layout: Where the rows of all tables lie.
+        layout: The places of the rows of all tables.
         comm: Communicator of the ranks.
         backend: Kernels.
         stores: The rows of this rank, one store per group of the layout.
-        dtype: Type that is computed in and handed out.
-        payload: Type of vectors and gradients that travel.
-        row_statistics: Sums row-wide statistics over the strips of a row; None where rows are
-            whole or the optimiser needs none.
-        members: The collections that share the exchange; their lookups are the layout's.
+        dtype: The compute type, which is also the type of outputs.
+        payload: The dtype of vectors and gradients in messages.
+        row_statistics: Sums row-wide statistics over the strips of a row; None where rows are whole
+            or no rule needs statistics.
+        members: The collections that share the exchange. Their lookups are the lookups of the
+            layout.
 
-    `header` travels with the counts of every batch, `waits` measures how long messages are waited
-    for, `observer` hears of every part of the work that has ended.
+    `header` travels with the counts of every batch, `waits` measures the time of waiting for
+    messages, and `observer` is called at the end of every part of the work.
     """
 
     def __init__(
@@ -160,7 +165,7 @@ class EngineState:
         self.any_mean = any(mean)
         self._mean_F = torch.tensor(mean, device=comm.device)
         self.header = Header()
-        # counts are read by the host, whatever carries them
+        # the host reads the counts with every transport
         self.waits = Waits(PHASES if comm.host_waits else PHASES[:1])
         self.observer = EngineObserver()
         self.messages = Buffers()
@@ -173,14 +178,14 @@ class EngineState:
 
         Args:
             member: The number of a collection of bags.
-            columns: How many; `KeyedTensor.prepend` writes there.
+            columns: The number of columns; `KeyedTensor.prepend` writes to them.
         """
         self.outputs.leave_room(member, columns)
         self._output_offsets.clear()
         self._find_lines()
 
     def _find_lines(self) -> None:
-        """Find out which groups fill whole cache lines of the output."""
+        """Find the groups that fill whole cache lines of the output."""
         line = CACHE_LINE_BYTES // self.dtype.itemsize
         whole = self.outputs.whole_lines(line)
         self.in_lines_G = [
@@ -188,26 +193,26 @@ class EngineState:
         ]
 
     def wait(self, phase: str, message: Sent[Message]) -> Message:
-        """Wait for a message that `waits.sent` knows, and return what arrived."""
+        """Wait for a message of `waits.sent`, and return its contents."""
         arrived = self.waits.arrived(phase, message)
         self.observer.ends(phase)
         return arrived
 
     def lease(self, trains: bool) -> list[Scratch]:
-        """Lend memory for one batch in flight, by group.
+        """Lease scratch memory to one batch in flight, by group.
 
-        Batches that are only evaluated have their own. They may be larger, and whichever lease of
-        training was free at that moment would grow to their size, in time all of them.
+        Evaluation batches have leases of their own. They may be larger than training batches, and
+        would in time grow every lease of training to their size.
         """
         free = self._free_leases[trains]
         return free.pop() if free else [Scratch() for _ in self.routes]
 
     def give_back(self, lease: list[Scratch], trains: bool) -> None:
-        """Take back the memory of a batch in flight that no longer needs it."""
+        """Take back the lease of a batch that no longer needs it."""
         self._free_leases[trains].append(lease)
 
     def buffers(self) -> Iterator[Tensor]:
-        """Yield the memory that stays between batches and is lent to none now."""
+        """Yield the buffers that are kept between batches and are not leased now."""
         yield from self.messages.free()
         yield from self._output_offsets.values()
         for lease in (*self._free_leases[False], *self._free_leases[True]):
@@ -215,8 +220,8 @@ class EngineState:
                 yield from scratch.tensors()
 
     def bags(self, rows: Rows, output: BatchOutput) -> list[Bags]:
-        """Return a batch as each group sees it, rows by their positions; a strip asks for its
-        lookup's rows again.
+        """Return the bags of a batch for each group, with rows by their positions. Every strip of a
+        table repeats the rows of the table's lookups.
         """
         rows_L = self.mixed.positions_of(rows)
         edge_F1 = np.array([0, *accumulate(rows.per_F)], np.int64)
@@ -240,7 +245,7 @@ class EngineState:
         return found
 
     def _scales(self, rows: Rows, output: BatchOutput) -> Tensor | None:
-        """Return the factor of each bag of the batch; None where all are 1 and ids have no
+        """Return the factor of each bag of the batch; None where all factors are 1 and ids have no
         weights.
         """
         if not self.any_mean and rows.weights_L is None:
@@ -256,8 +261,8 @@ class EngineState:
     def _where(self, group: int, output: BatchOutput) -> Tensor:
         """Return the offset of each bag of a group in the output, slot by slot.
 
-        It follows from the number of samples alone, and is kept, unless there are sequences or
-        collections that look nothing up.
+        The offsets depend only on the number of samples and are cached, unless the batch has
+        sequences or a collection looks nothing up.
         """
         keeps = not self.outputs.ragged and all(output.taken)
         if keeps and (held := self._output_offsets.get((group, output.bags))) is not None:
@@ -272,7 +277,9 @@ class EngineState:
 
 
 def _dynamic_tables(layout: Layout, group: int) -> list[EmbeddingConfig]:
-    """Return the table of each strip of a group of dynamic tables; else none."""
+    """Return the table of each strip of a group of dynamic tables; an empty list for other
+    groups.
+    """
     if not layout.groups[group].dynamic:
         return []
     return [layout.tables[s.table] for s in layout.strips if s.group == group]

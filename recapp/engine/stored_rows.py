@@ -1,5 +1,5 @@
-"""The rows of a rank as a checkpoint sees them: rectangles that are written, and rectangles to be
-filled. Those of dynamic tables are numbered over all ranks (`recapp/engine/dynamic_blocks.py`).
+"""The rows of a rank in the view of a checkpoint: rectangles to write, and rectangles to fill. Rows
+of dynamic tables are numbered over all ranks (`recapp/engine/dynamic_blocks.py`).
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,12 @@ from recapp.sharding.layout import Block
 
 
 class StoredRows:
-    """Saves and loads the rows of sharded tables.
+    """Save and load the rows of sharded tables.
 
     Args:
-        state: Of the tables.
-        update: Of the tables: a step that waits for another lookup ends before rows are read.
+        state: The engine state of the tables.
+        update: The fused update of the tables. A step that waits for another lookup ends before
+            rows are read.
     """
 
     def __init__(self, state: EngineState, update: FusedUpdate) -> None:
@@ -28,7 +29,7 @@ class StoredRows:
         self.update = update
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the rectangles held here, as views: what a checkpoint reads and writes. Every rank
+        """Yield this rank's rectangles, as views, for a checkpoint to read and write. Every rank
         calls it.
         """
         counts = self.rows_of_runs()
@@ -40,8 +41,8 @@ class StoredRows:
         return [store for store in self.stores if isinstance(store, DynamicStore)]
 
     def rows_of_runs(self) -> RowsOfRuns:
-        """End the step, and return how many rows each run of the dynamic tables has, over all
-        ranks: what a checkpoint's manifest says of them. Every rank calls it.
+        """End the step, and return the number of rows in each run of the dynamic tables, over all
+        ranks. The manifest of a checkpoint stores these numbers. Every rank calls it.
         """
         self.update.finish_step()
         counts: RowsOfRuns = {}
@@ -54,8 +55,8 @@ class StoredRows:
         return counts
 
     def changes(self) -> dict[str, Changes]:
-        """Return what has happened to the keys of each dynamic table, on all ranks together. Every
-        rank calls it.
+        """Return the counts of new, admitted and evicted keys of each dynamic table, over all
+        ranks. Every rank calls it.
         """
         here: dict[str, Changes] = {}
         for store in self._dynamic_stores:
@@ -69,16 +70,16 @@ class StoredRows:
     def blocks_to_load(
         self, rows_of_runs: RowsOfRuns, updates: int, table: str | None = None
     ) -> Iterator[Block]:
-        """Forget the rows of dynamic tables, and yield the rectangles that are held here and to be
-        filled; `loaded` ends it. Every rank calls both.
+        """Forget the rows of dynamic tables, and yield this rank's rectangles for a checkpoint to
+        fill. `loaded` ends the load. Every rank calls both.
 
         Args:
-            rows_of_runs: What the checkpoint holds of the dynamic tables.
-            updates: How many updates its rows have had.
-            table: Name of the one table that is loaded; None: all are.
+            rows_of_runs: The rows of the dynamic tables in the checkpoint, by run.
+            updates: The number of updates of the stored rows.
+            table: The name of the only table to load; None loads all.
 
         Raises:
-            CheckpointError: A table is dynamic here and not there, or there and not here.
+            CheckpointError: A table is dynamic only in the model, or only in the checkpoint.
         """
         self.update.finish_step()
         for t in self.layout.tables:
@@ -103,11 +104,11 @@ class StoredRows:
             yield from (b for b in blocks if table in (None, b.table))
 
     def loaded(self) -> None:
-        """End loading, once the blocks of `blocks_to_load` are filled.
+        """End the load after all blocks of `blocks_to_load` were filled.
 
         Raises:
-            CheckpointError: Keys are not where they belong.
-            RankError: So it is on another rank.
+            CheckpointError: Keys of this rank do not belong to it, or occur twice.
+            RankError: The same fault on another rank.
         """
         if not any(group.dynamic for group in self.layout.groups):
             return

@@ -1,13 +1,13 @@
-"""Tables that an optimiser of the user's updates, as it updates layers: TorchRec's `dense` kernel.
+"""Tables as parameters, which the user's own optimiser updates: TorchRec's `dense` kernel.
 
     plan.tables["users"] = TableSharding(..., mode="replicated", as_parameter=True)
 
     weight   a parameter: the rows in the store of this rank's replica
     grad     mean over ranks of what their batches give, added in rank order: the same bits on all
 
-The engine sends row gradients of a replica to every rank, which updates its copy. Here the update
-is the rule `GRADIENT` (`recapp/optim/rules.py`), whose state is the gradient and whose weights stay
-as they are. So two backwards add up, and the table is a parameter in nothing else.
+The engine sends the row gradients of a replica to every rank, which updates its copy. Here the
+update is the rule `GRADIENT` (`recapp/optim/rules.py`): its state is the gradient, and it does not
+change the weights. So the gradients of two backwards add up. All else is as for other replicas.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,8 +26,8 @@ class TableParameter(nn.Module):
     """A replica as a parameter.
 
     Args:
-        weight_RD: The rows in the store.
-        gradient_RD: Where row gradients are added up.
+        weight_RD: The rows, in the memory of the store.
+        gradient_RD: The memory in which row gradients add up.
     """
 
     def __init__(self, weight_RD: Tensor, gradient_RD: Tensor) -> None:
@@ -36,14 +36,16 @@ class TableParameter(nn.Module):
         self._gradient = gradient_RD
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TableParameter":
-        """Leave the rows where and as the store has them."""
+        """Leave the rows on the device and in the dtype of the store."""
         return self
 
     def begin_update(self) -> None:
-        """Make the store's memory the gradient, with what the gradient held.
+        """Make the store's memory the gradient of the parameter, with the values of the gradient so
+        far.
 
         Raises:
-            ConfigError: An optimiser in backward waits for autograd to bring the gradient.
+            ConfigError: An optimiser in backward waits for a gradient from autograd, which never
+                comes.
         """
         if hasattr(self.weight, "_in_backward_optimizers"):
             raise ConfigError(
@@ -64,15 +66,15 @@ class TableParameter(nn.Module):
 def with_parameters(
     rules: dict[str, RowRule], tables: Iterable[EmbeddingConfig], plan: ShardingPlan
 ) -> dict[str, RowRule]:
-    """Return the rule of each table, with that of tables which are parameters.
+    """Return the rule of each table, with `GRADIENT` for tables that are parameters.
 
     Args:
-        rules: Of each table, by name; empty where they are only read.
+        rules: The rule of each table, by name; empty for read-only tables.
         tables: The tables.
-        plan: Which of them are parameters.
+        plan: The plan, which names the tables that are parameters.
 
     Raises:
-        ConfigError: A table cannot be one.
+        ConfigError: A table cannot be a parameter.
     """
     of_parameters = {t.name: GRADIENT for t in tables if plan.tables[t.name].as_parameter}
     for t in tables:
@@ -101,11 +103,12 @@ def table_parameters(
 
     Args:
         layout: The layout.
-        stores: Of its groups.
-        rank: The rank that holds them.
+        stores: The stores of the layout's groups.
+        rank: The rank of the stores.
 
     Raises:
-        ConfigError: A table is stored narrower than is computed in, which no gradient is.
+        ConfigError: A table is stored in a narrower type than the compute type, which is the
+            gradient's type.
     """
     found: dict[str, TableParameter] = {}
     for number, store in enumerate(stores):

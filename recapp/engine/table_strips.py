@@ -1,6 +1,6 @@
-"""What a state dict of a sharded model holds for a table: strips of it, and where they lie.
+"""The entry of a table in the state dict of a sharded model: the table's strips and their places.
 
-In memory an entry answers as torch's ShardedTensor does, so that programs that fill shards run:
+In memory an entry has the methods of torch's ShardedTensor, so that programs that fill shards run:
 
     for shard in model.state_dict()["bags.embedding_bags.users.weight"].local_shards():
         row, column = shard.metadata.shard_offsets
@@ -8,9 +8,9 @@ In memory an entry answers as torch's ShardedTensor does, so that programs that 
         part = pretrained[row : row + rows, column : column + columns]
         shard.tensor.copy_(part)       # into the table itself
 
-In a file it is plain: `torch.save` writes an OrderedDict of `shape` and `strips`, which
-`torch.load(weights_only=True)` reads without recapp. That reader calls only a few functions to make
-what an object says it is; `OrderedDict` is one, and none of them makes a list.
+In a file an entry is plain: `torch.save` writes an OrderedDict of `shape` and `strips`, which
+`torch.load(weights_only=True)` reads without recapp. That reader calls only a few constructors.
+`OrderedDict` is one of them; none of them makes a list.
 """
 
 from collections import OrderedDict
@@ -34,8 +34,8 @@ Strip = (
     tuple[tuple[int, int], tuple[int, int], Tensor]
     | tuple[tuple[int, int], tuple[int, int], Tensor, tuple[int, int]]
 )
-"""First row and the one behind the last, the same of columns, and the values; multiplier and shift
-where rows are mixed.
+"""(begin, end) of the rows, (begin, end) of the columns, the values, and (multiplier, shift) where
+rows are mixed.
 """
 
 _STRIPS = "strips"
@@ -44,14 +44,14 @@ _SHAPE = "shape"
 
 @dataclass(eq=False)
 class TableStrips:
-    """The strips of one tensor of a table that a rank holds: iterating gives (rows, cols, tensor).
+    """A rank's strips of one tensor of a table. Iteration gives (rows, cols, tensor).
 
     Args:
         name: The name of the table.
         strips: The strips.
-        shape: The shape of the whole tensor; None of a dynamic table, whose rows come and go.
+        shape: The shape of the whole tensor; None for a dynamic table, whose rows come and go.
         rank: This rank.
-        placed: Rank, rows and columns of the rectangles of all ranks, as strips have them.
+        placed: (rank, rows, cols) of the rectangles of all ranks; rows and cols as in strips.
     """
 
     name: str
@@ -68,13 +68,14 @@ class TableStrips:
         layout: Layout,
         rank: int,
     ) -> "TableStrips":
-        """Return what a rank holds of a tensor of a table.
+        """Return a rank's strips of a tensor of a table.
 
         Args:
-            blocks: The rectangles that it holds.
+            blocks: The rank's rectangles of the tensor.
             table: The table.
-            columns: The columns of the tensor: those of the table, or 1 of a number for each row.
-            layout: Where everything lies.
+            columns: The number of columns of the tensor: the columns of the table, or 1 for a
+                tensor with one value per row.
+            layout: The places of the rows of all tables.
             rank: The rank.
         """
         dynamic = table.dynamic is not None
@@ -101,8 +102,8 @@ class TableStrips:
         return self.strips[number]
 
     def local_shards(self) -> "list[LocalShard]":
-        """Return the shards of this rank as ShardedTensor's method does: `tensor`, a view of the
-        table's rows, and `metadata` with `shard_offsets`, `shard_sizes` and `placement`.
+        """Return the shards of this rank, like ShardedTensor's method. Each has `tensor`, a view of
+        the table's rows, and `metadata` with `shard_offsets`, `shard_sizes` and `placement`.
 
         Raises:
             ConfigError: Rows are mixed, or the table is dynamic: offsets would not be rows.
@@ -116,8 +117,8 @@ class TableStrips:
         ]
 
     def metadata(self) -> "ShardedTensorMetadata":
-        """Return `size` and `shards_metadata` of the whole tensor, as ShardedTensor's method does:
-        the shards of all ranks; of copies on all ranks, one for each.
+        """Return `size` and `shards_metadata` of the whole tensor, like ShardedTensor's method.
+        `shards_metadata` has the shards of all ranks, with one shard per rank for a replica.
 
         Raises:
             ConfigError: Rows are mixed, or the table is dynamic: offsets would not be rows.
@@ -140,17 +141,17 @@ class TableStrips:
         return torch.Size(self.shape or ())
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "TableStrips":
-        """Return the strips with a function applied to each tensor."""
+        """Return new strips with the result of a function on each tensor."""
         changed: Any = [
             (rows, cols, change(tensor), *mixed) for rows, cols, tensor, *mixed in self.strips
         ]
         return replace(self, strips=changed)
 
     def _check_numbered(self, asked: str) -> None:
-        """Check that strips are rows by their numbers.
+        """Check that the rows of strips are row numbers.
 
         Raises:
-            ConfigError: They are not.
+            ConfigError: Rows are mixed, or the table is dynamic.
         """
         if self.shape is None:
             raise ConfigError(
@@ -177,12 +178,11 @@ class TableStrips:
 
 
 def strips_of(blocks: Iterable[Block], keeps_empty: bool = False) -> list[Strip]:
-    """Return what this rank holds of one tensor of a table: as views, except rows of dynamic
-    tables, which are copied.
+    """Return this rank's strips of one tensor of a table: views, or copies for dynamic tables.
 
     Args:
-        blocks: What is held of it.
-        keeps_empty: Whether strips of no rows stay: they say how wide an empty table is.
+        blocks: The rank's rectangles of the tensor.
+        keeps_empty: Whether to keep strips without rows, which have the width of an empty table.
     """
     return [
         (
@@ -197,8 +197,8 @@ def strips_of(blocks: Iterable[Block], keeps_empty: bool = False) -> list[Strip]
 
 
 def strips_in(value: Any) -> list[Strip] | None:
-    """Return the strips of an entry of a state dict: a whole tensor, `TableStrips`, what a file has
-    of them, or a list of (rows, cols, tensor). None if it is none of these.
+    """Return the strips of an entry of a state dict: a whole tensor, `TableStrips`, the dict that a
+    file has for them, or a list of (rows, cols, tensor). Return None for other values.
     """
     if isinstance(value, Tensor):
         return [((0, value.shape[0]), (0, value.shape[1]), value)] if value.dim() == 2 else None
@@ -208,7 +208,7 @@ def strips_in(value: Any) -> list[Strip] | None:
 
 
 def shape_in(value: Any) -> tuple[int, ...] | None:
-    """Return the shape that an entry of a state dict says the whole tensor has; None if it says
+    """Return the shape of the whole tensor from an entry of a state dict; None where the entry has
     none.
     """
     if isinstance(value, Mapping):
@@ -219,7 +219,7 @@ def shape_in(value: Any) -> tuple[int, ...] | None:
 
 
 def _metadata(rank: int, rows: tuple[int, int], cols: tuple[int, int], device: torch.device) -> Any:
-    """Return where a rectangle lies, as torch's sharded tensors say it."""
+    """Return the metadata of a rectangle in the form of torch's sharded tensors."""
     from torch.distributed._shard.metadata import ShardMetadata
 
     sizes = [rows[1] - rows[0], cols[1] - cols[0]]

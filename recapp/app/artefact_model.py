@@ -1,5 +1,7 @@
-"""The model of an artefact, made of its settings and files: on the meta device to be sharded, or to
-be filled on one rank. Ranks use it, so it does without Hydra.
+"""Build the model of an artefact from its settings and files, on the meta device for ranks to
+shard, or to be filled on one rank.
+
+Ranks import this file, so it does not import Hydra.
 """
 
 import math
@@ -20,20 +22,20 @@ from recapp.stored.training_state import state_must_fit
 from recapp.tables.collections import embedding_tables
 
 TOLERANCE = 1e-4
-"""The largest difference between a logit of the example and the exported one, relative to the
-larger of 1 and its size: other machines add numbers in another order.
+"""The largest allowed difference between a logit of the example and the exported one, relative to
+the larger of 1 and its size. Other machines add numbers in another order.
 """
 
 
 def meta_model(manifest: Manifest, recipe: Recipe) -> nn.Module:
-    """Return the model, its tables on the meta device and to be stored as an artefact has them.
+    """Return the model, with tables on the meta device. Tables of an artefact get its data types.
 
     Raises:
-        ArtefactError: Its settings make other tables.
+        ArtefactError: The settings and the files describe different tables.
     """
     model = build_model(recipe)
     if not isinstance(manifest, ArtefactManifest):
-        return model  # blocks are compared with tables where they are read
+        return model  # a checkpoint's blocks are compared with tables when they are read
     made = {t.name: t for t in embedding_tables(model)}
     stored = {t.name: t for t in manifest.tables}
     if made.keys() != stored.keys():
@@ -52,10 +54,10 @@ def meta_model(manifest: Manifest, recipe: Recipe) -> nn.Module:
 
 
 def load_dense(artefact: Artefact, model: nn.Module) -> None:
-    """Fill the dense part of a model, whose tables are sharded or still on the meta device.
+    """Fill the dense part of a model. Its tables are sharded or still on the meta device.
 
     Raises:
-        ArtefactError: It does not fit.
+        ArtefactError: The dense part does not fit the model.
     """
     tables = {name for name, p in model.named_parameters() if p.device.type == "meta"}
     state = artefact.dense()
@@ -69,10 +71,11 @@ def load_dense(artefact: Artefact, model: nn.Module) -> None:
 
 
 def model_to_shard(artefact: Artefact, recipe: Recipe) -> nn.Module:
-    """Return the model with its dense part, its tables on the meta device: ranks shard them.
+    """Return the model with a filled dense part, and with tables on the meta device for ranks to
+    shard.
 
     Raises:
-        ArtefactError: Settings and files do not fit together.
+        ArtefactError: The settings and the files do not fit together.
     """
     model = meta_model(artefact.manifest, recipe)
     load_dense(artefact, model)
@@ -80,15 +83,15 @@ def model_to_shard(artefact: Artefact, recipe: Recipe) -> nn.Module:
 
 
 def raw_rows_of(recipe: Recipe) -> RawRows:
-    """Return what reads raw rows as a run's data set was read."""
+    """Return a reader of raw rows that reads them as the run read its data set."""
     return RawRows(recipe.schema, recipe.dataset.dense_transform)
 
 
 def check_logits(manifest: Manifest, logits: Tensor) -> None:
-    """Compare logits of the example with those that it was stored with, if any.
+    """Compare logits of the example with the stored ones, if any.
 
     Raises:
-        ArtefactError: They differ by more than rounding does.
+        ArtefactError: The logits differ by more than `TOLERANCE`.
     """
     if manifest.logits is None:
         return

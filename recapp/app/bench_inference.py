@@ -1,8 +1,8 @@
-"""Models of `bench inference`, made ready with what only the application can do: training, export,
-loading. `recapp/benchmarks/scoring_speed.py` measures them.
+"""Prepare the models of `bench inference` by training, export and loading, which only `app` can do.
+`recapp/benchmarks/scoring_speed.py` measures them.
 
     the command    shape -> logs, settings of recapp.train -> one rank -> checkpoint
-    its worker     checkpoint -> export_model, width by width -> artefacts
+    its worker     checkpoint -> export_model for each width -> artefacts
                    validation rows -> the raw rows that batches are cut from
 """
 
@@ -40,8 +40,8 @@ from recapp.stored.snapshot import Artefact
 from recapp.stored.stored_model import open_artefact
 from recapp.tables.collections import embedding_lookups
 
-VALIDATION_SHARE = "7/8"  # of generated rows: batches are cut from them, and training needs few
-MOST_ROWS = 1 << 16  # that batches are cut from
+VALIDATION_SHARE = "7/8"  # of generated rows: batches need many rows, training needs few
+MOST_ROWS = 1 << 16  # rows that batches are cut from, at most
 
 
 def train_generated(model: ServedModel, folder: Path, job: Job) -> Path:
@@ -78,7 +78,7 @@ def train_generated(model: ServedModel, folder: Path, job: Job) -> Path:
 
 
 def run(settings: dict[str, Any], job_dir: Path) -> None:
-    """Measure the models of the settings; records and pictures are as of `bench_worker`.
+    """Measure the models of the settings. `bench_worker` writes records and pictures.
 
     Args:
         settings: The checked settings of `recapp.bench`, with the checkpoint or artefact of each
@@ -105,7 +105,7 @@ def measure(session: Session) -> None:
 
 
 def cpp_program(folder: Path) -> Path | None:
-    """Build the C++ program; return None where that does not work, which is noted.
+    """Build the C++ program. If that fails, print why and return None.
 
     Args:
         folder: The directory of the program.
@@ -130,15 +130,15 @@ def served_model(
     folder: Path,
     program: Path | None,
 ) -> Served:
-    """Return a model with everything that is measured of it.
+    """Return a model in every form that is measured.
 
     Args:
         name: The name of the model in records.
-        path: A checkpoint, or an artefact, which is measured as it is.
-        quantize: The ways to store its tables, one after the other.
-        compiles: Whether dense parts are compiled.
+        path: A checkpoint or an artefact. An artefact is measured as it is.
+        quantize: The ways to store the tables of a checkpoint.
+        compiles: Whether to compile dense parts.
         folder: Where artefacts are written.
-        program: The C++ program; None where it is not built.
+        program: The C++ program; None if it was not built.
     """
     artefacts = {}
     if is_artefact(path):
@@ -161,7 +161,7 @@ def served_model(
 
 
 def _storage_of(artefact: Artefact) -> str:
-    """Return how the tables of an artefact are stored, as settings call it."""
+    """Return how the tables of an artefact are stored, in the words of `quantize`."""
     kinds = {t.storage for t in artefact.manifest.tables}
     return "none" if kinds == {"fp32"} else kinds.pop() if len(kinds) == 1 else "mixed"
 
@@ -177,8 +177,8 @@ def _rows(recipe: Recipe, model: nn.Module) -> RawTable:
 
 
 def _plain_model(artefact: Artefact, recipe: Recipe) -> nn.Module | None:
-    """Return the model with tables of `torch.nn.EmbeddingBag` in floats; None where it has tables
-    that grew, which is noted.
+    """Return the model with tables of `torch.nn.EmbeddingBag` in floats. If a table is dynamic,
+    print that and return None.
     """
     held = mapped_tables(artefact).tables
     model = model_to_shard(artefact, recipe)

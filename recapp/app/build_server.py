@@ -1,4 +1,4 @@
-"""From settings to a server that answers, in the process that its requests come to."""
+"""Build a server from settings and run it, in the process that gets the requests."""
 
 import sys
 from collections.abc import Callable
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from recapp.serving.served_model import Served
 
 COLUMNS = (console.Column("what", "serving"), console.Column("value", ""))
-SWITCH_SECONDS = 0.0005  # between threads: the worker computes in Python while requests come
+SWITCH_SECONDS = 0.0005  # of a thread: requests arrive while the worker computes in Python
 
 
 def check_serving(settings: Serve, ranks: int) -> None:
-    """Check what would end a server some seconds later: its model, its address, its GPUs.
+    """Check the model, address and GPUs of a server, before mistakes end it some seconds later.
 
     Args:
-        settings: Those of `recapp.serve`.
-        ranks: How many of this machine compute.
+        settings: The settings of `recapp.serve`.
+        ranks: The number of ranks on this machine.
 
     Raises:
-        ConfigError: There are not as many GPUs, there is no such address, or it is taken.
-        RecappError: There is no model.
+        ConfigError: There are too few GPUs, or the address does not exist or is taken.
+        RecappError: The model does not exist.
     """
     from recapp.serving import http
     from recapp.stored.stored_model import read_stored
@@ -49,11 +49,11 @@ def check_serving(settings: Serve, ranks: int) -> None:
 
 
 def device_of(settings: Serve, rank: RankInfo | None = None) -> "torch.device":
-    """Return where this process computes.
+    """Return the device on which this process computes.
 
     Args:
-        settings: Those of `recapp.serve`.
-        rank: Which rank it is; None where it serves alone.
+        settings: The settings of `recapp.serve`.
+        rank: The rank of this process; None if it serves alone.
 
     Raises:
         LaunchError: There are fewer GPUs than ranks here.
@@ -71,12 +71,12 @@ def serve(settings: Serve, load: "Callable[[], Scorer]", leader: "Leader | None"
     """Answer requests until a signal comes, or the ranks have lost each other.
 
     Args:
-        settings: Those of `recapp.serve`.
-        load: Loads the model; called again whenever a reload is asked for.
-        leader: The rank that this process is, where several hold the model.
+        settings: The settings of `recapp.serve`.
+        load: Loads the model; called again for each reload.
+        leader: The leader of the ranks, if several hold the model.
 
     Raises:
-        ConfigError: There is no such address, or it is taken.
+        ConfigError: The address does not exist, or is taken.
         RecappError: The model cannot be loaded.
     """
     from recapp.serving import http
@@ -90,7 +90,7 @@ def serve(settings: Serve, load: "Callable[[], Scorer]", leader: "Leader | None"
 
 
 def _server(settings: Serve, load: "Callable[[], Scorer]", leader: "Leader | None") -> Any:
-    """Return the routes, and the model that they answer with at first."""
+    """Return the routes, and the first model that they answer with."""
     from recapp.processes.startup_and_exit import loading
     from recapp.serving.app import Server
     from recapp.serving.batching import Batcher
@@ -107,7 +107,7 @@ def _server(settings: Serve, load: "Callable[[], Scorer]", leader: "Leader | Non
 
 
 def _say(settings: Serve, address: str, served: "Served") -> None:
-    """Print where the server answers, with which model, and what it accepts."""
+    """Print the server's address, its model and its limits."""
     row = {
         "address": address,
         "model": served.name,

@@ -1,5 +1,6 @@
-"""The check, before ranks are started, that a stored model fits the settings that a command line
-has changed: ranks would find out some seconds later, or, where nothing is left to train, never.
+"""Check, before ranks start, that a stored model fits the settings that a command line has changed.
+
+Ranks would find a mistake some seconds later, or never, if nothing is left to train.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,13 +37,13 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
     """Check that the tables and the dense part of a stored model are those of its settings.
 
     Args:
-        recipe: That of a run that loads `ckpt_path`.
-        overrides: Its command line; where it changes no setting of the model nothing is read.
+        recipe: The recipe of a run that loads `ckpt_path`.
+        overrides: The command line. If it changes no setting of the model, no file is read.
 
     Raises:
-        CheckpointError: They are not; the error names the first table or parameter that differs.
-        ArtefactError: As of a checkpoint, of an artefact.
-        ConfigError: There is no model of such settings.
+        CheckpointError: A checkpoint's model differs; the error names the first table or parameter.
+        ArtefactError: An artefact's model differs.
+        ConfigError: The settings make no model.
     """
     names = (override.lstrip("+~").partition("=")[0] for override in overrides)
     if not any(f"{name}.".startswith(f"{each}.") for name in names for each in OF_THE_MODEL):
@@ -61,12 +62,12 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
 
 
 def _check_table(manifest: "Manifest", table: "EmbeddingBagConfig", rows: int | None) -> None:
-    """Check that a table is the stored one.
+    """Check that a table has the shape of the stored one.
 
     Args:
-        manifest: That of the stored model.
+        manifest: The manifest of the stored model.
         table: The table.
-        rows: Its rows; None where they are not known yet.
+        rows: The number of rows; None if it is not known yet.
     """
     from recapp.stored.rectangles import by
 
@@ -92,7 +93,7 @@ def _check_table(manifest: "Manifest", table: "EmbeddingBagConfig", rows: int | 
 
 
 def _check_dense(model: "nn.Module", stored: Mapping[str, "Tensor"], kind: "Kind") -> None:
-    """Check that the parameters and buffers of a model beside its tables are the stored ones."""
+    """Check that the dense parameters and buffers of a model have the stored shapes."""
     from recapp.tables.unsharded_collection import UnshardedCollection
 
     of_tables = tuple(

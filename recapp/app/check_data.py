@@ -1,10 +1,9 @@
-"""Checks of the data before ranks are started, so that a mistake costs a second and not the start
-of every rank.
+"""Check the data before ranks start: a mistake then costs a second, not the start of all ranks.
 
-    recipe, files         ->  nothing, or the error that a rank would have raised   check_data
-    recipe, command line  ->  nothing, or that a checkpoint's data are not there    check_generated
-    recipe, checkpoint    ->  nothing, or that the data are others inside an epoch  check_resumed
-    recipe                ->  a note of the sizes that dataset.scale makes          note_scale
+recipe, files         ->  nothing, or the error that a rank would have raised   check_data
+recipe, command line  ->  nothing, or that a checkpoint's data do not exist     check_generated
+recipe, checkpoint    ->  nothing, or that the data are others inside an epoch  check_resumed
+recipe                ->  a note of the sizes that dataset.scale makes          note_scale
 """
 
 from collections.abc import Sequence
@@ -27,15 +26,15 @@ if TYPE_CHECKING:
 
 
 def check_data(recipe: Train, *, test: bool = False) -> None:
-    """Check, before ranks are started, the data that each of them would refuse some seconds later.
+    """Check, before ranks start, for data that every rank would refuse some seconds later.
 
-    That is: impossible columns, no label, files that do not exist or are no Parquet files, columns
-    that the first file lacks, text in its first row group where a table takes ids for rows or a
-    number is wanted, other data where some are to be generated, too few lanes. Files are not looked
-    at where the ranks were started from outside: they may lie on the ranks' hosts only.
+    These are: impossible columns, no label, files that do not exist or are no Parquet files,
+    columns that the first file lacks, text in its first row group where row numbers or numbers are
+    needed, other data where data are to be generated, too few lanes. If the ranks were started from
+    outside, files are not read: they may exist only on the ranks' hosts.
 
     Args:
-        recipe: That of a run.
+        recipe: The recipe of a run.
         test: Whether the run measures on `dataset.test_path`.
 
     Raises:
@@ -69,7 +68,7 @@ def check_data(recipe: Train, *, test: bool = False) -> None:
 
 
 def _check_generated_directory(dataset: DataSettings) -> None:
-    """Check that the generated data can be written, unless they are there."""
+    """Check that the generated data can be written, unless they exist."""
     from recapp.dataset.synthetic import check_directory
 
     assert dataset.generate is not None
@@ -82,7 +81,7 @@ def _check_generated_directory(dataset: DataSettings) -> None:
 
 
 def note_scale(recipe: Recipe) -> None:
-    """Note the sizes that `dataset.scale` makes of the data of a run."""
+    """Print the sizes of a run's data after `dataset.scale`."""
     if not external_rank() and (words := recipe.dataset.scale_in_words()):
         note(words)
 
@@ -111,15 +110,17 @@ def _check_files(paths: Any, schema: "Schema", setting: str) -> None:
 
 
 def check_generated(recipe: Recipe, overrides: Sequence[str]) -> None:
-    """Check that the generated data of a checkpoint are there, unless the command line names their
-    directory: a checkpoint does not decide where something is written.
+    """Check that a checkpoint's generated data exist, unless the command line names their
+    directory.
+
+    They are not generated again, since a checkpoint must not decide where a command writes.
 
     Args:
-        recipe: That of a run that loads the checkpoint.
-        overrides: Its command line.
+        recipe: The recipe of a run that loads the checkpoint.
+        overrides: The command line.
 
     Raises:
-        ConfigError: They are not.
+        ConfigError: The data do not exist.
     """
     dataset = recipe.dataset
     said = {override.lstrip("+").partition("=")[0] for override in overrides}
@@ -136,16 +137,16 @@ def check_generated(recipe: Recipe, overrides: Sequence[str]) -> None:
 
 
 def check_resumed(recipe: Train) -> None:
-    """Check that training can resume on the files that are there.
+    """Check that training can resume on the present files.
 
-    Ranks compare them once more, and say what has changed: this process cannot see the files of
-    ranks that were started from outside, nor those that are still to be generated.
+    Ranks compare the files again and print the changes. This process cannot see the files of ranks
+    that were started from outside, or files that are not generated yet.
 
     Args:
-        recipe: That of a run that resumes from a checkpoint.
+        recipe: The recipe of a run that resumes from a checkpoint.
 
     Raises:
-        CheckpointError: The checkpoint was saved inside of an epoch, and its files have changed.
+        CheckpointError: The checkpoint was saved within an epoch, and the files have changed since.
     """
     from recapp.dataset.fingerprint import file_facts
     from recapp.dataset.resumed_files import resumed_files

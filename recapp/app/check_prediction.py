@@ -1,6 +1,6 @@
-"""The check of a prediction's input and output before ranks are started.
+"""Check the input and output of a prediction before ranks start.
 
-recipe -> the facts by which the scores of a model differ from those of others
+recipe -> the facts that determine the scores of a model
 recipe -> nothing, or the error that a rank would have raised
 """
 
@@ -12,8 +12,8 @@ from recapp.recipe.commands import Predict
 
 
 def model_of(recipe: Predict) -> dict[str, Any]:
-    """Return the facts by which the scores of a model differ from those of others: the checkpoint,
-    and the settings of arithmetic.
+    """Return the facts that determine the scores of a model: the checkpoint and the settings of
+    arithmetic.
     """
     from recapp.stored.stored_model import read_stored
 
@@ -26,11 +26,11 @@ def model_of(recipe: Predict) -> dict[str, Any]:
 
 
 def check_prediction(recipe: Predict) -> None:
-    """Check, before ranks are started, the files that each of them would refuse some seconds later.
+    """Check, before ranks start, for files that every rank would refuse some seconds later.
 
-    That is: files that do not exist, a first file that is no Parquet file or lacks a column, an
-    output that cannot be written or exists, parts of other scores. Files are not looked at where
-    the ranks were started from outside: they may lie on the ranks' hosts only.
+    These are: files that do not exist, a first file that is no Parquet file or lacks a column, an
+    output that exists or cannot be written, parts of other scores. If the ranks were started from
+    outside, files are not read: they may exist only on the ranks' hosts.
 
     Raises:
         ConfigError, DataError: The error that a rank would raise.

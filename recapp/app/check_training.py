@@ -1,8 +1,8 @@
-"""Checks before ranks are started of layers, memory, callbacks and shares of an epoch.
+"""Check layers, memory, callbacks and shares of an epoch before ranks start.
 
 settings -> nothing, or the error that a rank would have raised some seconds later
 
-Neither torch nor Lightning is imported: that would take the seconds that these checks save.
+This file imports neither torch nor Lightning: that would take the seconds that the checks save.
 """
 
 import os
@@ -20,7 +20,7 @@ from recapp.settings.value_kinds import Paths
 from recapp.tables.table_settings import TablesOfDataset
 
 WIDTHS: dict[str, Callable[..., None]] = {"recapp.models.published_dlrm.DLRM": check_dlrm}
-"""What checks the layers of a model of recapp, by its `_target_`."""
+"""The function that checks the layers of a model of recapp, by the model's `_target_`."""
 
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
 
@@ -29,12 +29,12 @@ def check_training(recipe: Train) -> None:
     """Check the parts of a run that trains.
 
     Args:
-        recipe: That of a run.
+        recipe: The recipe of a run.
 
     Raises:
-        ConfigError: Layers that are none, weights that no machine of this size holds, a callback
-            that cannot be used or monitors a metric that nobody measures, or a share of an epoch
-            that is less than a batch.
+        ConfigError: The layers are invalid, the weights do not fit in memory, a callback cannot be
+            used or monitors a metric that is not measured, or a share of an epoch is less than a
+            batch.
     """
     if check := WIDTHS.get(target_of_today(recipe.model.target)):
         layers = recipe.model.arguments
@@ -50,8 +50,8 @@ def check_training(recipe: Train) -> None:
 
 
 def _check_memory(recipe: Train) -> None:
-    """Check that the weights of tables could lie in the memory of this machine, which all of its
-    ranks share. What else they need is known to the ranks.
+    """Check that the weights of tables fit in the memory of this machine, which its ranks share.
+    The ranks check their other memory.
     """
     tables = recipe.tables
     if not isinstance(tables, TablesOfDataset) or gpu_count():
@@ -70,8 +70,8 @@ def _check_memory(recipe: Train) -> None:
 
 
 def _least_weights(dataset: DataSettings, tables: TablesOfDataset) -> int:
-    """Return how many weights the tables have at least: of tables whose rows are counted later, or
-    come as ids do, two rows.
+    """Return the least number of weights in the tables. Dynamic tables, and tables whose rows are
+    counted later, have at least two rows.
     """
     columns = list(dataset.table_rows or dataset.cardinality or ())
     if not columns or tables.grow:
@@ -86,7 +86,7 @@ def _least_weights(dataset: DataSettings, tables: TablesOfDataset) -> int:
 
 
 def _check_shares(recipe: Train) -> None:
-    """Check that a share of an epoch's batches is at least one of them."""
+    """Check that a share of an epoch is at least one batch."""
     trainer = recipe.trainer
     named = {
         "limit_train_batches": trainer.limit_train_batches,
@@ -117,7 +117,7 @@ def _check_shares(recipe: Train) -> None:
 
 
 def _rows(recipe: Train, dataset: DataSettings) -> tuple[int, int]:
-    """Return the rows that train and those that validate, of which files know only the number."""
+    """Return the numbers of training and validation rows."""
     from recapp.dataset.source import open_source
 
     def rows_of(paths: Paths, setting: str) -> int:

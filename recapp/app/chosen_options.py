@@ -1,4 +1,4 @@
-"""Settings that options of `conf/` stand for, composed apart from a command line.
+"""Compose the settings of options of `conf/` apart from a command line.
 
 mixed                       -> the settings of `recapp.plan +plan=mixed`, its group `plan`
 train, {"plan": "mixed"}    -> the settings of `recapp.train +plan=mixed`
@@ -22,7 +22,7 @@ from recapp.settings.records import record
 
 
 def plan_settings(option: str) -> PlanSettings:
-    """Return the settings of an option of the group `plan`; inside of a job `--config-dir` counts.
+    """Return the settings of an option of the group `plan`. In a job, `--config-dir` adds options.
 
     Args:
         option: The name of an option that exists.
@@ -39,9 +39,7 @@ def recipe_under(overrides: Sequence[str]) -> Train:
 
 
 def default_settings(chosen: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings of a training run whose command line chooses some options and sets
-    nothing else, as the run writes them.
-    """
+    """Return the settings that a training run writes if its command line only chooses options."""
     config = compose("train", overrides_that_choose(chosen, "train"))
     settings = to_plain(without_hydra(config), whole=False)
     return with_absolute_paths(settings) | {"choices": choices(config.hydra)}

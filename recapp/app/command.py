@@ -1,15 +1,14 @@
-"""The course of every command: `python -m recapp.<command> [verb] key=value ...`.
+"""Run a command: `python -m recapp.<command> [verb] key=value ...`.
 
     argv -> verb | Hydra: conf/<command>.yaml and overrides -> plain settings, Job
          -> the command's task -> exit code
 
-Hydra composes the settings and runs one job, or with `-m` one after another. What it prints about a
-mistake (a traceback, five lines of advice) becomes one line that names the setting and its close
-matches; the exit code is then 1. A job that fails is reported when it fails and the next job of a
-sweep starts; a signal ends them all, with code 130 for Ctrl-C and 143 for SIGTERM.
+Hydra composes the settings and runs one job, or with `-m` one job after the other. Hydra's output
+about a mistake (a traceback, five lines of advice) becomes one line that names the setting and
+close matches, with exit code 1. A failed job is reported when it fails, and a sweep goes on with
+the next job. A signal ends all jobs, with exit code 130 for Ctrl-C and 143 for SIGTERM.
 
-Only Hydra is imported here: `--help` and a misspelt setting are answered before torch could be
-loaded.
+This file imports Hydra but not torch, so that `--help` and a misspelt setting are answered at once.
 """
 
 import json
@@ -65,7 +64,7 @@ from recapp.settings.option_files import named_folders
 from recapp.settings.records import to_plain
 
 INTERRUPTED = 128 + signal.SIGINT
-RANKS_PER_CORE = 4  # more of them are noted
+RANKS_PER_CORE = 4  # above this a note is printed
 
 
 @dataclass(frozen=True)
@@ -73,16 +72,14 @@ class Job:
     """One run of a command.
 
     Args:
-        directory: The directory in which it writes (absolute).
-        overrides: What the command line sets beside the defaults, as typed: `+plan=mixed`,
-            `seed=2`.
+        directory: The absolute directory in which the job writes.
+        overrides: The overrides of the command line, as typed: `+plan=mixed`, `seed=2`.
         choices: The option chosen of each configuration group: `{"model": "dlrm", "plan":
             "mixed"}`.
-        verb: The word behind the command; empty for commands without verbs.
-        number: The number of the job in a sweep, counted from 0; None outside of sweeps.
-        sweep: The directory of the sweep; None outside of sweeps.
-        folders: The directories of the command line's `--config-dir`: options are looked for there
-            too.
+        verb: The word after the command; empty for commands without verbs.
+        number: The number of the job in a sweep, from 0; None for a single run.
+        sweep: The directory of the sweep; None for a single run.
+        folders: The directories of `--config-dir`, which hold further options.
     """
 
     directory: Path
@@ -95,7 +92,7 @@ class Job:
 
 
 Task = Callable[[Any, Job], Any]
-"""The work of one job: it gets the record of the command's settings."""
+"""The function that runs one job. It gets the record of the command's settings."""
 
 
 def run(
@@ -110,15 +107,15 @@ def run(
     """Run a command and return its exit code.
 
     Args:
-        name: The command: its settings are `conf/<name>.yaml`, its module is `recapp.<name>`.
-        task: Does the work of one job. What it returns is the objective for a sweeper.
-        verbs: The words of which the first argument must be one; empty for a command without verbs.
-        writes: Whether each job has a directory; a command that only prints has none.
-        after: Called after each job, failed or not.
-        argv: The arguments, by default those of the process.
+        name: The command. Its settings are `conf/<name>.yaml`, its module is `recapp.<name>`.
+        task: Runs one job. A sweeper takes its result as the objective.
+        verbs: The allowed first words; empty for a command without verbs.
+        writes: Whether each job has a directory. A command that only prints has none.
+        after: Called after each job, also after a failed one.
+        argv: The arguments; None takes those of the process.
 
     Returns:
-        0; 1 where a job failed or the command line was wrong; 128 + its number after a signal: 130
+        0; 1 if a job failed or the command line is wrong; 128 plus the number of a signal: 130
         after Ctrl-C, 143 after SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -151,7 +148,7 @@ def run(
     except (HydraException, OmegaConfBaseException) as error:
         known = compose.known_settings(name, arguments)
         report(ConfigError(compose.in_one_line(error, known)), error)
-    except OSError as error:  # raised by Hydra: those of a job are caught where it runs
+    except OSError as error:  # raised by Hydra; a job's errors are caught in `_Jobs`
         text = (
             f"{error.filename}: cannot be written ({error.strerror}): choose another "
             "hydra.run.dir or hydra.sweep.dir"
@@ -187,25 +184,25 @@ def run_on_ranks(
 ) -> dict[str, Any]:
     """Run a job on ranks and return its metrics.
 
-    The ranks are started here; where this process is one of several ranks already, it runs its part
-    of the job.
+    This function starts the ranks. If this process is already one of several ranks, it runs its own
+    part of the job instead.
 
     Args:
-        settings: Plain settings; they become `resolved.yaml` in the job's directory once it writes
-            there.
-        job: The job, whose directory the ranks write in.
-        module: The module that a rank runs: it has `run(settings, directory)`.
-        ranks: The number of ranks that are started.
-        starting: How they are started.
-        to_stderr: Whether ranks print on standard error, where standard output is for JSON alone.
+        settings: Plain settings. They become `resolved.yaml` in the job's directory once the job
+            writes there.
+        job: The job. Ranks write in its directory.
+        module: The module that a rank runs. It has a function `run(settings, directory)`.
+        ranks: The number of ranks to start.
+        starting: The settings of their start.
+        to_stderr: Whether ranks print on standard error, because standard output is for JSON only.
         preload: The modules that a fork server imports for all ranks, unless it runs already.
 
     Returns:
-        The content of rank 0's `metrics.json`; nothing for other ranks.
+        The content of rank 0's `metrics.json`; an empty dict on other ranks.
 
     Raises:
-        RecappError: A setting is not allowed, or a rank has raised it.
-        Stopped: A signal has ended the run; its checkpoints, curves and metrics are in its
+        RecappError: A setting is not allowed, or a rank has failed.
+        Stopped: A signal has ended the run. Its checkpoints, curves and metrics are in its
             directory.
     """
     rank = external_rank()
@@ -250,14 +247,13 @@ def run_on_ranks(
 
 
 def report(error: BaseException, cause: BaseException | None = None) -> None:
-    """Print what went wrong on standard error: the notes of a rank, then one line.
+    """Print an error on standard error: the notes of a rank, then one line.
 
-    Tracebacks are printed where `RECAPP_TRACEBACK=1` asks for them, and always with an error that
-    is recapp's own fault.
+    Also print the traceback if `RECAPP_TRACEBACK=1` is set, or if the error is recapp's own fault.
 
     Args:
-        error: What is printed in one line.
-        cause: The exception whose traceback is printed; None takes `error`.
+        error: The error to print in one line.
+        cause: The exception with the traceback to print; None takes `error`.
     """
     rank = external_rank()
     if rank is not None and isinstance(error, RecappError):
@@ -274,14 +270,14 @@ def report(error: BaseException, cause: BaseException | None = None) -> None:
 def one_line(error: BaseException) -> str:
     """Return the text of an error in one line.
 
-    An error that is recapp's own fault has its type in front.
+    If the error is recapp's own fault, its type comes first.
     """
     text = " ".join(str(error).split())
     return text if isinstance(error, RecappError) else f"{type(error).__name__}: {text}"
 
 
 def _raised_by_hydra(error: Exception) -> bool:
-    """Return whether Hydra raised an error: some mistakes on the command line meet a plain
+    """Return whether Hydra raised an error. Some mistakes on the command line cause a plain
     ValueError deep in Hydra.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
@@ -292,7 +288,7 @@ def _raised_by_hydra(error: Exception) -> bool:
 
 @dataclass
 class _Jobs:
-    """The jobs of a command, as Hydra calls them, and the number of those that failed."""
+    """Run the jobs of a command when Hydra calls them, and count failed jobs."""
 
     name: str
     task: Task
@@ -304,12 +300,12 @@ class _Jobs:
     failed: int = 0
 
     def as_function(self) -> Callable[[DictConfig], Any]:
-        """Return the function that Hydra calls for each job; Hydra reads the command's name off its
+        """Return the function that Hydra calls for each job. Hydra reads the command from its
         module.
         """
 
         def task(config: DictConfig) -> Any:
-            # a signal between two jobs of a sweep, or in a job: to Hydra it had failed
+            # Hydra would take a job that a signal ended for a failed one
             with raising_if_stopped():
                 return self._run(config)
 
@@ -339,7 +335,7 @@ class _Jobs:
                 recipe = recipe_of_job(config, self.name, job.overrides, job.choices, job.folders)
                 result = self.task(recipe, job)
             self._forget_error(job)
-        # `| head` has read enough and closed standard output: there is nobody to print for
+        # `| head` has read enough and closed standard output
         except BrokenPipeError:
             stop_printing()
             self.failed += 1
@@ -348,11 +344,11 @@ class _Jobs:
             self.failed += 1
             report(error)
             self._note_error(one_line(error), job, earlier)
-            # Hydra prints nothing and starts the next job; to a sweeper None is a failed job
+            # Hydra then starts the next job; a sweeper takes None for a failed job
             result = None
-        # Ctrl-C, SIGTERM: there is no next job, but what follows a job is still called
+        # Ctrl-C, SIGTERM: there is no next job, but `after` is still called
         except BaseException as stop:
-            # a run that has written its metrics says in them how it ended
+            # if the run has written its metrics, they hold how it ended
             if record.written_at(job.directory) in (None, written):
                 said = describe_stop(getattr(stop, "number", signal.SIGINT))
                 self._note_error(said, job, earlier, status="stopped")
@@ -384,8 +380,9 @@ class _Jobs:
         )
 
     def _earlier_run(self, job: Job) -> int | None:
-        """Return when an earlier run wrote the settings that lie in the directory of a single run;
-        None where there are none, and for a job of a sweep, which has its directory for itself.
+        """Return the time when an earlier run wrote settings in this directory, or None.
+
+        A job of a sweep has a directory of its own, so the result is None.
         """
         return record.written_at(job.directory, record.SETTINGS_FILE) if job.sweep is None else None
 
@@ -397,8 +394,8 @@ class _Jobs:
         if not self.writes or external_rank():
             return
         if earlier is not None and self._earlier_run(job) == earlier:
-            return  # this one has not begun: the directory is the earlier run's
-        with suppress(OSError):  # it was printed, and a full disk may be the error itself
+            return  # this run has not begun: the directory still belongs to the earlier one
+        with suppress(OSError):  # the error was printed, and may itself be a full disk
             (job.directory / record.ERROR_FILE).write_text(
                 json.dumps({"error": text, **more}) + "\n"
             )

@@ -1,4 +1,4 @@
-"""The command line before Hydra reads it: the verb, flags in any order, help, where a run writes.
+"""Read the command line before Hydra does: verb, flags in any order, help, directory of a run.
 
 argv -> verb | help | flags, overrides -> Hydra's own arguments
 """
@@ -22,12 +22,12 @@ HELP = ("--help", "-h")
 
 
 def help_of(name: str, arguments: Sequence[str]) -> str:
-    """Return the help of a command, or of the group named behind `--help`, with the values that the
-    rest of the command line sets.
+    """Return the help of a command, or of the group after `--help`. Values are those of the command
+    line.
 
     Args:
         name: The command.
-        arguments: Its command line.
+        arguments: The command line.
     """
     from recapp.app.help_text import help_text
 
@@ -42,7 +42,7 @@ def help_of(name: str, arguments: Sequence[str]) -> str:
     )
     config: Any = OmegaConf.to_container(composed, resolve=False)
     del config["hydra"]
-    if "callbacks" in config:  # whose monitors are those of the task
+    if "callbacks" in config:  # their monitors come from the task
         config["callbacks"] = OmegaConf.to_container(composed.callbacks, resolve=True)
     columns = shutil.get_terminal_size((80, 24)).columns
     words += [
@@ -57,14 +57,14 @@ def help_of(name: str, arguments: Sequence[str]) -> str:
 
 
 def directory_overrides(writes: bool, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides of Hydra's own directory settings, which come before the command line.
+    """Return overrides of Hydra's directory settings. They come before those of the command line.
 
-    A command that writes nothing gets no directory, a single process Hydra's dated one, and ranks
+    A command that writes nothing gets no directory. A single process gets Hydra's dated one. Ranks
     that torchrun or srun started share one.
 
     Args:
         writes: Whether each job of the command has a directory.
-        overrides: The command line's.
+        overrides: The overrides of the command line.
     """
     rank = external_rank()
     if not writes:
@@ -77,12 +77,12 @@ def directory_overrides(writes: bool, overrides: Sequence[str]) -> list[str]:
 
 
 def take_verb(name: str, verbs: Sequence[str], arguments: list[str]) -> str:
-    """Remove the verb from the front of the arguments and return it; asking for help needs none.
+    """Remove the verb from the front of the arguments and return it. `--help` needs no verb.
 
     Args:
         name: The command.
-        verbs: Its verbs; empty where it has none.
-        arguments: The command line; it is changed.
+        verbs: The verbs of the command; empty if it has none.
+        arguments: The command line; its verb is removed.
 
     Raises:
         ConfigError: The verb is missing or unknown.
@@ -100,8 +100,8 @@ def take_verb(name: str, verbs: Sequence[str], arguments: list[str]) -> str:
 def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the flags and the overrides of a command line.
 
-    Hydra wants its flags first, and users write them anywhere. Hydra answers wrong ones with a page
-    of help and exit code 2; here they are an error of one line.
+    Hydra needs its flags first, but users write them anywhere. Hydra answers a wrong flag with a
+    page of help and exit code 2; here a wrong flag is an error of one line.
 
     Raises:
         ConfigError: A flag is unknown, or `-m` was given to one of several ranks that torchrun or
@@ -114,7 +114,7 @@ def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]
     def complain(message: str) -> NoReturn:
         raise ConfigError(f"{message}; --help lists what there is")
 
-    folders = {k + 1 for k, argument in enumerate(arguments) if argument in FLAGS}  # `a=b`, too
+    folders = {k + 1 for k, argument in enumerate(arguments) if argument in FLAGS}  # also `a=b`
     said = [k not in folders and is_override(argument) for k, argument in enumerate(arguments)]
     overrides = [argument for argument, is_one in zip(arguments, said, strict=True) if is_one]
     flags = [argument for argument, is_one in zip(arguments, said, strict=True) if not is_one]
@@ -129,19 +129,19 @@ def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]
 
 
 def is_sweep(flags: Sequence[str]) -> bool:
-    """Return whether the command line asks for a job for each of several values, by `-m`."""
+    """Return whether the command line asks by `-m` for one job for each of several values."""
     return bool(get_args_parser().parse_args(list(flags)).multirun)
 
 
 @contextmanager
 def hydra_process(name: str, arguments: list[str]) -> Iterator[None]:
-    """Set the process's arguments and environment for Hydra inside of the block.
+    """Set the process's arguments and environment for Hydra within the block.
 
     Hydra reads `sys.argv`, and raises its errors only where `HYDRA_FULL_ERROR` is set.
 
     Args:
         name: The command.
-        arguments: What Hydra finds in `sys.argv` behind it.
+        arguments: The arguments after the command that Hydra finds in `sys.argv`.
     """
     kept_arguments = sys.argv
     kept_flag = os.environ.get("HYDRA_FULL_ERROR")

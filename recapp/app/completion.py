@@ -1,11 +1,11 @@
-"""The shell's completion: what the last word of a command line may become.
+"""Complete the last word of a command line in a shell.
 
     recapp tr                       train
     recapp train tra                trainer=  trainer.devices=  trainer.max_steps=  ...
     recapp train model=             model=dlrm
     recapp train +plan=             +plan=mixed  +plan=row_wise  ...
 
-Nothing heavy is imported for it, because a shell asks at every press of the key.
+This file imports no heavy package, because a shell runs it at every press of the tab key.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ SHELLS = {
 
 
 def shell_script(shell: str) -> str:
-    """Return what a shell has to evaluate so that it completes recapp's command lines.
+    """Return the script that a shell evaluates to complete recapp's command lines.
 
     Args:
         shell: "bash" or "zsh"; for others the result is empty.
@@ -39,15 +39,15 @@ def shell_script(shell: str) -> str:
 
 
 def candidates(line: str, commands: Iterable[str]) -> list[str]:
-    """Return what the last word of a command line may become.
+    """Return the words that the last word of a command line may become.
 
     Args:
         line: The line up to the cursor, `recapp` included.
         commands: The names of all commands.
 
     Returns:
-        Whole words, without what stands before their last `=`, because shells take that for a word
-        of its own. A word that is complete ends in a blank, a setting in `=`.
+        The words, without the part up to their last `=`, which shells treat as a word of its own. A
+        complete word ends in a blank, a setting in `=`.
     """
     _, *words = line.split()
     last = "" if line.endswith(" ") or not words else words.pop()

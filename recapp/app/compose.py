@@ -1,12 +1,12 @@
-"""Settings: `conf/*.yaml` and the command line, composed by Hydra; mistakes become one line each.
+"""Compose settings from `conf/*.yaml` and the command line by Hydra; each mistake becomes one line.
 
     conf/train.yaml        the groups, and one option of each as default      model: dlrm
     conf/model/dlrm.yaml   the settings of one option                         model.top_layers
     command line           group=option, key=value, +plan=option             +plan=mixed seed=2
 
-A checkpoint keeps the settings it was made with. A run that resumes from it, or evaluates it, takes
-those settings and replaces exactly what the command line sets (`compose_over`); the defaults of
-today do not count.
+A checkpoint keeps the settings that it was trained with. A run that resumes from a checkpoint, or
+evaluates it, takes these settings and replaces only those that the command line sets
+(`compose_over`); today's defaults are not used.
 """
 
 import json
@@ -53,20 +53,20 @@ PATHS = (
     ("topology", "hardware"),
     ("plan", "path"),
 )
-ADDED_GROUPS = ("plan",)  # in no defaults list: chosen with +plan=option, or not at all
-# Hydra wants the name of an option to be a word
+ADDED_GROUPS = ("plan",)  # in no defaults list: chosen only with +plan=option
+# values that are no option, since Hydra needs a word
 NO_OPTION = re.compile(r"|null|true|false|[-+.0-9].*")
-LOGGERS = {  # of Lightning, which need a package of their own
+LOGGERS = {  # Lightning's loggers that need another package
     "mlflow": "lightning.pytorch.loggers.MLFlowLogger",
     "wandb": "lightning.pytorch.loggers.WandbLogger",
 }
 SCHEDULE = "optimizer.schedule"
 SCHEDULE_GROUP = "optimizer/schedule"
 NULLABLE_GROUPS = ("experiment", SCHEDULE_GROUP)
-# what a checkpoint may name: files of conf/ and no others
+# a checkpoint may name only files of conf/
 GROUP = re.compile(r"\w+(?:/\w+)*")
 OPTION = re.compile(r"[\w-]+")
-ADVICE = (  # what Hydra's error says: what the user should do
+ADVICE = (  # pattern of Hydra's error -> advice to the user
     (
         r"default list use \+(\S+)",
         "{0}: nothing is chosen there by default, so it needs a plus: +{0}",
@@ -82,16 +82,16 @@ ADVICE = (  # what Hydra's error says: what the user should do
     ),
     (r"Sweep parameters '(.*)' requires", "{0}: put -m in front for one job for each value"),
 )
-# settings of one command line, never taken from a checkpoint
+# settings that only the command line may set, never a checkpoint
 OF_THE_INVOCATION = ("format", "trust", "resume_data", "hydra")
 
-# conf/command.yaml calls it; resolved once for a command and all jobs of its sweep
+# for conf/command.yaml; resolved once for a command and all jobs of its sweep
 OmegaConf.register_new_resolver("new_directory", new_directory, use_cache=True, replace=True)
 
 
 def best(key: str, *, _root_: DictConfig) -> str:
-    """Return the metric by which the task of some settings chooses its best checkpoint: `monitor`
-    is its name, `mode` its direction. Files of `conf/` say `${best:monitor}`.
+    """Return the metric that chooses the best checkpoint for the task of the settings: `monitor` is
+    its name, `mode` its direction. Files of `conf/` use it as `${best:monitor}`.
     """
     named: Any = OmegaConf.to_container(_root_.task, resolve=True) if "task" in _root_ else None
     measures = build_task(constructor(named) if named else None).measures
@@ -102,14 +102,14 @@ OmegaConf.register_new_resolver("best", best, replace=True)
 
 
 def compose(primary: str, overrides: Sequence[str] = (), folders: Folders = ()) -> DictConfig:
-    """Return the settings `conf/<primary>.yaml` under some overrides, unresolved, with Hydra's own
-    under `hydra`.
+    """Compose `conf/<primary>.yaml` with overrides, unresolved. Hydra's own settings are under
+    `hydra`.
 
     Args:
         primary: The command.
-        overrides: As a command line has them.
-        folders: Directories in which options are looked for beside recapp's own; inside of a job
-            Hydra knows them already.
+        overrides: Overrides, as in a command line.
+        folders: Directories with further options, besides recapp's own. In a job, Hydra knows them
+            already.
     """
     if GlobalHydra.instance().is_initialized():
         return hydra.compose(primary, list(overrides), return_hydra_config=True)
@@ -123,8 +123,8 @@ def compose(primary: str, overrides: Sequence[str] = (), folders: Folders = ()) 
 
 
 def choices(hydra_config: HydraConf | DictConfig) -> dict[str, str]:
-    """Return the option chosen of each group, without Hydra's own groups: `{"model": "dlrm",
-    "plan": "mixed"}`.
+    """Return the chosen option of each group except Hydra's own: `{"model": "dlrm", "plan":
+    "mixed"}`.
     """
     chosen = hydra_config.runtime.choices.items()
     return {
@@ -140,9 +140,7 @@ def without_hydra(config: DictConfig) -> DictConfig:
 
 
 def names_checkpoint(config: DictConfig) -> bool:
-    """Return whether the settings name a checkpoint, which supplies those that the command line
-    leaves open.
-    """
+    """Return whether the settings name a checkpoint, whose settings then replace the defaults."""
     return (
         "ckpt_path" in config
         and not OmegaConf.is_missing(config, "ckpt_path")
@@ -151,15 +149,14 @@ def names_checkpoint(config: DictConfig) -> bool:
 
 
 def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
-    """Return settings as plain dicts and lists, every reference resolved, in recapp's words.
+    """Return settings as plain dicts and lists: references resolved, HugeCTR's words replaced.
 
     Args:
         config: Composed settings.
-        whole: Whether every setting that must be given has to be there; otherwise a missing one is
-            `???`.
+        whole: Whether a missing required setting is an error; if not, its value is `???`.
 
     Raises:
-        ConfigError: A setting that must be given is missing, or a reference leads nowhere.
+        ConfigError: A required setting is missing, or a reference cannot be resolved.
     """
     try:
         missing = sorted(OmegaConf.missing_keys(config)) if whole else []
@@ -176,18 +173,19 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
 
 
 def trusting(trust: Sequence[str]) -> list[str]:
-    """Return the command line that vouches for packages of the user's own.
+    """Return the overrides that trust the user's packages.
 
     Raises:
-        ConfigError: They are no names of packages.
+        ConfigError: A name is no name of a package.
     """
     check_trust(trust)
     return [f"trust=[{','.join(trust)}]"] if trust else []
 
 
 def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plain settings whose paths (`PATHS`: a path, a glob, or a list of them) are absolute,
-    so that they hold in any working directory.
+    """Make the paths in plain settings absolute, so that they hold in any working directory.
+
+    `PATHS` lists the settings. Each is a path, a glob, or a list of them.
     """
     here = Path.cwd()
 
@@ -211,17 +209,17 @@ def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()) -> list[str]:
-    """Return `group=option` for every choice that the checkpoint of `ckpt_path=DIR` was made with
-    and the command line does not make itself.
+    """Return `group=option` for each choice of the checkpoint `ckpt_path=DIR` that the command line
+    does not make.
 
-    Hydra refuses `model.depth=3` where the default model has no depth, whatever the checkpoint's
-    model has: so the checkpoint's options are chosen first. A checkpoint that cannot be read gives
-    none; its reader raises the error.
+    Hydra refuses `model.depth=3` if the default model has no depth, even if the checkpoint's model
+    has one. So the checkpoint's options are chosen first. A checkpoint that cannot be read gives no
+    choices; its reader raises the error later.
 
     Args:
         primary: The command.
-        overrides: Its command line.
-        folders: Directories in which options are looked for beside recapp's own.
+        overrides: The command line.
+        folders: Directories with further options, besides recapp's own.
     """
     paths = [
         override.partition("=")[2] for override in overrides if override.startswith("ckpt_path=")
@@ -244,17 +242,17 @@ def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()
 def overrides_that_choose(
     chosen: Mapping[str, str], primary: str, folders: Folders = ()
 ) -> list[str]:
-    """Return `group=option` for each of some options, or `+group=option` where the command has no
-    such group by default.
+    """Return `group=option` for each option, or `+group=option` if the command has no default for
+    the group.
 
-    An option that does not exist any more is left out.
+    Options that no longer exist are left out.
 
     Args:
         chosen: The option of each group.
         primary: The command.
-        folders: Directories in which options are looked for beside recapp's own.
+        folders: Directories with further options, besides recapp's own.
     """
-    default = compose(primary, folders=folders).hydra.runtime.choices  # null ones too
+    default = compose(primary, folders=folders).hydra.runtime.choices  # also null choices
     there = {
         group: option for group, option in chosen.items() if option_file(group, option, folders)
     }
@@ -264,21 +262,20 @@ def overrides_that_choose(
 def compose_over(
     stored: Mapping[str, Any], primary: str, overrides: Sequence[str], folders: Folders = ()
 ) -> dict[str, Any]:
-    """Return the plain settings of a stored model, checked, with exactly those replaced that the
-    command line sets.
+    """Return the checked plain settings of a stored model. The command line replaces only the
+    settings that it names.
 
     Args:
         stored: Plain settings, as `resolved.yaml` and the checkpoint's manifest hold them.
-        primary: The command whose settings these become: what `conf/<primary>.yaml` has and
-            `stored` has not is added.
-        overrides: The command line: a group choice replaces the whole group, `+plan=x` the plan,
+        primary: The command. Settings of `conf/<primary>.yaml` that `stored` lacks are added.
+        overrides: The command line. A choice replaces the whole group, `+plan=x` the plan,
             `key=value` one setting.
-        folders: Directories in which options are looked for beside recapp's own.
+        folders: Directories with further options, besides recapp's own.
 
     Raises:
-        ConfigError: An override names a setting that neither has; the error names close matches.
-        CheckpointError: What is left of the checkpoint's settings names something that may not be
-            called (`recapp/stored/trust.py`).
+        ConfigError: An override names a setting that does not exist; the error names close matches.
+        CheckpointError: The checkpoint's settings name a constructor that may not be called
+            (`recapp/stored/trust.py`).
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     result = marked({key: value for key, value in stored.items() if key not in OF_THE_INVOCATION})
@@ -307,9 +304,9 @@ def compose_over(
     chosen = {**choices, **{group: str(option) for group, option in named.items() if option}}
     found = config.get("trust") or []
     trust: Any = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
-    if config.get("task"):  # its best metric is asked for next
+    if config.get("task"):  # `${best:...}` needs the task
         config.task = judged({"task": to_plain(config.task)}, trust)["task"]
-    plain = judged(to_plain(config), trust)  # before anything that they name is imported
+    plain = judged(to_plain(config), trust)  # before any `_target_` is imported
     plain, dropped = known_part(plain, COMMANDS[primary])
     for name in dropped:
         if any(override.key_or_group == name for override in parsed):
@@ -324,22 +321,22 @@ def compose_over(
 def recipe_over(
     stored: Mapping[str, Any], primary: str, overrides: Sequence[str], folders: Folders = ()
 ) -> Any:
-    """Return the recipe of a stored model under a command line, with absolute paths (`compose_over`
-    says the rest).
+    """Return the recipe of a stored model, changed by a command line, with absolute paths.
+
+    Arguments and errors are those of `compose_over`.
     """
     plain = compose_over(stored, primary, overrides, folders)
     return recipe_of(with_absolute_paths(plain), primary)
 
 
 def check_groups(arguments: Sequence[str]) -> None:
-    """Check the choices of groups that Hydra would refuse with a sentence that does not name them.
+    """Check choices of groups that Hydra would refuse without naming the group or option.
 
     Args:
         arguments: The command line.
 
     Raises:
-        ConfigError: A group that needs an option is to have none, or there is no experiment of a
-            name.
+        ConfigError: A group has no option but needs one, or an experiment does not exist.
     """
     folders = named_folders(arguments)
     elsewhere = any(argument.startswith("hydra.searchpath") for argument in arguments)
@@ -352,7 +349,7 @@ def check_groups(arguments: Sequence[str]) -> None:
             and name not in NULLABLE_GROUPS
         ):
             raise ConfigError(f"{name}={value}: choose one of {', '.join(there)}")
-        # Hydra would split the group's name from the option's elsewhere
+        # Hydra would split group and option at another slash
         if there and "/" in value and not elsewhere and not option_file(name, value, folders):
             raise ConfigError(no_such_option(name, value, there))
         if (
@@ -369,8 +366,8 @@ def check_groups(arguments: Sequence[str]) -> None:
 
 
 def _written_by(choice: Override, folders: Folders) -> list[str]:
-    """Return the dotted settings that a group choice decides: its own group, or what a global
-    option such as an experiment lists.
+    """Return the dotted settings that a choice sets: its own group, or those in the file of a
+    global option such as an experiment.
     """
     group = choice.key_or_group
     file = option_file(group, str(choice.value()), folders)
@@ -385,7 +382,7 @@ def _written_by(choice: Override, folders: Folders) -> list[str]:
 
 
 def _take(into: dict[str, Any], source: Mapping[str, Any], path: Sequence[str]) -> None:
-    """Set in `into` at `path` what `source` has there; delete it where `source` has nothing."""
+    """Copy the value at `path` from `source` into `into`; delete it if `source` has none."""
     *parents, last = path
     for parent in parents:
         into[parent] = dict(into.get(parent) or {})
@@ -410,8 +407,8 @@ def dotted(config: Mapping[Any, Any], prefix: str = "", *, leaves_only: bool = F
 
 
 def known_settings(primary: str, overrides: Sequence[str]) -> list[str]:
-    """Return the dotted settings that exist under the group choices of a command line, or under
-    none where those are wrong.
+    """Return the dotted settings that exist with the choices of a command line, or with the
+    defaults if the choices are wrong.
     """
     folders = named_folders(overrides)
     chosen = [
@@ -429,12 +426,12 @@ def known_settings(primary: str, overrides: Sequence[str]) -> list[str]:
 
 
 def no_such_option(group: str, option: str, known: Iterable[str]) -> str:
-    """Return the text of an error: a group has no option of a name, and what there is.
+    """Return the error text for an unknown option of a group, with the known options.
 
     Args:
         group: The group.
-        option: What was chosen of it.
-        known: The names of its options.
+        option: The option that was chosen.
+        known: The names of the group's options.
     """
     text = f"{group}={option}: there is no such option; {suggest(option, known)}"
     if group == "dataset" and ("/" in option or Path(option).exists()):
@@ -449,10 +446,10 @@ def no_such_option(group: str, option: str, known: Iterable[str]) -> str:
 
 
 def in_one_line(error: HydraException | OmegaConfBaseException, known: Iterable[str]) -> str:
-    """Return in one line what is wrong with the settings, and which names are close.
+    """Describe an error of Hydra in one line, with the names that are close.
 
     Args:
-        error: What Hydra or OmegaConf raised.
+        error: The error of Hydra or OmegaConf.
         known: The settings that exist, dotted.
     """
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error

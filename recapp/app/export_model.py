@@ -1,11 +1,11 @@
-"""A checkpoint becomes an artefact: table by table, in bounded memory, and measured.
+"""Export a checkpoint as an artefact: table by table, in bounded memory, with measurements.
 
     checkpoint --TrainedTables--> rows --RowWriter--> rows/*.bin
                --meta.pt--------> dense.safetensors
-    validation rows --Probe--> what each width costs (report), how tables are stored (quantize=auto)
+    validation rows --Probe--> loss of each width (report), widths of tables (quantize=auto)
     the finished files --load--> logits of the example --> manifest.json, written last
 
-Everything is written under another name first; the artefact gets its own in one rename.
+All files are written into a directory with another name. One rename gives the artefact its name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,23 +79,24 @@ def export_model(
     recipe: Train | None = None,
     trust: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Write an artefact of a checkpoint.
+    """Export a checkpoint as an artefact.
 
     Args:
         path: The checkpoint.
         output: The directory of the artefact.
-        options: How tables are stored, and what is measured; None stores them as trained.
-        recipe: That of the model and its data, judged; None takes the checkpoint's own.
-        trust: Packages of your own whose classes its settings may name.
+        options: The settings of storage and measurements; None stores tables as trained.
+        recipe: The recipe of the model and its data, checked for trust; None takes the checkpoint's
+            own.
+        trust: Your packages whose classes the settings may name.
 
     Returns:
-        The report: `tables`, a record for each; `widths`, what each width costs on
-        `validation_rows`; `bytes` of the artefact; its `name` and `version`.
+        The report: `tables`, a record for each; `widths`, the metrics of each width on
+            `validation_rows`; `bytes` of the artefact; its `name` and `version`.
 
     Raises:
         ConfigError: An option is wrong, or `output` exists or lies in the checkpoint.
-        CheckpointError: There is no checkpoint, or it is damaged.
-        ArtefactError: It cannot be written.
+        CheckpointError: The checkpoint does not exist, or is damaged.
+        ArtefactError: The artefact cannot be written.
     """
     options = options or Export()
     if Path(path).resolve() in Path(output).resolve().parents:
@@ -112,7 +113,7 @@ def export_model(
 
 
 class _Exporter:
-    """The steps of an export, and what they share."""
+    """The steps of an export, and the objects that they share."""
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class _Exporter:
         self.source = validation_source(recipe)
 
     def run(self) -> dict[str, Any]:
-        """Write everything, and return the report."""
+        """Write all files, and return the report."""
         chosen = self._storage_by_hand()
         report: dict[str, Any] = {"widths": [], "validation_rows": 0}
         if self.source is not None and self.options.report_rows:
@@ -171,21 +172,23 @@ class _Exporter:
         return {t.name: by_hand.get(t.name, storage_of(t, quantize)) for t in self.tables}
 
     def _probe(self) -> Probe:
-        """Return the model with the rows that validation reads."""
+        """Return a probe: the model and the validation batches that measure it."""
         assert self.source is not None
         batches = validation_batches(self.source, self.recipe, self.options.report_rows)
         console.note("measuring what each width costs on validation rows ...")
         return Probe(self._model, self._load_dense, batches, self._rows_of)
 
     def _least(self, probe: Probe) -> dict[str, DataType]:
-        """Return how tables are stored in as few bytes as the budget allows."""
+        """Return the storage of tables that needs the fewest bytes within the budget."""
         budget = BUDGET_NE if self.options.budget_ne is None else self.options.budget_ne
         fixed = storage_by_hand(self.tables, self.options.quantize_tables or {})
         with console.progress("trying tables", measurements(self.tables, fixed)) as advance:
             return least_storage(self.tables, self.rows, probe, budget, fixed, advance)
 
     def _rows_of(self, table: EmbeddingConfig, numbers: Tensor) -> Tensor:
-        """Return rows of a table by number, or by the positions of keys, which may have none."""
+        """Return rows of a table: by number, or by key for a dynamic table. A key without a row
+        gets its start value.
+        """
         with self.trained.rows(table) as rows:
             if table.dynamic is None:
                 return rows[numbers]
@@ -236,7 +239,7 @@ class _Exporter:
             },
             "lookups": _lookups(self._model()),
             "ids": schema.id_encoding(),
-            # a command line may have changed what the model computes
+            # a command line may have changed the model
             "config": {
                 **manifest.config,
                 **{key: to_plain(getattr(self.recipe, key)) for key in OF_THE_MODEL},
@@ -271,8 +274,8 @@ class _Exporter:
         files: dict[str, Mapping[str, Any]],
         batch: Batch,
     ) -> dict[str, Any] | None:
-        """Write the compiled dense part, and return what a manifest says of it; None where there
-        is none, which is noted.
+        """Write the compiled dense part, and return its entry in the manifest. If compiling fails,
+        print why and return None.
         """
         if not self.options.compile:
             return None
@@ -290,7 +293,7 @@ class _Exporter:
         return entry
 
     def _logits(self, model: nn.Module, batch: Batch) -> list[float]:
-        """Return the logits of the example by the files that were written."""
+        """Return the logits of the example, computed from the written files."""
         with torch.no_grad():
             logits = only_output(model(batch))
         if not bool(torch.isfinite(logits).all()):
@@ -302,7 +305,7 @@ class _Exporter:
 
 
 def _made(snapshot: Checkpoint) -> dict[str, Any]:
-    """Return what an artefact was made of and by."""
+    """Return the origin of an artefact: checkpoint and versions."""
     manifest = snapshot.manifest
     return {
         "recapp": version("recapp"),
@@ -314,7 +317,7 @@ def _made(snapshot: Checkpoint) -> dict[str, Any]:
 
 
 def _lookups(model: nn.Module) -> list[dict[str, Any]]:
-    """Return what reads the tables, as plain data for programs of any language."""
+    """Return the lookups of the tables, as plain data for programs in any language."""
     return [
         {
             "table": x.table.name,

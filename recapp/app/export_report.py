@@ -1,5 +1,5 @@
-"""What an export says of itself: bytes of each table before and after, and what each width would
-cost on the validation rows.
+"""The report of an export: bytes of each table before and after, and metrics of each width on the
+validation rows.
 """
 
 import math
@@ -40,8 +40,8 @@ def table_rows(
 
     Args:
         tables: The tables, as they were trained.
-        rows: The rows of each.
-        chosen: How each is stored.
+        rows: The number of rows of each table.
+        chosen: The storage type of each table.
     """
     made = []
     for t in tables:
@@ -67,7 +67,7 @@ def width_rows(
     chosen: Mapping[str, DataType],
     probe: Probe,
 ) -> list[dict[str, Any]]:
-    """Return a record for each width, and for the one that was chosen, as measured."""
+    """Measure each width and the chosen storage, and return a record for each."""
     ways = {width: {t.name: storage_of(t, width) for t in tables} for width in QUANTIZE}
     ways[EXPORTED] = dict(chosen)
     before = probe.measure({})
@@ -84,7 +84,7 @@ def width_rows(
 
 
 def _said(found: Measured, before: Measured) -> dict[str, Any]:
-    """Return metrics and changes as JSON can hold them."""
+    """Return metrics and changes; numbers that JSON cannot hold become None."""
     said = {
         **found.metrics,
         "ne_change": found.metrics[NE] - before.metrics[NE],
@@ -94,7 +94,7 @@ def _said(found: Measured, before: Measured) -> dict[str, Any]:
 
 
 def print_report(report: Mapping[str, Any]) -> None:
-    """Print what an export has made, as tables."""
+    """Print the report of an export as tables."""
     console.print_table(report["tables"], TABLE_COLUMNS, title="Tables")
     before = sum(t["bytes_before"] for t in report["tables"])
     after = sum(t["bytes_after"] for t in report["tables"])

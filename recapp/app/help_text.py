@@ -3,10 +3,10 @@
     conf/dataset/custom.yaml     lanes: 16    # the order of rows depends on ...
     --help dataset               dataset.lanes=16      the order of rows depends on ...
 
-A comment belongs to the setting on its line or, where it stands on lines of its own, to the setting
-below it; lines that continue further right belong to the comment above them. A comment at the top
-of a file describes the option. Values are those of the command line, so that `--help
-dataset=criteo_kaggle` shows that data set.
+A comment belongs to the setting on its line. A comment on lines of its own belongs to the setting
+below it. Lines that continue further right belong to the comment above them. A comment at the top
+of a file describes the option. Values are those of the command line: `--help dataset=criteo_kaggle`
+shows that data set.
 """
 
 import re
@@ -53,9 +53,9 @@ class Comments:
     """The comments of a file of `conf/`.
 
     Args:
-        about: The comment at its top.
-        of: The comment of each setting in it, by its dotted name inside the file.
-        parents: The options of the same group that it starts from.
+        about: The comment at the top of the file.
+        of: The comment of each setting, by its dotted name in the file.
+        parents: The options of the same group that are its defaults.
     """
 
     about: str
@@ -76,21 +76,21 @@ def help_text(
 
     Args:
         command: The name of the command.
-        config: Its settings, plain, as its command line composes them.
+        config: The plain settings that the command line composes.
         chosen: The option chosen of each group.
-        folders: Directories in which options are looked for beside recapp's own.
+        folders: Directories with further options, besides recapp's own.
         only: The one group to show; empty shows all.
         columns: The width of the terminal.
 
     Raises:
-        ConfigError: There is no group of that name.
+        ConfigError: There is no such group.
     """
     groups = [
         name
         for name in dict.fromkeys([*config, *chosen, *ADDED])
         if is_group(name, folders) and _known(command, name)
     ]
-    only = only.partition("/")[0]  # a group inside of a group is shown with that
+    only = only.partition("/")[0]  # a group in a group is shown with the outer one
     if only and only not in groups:
         raise ConfigError(f"--help {only}: there is no such group; {suggest(only, groups)}")
     parts = [] if only else list(_opening(command, config, groups, columns))
@@ -104,13 +104,13 @@ def help_text(
 
 
 def words_for(folders: Folders, group: str, option: str, name: str) -> str:
-    """Return the comment of a group's setting: that in its option's file, else in the files that
-    one starts from, else in any of the group's.
+    """Return the comment of a group's setting: from the option's file, or else from the files of
+    its defaults, or else from any file of the group.
 
     Args:
-        folders: Directories in which options are looked for beside recapp's own.
+        folders: Directories with further options, besides recapp's own.
         group: The group of the setting.
-        option: The option that is chosen of the group.
+        option: The chosen option of the group.
         name: The setting, dotted, without the group.
     """
     chain = list(_chain(folders, group, option))
@@ -176,7 +176,7 @@ def _opening(
 
 
 def _primaries(conf: Path, command: str) -> list[str]:
-    """Return the commands whose settings another one has as well: eval has those of train."""
+    """Return the commands whose settings a command includes: eval includes those of train."""
     text = yaml.safe_load((conf / f"{command}.yaml").read_text())
     return [
         str(each) for each in text.get("defaults", []) if isinstance(each, str) and each != "_self_"
@@ -210,7 +210,7 @@ def _group(
         )
     if isinstance(value, Mapping):
         leaves = [leaf for key, item in value.items() for leaf in _leaves(f"{group}.{key}", item)]
-    else:  # nothing is chosen by default: list what could be set
+    else:  # no option is chosen by default: list all settings
         leaves = [
             (f"+{name}", None)
             for name in names_of(COMMANDS[command])
@@ -221,9 +221,7 @@ def _group(
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the settings inside of a value: those of mappings in turn, except long tables of
-    numbers.
-    """
+    """Yield the settings in a value, and in mappings inside it, except long tables of numbers."""
     if isinstance(value, Mapping) and value and not name.endswith((".hardware", ".plans")):
         for key, item in value.items():
             yield from _leaves(f"{name}.{key}", item)
@@ -250,7 +248,7 @@ def _line(name: str, value: Any, words: str, columns: int) -> str:
 
 
 def _chain(folders: Folders, group: str, option: str) -> Iterator[Path]:
-    """Yield the file of an option and those that it starts from."""
+    """Yield the file of an option and the files of its defaults."""
     path = option_file(group, option, folders) if option else None
     if path:
         yield path
@@ -268,8 +266,8 @@ def _of_mapping(node: Any, lines: list[str], prefix: str) -> Iterator[tuple[str,
 
 
 def _comment(key: Any, value: Any, lines: list[str]) -> str:
-    """Return the comment behind a setting and its continuation lines, or else the lines above the
-    setting.
+    """Return the comment on a setting's line and its continuation lines, or else the comment above
+    the setting.
     """
     block = isinstance(value, yaml.CollectionNode) and not value.flow_style
     number, column = (

@@ -1,10 +1,9 @@
-"""A trained model for whoever wants scores: a checkpoint or an artefact becomes a `Scorer`, in one
-process.
+"""Load a trained model for scoring: a checkpoint or an artefact becomes a `Scorer`, in one process.
 
-    DIR/manifest.json (settings, judged) -> model on the meta device -> its tables on one rank
+    DIR/manifest.json (trusted settings) -> model on the meta device -> its tables on one rank
     DIR/*.safetensors, meta.pt           -> rows, dense part
 
-Settings come from the checkpoint alone, as those of `recapp.eval` do.
+All settings come from the checkpoint, as in `recapp.eval`.
 """
 
 from collections.abc import Sequence
@@ -58,34 +57,35 @@ def load_model(
         model = recapp.load_model("best.ckpt")
         scores = model.predict(pyarrow.parquet.read_table("day.parquet"))
 
-    A checkpoint of a LightningModule of your own holds no settings, so give the module:
+    A checkpoint of your own LightningModule holds no settings, so pass the module:
 
         model = recapp.load_model("best.ckpt", module=Clicks())
         logits = model(batch)
 
     Args:
         path: A checkpoint, or an artefact that `recapp.export` has written.
-        device: Where it is to compute; None is the CPU.
-        trust: Packages of your own whose classes its settings may name.
-        check_rows: Whether an artefact's rows are read to compare their checksums; without, its
-            files are mapped in milliseconds, and rows are read when they are used.
-        trust_compiled: Whether an artefact's dense part may run as the machine code that it brings
-            along, which is two to three times as fast in small batches.
-        env: The ranks that hold its tables together, a process group or an object that has one as
-            `process_group`. Each of them calls this, and scores a batch of its own, maybe of no
-            rows, whenever the others do. None is this process alone, which needs no process group.
-        module: The module that was trained, whose tables are on the meta device and whose forward
-            makes logits [B]; None makes the model of the stored settings. Its `configure_model`
-            is called where it has one. It is changed in place.
-        data: The data that the module was trained on, whose columns `predict` reads; None where
-            only batches are scored.
+        device: The device to compute on; None is the CPU.
+        trust: Your packages whose classes the settings may name.
+        check_rows: Whether to read an artefact's rows to compare their checksums. If not, the files
+            are mapped in milliseconds, and rows are read when they are used.
+        trust_compiled: Whether to run the compiled dense part, which is machine code in the
+            artefact. It is two to three times as fast for small batches.
+        env: The ranks that hold the tables: a process group, or an object with an attribute
+            `process_group`. Every rank calls this function. Every rank scores a batch of its own,
+            which may be empty, whenever the others score one. None is this process alone, without a
+            process group.
+        module: The trained module, with its tables on the meta device and a forward that returns
+            logits [B]. Its `configure_model` is called, if it has one. It is changed in place. None
+            builds the model of the stored settings.
+        data: The data that the module was trained on: `predict` reads its columns. None scores only
+            batches.
 
     Raises:
-        CheckpointError: There is no checkpoint, or it is damaged, of a later version, or names
-            something that may not be called.
-        ArtefactError: As of a checkpoint, or the artefact's example has other scores.
-        ConfigError: A device beside ranks, which have one each; a module for an artefact, which
-            has its own, or `data` without a module.
+        CheckpointError: The checkpoint does not exist, is damaged or of a later version, or names a
+            constructor that may not be called.
+        ArtefactError: The same for an artefact, or its example gets other scores.
+        ConfigError: `device` and `env` are both given, though each rank has its own device; a
+            module is given for an artefact, which has its own; or `data` is given without a module.
         PlanError: The tables do not fit on the ranks.
     """
     if env is None:
@@ -108,7 +108,7 @@ def load_model(
 def _own_module(
     comm: Comm, path: str | Path, module: nn.Module, data: "ClickData | None"
 ) -> Scorer:
-    """Return somebody's module with the rows and dense part of a checkpoint."""
+    """Fill a user's module with the rows and dense part of a checkpoint, and return its scorer."""
     if is_artefact(path):
         raise ConfigError(f"module=...: {path} is an artefact, which has its own: leave module out")
     configure = getattr(module, "configure_model", None)
@@ -127,8 +127,9 @@ def load_on(
     check_rows: bool = True,
     trust_compiled: bool = False,
 ) -> Scorer:
-    """Return a trained model whose tables some ranks hold, each of which calls this; arguments and
-    errors are those of `load_model`.
+    """Load a trained model whose tables the ranks hold together. Every rank calls this.
+
+    Arguments and errors are those of `load_model`.
     """
     with open_stored(path, comm) as stored:
 
@@ -152,8 +153,9 @@ def load_on(
 
 
 def _place(stored: StoredModel, model: nn.Module, comm: Comm, check_rows: bool) -> None:
-    """Give ranks the rows of a model's tables and its dense part: read from a checkpoint, which is
-    compared with its checksums meanwhile, or mapped of an artefact.
+    """Fill the tables and the dense part of a model on all ranks.
+
+    A checkpoint's rows are read and compared with their checksums. An artefact's files are mapped.
     """
     if not isinstance(stored, Artefact):
         return load_weights(stored, placed(model, comm), comm)
@@ -164,8 +166,8 @@ def _place(stored: StoredModel, model: nn.Module, comm: Comm, check_rows: bool) 
 
 
 def _compiled(artefact: Artefact, model: nn.Module) -> CompiledModel | None:
-    """Return the model with its compiled dense part; None where that cannot run here, which is
-    noted.
+    """Return the model with its compiled dense part; if it cannot run here, print why, return
+    None.
     """
     why = "it was exported without one"
     if artefact.manifest.info.get("compiled") is not None:
@@ -198,11 +200,11 @@ def _scorer(
 
 
 def recipe_of_stored(manifest: Manifest, trust: Sequence[str] = ()) -> Train:
-    """Return the recipe that a stored model was made with, judged.
+    """Return the recipe that a stored model was trained with, checked for trust.
 
     Raises:
-        CheckpointError: They are damaged, or name something that may not be called.
-        ArtefactError: They are damaged.
+        CheckpointError: The settings are damaged, or name a constructor that may not be called.
+        ArtefactError: The settings are damaged.
     """
     recipe: Train = recipe_over(manifest.config, "eval", trusting(trust))
     return match_stored(recipe, manifest)
@@ -211,17 +213,16 @@ def recipe_of_stored(manifest: Manifest, trust: Sequence[str] = ()) -> Train:
 def load_weights(
     checkpoint: Checkpoint, model: nn.Module, comm: Comm, of_model: str = OF_MODEL
 ) -> None:
-    """Fill a model from a checkpoint: this rank's rows of tables, and the dense part. Every rank
-    calls it.
+    """Fill this rank's rows of tables and the dense part from a checkpoint. Every rank calls this.
 
     Args:
-        checkpoint: The checkpoint, with all its files open.
-        model: As `recapp.inference.placed_model` makes it.
-        comm: The ranks that hold it.
-        of_model: What stands in front of its parameters' names in the checkpoint.
+        checkpoint: The checkpoint, with all files open.
+        model: The model that `recapp.inference.placed_model` returned.
+        comm: The ranks that hold the model.
+        of_model: The prefix of the parameters' names in the checkpoint.
 
     Raises:
-        CheckpointError: It is damaged, or of another model.
+        CheckpointError: The checkpoint is damaged, or of another model.
     """
     tables = StoredTables(sharded_tables(model), fitting=False, speaks=False)
     dense = [f"{of_model}{name}" for name, _ in model.named_parameters()]

@@ -1,4 +1,4 @@
-"""A recipe that fits a trained model: ids of the same text, tables of the same size."""
+"""Make a recipe fit a trained model: the same ids from text, and tables of the same sizes."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -15,18 +15,18 @@ R = TypeVar("R", bound=Recipe)
 
 
 def match_stored(recipe: R, manifest: "Manifest") -> R:
-    """Return a recipe under which a stored model reads the same ids into tables of the same size.
+    """Return a recipe with which a stored model reads the same ids into tables of the same sizes.
 
-    Tables that would be sized by the ids of the data set keep the stored sizes. A checkpoint of an
-    earlier recapp does not say how it read text ids; it read all of them as hexadecimal, so they
-    are read in this way again, which is noted.
+    Tables that the ids of the data set would size keep the stored sizes. A checkpoint of an earlier
+    recapp does not store how it read text ids. It read all of them as hexadecimal, so they are read
+    as hexadecimal again, and a note is printed.
 
     Args:
-        recipe: That of a run that loads the model.
-        manifest: That of the checkpoint or artefact.
+        recipe: The recipe of a run that loads the model.
+        manifest: The manifest of the checkpoint or artefact.
 
     Raises:
-        CheckpointError: Text ids would be read otherwise than they were in training.
+        CheckpointError: Text ids would be read differently than in training.
     """
     from recapp.dataset.schema import TEXT_HASH
 

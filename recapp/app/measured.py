@@ -1,4 +1,4 @@
-"""The measurements of a run and the prediction for it, as its directory keeps them."""
+"""The measurements of a run, and the prediction for it, in the run's directory."""
 
 from pathlib import Path
 from statistics import mean
@@ -25,17 +25,17 @@ from recapp.trainer.strategy import EmbeddingShardingStrategy
 def metrics_of_run(
     recipe: Train, trainer: Trainer, clock: StepClock, last: KeepLast, stopped: str | None
 ) -> dict[str, Any]:
-    """Return what goes into `metrics.json`: the validation metrics of the checkpoint that the
-    summary names, and what the steps cost over all ranks.
+    """Return the content of `metrics.json`: the validation metrics of the checkpoint that the
+    summary names, and the costs of a step over all ranks.
 
-    It is collective; other ranks than 0 return nothing.
+    This is a collective call. Ranks other than 0 return an empty dict.
 
     Args:
-        recipe: That of the run.
-        trainer: That of the run.
-        clock: What measured the steps.
-        last: What kept the checkpoints.
-        stopped: Why training ended early; None where it did not.
+        recipe: The recipe of the run.
+        trainer: The trainer of the run.
+        clock: The callback that measured the steps.
+        last: The callback that kept the checkpoints.
+        stopped: The reason why training ended early, or None.
     """
     strategy = trainer.strategy
     assert isinstance(strategy, EmbeddingShardingStrategy)
@@ -100,14 +100,14 @@ def metrics_of_run(
 def write_prediction(
     recipe: Train, strategy: EmbeddingShardingStrategy, val_rows: int, job_dir: Path
 ) -> None:
-    """Write what the planner predicts of this plan beside what was measured, on rank 0."""
+    """Write the planner's prediction for this plan next to the measurements, on rank 0."""
     if strategy.problem is not None and strategy.plan is not None and strategy.sharded_tables():
         problem = problem_of_run(recipe, strategy.problem, val_rows=val_rows)
         write_predicted(explained(strategy.plan, problem, alternatives=False), job_dir)
 
 
 def note_no_validation(trainer: Trainer, val_rows: int) -> None:
-    """Note on rank 0 that no validation came before the end, though there were rows for it."""
+    """Print on rank 0 that the run ended before its first validation, if there are rows for one."""
     if not (trainer.is_global_zero and val_rows and trainer.limit_val_batches):
         return
     if not any(name.startswith("val_") for name in trainer.callback_metrics):

@@ -36,7 +36,7 @@ Settings = dict[str, Any]
 
 
 def check(recipe: OnPaper, job: Job) -> None:
-    """Print what was predicted of runs beside what they measured."""
+    """Print predictions for runs next to their measurements."""
     if recipe.path is None:
         raise ConfigError(
             "path must be given: a run or a sweep of recapp.train, path=outputs/first"
@@ -81,7 +81,7 @@ def measured_runs(path: str) -> list[tuple[str, Settings, Settings]]:
     """Return name, prediction and measurement of every run below a directory.
 
     Raises:
-        ConfigError: There is no such directory, or no run with both.
+        ConfigError: The directory does not exist, or no run has both.
     """
     if not Path(path).is_dir():
         raise ConfigError(f"path={path}: there is no such directory")
@@ -100,7 +100,7 @@ def measured_runs(path: str) -> list[tuple[str, Settings, Settings]]:
 
 
 def scale(recipe: OnPaper, job: Job) -> None:
-    """Print step time, memory and bytes as ranks grow."""
+    """Print step time, memory and bytes for growing numbers of ranks."""
     register_own_types(recipe)
     known = [BEST, *SHARDING_TYPES]
     if not recipe.ranks:

@@ -16,7 +16,7 @@ from recapp.reporting.performance import PREDICTED_FILE, read_document, read_per
 from recapp.settings.records import to_plain
 
 RUN_BATCH = 512
-"""Samples of a rank in the run by which a step's overhead is measured."""
+"""Samples per rank in the run that measures the overhead of a step."""
 RUN_STEPS = 60
 """Steps of that run."""
 
@@ -37,7 +37,7 @@ def calibrate(recipe: OnPaper, job: Job) -> None:
             recipe.launch,
             to_stderr=to_stderr,
         )["rows"]
-        if external_rank() is None:  # ranks that others have started train once
+        if external_rank() is None:  # ranks that were started from outside can train only once
             run = Path(folder) / "run"
             run.mkdir()
             run_recipe(
@@ -69,12 +69,12 @@ def calibrate(recipe: OnPaper, job: Job) -> None:
 
 
 def short_run(recipe: OnPaper, ranks: int, hardware: str, data: Path) -> Train:
-    """Return the recipe of a short run on data that are generated for it.
+    """Return the recipe of a short run on generated data.
 
     Args:
-        recipe: That of `recapp.plan`.
+        recipe: The recipe of `recapp.plan`.
         ranks: The number of ranks.
-        hardware: The hardware file that the run is priced with.
+        hardware: The hardware file for the cost estimates of the run.
         data: The directory of the data.
     """
     asked = {

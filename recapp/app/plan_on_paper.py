@@ -1,4 +1,4 @@
-"""The verbs of `recapp.plan` that need no run: a plan explained, compared, written to a file."""
+"""The verbs of `recapp.plan` that need no run: explain, compare or export a plan."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,12 +24,13 @@ from recapp.sharding.plan_file import plan_to_yaml
 from recapp.sharding.sharding_plan import ShardingPlan
 
 BEST = "best"
-"""The planner's own plan, where a name is asked for."""
+"""The name of the planner's own plan."""
 
 
 def explain(recipe: OnPaper, job: Job) -> None:
-    """Print a plan: what lies where and what it costs; with `out` draw it as well, with
-    `as=hugectr` as HugeCTR's notebook prints it.
+    """Print a plan: the shards of each rank and their costs.
+
+    `out` also draws the plan. `as=hugectr` prints it as HugeCTR's notebook does.
     """
     problem = problem_on_paper(recipe)
     plan, bound = chosen_plan(recipe, problem)
@@ -99,12 +100,12 @@ def with_named_plan(recipe: OnPaper, name: str | None, folders: Folders = ()) ->
     """Return the recipe with another plan.
 
     Args:
-        recipe: That of `recapp.plan`.
+        recipe: The recipe of `recapp.plan`.
         name: An option of the group `plan`, a file, or `best`, the planner's own.
-        folders: Directories in which options are looked for beside recapp's own.
+        folders: Directories with further options, besides recapp's own.
 
     Raises:
-        ConfigError: There is no name, or it is none of these.
+        ConfigError: The name is missing, or none of these.
     """
     if name is None:
         raise ConfigError(
@@ -123,8 +124,8 @@ def with_named_plan(recipe: OnPaper, name: str | None, folders: Folders = ()) ->
 
 
 def chosen_plan(recipe: OnPaper, problem: PlanningProblem) -> tuple[ShardingPlan, float | None]:
-    """Return the plan that the settings ask for, and the lower bound of a step in seconds where the
-    planner has computed one.
+    """Return the plan that the settings ask for, and the planner's lower bound of a step in
+    seconds, or None.
     """
     plan = recipe.plan
     if plan is not None and (plan.path is not None or plan.rules is not None):

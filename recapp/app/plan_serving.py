@@ -1,4 +1,4 @@
-"""The verb `recapp.plan devices`: on how many devices tables fit that are only read."""
+"""The verb `recapp.plan devices`: the number of devices that tables need for serving."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,8 +28,8 @@ COLUMNS = (
 
 
 def devices(recipe: OnPaper, job: Job) -> None:
-    """Print the fewest devices on which the tables fit, for each width; of an artefact (`path`) as
-    it is.
+    """Print the fewest devices on which the tables fit, for each width or, with `path`, as an
+    artefact stores them.
     """
     problem = problem_on_paper(recipe)
     topology = problem.topology
@@ -52,9 +52,7 @@ def devices(recipe: OnPaper, job: Job) -> None:
 
 
 def _tables_of(path: str) -> tuple[list[EmbeddingConfig], list[TableLookup]]:
-    """Return the tables of an artefact as they are stored, and what reads them. Dynamic ones have
-    the rows that exist.
-    """
+    """Return the tables of an artefact and their lookups. Dynamic tables have their stored rows."""
     artefact = open_artefact(path).manifest
     model = meta_model(artefact, recipe_of_stored(artefact))
     count = {t.name: max(t.rows, 1) for t in artefact.tables}

@@ -1,4 +1,4 @@
-"""`recapp.plan types`: what each sharding type is for."""
+"""`recapp.plan types`: the use of each sharding type."""
 
 from shutil import get_terminal_size
 from textwrap import fill
@@ -11,7 +11,7 @@ from recapp.sharding.sharding_types import SHARDING_TYPES
 
 
 def types(recipe: OnPaper, job: Job) -> None:
-    """Print what each sharding type is for, those of the user's own included."""
+    """Print the use of each sharding type, including the user's own."""
     register_own_types(recipe)
     rows = [
         {

@@ -1,4 +1,4 @@
-"""A trained model on its way to the ranks, as Lightning takes it."""
+"""A trained model for ranks to predict with under Lightning."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,13 @@ from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 @dataclass(frozen=True)
 class RankModel:
-    """A model as a rank predicts with it.
+    """A model that a rank predicts with.
 
     Args:
         module: The module; its tables are sharded when prediction starts.
-        strategy: What shards them.
-        ckpt_path: What Lightning restores into them; None where nothing is left to restore.
-        callbacks: Callbacks that the trainer needs for it.
+        strategy: The Strategy that shards the tables.
+        ckpt_path: The checkpoint that Lightning restores; None if the model is already filled.
+        callbacks: Callbacks that the trainer needs for this model.
     """
 
     module: TaskModule
@@ -30,12 +30,12 @@ class RankModel:
 
 
 class CheckExample(Callback):
-    """Compares the scores of an artefact's example with the exported ones before any other row is
-    scored; every rank scores it.
+    """Compare the logits of an artefact's example with the exported ones before prediction starts.
+    Every rank scores the example.
 
     Args:
         artefact: The artefact.
-        batch: Its example.
+        batch: The batch of its example.
     """
 
     def __init__(self, artefact: Manifest, batch: Batch) -> None:
@@ -43,10 +43,10 @@ class CheckExample(Callback):
         self.batch = batch
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Score the example.
+        """Score the example and compare its logits.
 
         Raises:
-            ArtefactError: Its scores are others.
+            ArtefactError: The logits differ.
         """
         with torch.no_grad():
             logits = pl_module(self.batch.to(pl_module.device))

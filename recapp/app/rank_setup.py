@@ -1,4 +1,4 @@
-"""The process of a rank before its run and after it: memory, precision, messages of libraries."""
+"""Set up a rank's process before its run, and leave it afterwards: memory, precision, messages."""
 
 import logging
 import sys
@@ -11,10 +11,10 @@ from recapp.recipe.recipe import Train
 
 
 def prepare_process(recipe: Train) -> None:
-    """Load torch and Lightning, and set what has to be set before a run begins.
+    """Import torch and Lightning, and set memory, precision and messages before a run begins.
 
     Args:
-        recipe: That of the run.
+        recipe: The recipe of the run.
     """
     with loading():
         import torch
@@ -24,9 +24,9 @@ def prepare_process(recipe: Train) -> None:
         from recapp.processes.process_memory import keep_freed_memory
         from recapp.recipe import lightning_trainer  # noqa: F401  (imports what a run needs)
 
-        # which Lightning asks the environment when it is imported: a fork server is no rank
+        # Lightning read the rank when it was imported, maybe in a fork server, which has none
         vars(rank_zero_only)["rank"] = external_rank() or 0
-        # after Lightning: it sets its loggers' levels when it is imported
+        # after the import of Lightning, which sets the levels of its loggers
         silence_lightning(profiles="profiler" in recipe.trainer.more)
     freeze_loaded_objects()
     if recipe.engine.keep_freed_memory:
@@ -36,40 +36,39 @@ def prepare_process(recipe: Train) -> None:
 
 
 def silence_lightning(*, profiles: bool) -> None:
-    """Silence Lightning's hints, which are for those who write loops and not for those who run this
-    command.
+    """Silence Lightning's hints: they address authors of training loops, not users of a command.
 
     Args:
-        profiles: Whether a profiler runs, whose report is kept.
+        profiles: Whether a profiler runs; its report is still printed.
     """
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     if profiles:
         logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
     warnings.filterwarnings("ignore", module=r"lightning\.")
-    # a warning of torch about a tree that Lightning walks
+    # torch warns about a function that Lightning calls
     warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")
 
 
 def ranks_here() -> tuple[int, int]:
-    """Return the number of ranks on this host and the number of hosts, as the environment says:
-    that of torch elastic, torchrun, srun or a person.
+    """Return the number of ranks on this host and the number of hosts, from environment variables
+    of torch elastic, torchrun, srun or the user.
     """
     info = rank_info()
     return (info.local_world, -(-info.world // info.local_world)) if info else (1, 1)
 
 
 def wants_bar(recipe: Train) -> bool:
-    """Return whether a progress bar is shown: it needs a terminal; elsewhere lines are printed."""
+    """Return whether to show a progress bar. It needs a terminal; elsewhere lines are printed."""
     return recipe.trainer.enable_progress_bar and sys.stderr.isatty() and sys.stdout.isatty()
 
 
 def leave_ranks(stopped: Stopped | None) -> None:
-    """Leave the process group; after a signal wait for the other ranks first, because the launcher
-    ends them as soon as one has left.
+    """Leave the process group. After a signal, wait for the other ranks first, because the launcher
+    ends them as soon as one rank has left.
 
     Args:
-        stopped: The signal that has ended training; None where none has.
+        stopped: The signal that has ended training, or None.
 
     Raises:
         Stopped: A signal has ended training.

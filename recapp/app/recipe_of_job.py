@@ -1,4 +1,4 @@
-"""The recipe of a job: of its command line alone or, with `ckpt_path`, of a stored model under that
+"""The recipe of a job: from its command line or, with `ckpt_path`, from a stored model and the
 command line.
 """
 
@@ -25,20 +25,20 @@ def recipe_of_job(
     choices: dict[str, str],
     folders: Folders,
 ) -> Any:
-    """Return the record of a command's settings, with absolute paths, so that a run's checkpoint
-    can be read from anywhere.
+    """Return the record of a command's settings. Paths are absolute, so that a run's checkpoint
+    works from any directory.
 
     Args:
-        config: The settings as Hydra composed them.
+        config: The settings that Hydra composed.
         command: The name of the command.
-        overrides: Its command line.
+        overrides: The command line.
         choices: The option chosen of each group.
-        folders: Directories in which options are looked for beside recapp's own.
+        folders: Directories with further options, besides recapp's own.
 
     Raises:
         ConfigError: A setting is wrong.
-        CheckpointError: There is no checkpoint, or it is damaged or of a later version.
-        ArtefactError: As of a checkpoint, of an artefact.
+        CheckpointError: The checkpoint does not exist, is damaged, or is of a later version.
+        ArtefactError: The same for an artefact.
     """
     whole = not compose.names_checkpoint(config)
     plain = compose.with_absolute_paths(compose.to_plain(config, whole=whole))
@@ -49,14 +49,14 @@ def recipe_of_job(
 
 
 def stored_recipe(path: Path, command: str, overrides: tuple[str, ...], folders: Folders) -> Any:
-    """Return the recipe that a stored model was made with, with exactly what the command line sets
-    replaced.
+    """Return the recipe that a stored model was trained with. The command line replaces only the
+    settings that it names.
 
     Args:
         path: The checkpoint or artefact.
-        command: The command whose record it becomes.
-        overrides: Its command line.
-        folders: Directories in which options are looked for beside recapp's own.
+        command: The command, which gives the type of the record.
+        overrides: The command line.
+        folders: Directories with further options, besides recapp's own.
     """
     if command == "predict":
         from recapp.app.trained_model import scoring_recipe
@@ -76,8 +76,8 @@ def stored_recipe(path: Path, command: str, overrides: tuple[str, ...], folders:
 
 
 def with_one_length(recipe: Train, overrides: Sequence[str]) -> Train:
-    """Return the recipe of a resumed run in which how long to train is one decision: a command
-    line with one of trainer.max_epochs and trainer.max_steps lifts the checkpoint's other one.
+    """Return the recipe of a resumed run with one limit of training: if the command line sets one
+    of trainer.max_epochs and trainer.max_steps, the checkpoint's other limit is dropped.
     """
     said = {override.lstrip("+").partition("=")[0] for override in overrides}
     trainer = recipe.trainer

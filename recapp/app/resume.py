@@ -1,4 +1,4 @@
-"""Resuming from a checkpoint: what is left to train, and which optimiser settings have changed."""
+"""Resume from a checkpoint: find the steps left to train, and apply changed optimiser settings."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ from recapp.trainer.missed_validation import validate_first
 
 
 def limit_reached(recipe: Train) -> str | None:
-    """Return the setting whose limit the checkpoint to resume from has reached, such as
-    `trainer.max_steps=20`; None where there is something to train.
+    """Return the limit that the checkpoint has reached, such as `trainer.max_steps=20`; None if
+    steps are left to train.
     """
     if not recipe.ckpt_path:
         return None
@@ -28,11 +28,12 @@ def limit_reached(recipe: Train) -> str | None:
 
 
 def end_without_training(recipe: Train) -> dict[str, Any] | None:
-    """Return what goes into `metrics.json` where nothing is left to train, and say so; None where
-    something is left, be it the validation of a last step that a signal has cut off.
+    """Return the content of `metrics.json` if nothing is left to train, and print that.
+
+    Return None if steps are left, or the validation of a last step that a signal has cut off.
 
     Args:
-        recipe: That of the run.
+        recipe: The recipe of the run.
     """
     limit = limit_reached(recipe)
     if limit is None or _lacks_validation(recipe):
@@ -41,33 +42,31 @@ def end_without_training(recipe: Train) -> dict[str, Any] | None:
 
 
 def catch_up(trainer: Trainer, recipe: Train) -> None:
-    """Have a trainer validate the step of the checkpoint first, where a signal has cut that off.
+    """Make a trainer validate the checkpoint's step first, if a signal has cut off its validation.
 
     Args:
         trainer: The trainer, before `fit`.
-        recipe: That of the run.
+        recipe: The recipe of the run.
     """
     if recipe.ckpt_path and _lacks_validation(recipe):
         validate_first(trainer, over=limit_reached(recipe) is not None)
 
 
 def _lacks_validation(recipe: Train) -> bool:
-    """Return whether the checkpoint to resume from was saved by a signal, and not validated though
-    rows validate.
-    """
+    """Return whether a signal saved the checkpoint before its validation, and validation is on."""
     assert recipe.ckpt_path is not None
     return not read_manifest(recipe.ckpt_path).metrics and recipe.without_validation is None
 
 
 def _metrics_of_checkpoint(recipe: Train, limit: str) -> dict[str, Any]:
-    """Print that nothing is left to train, and return what the run's end has left to say for
-    `metrics.json`: the metrics of its best checkpoint.
+    """Print that nothing is left to train, and return the content of `metrics.json`: the metrics of
+    the best checkpoint.
 
-    Other ranks than 0 print and return nothing.
+    Ranks other than 0 print nothing and return an empty dict.
 
     Args:
-        recipe: That of the run.
-        limit: What `limit_reached` returned.
+        recipe: The recipe of the run.
+        limit: The result of `limit_reached`.
     """
     here = rank_info()
     path = recipe.ckpt_path
@@ -99,8 +98,8 @@ def _metrics_of_checkpoint(recipe: Train, limit: str) -> dict[str, Any]:
 
 
 def changed_optimizer(recipe: Train) -> list[ChangedOptimizer]:
-    """Return the callback that applies changed optimiser settings to a resumed run, in a list; an
-    empty list where no run is resumed.
+    """Return a list of the callback that applies changed optimiser settings to a resumed run; empty
+    if no run is resumed.
     """
     if not recipe.ckpt_path:
         return []

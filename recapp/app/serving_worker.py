@@ -1,4 +1,4 @@
-"""A rank of a server, whose model several ranks hold together.
+"""Run a rank of a server whose model several ranks hold together.
 
     rank 0            HTTP -> requests -> batches -> logits      recapp/app/build_server.py
     the other ranks   the parts of the tables that they hold     recapp/inference/led_ranks.py
@@ -31,7 +31,7 @@ from recapp.recipe.read import recipe_of
 from recapp.transport.communicator import leave_process_group
 from recapp.transport.join_ranks import join_ranks
 
-SECONDS_TO_END = 3.0  # for what has come to be answered, once the ranks are lost
+SECONDS_TO_END = 3.0  # to answer pending requests after the ranks are lost
 
 
 def run(plain: dict[str, Any], job_dir: Path | None = None) -> None:
@@ -39,8 +39,8 @@ def run(plain: dict[str, Any], job_dir: Path | None = None) -> None:
 
     Args:
         plain: The settings of `recapp.serve`, as plain values.
-        job_dir: The directory of the ranks' logs; nothing is written there. None where others have
-            started the ranks.
+        job_dir: The directory of the ranks' logs; nothing is written there. None if the ranks were
+            started from outside.
 
     Raises:
         RecappError: The model cannot be loaded, or the ranks have lost each other.
@@ -62,7 +62,7 @@ def run(plain: dict[str, Any], job_dir: Path | None = None) -> None:
         )
 
     if words.rank:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # rank 0 says when a model is loaded
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # rank 0 decides when to load a model
         listen(lambda number: None, seconds_to_stop=float("inf"))  # and when all ranks end
         pulses.show()
         follow(words, load)
@@ -77,24 +77,26 @@ def lead(settings: Serve, leader: Leader, load: Any) -> None:
     """Answer requests until a signal comes, or the ranks have lost each other.
 
     Raises:
-        RankError: They have.
+        RankError: The ranks have lost each other.
     """
     try:
         build_server.serve(settings, lambda: leader.load(load), leader)
     finally:
-        with suppress(Exception):  # what has ended the server counts
+        with suppress(Exception):  # the error that ended the server is the one to raise
             leader.end()
     if leader.failure is not None:
         raise leader.failure
 
 
 def _end_soon(error: RankError, launched: bool) -> None:
-    """End this process by force, unless it ends in time of itself: the server does when it sees the
-    leader's failure, but a thread may wait for a rank that never answers.
+    """End this process by force if it does not end in `SECONDS_TO_END`.
+
+    The server ends when it sees the leader's failure, but a thread may wait for a rank that never
+    answers.
 
     Args:
-        error: Why.
-        launched: Whether `recapp.serve` has started the ranks, which prints the error then.
+        error: The reason.
+        launched: Whether `recapp.serve` started the ranks; it then prints the error.
     """
 
     def end() -> None:

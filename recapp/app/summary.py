@@ -21,10 +21,10 @@ def report_end(
     """Write `metrics.json` and `task.json`, and print the summary; called on rank 0.
 
     Args:
-        recipe: That of the run.
-        measured: What goes into `metrics.json`.
+        recipe: The recipe of the run.
+        measured: The content of `metrics.json`.
         job_dir: The directory of the run.
-        stopped: The signal that has ended training early; None where none has.
+        stopped: The signal that has ended training early, or None.
 
     Raises:
         TrainingError: A metric that is defined on any rows is not a finite number.
@@ -50,8 +50,8 @@ def report_prediction(recipe: Train, measured: dict[str, Any], job_dir: Path) ->
     """Write `metrics.json` of a prediction and print its summary; called on rank 0.
 
     Args:
-        recipe: That of the run.
-        measured: What goes into `metrics.json`.
+        recipe: The recipe of the run.
+        measured: The content of `metrics.json`.
         job_dir: The directory of the run.
     """
     metrics = write_metrics(measured, job_dir)
@@ -89,11 +89,10 @@ def _score(value: float | None) -> str:
 
 
 def refuse_nan(metrics: Mapping[str, Any], split: str, measures: Measures) -> None:
-    """Check that metrics that are finite on any rows if the predictions are, such as a log loss,
-    are finite numbers.
+    """Check metrics that are finite on any rows if predictions are finite, such as the log loss.
 
     Raises:
-        TrainingError: One is not finite.
+        TrainingError: A metric is not finite.
     """
     for measure in measures:
         value = metrics.get(f"{split}_{measure.name}")
@@ -106,7 +105,7 @@ def refuse_nan(metrics: Mapping[str, Any], split: str, measures: Measures) -> No
 
 
 def print_summary(metrics: Mapping[str, Any], job_dir: Path, measures: Measures) -> None:
-    """Print metrics, speed, and where checkpoint and metrics lie."""
+    """Print metrics, speed, and the paths of checkpoint and metrics."""
     split = metrics.get("split", "val")
     rows = [
         {

@@ -14,12 +14,12 @@ from recapp.reporting.record import read_measures
 
 
 class SweepProgress:
-    """The jobs of a sweep so far; a single run has none, and nothing is written."""
+    """The jobs of a sweep so far. For a single run there are none, and nothing is written."""
 
     def __init__(self) -> None:
         self.format = "text"
         self.directory: Path | None = None
-        # this sweep's alone: an earlier one in the same directory may have had more
+        # only jobs of this sweep: an earlier sweep in the same directory may have had more
         self.jobs: list[Path] = []
         self.compared: list[dict[str, Any]] = []
 
@@ -43,22 +43,20 @@ class SweepProgress:
             print_comparison(self.compared, job.sweep)
 
     def report(self) -> None:
-        """Print which runs are best and fastest, and write the report of the sweep."""
+        """Print the best and the fastest run, and write the report of the sweep."""
         if self.directory is not None:
             if self.format == "text":
                 print_verdicts(self.directory)
             write_report_of(self.directory)
 
     def emit(self) -> None:
-        """Print the records of all jobs, where standard output carries a JSON document."""
+        """Print the records of all jobs if the format is JSON."""
         if self.compared and self.format == "json":
             console.emit(self.compared, self.format)
 
 
 def write_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
-    """Write the table of the jobs so far into the sweep's directory; where it cannot be written,
-    note why.
-    """
+    """Write the table of the jobs so far into the sweep's directory; if that fails, print why."""
     path = sweep / comparison.COMPARISON_FILE
     try:
         comparison.write_csv(compared, path)
@@ -67,10 +65,10 @@ def write_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
 
 
 def print_verdicts(sweep: Path) -> None:
-    """Print the sentences with which the sweep's report opens, where there is anything to compare.
+    """Print the first sentences of the sweep's report, if there are two runs to compare.
 
     Args:
-        sweep: The directory of a sweep all of whose jobs have ended.
+        sweep: The directory of a sweep. All its jobs have ended.
     """
     from recapp.reporting.sweep_page import verdicts
     from recapp.reporting.variants import read_runs
@@ -83,9 +81,7 @@ def print_verdicts(sweep: Path) -> None:
 
 
 def write_report_of(sweep: Path) -> None:
-    """Write the sweep's report beside its comparison, which does not depend on it; where it cannot
-    be written, note why.
-    """
+    """Write the sweep's report next to its comparison; if that fails, print why."""
     from recapp.reporting.sweep_report import REPORT_FILE, write_report
 
     try:
@@ -101,7 +97,7 @@ def write_report_of(sweep: Path) -> None:
 def print_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
     """Print the jobs of a sweep so far.
 
-    Why a job failed was printed when it did, and stands in `comparison.csv`.
+    The error of a failed job was printed when it failed, and is in `comparison.csv`.
     """
     print()
     console.print_table(

@@ -1,7 +1,6 @@
-"""The check of every value of a sweep before its first job, so that no sweep of hours ends at a
-misspelt number.
+"""Check every value of a sweep before its first job: a misspelt number must not end it after hours.
 
-    -m seed=1,x          seed=x: must be a whole number
+-m seed=1,x          seed=x: must be a whole number
 """
 
 from collections.abc import Sequence
@@ -18,16 +17,16 @@ from recapp.settings.option_files import Folders, is_group
 def check_sweep(
     command: str, first: Sequence[str], overrides: Sequence[str], folders: Folders
 ) -> None:
-    """Check that every value of a sweep is one that a job can have.
+    """Check that a job accepts every value of a sweep.
 
-    Each swept setting takes its values in turn, under the first values of the others. Values that a
-    sweeper draws (intervals, distributions) are checked by the job that gets them; glob(...) finds
-    nothing but options that exist.
+    Each swept setting takes its values in turn, with the first values of the other settings. Values
+    that a sweeper draws (intervals, distributions) are checked by their job. glob(...) finds only
+    options that exist.
 
     Args:
-        command: The command whose settings they are.
+        command: The command.
         first: Overrides that come before the command line.
-        overrides: The command line's.
+        overrides: The overrides of the command line.
         folders: Directories in which options are looked for beside recapp's own.
 
     Raises:
@@ -45,7 +44,7 @@ def check_sweep(
             parsed = parser.parse_override(value)
             if is_group(parsed.key_or_group, folders):
                 config = compose.compose(command, [*first, *job], folders)
-            else:  # composing takes a fifth of a second, and there may be hundreds of seeds
+            else:  # composing again takes a fifth of a second, too long for hundreds of seeds
                 config = whole.copy()
                 OmegaConf.set_struct(config, False)
                 OmegaConf.update(config, parsed.key_or_group, parsed.value(), merge=False)
@@ -53,8 +52,8 @@ def check_sweep(
 
 
 def _values(override: Override, text: str) -> list[str]:
-    """Return what an override sets in one job after the other, as far as that is known before the
-    first job.
+    """Return the overrides of single jobs that an override of a sweep stands for, if they are known
+    before the first job.
     """
     if not override.is_sweep_override():
         return [text]

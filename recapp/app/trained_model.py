@@ -1,10 +1,10 @@
-"""A stored model for whoever scores with it, of whichever kind a path names.
+"""Load a stored model, a checkpoint or an artefact, to predict with Lightning.
 
-    path -> scoring_recipe   -> recipe, judged, with the command line's           the command
-         -> model_on_ranks   -> module, strategy, what Lightning restores           each rank
+    path -> scoring_recipe   -> recipe, trusted, changed by the command line        the command
+         -> model_on_ranks   -> module, strategy, checkpoint to restore             each rank
 
-The rows of a checkpoint are read into tables as those of training, under any plan; the rows of an
-artefact are mapped. `recapp/app/load_model.py` does without Lightning.
+A checkpoint's rows are read into tables, under any plan, as training does. An artefact's rows are
+mapped. `recapp/app/load_model.py` loads a model without Lightning.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,21 +23,22 @@ if TYPE_CHECKING:
     from recapp.app.rank_model import RankModel
 
 Compose = Callable[[Mapping[str, Any]], Predict]
-"""Puts a command line over stored settings; ranks have none, and do without Hydra."""
+"""Changes stored settings by a command line. Ranks have no command line and do not import Hydra."""
 
 
 def scoring_recipe(path: str | Path, compose: Compose, overrides: Sequence[str]) -> Predict:
-    """Return the recipe that a model was stored with, as a command line changes it, under which
-    scores do not depend on ranks (`_as_scored`).
+    """Return the recipe of a stored model, changed by a command line. Scores do not depend on the
+    number of ranks (`_as_scored`).
 
     Args:
-        path: The model; nothing but its manifest is read.
-        compose: Puts the command line over stored settings.
+        path: The model. Only its manifest is read.
+        compose: Changes stored settings by the command line.
         overrides: The command line.
 
     Raises:
-        CheckpointError: There is no model, or it is damaged, or of other tables than the settings.
-        ArtefactError: As of a checkpoint, of an artefact.
+        CheckpointError: The model does not exist, is damaged, or has other tables than the
+            settings.
+        ArtefactError: The same for an artefact.
     """
     manifest = read_stored(path)
     found = match_stored(compose(manifest.config), manifest)
@@ -46,12 +47,12 @@ def scoring_recipe(path: str | Path, compose: Compose, overrides: Sequence[str])
 
 
 def _as_scored(found: Predict, overrides: Sequence[str]) -> Predict:
-    """Return a recipe under which every way to score makes the same bits, unless the command line
-    sets another value.
+    """Return a recipe with which every way to score gives the same bits, unless the command line
+    changes it.
 
-    Settings of training that change last bits are taken from the command line alone: sums that
-    owners make of bags have other last bits on other numbers of ranks; so have vectors that are
-    rounded on their way, and only a trainer computes in narrower floats.
+    Three settings of training change the last bits of scores, so only the command line sets them:
+    owners' sums of bags depend on the number of ranks, payloads of 16 bits round vectors, and only
+    a trainer computes in narrower floats.
     """
     said = {override.lstrip("+").partition("=")[0] for override in overrides}
     if not said & {"planner", "planner.mode"}:
@@ -70,8 +71,8 @@ def model_on_ranks(recipe: Predict) -> "RankModel":
     """Return the module and strategy that predict with the model `ckpt_path`. Every rank calls it.
 
     Raises:
-        CheckpointError: There is no model, or it is damaged.
-        ArtefactError: As of a checkpoint, of an artefact.
+        CheckpointError: The model does not exist, or is damaged.
+        ArtefactError: The same for an artefact.
     """
     from recapp.app.rank_model import CheckExample, RankModel
     from recapp.recipe.model import build_model
@@ -82,7 +83,7 @@ def model_on_ranks(recipe: Predict) -> "RankModel":
     assert path is not None
     if not is_artefact(path):
         strategy = build_strategy(recipe, training=False)
-        strategy.modes = {}  # those of training are of its number of ranks
+        strategy.modes = {}  # the modes of training belong to its number of ranks
         return RankModel(build_module(recipe, partial(build_model, recipe)), strategy, path)
     from recapp.app.artefact_model import model_to_shard, raw_rows_of
     from recapp.inference.mapped_rows import mapped_tables

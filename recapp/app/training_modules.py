@@ -1,8 +1,7 @@
-"""The modules that a rank imports which trains, evaluates or predicts, for the fork server of a
-command.
+"""Import the modules of a rank that trains, evaluates or predicts, in the fork server of a command.
 
-What is missing here is imported by every rank again; a test compares. Triton is left out: where it
-is used it looks for GPUs, which no process may do that is forked later.
+Every rank imports modules that are missing here once more; a test compares the lists. Triton is
+left out, because it looks for GPUs, and a process that has done so must not fork.
 """
 
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""The rows that training validated on, for whoever measures or tries a model without a trainer."""
+"""The validation rows of training, to measure or try a model without a trainer."""
 
 from collections.abc import Mapping
 
@@ -18,8 +18,8 @@ from recapp.tables.config import EmbeddingConfig
 
 
 def validation_source(recipe: Recipe) -> Source | None:
-    """Return the validation rows of a run's data set; None where its files are not here, which is
-    noted.
+    """Return the validation rows of a run's data set. If the files do not exist, print that and
+    return None.
     """
     try:
         val = rows_of(recipe).val
@@ -34,7 +34,7 @@ def validation_batches(source: Source, recipe: Train, most: int) -> list[Batch]:
 
     Args:
         source: The rows.
-        recipe: That of the run.
+        recipe: The recipe of the run.
         most: The largest number of rows.
     """
     schema = recipe.labelled_schema
@@ -45,11 +45,11 @@ def validation_batches(source: Source, recipe: Train, most: int) -> list[Batch]:
 
 
 def made_up_rows(schema: Schema, tables: Mapping[str, EmbeddingConfig]) -> RawTable:
-    """Return one row that any model of this schema can score: numbers of 0, first ids.
+    """Return one row that any model of this schema can score: dense values of 0 and the first ids.
 
     Args:
         schema: The columns.
-        tables: A table that each sparse feature reads.
+        tables: The table of each sparse feature.
     """
     dense = {name: pa.array([0.0], pa.float32()) for name in schema.dense}
     first = {name: tables[name].min_key if name in tables else 0 for name in schema.sparse}

@@ -1,3 +1,3 @@
-"""Row rules (what an update does to a touched row), the one optimiser object that Lightning
-sees, and learning-rate schedules.
+"""Row rules (the update of one touched row), the one optimiser object that Lightning sees, and
+learning-rate schedules.
 """

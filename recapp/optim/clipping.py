@@ -1,13 +1,14 @@
-"""Clip gradients before a step, by their norm or value by value, over the dense part and tables.
+"""Clip gradients before a step, by their norm or by value, over the dense part and the tables.
 
     total = (sum over all gradients |g|^p)^(1/p)
     g *= min(1, most / (total + 1e-6))            by the norm
     g = min(max(g, -most), most)                  value by value
 
-Tables have one gradient for each touched row, summed over the batches of all ranks. It is known
-when backward has ended on all of them, so the tables' update, which else ends backward, then waits
-for the optimiser's step: gradients of several backwards add up, and `zero_grad` drops them, as for
-any parameter. Where nothing is to be clipped the bits are those of training without.
+Tables have one gradient for each touched row, summed over the batches of all ranks. It is complete
+when backward has ended on all ranks. So the update of the tables, which is otherwise the end of
+backward, waits for the optimiser's step: gradients of several backwards add up, and `zero_grad`
+drops them, as for any parameter. If no gradient exceeds the bound, training gives the same bits as
+without clipping.
 
 The factor is that of `torch.nn.utils.clip_grad_norm_`. `engine.clip_tables` clips in Lightning's
 step (`recapp/trainer/clip_tables.py`), TorchRec's optimiser in its own
@@ -31,7 +32,7 @@ def clip_norm(
     most: float,
     order: float = 2.0,
 ) -> float:
-    """Scale all gradients so that their norm is at most a number. Every rank calls it.
+    """Scale all gradients so that their norm is at most `most`. Every rank calls this function.
 
     Args:
         parameters: The dense parameters, whose gradients are the same on all ranks.
@@ -40,7 +41,7 @@ def clip_norm(
         order: The order of the norm, or infinity.
 
     Returns:
-        The norm before, the same number on every rank.
+        The norm before scaling, the same number on every rank.
 
     Raises:
         ConfigError: A dense gradient is sparse.
@@ -55,7 +56,7 @@ def clip_norm(
     total = joined(parts or [dense], order)
     norm = total if math.isinf(order) else total ** (1.0 / order)
     factor = most / (norm + 1e-6)
-    if not factor >= 1.0:  # a norm that is no number makes all gradients so, as torch does
+    if not factor >= 1.0:  # a norm of NaN makes all gradients NaN, as in torch
         for gradient in found:
             gradient.mul_(factor)
         for of_tables in tables:
@@ -65,11 +66,11 @@ def clip_norm(
 
 @torch.no_grad()
 def clip_value(parameters: Iterable[Tensor], tables: Sequence[TableGradients], most: float) -> None:
-    """Bring the elements of all gradients between -most and most. Every rank calls it.
+    """Limit the elements of all gradients to -most .. most. Every rank calls this function.
 
     Args:
         parameters: The dense parameters.
-        tables: The gradients of table rows: those of a row, summed over all ranks.
+        tables: The gradients of table rows, each summed over all ranks.
         most: The largest absolute value.
     """
     torch.nn.utils.clip_grad_value_(parameters, most)
@@ -78,10 +79,10 @@ def clip_value(parameters: Iterable[Tensor], tables: Sequence[TableGradients], m
 
 
 def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Return the gradients that there are.
+    """Return the gradients of parameters that have one.
 
     Raises:
-        ConfigError: One is sparse.
+        ConfigError: A gradient is sparse.
     """
     found = [p.grad for p in parameters if p.grad is not None]
     for gradient in found:

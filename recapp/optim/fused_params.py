@@ -2,9 +2,9 @@
 
     fused_params={"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.02, "eps": 0.002}
 
-The optimiser is a member of `EmbOptimType` (FBGEMM's own as well), its name or its value. What is
-left out has FBGEMM's default. Beside TorchRec's settings there is `tables`: settings of single
-tables, by name or glob, which count over the others where they name no optimiser.
+The optimiser is a member of `EmbOptimType` (FBGEMM's own as well), its name or its value. An
+omitted setting has FBGEMM's default. recapp adds `tables`: settings of single tables by name or
+glob. They override the settings of all tables; with an `optimizer` of their own they replace them.
 
     fused_params={"learning_rate": 0.02, "tables": {"wide_*": {"optimizer": "adam"}}}
 """
@@ -21,8 +21,8 @@ from recapp.optim.rules_by_table import Rules
 
 
 class EmbOptimType(Enum):
-    """The fused optimisers of FBGEMM that are row rules here; FBGEMM has no FTRL and no SGD with
-    momentum, they are recapp's.
+    """The fused optimisers of FBGEMM that are row rules here. FTRL and SGD with momentum are
+    recapp's own; FBGEMM has neither.
     """
 
     SGD = "sgd"
@@ -43,26 +43,27 @@ _RULES = {
     EmbOptimType.EXACT_ADAGRAD: "adagrad",
     EmbOptimType.EXACT_ROWWISE_ADAGRAD: "rowwise_adagrad",
 }
-"""The rule of each optimiser that has another name."""
+"""The name of an optimiser's rule, where the two differ."""
 
 _FIELDS = {"learning_rate": "lr", "initial_accumulator_value": "initial_accumulator"}
-"""The field of a rule that a parameter of another name is."""
+"""The name of a parameter's field in the rule, where the two differ."""
 
 _DEFAULTS = {"learning_rate": 0.01, "eps": 1e-8}
-"""FBGEMM's defaults where a rule has others."""
+"""FBGEMM's defaults, where they differ from the rule's."""
 
 _DECOUPLED = ("decouple", "2", "weightdecaymode.decouple", "none", "0", "weightdecaymode.none")
-"""Values of `weight_decay_mode` that ask for what rules do."""
+"""Values of `weight_decay_mode` that stand for the decay of row rules."""
 
 
 def rules_of_fused_params(fused_params: Mapping[str, Any]) -> Rules:
-    """Return the row rule that fused parameters name, or rules by table where they have `tables`.
+    """Return the row rule that fused parameters name, or rules by table if they have `tables`.
 
     Args:
-        fused_params: As of `rule_of_fused_params`, and `tables`: the same by table name or glob.
+        fused_params: The parameters of `rule_of_fused_params`, and `tables`: the same parameters by
+            table name or glob.
 
     Raises:
-        ConfigError: An optimiser that is no row rule, or a parameter that it does not have.
+        ConfigError: The optimiser is no row rule, or does not have a parameter.
     """
     others = {name: value for name, value in fused_params.items() if name != "tables"}
     rule = rule_of_fused_params(others)
@@ -87,11 +88,11 @@ def rule_of_fused_params(fused_params: Mapping[str, Any], setting: str = "fused_
 
     Args:
         fused_params: `optimizer`, `learning_rate`, `eps`, `beta1`, `beta2`, `momentum`, `eta`,
-            `weight_decay`, `initial_accumulator_value`, ...: those that the optimiser has.
-        setting: Where they stand, for errors.
+            `weight_decay`, `initial_accumulator_value`, ...: the parameters of the optimiser.
+        setting: The setting that holds the parameters, for errors.
 
     Raises:
-        ConfigError: An optimiser that is no row rule, or a parameter that it does not have.
+        ConfigError: The optimiser is no row rule, or does not have a parameter.
     """
     given = dict(fused_params)
     kind = _kind_of(given.pop("optimizer", EmbOptimType.EXACT_SGD), setting)
@@ -112,7 +113,7 @@ def rule_of_fused_params(fused_params: Mapping[str, Any], setting: str = "fused_
 
 
 def _check_mode(mode: Any, setting: str) -> None:
-    """Check that weight decay is to be decoupled from the gradient."""
+    """Check that `weight_decay_mode` asks for decay that is decoupled from the gradient."""
     if str(mode).lower() not in _DECOUPLED:
         raise ConfigError(
             f"{setting}['weight_decay_mode']={mode}: weight decay is decoupled here "
@@ -121,7 +122,7 @@ def _check_mode(mode: Any, setting: str) -> None:
 
 
 def _kind_of(given: Any, setting: str) -> EmbOptimType:
-    """Return the optimiser that a member of any such enumeration or a text names."""
+    """Return the optimiser that a text, or a member of such an enumeration, names."""
     name = given.name if isinstance(given, Enum) else str(given)
     for kind in EmbOptimType:
         if name.lower() in (kind.name.lower(), kind.value):

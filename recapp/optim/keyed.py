@@ -1,13 +1,13 @@
 """An optimiser whose state is keyed by the names of parameters.
 
-A state dict with names can be loaded whatever the order in which parameters were listed:
+A state dict with names can be loaded whatever the order of the parameters:
 
     {"state": {name: {...}}}                          and, after save_param_groups(True),
     {"param_groups": [{"params": [name, ...], "lr": ...}]}
 
-The optimiser of sharded tables is one (`recapp/engine/fused_optimizer.py`). Names and argument
-order are those of `torchrec/optim/keyed.py`; the wrappers of that file are in
-`recapp/compat/keyed_optimizers.py`. Under Lightning one `HybridOptimizer` does this work
+The optimiser of sharded tables is a keyed optimiser (`recapp/engine/fused_optimizer.py`). Names and
+argument order are those of `torchrec/optim/keyed.py`; the wrappers of that file are in
+`recapp/compat/keyed_optimizers.py`. Under Lightning `HybridOptimizer` replaces them
 (`recapp/optim/optimizer.py`).
 """
 
@@ -25,16 +25,15 @@ from recapp.optim.table_gradients import TableGradients
 
 
 class KeyedOptimizer(Optimizer):
-    """An optimiser that knows the names of its parameters. What updates them is a subclass's
-    `step`.
+    """An optimiser that knows the names of its parameters. A subclass's `step` updates them.
 
     Args:
         params: Parameters by name.
-        state: State by parameter; it is shared and not copied.
-        param_groups: Param groups, which are shared and not copied.
+        state: State by parameter, shared and not copied.
+        param_groups: Param groups, shared and not copied.
 
     Raises:
-        ConfigError: State of something that is no parameter.
+        ConfigError: A key of `state` is no parameter.
     """
 
     def __init__(
@@ -61,11 +60,11 @@ class KeyedOptimizer(Optimizer):
         super().__setstate__({"defaults": {}})
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return everything that is pickled: names and parameters too."""
+        """Return the state to pickle, with names and parameters."""
         return self.__dict__
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse: the parameters and their names were given when the optimiser was made.
+        """Refuse to add a group: the constructor fixes the parameters and their names.
 
         Raises:
             ConfigError: Always.
@@ -82,7 +81,7 @@ class KeyedOptimizer(Optimizer):
         """Run the closure once, then update the parameters.
 
         Raises:
-            ConfigError: The class has no update of its own.
+            ConfigError: The subclass has no `step`.
         """
         raise ConfigError(
             f"{type(self).__name__} has no step of its own: use KeyedOptimizerWrapper, or a "
@@ -91,20 +90,20 @@ class KeyedOptimizer(Optimizer):
 
     @property
     def table_gradients(self) -> list[TableGradients]:
-        """Return the gradients of table rows that this optimiser's step can wait for; there are
-        some where it has `fused_optimizer`s of sharded models.
+        """Return the gradients of table rows whose update this optimiser's step can end. Only an
+        optimiser that holds a sharded model's `fused_optimizer` has some.
         """
         return []
 
     def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
-        """Let the optimiser make the state that it makes in its first step, by a step with
-        gradients of zeros: then a checkpoint's values can be copied into it.
+        """Make the state that the optimiser would make in its first step, by a step with zero
+        gradients. Then a checkpoint's values can be copied into this state.
 
         Args:
             sparse_grad_parameter_names: Parameters whose gradients are sparse tensors.
 
         Raises:
-            ConfigError: A name that is no parameter.
+            ConfigError: A name is no parameter's.
         """
         sparse = sparse_grad_parameter_names or set()
         for name in sorted(sparse - self.params.keys()):
@@ -116,21 +115,23 @@ class KeyedOptimizer(Optimizer):
         self.step(closure=None)
 
     def save_param_groups(self, save: bool) -> None:
-        """Say whether param groups, with their learning rates, are in state dicts and are loaded
-        from them; without a call they are not.
+        """Set whether state dicts contain param groups, with their learning rates, and loading
+        reads them. The default is that they do not.
         """
         self.saves_groups = save
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state by parameter names, and the param groups with names if they are
-        wanted.
+        """Return the state by parameter names, and the param groups with names if
+        `save_param_groups` asked for them.
         """
         names = {id(parameter): name for name, parameter in self.params.items()}
         state = {names[id(p)]: plain_state(values) for p, values in self.state.items()}
         return {"state": state} | self._stored_groups()
 
     def _stored_groups(self) -> dict[str, Any]:
-        """Return the param groups as a state dict has them; nothing where it has none."""
+        """Return the param groups in the form of a state dict; an empty dict if they are not
+        saved.
+        """
         if not self.saves_groups:
             return {}
         groups = [
@@ -146,10 +147,10 @@ class KeyedOptimizer(Optimizer):
         return sorted(names[id(parameter)] for parameter in group["params"])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned. A parameter that has no state yet gets a copy.
+        """Load a result of `state_dict`. A parameter without state gets a copy.
 
         Raises:
-            ConfigError: Parameters, values of their state or param groups that differ.
+            ConfigError: Parameters, values of their state, or param groups differ.
         """
         stored = state_dict["state"]
         self.check_names(stored)
@@ -162,13 +163,14 @@ class KeyedOptimizer(Optimizer):
         self.post_load_state_dict()
 
     def post_load_state_dict(self) -> None:
-        """Do the work that follows a load; here there is none."""
+        """Do the work that follows a load; this class has none."""
 
     def check_names(self, stored: Mapping[str, Any]) -> None:
-        """Check that a state is that of this optimiser's parameters.
+        """Check that a stored state belongs to this optimiser's parameters.
 
         Raises:
-            ConfigError: It has a parameter that is not here, or nothing of one that has state.
+            ConfigError: The stored state has a parameter that is not here, or lacks one that has
+                state here.
         """
         for name in stored:
             if name not in self.params:
@@ -181,11 +183,11 @@ class KeyedOptimizer(Optimizer):
                 )
 
     def load_groups(self, state_dict: Mapping[str, Any]) -> None:
-        """Load the param groups of a state dict, if they are saved: each is found by the names of
-        its parameters.
+        """Load the param groups of a state dict, if they are saved. The names of a group's
+        parameters identify the group.
 
         Raises:
-            ConfigError: Groups or keys of a group that differ.
+            ConfigError: Groups, or keys of a group, differ.
         """
         if not self.saves_groups:
             return
@@ -213,7 +215,7 @@ class KeyedOptimizer(Optimizer):
                 raise ConfigError(
                     f"the state's param group of {', '.join(group['params'])} has no {key}"
                 )
-        # names and tables of a rule's group are those of this run
+        # a rule's group keeps the name and tables of this run
         kept = ("params", "name", "tables")
         own.update({key: deepcopy(value) for key, value in group.items() if key not in kept})
 

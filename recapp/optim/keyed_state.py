@@ -1,8 +1,8 @@
-"""What a keyed optimiser's state is made of, and how stored values are copied into it.
+"""The state of a keyed optimiser, and how stored values are copied into it.
 
 The state of a parameter is a dict whose values are numbers, tensors, sharded tensors, dicts of
-these, or objects that have a `state_dict` of their own. Values are copied into the tensors that
-are there, so whoever holds one sees what was loaded.
+these, or objects that have a `state_dict` of their own. Loading copies values into the existing
+tensors, so every holder of such a tensor sees the loaded values.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a parameter's state with objects replaced by their state dicts, at any depth.
 
     Args:
-        state: Of one parameter, by the names of its values.
+        state: The state of one parameter: its values by name.
     """
     plain: dict[str, Any] = {}
     for name, value in state.items():
@@ -37,12 +37,12 @@ def load_values(held: dict[str, Any], stored: Mapping[str, Any], path: str) -> N
     """Copy stored values into a parameter's state.
 
     Args:
-        held: The state; it is changed in place.
-        stored: What `plain_state` returned of an equal one.
+        held: The state, changed in place.
+        stored: The result of `plain_state` for an equal state.
         path: The parameter's name, for errors.
 
     Raises:
-        ConfigError: Other values than the state has, or tensors of other shapes.
+        ConfigError: The state has other values, or tensors of other shapes.
     """
     if not isinstance(stored, Mapping):
         raise ConfigError(f"state of {path} is a {type(stored).__name__}: give a dict")
@@ -60,7 +60,8 @@ def copied(stored: Any, device: torch.device | None) -> Any:
 
     Args:
         stored: A value, or a dict of values.
-        device: Where tensors go; numbers of steps, which have no dimensions, stay where they are.
+        device: The device of the copied tensors. Step counts, which have no dimensions, stay on
+            their device.
     """
     if isinstance(stored, Mapping):
         return {name: copied(value, device) for name, value in stored.items()}
@@ -70,7 +71,9 @@ def copied(stored: Any, device: torch.device | None) -> Any:
 
 
 def _loaded(held: Any, stored: Any, path: str) -> Any:
-    """Return what takes the place of a value: itself, with the stored content, where it can."""
+    """Return the loaded value: the held object with the stored content where possible, else a new
+    one.
+    """
     if isinstance(held, dict):
         load_values(held, stored, path)
     elif _has(held, "load_state_dict"):

@@ -1,9 +1,9 @@
-"""Row rules from plain values, as settings, `fused_params` and plan files have them.
+"""Row rules from the plain values of settings, `fused_params` and plan files.
 
     {"rule": "adagrad", "lr": 0.05, "eps": 1e-10}    the function `adagrad` of recapp/optim/rules.py
     {"lr": 0.01}                                     what it is laid over, at another rate
 
-A field that is left out has the default of the rule's function.
+An omitted field has the default of the rule's function.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,12 +39,12 @@ def make_rule(given: Mapping[str, Any], setting: str) -> RowRule:
     """Make a row rule from its name, `rule`, and its fields.
 
     Args:
-        given: Plain values.
-        setting: Where they stand, for errors.
+        given: The name and the fields, as plain values.
+        setting: The setting that holds the values, for errors.
 
     Raises:
-        ConfigError: An unknown rule, a field that it does not have, or a value that it may not
-            have.
+        ConfigError: The rule is unknown, it does not have a field, or a field may not have its
+            value.
     """
     name = given.get("rule")
     make = RULES.get(str(name))
@@ -82,13 +82,14 @@ def table_rules(
     """Make the rules of single tables from `optimizer.sparse`.
 
     Args:
-        sparse: The rule of all tables as settings, and `tables`: settings by table name or glob. A
-            table's name a rule (`rule` or `_target_`), or what they change of the rule of all.
-        setting: Where these settings stand, for errors.
-        construct: Makes a rule from settings with a `_target_`.
+        sparse: The settings of the rule of all tables, and `tables`: settings by table name or
+            glob. The settings of a table name another rule (`rule` or `_target_`), or override
+            fields of the rule of all tables.
+        setting: The setting that holds `sparse`, for errors.
+        construct: The function that makes a rule from settings with a `_target_`.
 
     Raises:
-        ConfigError: Settings that make no rule.
+        ConfigError: The settings make no rule.
     """
     tables = sparse.get("tables")
     if tables is None:
@@ -125,8 +126,8 @@ def _table_rule(
 
 
 def effective_settings(given: Mapping[str, Any], sparse: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a table's rule: its own, over those of all tables where they name no
-    rule.
+    """Return the settings of a table's rule: the table's own, which override those of all tables
+    unless they name a rule.
     """
     if "rule" in given or TARGET in given:
         return dict(given)
@@ -138,7 +139,7 @@ def settings_of_table(table: str, sparse: Any) -> dict[str, Any]:
 
     Args:
         table: The table's name.
-        sparse: The settings; read from a file, they may be anything.
+        sparse: The settings. They may come from a file and have any value.
     """
     if not isinstance(sparse, Mapping):
         return {}
@@ -148,10 +149,10 @@ def settings_of_table(table: str, sparse: Any) -> dict[str, Any]:
 
 
 def check_tables(sparse: Mapping[str, Any], setting: str) -> None:
-    """Check the settings of single tables in `optimizer.sparse`; those with a `_target_` that is no
-    rule of recapp are left to whoever may import it.
+    """Check the settings of single tables in `optimizer.sparse`, except those whose `_target_` is
+    no rule of recapp: checking these would import the target.
 
     Raises:
-        ConfigError: Settings that make no rule.
+        ConfigError: The settings make no rule.
     """
     table_rules(sparse, setting, lambda wanted, where: rules.sgd())

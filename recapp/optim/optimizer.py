@@ -1,9 +1,10 @@
 """The one optimiser object that Lightning sees.
 
-Lightning's automatic optimisation wants exactly one. This one owns the dense parameters' optimiser,
-any of torch's, and shows a param group per row rule of each sharded collection beside it. Those
-groups hold no parameters: tables are updated in backward, and the update reads the group's live
-`lr`. So a learning-rate schedule or a monitor treats tables and dense part alike.
+Lightning's automatic optimisation wants exactly one optimiser. This one owns the optimiser of the
+dense parameters, which may be any of torch's, and adds a param group for each row rule of each
+sharded collection. These groups hold no parameters: tables are updated in backward, and the update
+reads the current `lr` of the group. So a learning-rate schedule or a monitor treats tables and
+dense part alike.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from recapp.optim.table_gradients import TableGradients
 
 
 def run_closure(closure: Callable[[], float] | None) -> float | None:
-    """Run what an optimiser's `step` was given, with gradients; it returns the loss."""
+    """Run the closure of an optimiser's `step` with gradients enabled; return its loss."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -24,14 +25,15 @@ def run_closure(closure: Callable[[], float] | None) -> float | None:
 
 
 class HybridOptimizer(Optimizer):
-    """A dense optimiser plus groups of tables that were updated in backward already.
+    """A dense optimiser and the param groups of tables, which backward updates.
 
     Args:
         dense: The optimiser of the dense parameters.
-        sparse_groups: The `param_groups` of all sharded collections; their names are made unique.
+        sparse_groups: The `param_groups` of all sharded collections. The optimiser makes their
+            names unique.
 
-    `table_gradients` are those of tables whose update `step` ends, where gradients are clipped over
-    the tables too.
+    `table_gradients` holds the gradients of tables whose update `step` ends, where gradients are
+    clipped over the tables too.
     """
 
     def __init__(self, dense: Optimizer, sparse_groups: Sequence[dict[str, Any]]) -> None:
@@ -40,7 +42,7 @@ class HybridOptimizer(Optimizer):
         self.sparse_groups = list(sparse_groups)
         for number, group in enumerate(dense.param_groups):
             group.setdefault("name", "dense" if len(dense.param_groups) == 1 else f"dense/{number}")
-        # The names that the collections gave, without the numbers that another optimiser added.
+        # The names from the collections, without the numbers that another optimiser added.
         names = ["/".join(group["name"].split("/")[:2]) for group in self.sparse_groups]
         for number, (group, name) in enumerate(zip(self.sparse_groups, names, strict=True)):
             group["name"] = name if names.count(name) == 1 else f"{name}/{number}"
@@ -48,7 +50,7 @@ class HybridOptimizer(Optimizer):
         self.state = dense.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add the very dict that the dense optimiser or the fused update reads, not a copy."""
+        """Add the dict that the dense optimiser or the fused update reads, not a copy."""
         self.param_groups.append(param_group)
 
     def step(  # type: ignore[override]
@@ -56,7 +58,7 @@ class HybridOptimizer(Optimizer):
     ) -> float | None:
         """Run the closure once, then update the dense part.
 
-        The closure runs forward and backward, and with backward the update of the tables.
+        The closure runs forward and backward; backward updates the tables.
         """
         loss = run_closure(closure)
         self.dense.step()
@@ -65,7 +67,7 @@ class HybridOptimizer(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the dense gradients, and those of tables whose update waits for a step."""
+        """Drop the dense gradients, and the gradients of tables whose update waits for a step."""
         self.dense.zero_grad(set_to_none)
         for gradients in self.table_gradients:
             gradients.drop()
@@ -81,10 +83,10 @@ class HybridOptimizer(Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` returned; the fused updates keep reading the same group dicts."""
+        """Load a result of `state_dict`. The fused updates keep reading the same group dicts."""
         self.dense.load_state_dict(state_dict["dense"])
         for group, stored in zip(self.sparse_groups, state_dict["sparse"], strict=True):
-            # names and tables are those of this run's rules
+            # a group keeps the name and tables of this run's rules
             group.update({key: stored[key] for key in stored if key not in ("name", "tables")})
         self.param_groups = self.dense.param_groups + self.sparse_groups
         self.state = self.dense.state
@@ -94,7 +96,7 @@ def hybrid(dense: Optimizer, collections: Iterable[Any]) -> HybridOptimizer:
     """Return the optimiser of a model.
 
     Args:
-        dense: The optimiser of its dense part.
-        collections: Its sharded collections, each with `param_groups`.
+        dense: The optimiser of the model's dense part.
+        collections: The model's sharded collections, each with `param_groups`.
     """
     return HybridOptimizer(dense, [group for c in collections for group in c.param_groups])

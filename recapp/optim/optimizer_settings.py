@@ -36,7 +36,7 @@ class OptimizerSettings:
 
     Args:
         dense: The optimiser of the dense part.
-        sparse: The row rule of the tables; its argument `tables` has the rules of single tables.
+        sparse: The row rule of the tables; its argument `tables` holds the rules of single tables.
         schedule: The schedule of learning rates; None keeps them constant.
     """
 

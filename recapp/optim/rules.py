@@ -1,24 +1,23 @@
-"""Row rules: what happens to a touched row, once per step, given its summed gradient.
+"""Row rules: the update of a touched row, once per step, with its summed gradient.
 
-A rule is ONE arithmetic expression, valid for a torch block [U, D], for a scalar row in a compiled
-loop and for a GPU tile alike; that is why `sqrt` comes in as an argument and constants travel as
-plain numbers:
+A rule is ONE arithmetic expression, valid for a torch block [U, D], for a row in a compiled loop
+and for a GPU tile alike. That is why `sqrt` is an argument and constants are plain numbers:
 
     step(w, g, mean_square, lr, sqrt, *constants, *state) -> (w, *state)
 
 `mean_square` is the mean of g^2 over the WHOLE row of the logical table, summed in fp64, even where
 columns are cut. State is one number per row ("row") or one per weight ("element"). Rows that no id
-touched are never visited, so they never change.
+touched never change.
 
-A rule may ask for the mean squares of other things than g, such as the weights and the update, by a
-second expression of the old row, which is computed before `step`:
+A rule may read mean squares of other tensors than g, such as the weights and the update. A second
+expression of the old row computes these tensors before `step`:
 
     squares(w, g, lr, sqrt, *constants, *state) -> (a, b, ...)
     step(w, g, (mean of a^2, mean of b^2, ...), lr, sqrt, *constants, *state) -> (w, *state)
 
-Strips of one row exchange all of them in one message. Weight decay is decoupled: w -= lr decay w on
-touched rows, before `step`. Rules whose formula has it in another place (LAMB, LARS) have it among
-their constants.
+Strips of one row exchange all their sums of squares in one message. Weight decay is decoupled: w -=
+lr decay w on touched rows, before `step`. Rules whose formula has the decay in another place
+(LAMB, LARS) have it among their constants.
 
 Sources: Duchi et al. 2011 (Adagrad); FBGEMM's EXACT_ROWWISE_ADAGRAD, PARTIAL_ROWWISE_ADAM, LAMB,
 PARTIAL_ROWWISE_LAMB and LARS_SGD; Kingma & Ba 2015 with rows only as in `torch.optim.SparseAdam`;
@@ -34,12 +33,12 @@ from recapp.errors import ConfigError
 
 Kind = Literal["row", "element"]
 Rate = float | tuple[float, ...]
-"""What an expression gets as `lr`: the learning rate, or a tuple of that and numbers which depend
+"""The argument `lr` of an expression: the learning rate, or a tuple of it and numbers that depend
 on the step.
 """
 Expression = Callable[..., tuple[Any, ...]]
-"""An expression of this module's form: its arguments are blocks of torch, scalars of numba or tiles
-of Triton, and so are its results.
+"""An expression in the form that this module describes. Its arguments and results are torch blocks,
+numba rows or Triton tiles.
 """
 
 
@@ -48,22 +47,23 @@ class RowRule:
     """One optimiser for table rows.
 
     Args:
-        name: The name that people, param groups and checkpoints use.
+        name: The rule's name in reports, param groups and checkpoints.
         step: The expression that the module describes.
-        lr: Start value of the learning rate; the live one is read from the optimiser's param group
-            at every update.
-        constants: Numbers that `step` gets before the state.
-        state: Name and kind of every state tensor.
+        lr: The start value of the learning rate. Every update reads the current rate from the
+            optimiser's param group.
+        constants: The arguments of `step` before the state.
+        state: The name and kind of every state tensor.
         needs_row: Whether `step` reads mean squares, for which strips of one row exchange row
             statistics.
-        rate: What `step` gets as `lr` in update number t = 1, 2, ... (bias corrections); it follows
-            from name and constants, so it does not count when rules are compared.
-        start: Start value of every state tensor; empty where all begin at 0.
-        squares: The expression of what is squared; None squares the gradient.
+        rate: The function that computes the `lr` of `step` in update number t = 1, 2, ... (bias
+            corrections). Comparisons of rules ignore it, because it follows from name and
+            constants.
+        start: The start value of every state tensor; empty if all are 0.
+        squares: The expression of the squared tensors; None squares the gradient.
         decay: Decoupled weight decay.
 
     Raises:
-        ConfigError: A learning rate that is negative or no number.
+        ConfigError: The learning rate is negative or no number.
     """
 
     name: str
@@ -84,7 +84,7 @@ class RowRule:
 
     @property
     def means(self) -> int:
-        """Return how many mean squares `step` reads."""
+        """Return the number of mean squares that `step` reads."""
         if self.squares is None:
             return int(self.needs_row)
         rate = self.rate_of(self.lr, 1)
@@ -98,7 +98,7 @@ class RowRule:
         return [(name, kind, at) for (name, kind), at in zip(self.state, values, strict=True)]
 
     def rate_of(self, lr: float, t: int) -> Rate:
-        """Return what `step` gets as `lr` in update number t = 1, 2, ... at a learning rate."""
+        """Return the `lr` of `step` in update number t = 1, 2, ... for a learning rate."""
         return self.rate(lr, t) if self.rate else lr
 
 
@@ -106,7 +106,7 @@ def _check(**constants: float) -> None:
     """Check that betas and momentum are from 0 to less than 1 and other constants at least 0.
 
     Raises:
-        ConfigError: A constant that no update can have.
+        ConfigError: A constant is out of its range.
     """
     for name, value in constants.items():
         most = 1.0 if name in ("beta1", "beta2", "momentum") else math.inf
@@ -189,7 +189,7 @@ def _partial_lamb(w, g, means, lr, sqrt, beta1, beta2, eps, decay, m, v):
     m = m + (g - m) * (1 - beta1)
     v = v + (means[0] - v) * (1 - beta2)
     scale = lr[1] / (sqrt(v * lr[2]) + eps)
-    # of the update scale m + decay w: its second moment follows from those of m, w and m + w
+    # the update is scale m + decay w: its square sum follows from those of m, w and m + w
     both = (means[3] - means[2] - means[1]) * (scale * decay)
     square = means[2] * (scale * scale) + both + means[1] * (decay * decay)
     square = sqrt(square * square)
@@ -215,11 +215,13 @@ def _add_up(w, g, mean_square, lr, sqrt, total):
 
 
 GRADIENT = RowRule("gradient", _add_up, 0.0, state=(("gradient", "element"),))
-"""What tables that are parameters follow: rows stay, and gradients add up for another optimiser."""
+"""The rule of tables that are parameters: it keeps rows and adds up gradients for another
+optimiser.
+"""
 
 
 def sgd(lr: float = 0.1, weight_decay: float = 0.0) -> RowRule:
-    """Return the rule w -= lr g. It equals `torch.optim.SGD` on sparse gradients."""
+    """Return the rule w -= lr g, equal to `torch.optim.SGD` on sparse gradients."""
     _check(weight_decay=weight_decay)
     return RowRule("sgd", _sgd, lr, decay=weight_decay)
 
@@ -227,8 +229,8 @@ def sgd(lr: float = 0.1, weight_decay: float = 0.0) -> RowRule:
 def momentum_sgd(lr: float = 0.1, momentum: float = 0.9, weight_decay: float = 0.0) -> RowRule:
     """Return the rule m = momentum m + g; w -= lr m, on touched rows.
 
-    It equals `torch.optim.SGD` with momentum where every row is touched in every step; the momentum
-    of a row that is not touched rests.
+    It equals `torch.optim.SGD` with momentum if every step touches every row. The momentum of an
+    untouched row stays unchanged.
     """
     _check(momentum=momentum, weight_decay=weight_decay)
     state: tuple[tuple[str, Kind], ...] = (("momentum_buffer", "element"),)
@@ -304,7 +306,7 @@ def partial_row_wise_adam(
 ) -> RowRule:
     """Return the rule of Adam with one second moment per row: v follows mean(g^2) over the row.
 
-    m and v are corrected for their start at 0, then w -= lr m / (sqrt(v) + eps).
+    Both m and v are corrected for their start at 0, then w -= lr m / (sqrt(v) + eps).
     """
     _check(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
     return RowRule(
@@ -326,8 +328,8 @@ def lamb(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
 ) -> RowRule:
-    """Return the rule of LAMB by rows: with u = m / (sqrt(v) + eps) + weight_decay w of corrected
-    moments, w -= lr |w| / |u| u. Norms are those of the row; where one is 0, the ratio is 1.
+    """Return the rule of LAMB by rows: w -= lr |w| / |u| u, where u = m / (sqrt(v) + eps) +
+    weight_decay w with corrected moments. Norms are those of the row; if one is 0, the ratio is 1.
     """
     _check(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
     return RowRule(
@@ -349,8 +351,8 @@ def partial_row_wise_lamb(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
 ) -> RowRule:
-    """Return the rule of LAMB by rows with one second moment per row, as `partial_row_wise_adam`
-    has it.
+    """Return the rule of LAMB by rows with one second moment per row (see
+    `partial_row_wise_adam`).
     """
     _check(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
     return RowRule(
@@ -369,7 +371,7 @@ def lars_sgd(
     lr: float = 0.1, momentum: float = 0.9, eta: float = 0.001, weight_decay: float = 0.0
 ) -> RowRule:
     """Return the rule of LARS by rows: m = momentum m + lr r (g + weight_decay w); w -= m, where
-    r = eta |w| / (|g| + weight_decay |w|). Norms are those of the row; where one is 0, r is 1.
+    r = eta |w| / (|g| + weight_decay |w|). Norms are those of the row; if one is 0, r is 1.
 
     Weight decay is part of the gradient here, as in FBGEMM.
     """
@@ -395,9 +397,9 @@ def ftrl(
     """Return the rule of FTRL-Proximal, per weight: n' = n + g^2; z += lr g - (sqrt(n') - sqrt(n))
     w; w = -sign(z) max(|z| - lr l1, 0) / (beta + sqrt(n') + lr l2).
 
-    `l1` makes weights exactly 0. z is lr times that of the paper: a schedule may change the rate,
-    down to 0, and no weight jumps. n begins at `initial_accumulator`. z begins at 0, so of a row's
-    start values little is left after its first update; let tables begin at 0 where that matters
+    `l1` makes weights exactly 0. z is lr times the paper's z: a schedule may change the rate, down
+    to 0, and no weight jumps. n begins at `initial_accumulator`. z begins at 0, so little of a
+    row's start values remains after its first update. Let tables begin at 0 if that matters
     (`init_range`).
     """
     _check(beta=beta, l1=l1, l2=l2, initial_accumulator=initial_accumulator)
@@ -411,7 +413,7 @@ def _moments(second: Kind) -> tuple[tuple[str, Kind], ...]:
 
 
 def _corrected(beta1: float, beta2: float) -> Callable[[float, int], Rate]:
-    """Return what makes the learning rate and the factors that correct both moments for their start
-    at 0.
+    """Return the function that computes the learning rate, and the factors that correct both
+    moments for their start at 0.
     """
     return lambda lr, t: (lr, 1 / (1 - beta1**t), 1 / (1 - beta2**t))

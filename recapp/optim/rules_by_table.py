@@ -1,11 +1,11 @@
-"""Which row rule each table trains with: one rule for all, or rules by table name or glob.
+"""The row rule of each table: one rule for all tables, or rules by table name or glob.
 
     adagrad(0.05)                                             every table
     {"*": adagrad(0.05), "C3": sgd(0.1), "wide_*": ftrl()}    a name wins over a glob, of globs
                                                               the last
 
-Whatever takes a row rule takes rules by table as well. Tables of one rule share a param group: its
-live learning rate is theirs, and one scheduler drives all of them.
+Every argument that takes a row rule takes rules by table as well. Tables of one rule share a param
+group and its current learning rate, and one scheduler drives all groups.
 """
 
 import re
@@ -25,22 +25,22 @@ SETTING = "optimizer.sparse.tables"
 
 
 def is_rules(given: Any) -> bool:
-    """Return whether something is a row rule, a mapping of names to row rules, or None."""
+    """Return whether a value is a row rule, a mapping of names to row rules, or None."""
     if isinstance(given, Mapping):
         return all(isinstance(k, str) and isinstance(v, RowRule) for k, v in given.items())
     return isinstance(given, RowRule | None)
 
 
 def rule_of(rules: Rules | None, table: str) -> RowRule | None:
-    """Return the rule of a table; None where there are no rules or none for this table."""
+    """Return the rule of a table; None if there are no rules, or none for this table."""
     if rules is None or isinstance(rules, RowRule):
         return rules
     return pick(rules, table)
 
 
 def pick(named: Mapping[str, Picked], table: str) -> Picked | None:
-    """Return what is said of a table by its name, else by the last glob that matches it; None where
-    nothing is.
+    """Return the entry under a table's name, else under the last glob that matches it; None if
+    there is no such entry.
     """
     if table in named:
         return named[table]
@@ -49,15 +49,14 @@ def pick(named: Mapping[str, Picked], table: str) -> Picked | None:
 
 
 def rules_of(rules: Rules | None, tables: Sequence[str]) -> dict[str, RowRule]:
-    """Return the rule of each table by its name; nothing where there are no rules.
+    """Return the rule of each table by its name; an empty dict if there are no rules.
 
     Args:
         rules: One rule, or rules by table name or glob.
         tables: The names of all tables.
 
     Raises:
-        ConfigError: A name or glob that matches no table, a table without a rule, or what is no
-            rule.
+        ConfigError: A name or glob matches no table, a table has no rule, or a value is no rule.
     """
     if not is_rules(rules):
         raise ConfigError(
@@ -75,11 +74,11 @@ def rules_of(rules: Rules | None, tables: Sequence[str]) -> dict[str, RowRule]:
 
 
 def check_patterns(patterns: Iterable[str], tables: Sequence[str]) -> None:
-    """Check that every name or glob matches a table; `*` is for the others, of which there may be
+    """Check that every name or glob matches a table. `*` stands for all other tables and may match
     none.
 
     Raises:
-        ConfigError: One matches nothing; close names are listed.
+        ConfigError: A name or glob matches no table; the message lists close names.
     """
     for pattern in patterns:
         if pattern != "*" and not any(fnmatchcase(t, pattern) or t == pattern for t in tables):
@@ -87,7 +86,7 @@ def check_patterns(patterns: Iterable[str], tables: Sequence[str]) -> None:
 
 
 def distinct_rules(rules: Iterable[RowRule]) -> list[RowRule]:
-    """Return each rule once, in the order in which they come."""
+    """Return each rule once, in the order of first appearance."""
     found: list[RowRule] = []
     for rule in rules:
         if rule not in found:
@@ -96,13 +95,13 @@ def distinct_rules(rules: Iterable[RowRule]) -> list[RowRule]:
 
 
 def group_names(tables_of_rule: Sequence[tuple[RowRule, Sequence[str]]]) -> list[str]:
-    """Return the name of each rule's param group, as logs show it: `sparse/adagrad`.
+    """Return the name of each rule's param group in logs: `sparse/adagrad`.
 
-    Where several rules have one name, the first table and the number of further ones tell them
-    apart: `sparse/adagrad@C3`, `sparse/adagrad@C5+2`.
+    If several rules have one name, the group's first table and the number of further tables tell
+    them apart: `sparse/adagrad@C3`, `sparse/adagrad@C5+2`.
 
     Args:
-        tables_of_rule: Distinct rules, and the names of their tables.
+        tables_of_rule: The distinct rules, and the names of each rule's tables.
     """
     count = Counter(rule.name for rule, _ in tables_of_rule)
     names: list[str] = []

@@ -7,8 +7,8 @@
      +----+------------------+----------+------> step s = 1, 2, ...
        warmup_steps     decay_start  + decay_steps
 
-The rate that a scheduler shows before a step is the one the step uses; its first step is s = 1, so
-warm-up never trains at rate zero.
+A step uses the rate that the scheduler shows before the step. The first step is s = 1, so warm-up
+never trains at rate zero.
 """
 
 from collections.abc import Callable
@@ -28,22 +28,22 @@ def warmup_poly(
     decay_power: float = 2.0,
     end_lr: float = 0.0,
 ) -> LambdaLR:
-    """Return a schedule of linear warm-up, then constant, then polynomial decay.
+    """Return a schedule of linear warm-up, a constant rate and polynomial decay.
 
-    As HugeCTR's solver defines it: in step s a group of rate lr has s lr / warmup_steps while s <=
+    HugeCTR's solver defines it. In step s a group of rate lr has s lr / warmup_steps while s <=
     warmup_steps; lr until decay_start; then lr ((decay_start + decay_steps - s) /
     decay_steps)^decay_power, at least end_lr; then end_lr.
 
     Args:
-        optimizer: The optimiser, all of whose param groups follow.
-        warmup_steps: Steps of warm-up; 0 and 1 mean none.
-        decay_start: The step at which decay begins; 0 means never.
-        decay_steps: The number of steps that decay lasts.
-        decay_power: The exponent of decay; 1 is linear.
-        end_lr: The rate that is left in the end, the same for every group.
+        optimizer: The optimiser; the schedule sets the rates of all its param groups.
+        warmup_steps: The number of warm-up steps; 0 and 1 mean no warm-up.
+        decay_start: The step at which decay begins; 0 means no decay.
+        decay_steps: The number of decay steps.
+        decay_power: The exponent of the decay; 1 is linear.
+        end_lr: The final rate, the same for every group.
 
     Raises:
-        ConfigError: A value out of range; it names the setting.
+        ConfigError: A value is out of range; the message names the setting.
     """
     where = "optimizer.schedule"
     for name, value, least in (
@@ -86,9 +86,9 @@ def warmup_poly(
 
 
 def _from_one(factor: Callable[[int], float]) -> Callable[[int], float]:
-    """Return a factor of the steps that are done, as LambdaLR wants it.
+    """Return a factor as LambdaLR calls it: with the number of steps done.
 
-    The given factor is defined on the number of the step to come.
+    The argument is a factor of the number of the next step.
     """
     return lambda done: factor(done + 1)
 

@@ -1,5 +1,5 @@
-"""What an optimiser sees of gradients of table rows whose update waits for its step, and how
-norms of parts are put together.
+"""The interface between an optimiser and gradients of table rows whose update waits for its step,
+and the sum of the norms of parts.
 """
 
 import math
@@ -8,43 +8,44 @@ from typing import Protocol
 
 
 class TableGradients(Protocol):
-    """Gradients of the touched rows of some tables, over all ranks.
+    """The gradients of the touched rows of some tables, over all ranks.
 
     Every rank calls each method.
     """
 
     def defer(self, optimizer: object) -> None:
-        """Have updates wait for `end_step` from now on, instead of ending backward.
+        """Make updates wait for `end_step` from now on, instead of running at the end of backward.
 
         Args:
-            optimizer: Calls it in its step, and has to live as long as the tables train.
+            optimizer: The optimiser that calls `end_step` in its step. It must live as long as the
+                tables train.
         """
 
     def power_sum(self, order: float, dense: float) -> float:
-        """Return the sum of all elements' absolute values to a power, over all ranks and each row
-        once, or their maximum: the same number on every rank. It costs one small message.
+        """Return the sum of the absolute values of all elements to a power, or their maximum: over
+        all ranks, each row once, the same number on every rank. It costs one small message.
 
         Args:
             order: The power, or infinity for the maximum.
-            dense: What the other gradients add to it; rank 0's counts.
+            dense: The other gradients' part of the sum; rank 0's value counts.
         """
 
     def scale(self, factor: float) -> None:
         """Multiply the gradients."""
 
     def clamp(self, most: float) -> None:
-        """Bring the elements of the gradients between -most and most."""
+        """Limit the elements of the gradients to -most .. most."""
 
     def end_step(self) -> None:
-        """Update the rows with what waits, and forget it."""
+        """Update the rows with the waiting gradients, and drop these."""
 
     def drop(self) -> None:
-        """Forget what waits."""
+        """Drop the waiting gradients."""
 
 
 def joined(parts: Sequence[float], order: float) -> float:
-    """Return the sum of some powers in their order, or their maximum where the order of the norm is
-    infinite; a part that is no number wins.
+    """Return the sum of powers in their order, or their maximum if the order of the norm is
+    infinite. With a part of NaN the result is NaN.
     """
     if any(math.isnan(part) for part in parts):
         return math.nan

@@ -1,11 +1,11 @@
-"""Which rule the tables of a model train with. A user names it in one of two ways:
+"""The row rule of a model's tables. A user names it in one of two ways:
 
     sharders=[EmbeddingBagCollectionSharder(rule)]
     _apply_optimizer_in_backward(torch.optim.Adagrad, collection.parameters(), {"lr": 0.1})
 
-The second comes before the collection is sharded. Tables are updated inside of backward by a row
-rule (`recapp/optim/rules.py`), so an optimiser of torch becomes the rule that computes the same, or
-is refused. Nothing that a user has named is ignored in silence.
+The second call comes before the collection is sharded. Backward updates tables by a row rule
+(`recapp/optim/rules.py`). So an optimiser of torch becomes the rule that computes the same update,
+or is refused. No optimiser that a user names is ignored in silence.
 """
 
 import inspect
@@ -22,7 +22,7 @@ from recapp.optim.rules_by_table import Rules, distinct_rules, is_rules, rule_of
 from recapp.tables.unsharded_collection import UnshardedCollection
 
 _WITHOUT_EFFECT = ("params", "dampening", "foreach", "fused", "capturable", "differentiable")
-"""Entries of a param group that change no result: dampening acts on momentum alone."""
+"""Entries of a param group that change no result (dampening acts on momentum alone)."""
 
 
 def table_rule(module: nn.Module, sharders: Sequence[Any] | None = None) -> Rules | None:
@@ -33,10 +33,10 @@ def table_rule(module: nn.Module, sharders: Sequence[Any] | None = None) -> Rule
         sharders: The argument of `DistributedModelParallel`.
 
     Returns:
-        The rule of all tables, or rules by table; None where none was named.
+        The rule of all tables, or rules by table; None if the user named none.
 
     Raises:
-        ConfigError: Sharders that cannot be used, an optimiser that is no row rule, or two that
+        ConfigError: Sharders cannot be used, an optimiser is no row rule, or two named rules
             differ.
     """
     from_sharders = rule_of_sharders(sharders)
@@ -51,11 +51,11 @@ def check_same_rule(in_backward: Rules, other: Rules, who: str) -> None:
 
     Args:
         in_backward: The rule of the optimiser applied in backward, or rules by table.
-        other: The rule, or rules, named elsewhere.
-        who: Where it was named, for the message.
+        other: The rule, or rules by table, named elsewhere.
+        who: The argument that named it, for the message.
 
     Raises:
-        ConfigError: The rules differ; it names both.
+        ConfigError: The rules differ; the message names both.
     """
     if isinstance(in_backward, Mapping):
         same = all(rule_of(other, table) == rule for table, rule in in_backward.items())
@@ -71,10 +71,11 @@ def check_same_rule(in_backward: Rules, other: Rules, who: str) -> None:
 
 
 def rule_of_sharders(sharders: Sequence[Any] | None) -> Rules | None:
-    """Return the one rule, or the rules by table, that sharders name; None where they name none.
+    """Return the one rule, or the rules by table, that sharders name; None if they name none.
 
     Raises:
-        ConfigError: No list, an empty one, something that is no sharder, or sharders that differ.
+        ConfigError: The argument is no list, is empty, has an entry that is no sharder, or has
+            sharders that differ.
     """
     if sharders is None:
         return None
@@ -101,17 +102,17 @@ def rule_of_sharders(sharders: Sequence[Any] | None) -> Rules | None:
 
 
 def rule_in_backward(module: nn.Module) -> Rules | None:
-    """Return the rule that `_apply_optimizer_in_backward` asks for.
+    """Return the rule of the optimisers that `_apply_optimizer_in_backward` set.
 
-    It leaves an optimiser on the weights of a model's tables.
+    That function leaves an optimiser on the weights of a model's tables.
 
     Returns:
-        The row rule that computes the same on touched rows, or the rule of each table where they
-        differ; None where no table has such an optimiser.
+        The row rule that computes the same update of touched rows, or the rule of each table if
+        they differ; None if no table has such an optimiser.
 
     Raises:
-        ConfigError: An optimiser or argument that no row rule has, or tables without one beside
-            others.
+        ConfigError: No row rule has an optimiser or argument, or only some tables have an
+            optimiser.
     """
     collections = [m for m in module.modules() if isinstance(m, UnshardedCollection)]
     rules = {t.name: _rule_on(t.name, c.weight(t.name)) for c in collections for t in c.tables()}
@@ -130,7 +131,7 @@ def rule_in_backward(module: nn.Module) -> Rules | None:
 
 
 def _rule_on(table: str, weight: Tensor) -> RowRule | None:
-    """Return the rule of the optimiser on one table's weight; None where there is no optimiser."""
+    """Return the rule of the optimiser on one table's weight; None if there is no optimiser."""
     optimizers: list[Optimizer] = getattr(weight, "_in_backward_optimizers", [])
     if not optimizers:
         return None
@@ -158,7 +159,7 @@ def _rule_on(table: str, weight: Tensor) -> RowRule | None:
 
 
 def _default(kind: type[Optimizer], name: str) -> Any:
-    """Return the default of an optimiser's argument, with which the argument has no effect."""
+    """Return the default of an optimiser's argument; with it the argument has no effect."""
     known = inspect.signature(kind).parameters
     return known[name].default if name in known else None
 
@@ -192,11 +193,11 @@ _KINDS: dict[type[Optimizer], _Kind] = {
 
 
 def _of_rowwise_adagrad(kind: type[Optimizer]) -> _Kind | None:
-    """Return how `RowWiseAdagrad` of TorchRec or of `recapp/compat/rowwise_adagrad.py` is read;
-    None for any other optimiser.
+    """Return the rule's function and arguments for `RowWiseAdagrad` of TorchRec or of
+    `recapp/compat/rowwise_adagrad.py`; None for any other optimiser.
 
-    TorchRec's sharded tables compute it as FBGEMM does. It is recognised by name, because neither
-    is imported here.
+    TorchRec's sharded tables compute it as FBGEMM does. The class is recognised by name, because
+    neither module is imported here.
     """
     of_torchrec = kind.__module__.partition(".")[0] in ("torchrec", "recapp")
     if not of_torchrec or kind.__name__ != "RowWiseAdagrad":
@@ -205,7 +206,7 @@ def _of_rowwise_adagrad(kind: type[Optimizer]) -> _Kind | None:
 
 
 def describe(rule: Rules | None) -> str:
-    """Return a rule and its numbers, or rules by table, as text for people."""
+    """Return a readable text with a rule and its numbers, or with rules by table."""
     if rule is None:
         return "no rule"
     if isinstance(rule, Mapping):

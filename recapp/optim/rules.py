@@ -351,8 +351,8 @@ def partial_row_wise_lamb(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
 ) -> RowRule:
-    """Return the rule of LAMB by rows with one second moment per row (see
-    `partial_row_wise_adam`).
+    """Return the rule of LAMB by rows with one second moment per row, as in
+    `partial_row_wise_adam`.
     """
     _check(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
     return RowRule(

@@ -1,3 +1,3 @@
-"""Plans as rectangles and the layout that follows from them. Pure: no process group, no tensors of
-tables.
+"""Plans as rectangles, and the layout that follows from a plan. All functions are pure: they use no
+process group and no tensors of tables.
 """

@@ -1,7 +1,7 @@
-"""The layout: where every row of every table lies. It is a pure function of tables and plan, equal
-on every rank.
+"""The layout: the rank and the place of every row of every table. It is a pure function of tables
+and plan, equal on every rank.
 
-A column strip *is* a narrow table: nothing below this file knows wide tables. Strips of one width,
+A column strip *is* a narrow table: no room below this file knows wide tables. Strips of one width,
 mode, stored dtype and optimiser form a group: one store of rows per rank and one kernel call,
 however many tables it serves. Rows of all strips of a group are numbered by one key (strip.key +
 row); the sorted pieces map a key to a rank and to a row of that rank's store.
@@ -10,7 +10,7 @@ row); the sorted pieces map a key to a rank and to a row of that rank's store.
     A 6x4  ->   A[0:2], A[2:4] ->  (2, unique): A[0:2] A[2:4] -> its pieces, one after the other
     B 9x3  ->   B[0:3]         ->  (3, unique): B[0:3]
 
-Planner, engine, checkpoint and report read this and nothing else.
+Planner, engine, checkpoint and report read the layout and no other description of a plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,13 +30,13 @@ from recapp.tables.row_order import PART_ROWS, RowOrder, moved_rows
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Some columns of a table, all rows.
+    """Some columns of a table, with all rows.
 
     Args:
         table: Number of the table.
         cols: The columns.
         group: Number of the group.
-        key: Number of its first row among the rows of all strips of the group.
+        key: Number of the strip's first row among the rows of all strips of the group.
     """
 
     table: int
@@ -52,9 +52,9 @@ class Piece:
     Args:
         strip: Number of the strip.
         rank: The rank.
-        rows: The rows of the table as plans cut it: the runs of a dynamic one.
-        base: The row of the group's store there at which they begin; of a dynamic table the number
-            of the first run among those of all strips of the group.
+        rows: The rows of the table that the plan gives this piece; the runs of a dynamic table.
+        base: The piece's first row in the group's store on this rank. For a dynamic table, the
+            number of the first run among the runs of all strips of the group.
     """
 
     strip: int
@@ -70,7 +70,7 @@ class Slot:
     Args:
         lookup: Number of the lookup.
         strip: Number of the strip.
-        column: First column of the lookup's vector that it fills.
+        column: First column of the lookup's vector that the strip fills.
     """
 
     lookup: int
@@ -83,13 +83,14 @@ class Group:
     """Strips of one width, mode, stored dtype and optimiser.
 
     Args:
-        width: Columns of each.
-        mode: The mode in which their tables ask for rows.
-        dtype: The dtype of their weights.
-        slots: What lookups read of them, lookup by lookup.
-        rows_W: Rows stored on each rank; expected ones of dynamic tables.
-        rule: Number of their tables' optimiser.
-        dynamic: Whether rows are found by their positions and exist once they have been trained.
+        width: Columns of each strip.
+        mode: The mode in which the tables ask for rows.
+        dtype: The dtype of the weights.
+        slots: The strips that lookups read, lookup by lookup.
+        rows_W: Number of rows stored on each rank; for dynamic tables the expected number.
+        rule: Number of the tables' optimiser.
+        dynamic: Whether the tables are dynamic: rows are found by position, and exist once they
+            have been trained.
     """
 
     width: int
@@ -107,13 +108,14 @@ class Layout:
 
     Args:
         tables: The tables of the plan.
-        lookups: What reads them, in output order; slots name them by number.
+        lookups: The lookups of the tables, in output order; slots name them by number.
         world: The number of ranks.
         strips: The strips, table by table.
         pieces: The pieces by strip, then row; copies by rank.
-        groups: The groups; replicated ones last, as no rank asks another for their rows.
-        orders: The order of each table's rows; None where they lie by number. Rows of strips and
-            pieces are positions in it.
+        groups: The groups; replicated groups come last, because no rank asks another for their
+            rows.
+        orders: The order of each table's rows; None for rows that lie by number. Rows of strips and
+            pieces are positions in this order.
     """
 
     tables: tuple[EmbeddingConfig, ...]
@@ -126,7 +128,7 @@ class Layout:
 
     @property
     def column_cut(self) -> bool:
-        """Return whether any table is cut by columns, so that row statistics must be exchanged."""
+        """Return whether any table is cut by columns: then ranks must exchange row statistics."""
         return any(len(s.cols) < self.tables[s.table].embedding_dim for s in self.strips)
 
     def tables_of_rule(self, rule: int) -> list[str]:
@@ -135,7 +137,7 @@ class Layout:
         return [t.name for i, t in enumerate(self.tables) if i in numbers]
 
     def shards_of(self, table: str) -> list[Shard]:
-        """Return the rectangles of a table as ranks store them: those of the plan, or parts of
+        """Return the rectangles of a table that ranks store: the plan's rectangles, or parts of
         them.
         """
         return [
@@ -150,19 +152,19 @@ class Layout:
 
 
 class Block(NamedTuple):
-    """One rectangle of one logical tensor on this rank: what a checkpoint reads and writes.
+    """One rectangle of one logical tensor on this rank. Checkpoints read and write blocks.
 
     Args:
         table: The name of the table.
         tensor: The name of the tensor: the weights, or one of the optimiser's states.
         shape: Shape of the whole tensor.
-        rows: Its rows here.
-        cols: Its columns here.
+        rows: Rows of the rectangle.
+        cols: Columns of the rectangle.
         data: A view into the store, [len(rows), len(cols)]: reading it saves, copying into it
             loads.
         owner: True on exactly one of the ranks that hold the rectangle (replicas, row-wise state
-            beside column strips): that one writes it.
-        order: The order in which the tensor's rows are numbered here; None: by their numbers.
+            beside column strips). That rank writes it.
+        order: The order in which `rows` number the tensor's rows; None: by row number.
     """
 
     table: str
@@ -178,16 +180,16 @@ class Block(NamedTuple):
 def copy_rows(
     block: Block, values: Tensor, rows: range, cols: range, order: RowOrder | None
 ) -> None:
-    """Copy what a rectangle of the same tensor and a block have in common into the block.
+    """Copy the overlap of a block and a rectangle of the same tensor into the block.
 
-    Where rows change their order, that takes a few MB beside the two.
+    If rows change their order, this takes a few MB of memory more.
 
     Args:
-        block: What is held.
+        block: The block, which is written.
         values: The values of the rectangle, [len(rows), len(cols)].
-        rows: Its rows, numbered in `order`.
-        cols: Its columns.
-        order: The order of its rows; None: by their numbers.
+        rows: The rectangle's rows, numbered in `order`.
+        cols: The rectangle's columns.
+        order: The order of the rectangle's rows; None: by row number.
     """
     common = overlap(cols, block.cols)
     to = block.data[:, common.start - block.cols.start : common.stop - block.cols.start]
@@ -206,7 +208,7 @@ def copy_rows(
 
 
 def overlap(a: range, b: range) -> range:
-    """Return the range that two ranges have in common; empty if there is none."""
+    """Return the intersection of two ranges, which may be empty."""
     return range(max(a.start, b.start), max(min(a.stop, b.stop), a.start, b.start))
 
 
@@ -220,9 +222,10 @@ def make_layout(
 
     Args:
         tables: The tables of the plan.
-        plan: Their plan; all modes are decided.
-        lookups: What reads the tables, in output order; None takes what the tables declare.
-        rules: Number of each table's optimiser, by its name; None where all have the same.
+        plan: The plan of the tables; it leaves no mode open.
+        lookups: The lookups of the tables, in output order; None takes the lookups that the tables
+            declare.
+        rules: Number of each table's optimiser, by table name; None if all tables have the same.
 
     Raises:
         PlanError: The plan does not tile a table, names other tables or leaves a mode open.
@@ -271,10 +274,10 @@ def make_layout(
 
 
 def _check_modes(plan: ShardingPlan, lookups: Sequence[TableLookup]) -> None:
-    """Check that only tables whose lookups are sums are asked for sums.
+    """Check that mode `pooled` is used only by tables whose lookups are sums.
 
     Raises:
-        PlanError: One is not.
+        PlanError: A table of this mode has another lookup.
     """
     for lookup in lookups:
         if plan.tables[lookup.table.name].mode != "pooled":

@@ -1,5 +1,5 @@
-"""Make a plan of what a plan file holds, checked entry by entry: each refusal is one line with the
-file, the table, the entry and what would be right.
+"""Make a plan from the contents of a plan file and check each entry. Each error is one line with
+the file, the table, the entry and the allowed values.
 
 `recapp/sharding/plan_file.py` shows the format.
 """
@@ -21,19 +21,19 @@ SIZES = ("rows", "dim")
 START = ("init_range", "weight_init_max", "weight_init_min")
 CONFIG = (*SIZES, "data_type", "features", "pooling", "id_rule", *START, "min_key", "dynamic")
 PARTS = ("rows", "cols")
-MOST_RANKS = 65_536  # a replica lies on each, so a line of a file becomes as many shards
+MOST_RANKS = 65_536  # one line of a file, a replicated table, becomes this many shards
 MOST_ROWS = 2**53
 
 
 def plan_from_plain_values(values: Any, source: str) -> ShardingPlan:
-    """Return the plan that the plain values of a plan file describe.
+    """Return the plan in the plain values of a plan file.
 
     Args:
         values: Mappings, lists and scalars.
         source: The file, for messages.
 
     Raises:
-        PlanError: An entry is wrong; file, table and entry are named, and what would be right.
+        PlanError: An entry is wrong; the message names file, table, entry and the allowed values.
     """
     _keys(values, source, TOP, ("ranks", "tables"))
     world = _whole(values["ranks"], f"{source}: ranks", 1, MOST_RANKS)
@@ -63,7 +63,7 @@ def plan_from_plain_values(values: Any, source: str) -> ShardingPlan:
 
 
 def shard_text(shard: Shard, rows: int, dim: int) -> str:
-    """Return a shard as a plan file has it: `{rank: 0, rows: [0, 500]}`.
+    """Return a shard in the form of a plan file: `{rank: 0, rows: [0, 500]}`.
 
     Args:
         shard: The shard.
@@ -135,8 +135,8 @@ def _check_tiling(sharding: TableSharding, where: str, rows: int, dim: int, worl
 
 
 def _fault(sharding: TableSharding, rows: int, dim: int, world: int) -> str:
-    """Return as text which shards overlap, or which rectangle lies in none; a replicated table is
-    looked at rank by rank.
+    """Return a text that names the shards that overlap or a rectangle that no shard covers.
+    A replicated table is checked rank by rank.
     """
     for k in range(world) if sharding.mode == "replicated" else (None,):
         held = [(i, s) for i, s in enumerate(sharding.shards) if k in (None, s.rank)]

@@ -19,15 +19,14 @@
       large_table: {ids_per_sample: 1.0, bags_per_sample: 1.0, distinct: [[512, 400]],
                     load: [0.5, 0.5]}
 
-Rows and columns are [first, one past the last]; left out, they are all rows or columns, so a whole
+Rows and columns are [first, one past the last]; the default is all rows or columns, so a whole
 table is `{rank: 1}`. With `row_order: mixed` beside the mode, rows are positions
 (`recapp/tables/row_order.py`). A replicated table needs no shards. `features`, the batch and the
-statistics are what the plan was made for (`PlannedFor`); a plan written by hand may leave them out,
-but the sizes must be there: with them a file that does not tile its tables is refused without a
-model.
+statistics are those for which the plan was made (`PlannedFor`). A plan written by hand may omit
+them, but not the sizes: they show without a model whether a file tiles its tables.
 
-Writing a plan and reading it gives an equal plan; reading a file and writing it gives an equal text
-(but for comments).
+Writing a plan and reading it gives an equal plan. Reading a file and writing it gives an equal
+text, without the comments.
 """
 
 import json
@@ -162,9 +161,7 @@ def _table_lines(
 
 
 def _flow(value: Any) -> str:
-    """Return plain values in one line, as PyYAML would write them and hundreds of times faster than
-    it does.
-    """
+    """Return plain values in one line, in PyYAML's form and hundreds of times faster."""
     if isinstance(value, Mapping):
         return (
             "{"
@@ -177,13 +174,13 @@ def _flow(value: Any) -> str:
         text = repr(float(value))
         if not math.isfinite(value):
             return text.replace("inf", ".inf").replace("nan", ".nan")
-        return text if "." in text else text.replace("e", ".0e")  # YAML takes 1e-05 for a text
+        return text if "." in text else text.replace("e", ".0e")  # YAML reads 1e-05 as a text
     return _word(value) if isinstance(value, str) else json.dumps(value)
 
 
 @lru_cache(maxsize=4096)
 def _word(text: str) -> str:
-    """Return a text as YAML reads it back: bare where it cannot be taken for something else."""
+    """Return a text in YAML's form: without quotes if YAML reads the same text back."""
     if _PLAIN.fullmatch(text) and yaml.safe_load(text) == text:
         return text
     return str(yaml.safe_dump(text, default_style='"', width=10**9, allow_unicode=True)).strip()
@@ -202,15 +199,15 @@ def load_plan(
 
     Args:
         path: A plan file in YAML, or in a format of `recapp/sharding/plan_formats.py`, such as
-            HugeCTR's JSON: the content decides which.
+            HugeCTR's JSON. The content decides the format.
         tables: The tables of the model.
-        world_size: The number of ranks; None takes that of the file.
-        lookups: The lookups that read the tables, in the order in which they are declared, by which
-            HugeCTR's plans number them; None takes those that the tables declare.
+        world_size: The number of ranks; None takes the number in the file.
+        lookups: The lookups of the tables in the order of their declaration, by which HugeCTR's
+            plans number them; None takes the lookups that the tables declare.
 
     Raises:
         PlanError: The file cannot be read, does not tile the tables, or was made for other tables
-            or ranks; file, table and entry are named.
+            or ranks. The message names file, table and entry.
     """
     values = read_plain_values(path)
     formats = map(import_module, plan_formats.FOREIGN)
@@ -229,11 +226,11 @@ def load_plan(
 
 
 def read_plan(path: str | Path) -> ShardingPlan:
-    """Return the plan of a plan file in YAML, with all that it carries; it tiles the tables that it
-    names.
+    """Return the plan of a plan file in YAML, complete. It tiles the tables that it names.
 
     Raises:
-        PlanError: The file cannot be read or an entry is wrong; file, table and entry are named.
+        PlanError: The file cannot be read or an entry is wrong; the message names file, table and
+            entry.
     """
     return plan_from_plain_values(read_plain_values(path), str(path))
 
@@ -255,7 +252,8 @@ def check_made_for(
         again: The command that makes a plan for these ranks and tables.
 
     Raises:
-        PlanError: It was; one line says what would be right.
+        PlanError: The plan was made for others; one line names the plan's ranks or tables and the
+            fix.
     """
     if plan.world_size != world_size:
         raise PlanError(

@@ -1,8 +1,8 @@
-"""Plan files in formats of other systems, which rooms above this one read.
+"""Plan files in formats of other systems; rooms above this one have the readers.
 
-`load_plan` (`recapp/sharding/plan_file.py`) reads recapp's own YAML. Other content is read by the
-module in this list that takes it. `import recapp` adds the one for HugeCTR's JSON; it stands here
-by name, so that it is imported when a plan file is read and not before.
+`load_plan` (`recapp/sharding/plan_file.py`) reads recapp's own YAML. A module of this list reads
+other content. `import recapp` adds the module for HugeCTR's JSON. The list holds names of modules,
+so that a module is imported only when a plan file is read.
 """
 
 FOREIGN: list[str] = []

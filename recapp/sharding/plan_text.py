@@ -1,9 +1,9 @@
-"""Read a plan file as plain values: mappings, lists, texts and numbers, not many more of them than
-the file holds.
+"""Read a plan file as plain values: mappings, lists, texts and numbers, with a limit on their
+number.
 
-YAML can do more than a plan needs: types of its own, and references with which a few lines expand
-to more than any memory. A few references to entries above are allowed in a plan file; everything
-else is one PlanError.
+YAML has more than a plan needs: its own types, and references with which a few lines expand beyond
+any memory. A plan file may have a few references to entries above; all other features raise a
+PlanError.
 """
 
 import json
@@ -19,13 +19,13 @@ from recapp.settings.text_file import read_text
 FILE_BYTES = 2**28
 DEEPEST = 50  # of nested mappings and lists; a plan has seven
 REPEATED = 2**20  # values that references may repeat
-# ten times faster, where there is libyaml
+# libyaml, where it is installed, is ten times faster
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _WRONG = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
 
 
 class _Strict(_Loader):  # type: ignore[misc]
-    """A safe loader that refuses a mapping in which a key stands twice, which YAML allows."""
+    """A safe loader that refuses a mapping with a duplicate key, which YAML allows."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         if not isinstance(node, yaml.MappingNode):
@@ -42,7 +42,8 @@ def read_plain_values(path: str | Path) -> Any:
     """Read a plan file, JSON or YAML, as plain values.
 
     Raises:
-        PlanError: It cannot be read, is neither, or holds more than plain values.
+        PlanError: The file cannot be read, is neither JSON nor YAML, or holds more than plain
+            values.
     """
     text = _text(path)
     values = _parsed(path, text)
@@ -83,9 +84,7 @@ def _parsed(path: str | Path, text: str) -> Any:
 
 
 def _check_depth(path: str | Path, text: str) -> None:
-    """Refuse what is nested so deeply that a loader, which calls itself for each level, would
-    crash.
-    """
+    """Refuse nesting so deep that a loader, which recurs at each level, would crash."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent)
@@ -99,9 +98,7 @@ def _too_deep(path: str | Path) -> PlanError:
 
 
 def _count(path: str | Path, value: Any, depth: int, known: dict[int, int]) -> int:
-    """Count the values that there are with references written out; each container is visited
-    once.
-    """
+    """Count the values with all references expanded; each container is visited once."""
     if depth > DEEPEST:
         raise _too_deep(path)
     if isinstance(value, dict | list):

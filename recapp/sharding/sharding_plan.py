@@ -1,5 +1,5 @@
-"""A shard is a rectangle of one table, a plan is rectangles for all tables, and a sharding type is
-only a way to cut them.
+"""A shard is a rectangle of one table. A plan is rectangles for all tables. A sharding type is only
+a way to cut tables.
 
     table of 6 rows x 4 columns        a tiling                 what runs it
     . . . .                            0 0 1 1                  Shard(rank 0, rows 0..3, cols 0..2)
@@ -9,9 +9,9 @@ only a way to cut them.
     . . . .                            1 1 1 1
     . . . .                            1 1 1 1
 
-Everything that follows (layout, exchange, checkpoint, report) reads rectangles; the type's name is
-a label for people. A plan that no named type covers runs as well. `TableSharding.cells` proves that
-the rectangles tile the table exactly once.
+Layout, exchange, checkpoint and report read rectangles; the name of the type is a label for people.
+A plan that no named type makes runs as well. `TableSharding.cells` proves that the rectangles tile
+the table exactly once.
 """
 
 from bisect import bisect_left
@@ -27,10 +27,10 @@ from recapp.tables.config import EmbeddingConfig, table_config
 from recapp.tables.row_order import ROW_ORDERS, RowOrder, RowOrderName, mixed_order
 
 Mode = Literal["unique", "pooled", "replicated", "auto"]
-"""How a table asks for rows. `unique`: a vector per distinct row, pooled at home. `pooled`: a
-vector per bag and owner, pooled there. `replicated`: rows are read at home, every rank is updated
-by every rank's gradients. `auto`: unique or pooled, to be decided before the plan is used
-(`recapp/planner/choose_modes.py`).
+"""The mode in which a table asks for rows. `unique`: a vector per distinct row, pooled at home.
+`pooled`: a vector per bag and owner, pooled at the owner. `replicated`: rows are read at home, and
+the gradients of all ranks update every rank. `auto`: unique or pooled; the planner decides before
+the plan is used (`recapp/planner/choose_modes.py`).
 """
 
 
@@ -39,9 +39,9 @@ class Shard:
     """Rows x columns of one table on one rank.
 
     Args:
-        rank: The rank that holds them.
-        rows: The rows; their positions where the plan mixes them (`recapp/tables/row_order.py`);
-            the runs of a dynamic table (`recapp/tables/dynamic.py`).
+        rank: The rank that holds the rectangle.
+        rows: The rows. If the plan mixes rows, their positions (`recapp/tables/row_order.py`); for
+            a dynamic table, its runs (`recapp/tables/dynamic.py`).
         cols: The columns.
     """
 
@@ -51,32 +51,32 @@ class Shard:
 
     @property
     def placement(self) -> str:
-        """Return its rank as TorchRec's plans write it: `rank:1`."""
+        """Return the rank in the form of TorchRec's plans: `rank:1`."""
         return f"rank:{self.rank}"
 
     @property
     def shard_offsets(self) -> list[int]:
-        """Return its first row and column."""
+        """Return the first row and column of the shard."""
         return [self.rows.start, self.cols.start]
 
     @property
     def shard_sizes(self) -> list[int]:
-        """Return the number of its rows and of its columns."""
+        """Return the numbers of rows and columns of the shard."""
         return [len(self.rows), len(self.cols)]
 
 
 @dataclass(frozen=True, slots=True)
 class TableSharding:
-    """The rectangles of one table and how it asks.
+    """The rectangles of one table, and its mode.
 
     Args:
-        shards: The rectangles, which cover the table once; of replicas, once on every rank.
+        shards: The rectangles. They cover the table once; replicas cover it once on every rank.
         mode: The mode in which the table asks for rows.
-        sharding_type: A label for people (table_wise, ..., custom); nothing branches on it.
-        row_order: "natural": the rectangles' rows are the table's. "mixed": they are positions
-            over which rows are dealt (`recapp/tables/row_order.py`).
-        as_parameter: Whether the table, which is whole on every rank, is a parameter that has a
-            gradient, for an optimiser of the user's; else it is updated in backward.
+        sharding_type: A label for people (table_wise, ..., custom); no code branches on it.
+        row_order: "natural": the rows of rectangles are rows of the table. "mixed": they are
+            positions, over which rows are dealt (`recapp/tables/row_order.py`).
+        as_parameter: Whether the table, whole on every rank, is a parameter with a gradient for an
+            optimiser of the user's; else backward updates the table.
     """
 
     shards: tuple[Shard, ...]
@@ -87,14 +87,14 @@ class TableSharding:
 
     @property
     def sharding_spec(self) -> "TableSharding":
-        """Return the record that has the `shards`, which is this one: TorchRec's plans have two."""
+        """Return this record, which has the `shards`: TorchRec's plans have a second record for
+        them.
+        """
         return self
 
     @property
     def compute_kernel(self) -> str:
-        """Return the kernel as TorchRec's plans name it: `dense` for copies on all ranks that are
-        kept alike, else `fused`.
-        """
+        """Return the name of the kernel in TorchRec's plans: `dense` for replicas, else `fused`."""
         return "dense" if self.mode == "replicated" else "fused"
 
     def __post_init__(self) -> None:
@@ -104,10 +104,10 @@ class TableSharding:
             raise PlanError(f"row_order={self.row_order}: {suggest(self.row_order, ROW_ORDERS)}")
 
     def order_of(self, table: EmbeddingConfig) -> RowOrder | None:
-        """Return the order of a table's rows; None where they lie by number.
+        """Return the order of a table's rows; None if they lie by number.
 
         Raises:
-            PlanError: Rows of a dynamic table are to be mixed.
+            PlanError: The plan mixes the rows of a dynamic table.
         """
         if self.row_order == "natural":
             return None
@@ -120,26 +120,26 @@ class TableSharding:
 
     @property
     def label(self) -> str:
-        """Return its sharding type and how rows lie, for people."""
+        """Return the sharding type and the row order as a label for people."""
         mixed = ", mixed rows" if self.row_order == "mixed" else ""
         return f"{self.sharding_type}{mixed}"
 
     @property
     def ranks(self) -> list[int]:
-        """Return the ranks that hold something, ascending."""
+        """Return the ranks that hold a shard, ascending."""
         return sorted({s.rank for s in self.shards if len(s.rows) and len(s.cols)})
 
     def cells(self, table: EmbeddingConfig, world: int) -> list[Shard]:
-        """Return the tiling refined along every edge of every shard, so that all strips share their
-        row cuts; ordered by column, row and rank.
+        """Return the tiling, refined along every edge of every shard and ordered by column, row and
+        rank. All strips then have the same row cuts.
 
         Args:
-            table: The table that is cut.
+            table: The table.
             world: The number of ranks.
 
         Raises:
-            PlanError: A shard lies on a rank that does not exist or leaves the table, or shards
-                leave a hole or overlap.
+            PlanError: A shard lies on a rank that does not exist or extends beyond the table, or
+                shards leave a hole or overlap.
         """
         shards = [s for s in self.shards if len(s.rows) and len(s.cols)]
         for s in shards:
@@ -197,17 +197,17 @@ def _between(cuts: list[int], part: range) -> Iterator[tuple[int, int]]:
 
 
 _LEFT_OUT = ("dynamic", "weight_init_max", "weight_init_min", "init_fn")
-"""What is kept of a table only where it says something; a function cannot be."""
+"""The fields of a table that are kept only if they are set; a function cannot be kept."""
 
 
 @dataclass(frozen=True)
 class PlannedFor:
-    """What a plan was made for; a plan that carries it can be explained without the model and the
-    data.
+    """The tables, batch and ids for which a plan was made. With this record a plan can be explained
+    without the model and the data.
 
     Args:
         tables: The configs of the tables, in the model's order.
-        batch_per_rank: Samples of a rank's batch B; None where it is not known.
+        batch_per_rank: The batch per rank B, in samples; None if it is unknown.
         statistics: Id statistics by table name, as plain values: `ids_per_sample`,
             `bags_per_sample`, `distinct`, `load`.
     """
@@ -217,7 +217,7 @@ class PlannedFor:
     statistics: Mapping[str, Any] = field(default_factory=dict)
 
     def part(self, names: Sequence[str]) -> "PlannedFor":
-        """Return what of this concerns some of the tables."""
+        """Return the part for some of the tables."""
         return replace(
             self,
             tables=tuple(t for t in self.tables if t.name in names),
@@ -225,7 +225,7 @@ class PlannedFor:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the record as plain values."""
         tables = [
             {
                 key: str(value) if isinstance(value, StrEnum) else value
@@ -243,7 +243,7 @@ class PlannedFor:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "PlannedFor":
-        """Return what `to_dict` has made plain values of."""
+        """Return the record from the plain values of `to_dict`."""
         return PlannedFor(
             tuple(table_config(**t) for t in values["tables"]),
             values["batch_per_rank"],
@@ -253,18 +253,18 @@ class PlannedFor:
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """The rectangles and mode of every table, for a number of ranks.
+    """The shardings of all tables for a number of ranks.
 
     Args:
-        tables: Sharding of each table, by table name.
+        tables: The sharding of each table, by table name.
         world_size: The number of ranks W.
-        name: Its name in reports and in `metrics.json`.
-        notes: What people should know of the whole plan, a sentence each.
-        reasons: Why a table is sharded as it is, by table name: the rule that fired, what the
-            planner compared.
-        made_for: The tables, batch and ids the plan was made for.
+        name: The name of the plan in reports and in `metrics.json`.
+        notes: Sentences for people about the whole plan.
+        reasons: The reason for each table's sharding, by table name: the plan rule that applied, or
+            the planner's comparison.
+        made_for: The tables, batch and id statistics for which the plan was made.
         modules: The names of the tables of each collection, by the path of the collection in the
-            model the plan was made for; empty where it was made for tables alone.
+            planned model; empty for a plan of tables alone.
     """
 
     tables: Mapping[str, TableSharding]
@@ -276,10 +276,10 @@ class ShardingPlan:
     modules: Mapping[str, Sequence[str]] = field(default_factory=dict, compare=False)
 
     def check(self, tables: Sequence[EmbeddingConfig]) -> None:
-        """Check that the plan names exactly these tables and tiles each once.
+        """Check that the plan names exactly these tables and tiles each table once.
 
         Raises:
-            PlanError: It does not; the table is named.
+            PlanError: It does not; the message names the table.
         """
         names = [t.name for t in tables]
         for name in self.tables:
@@ -296,10 +296,9 @@ class ShardingPlan:
 
     @property
     def plan(self) -> dict[str, dict[str, TableSharding]]:
-        """Return how each table is sharded, by the path of its collection and by its name.
+        """Return the sharding of each table, by the path of its collection and by table name.
 
-        This is the form of TorchRec's plans. Without `modules` all tables stand under the empty
-        path.
+        This is the form of TorchRec's plans. Without `modules` the path of all tables is empty.
         """
         modules = self.modules or {"": list(self.tables)}
         return {
@@ -331,13 +330,13 @@ class ShardingPlan:
         return [name for name, s in self.tables.items() if s.mode == "auto"]
 
     def with_modes(self, modes: Mapping[str, Mode]) -> "ShardingPlan":
-        """Return the plan with the modes of some tables set, by table name."""
+        """Return the plan with other modes for some tables, by table name."""
         return replace(
             self, tables={n: replace(s, mode=modes.get(n, s.mode)) for n, s in self.tables.items()}
         )
 
     def part(self, names: Sequence[str]) -> "ShardingPlan":
-        """Return the plan of some of its tables, by their names."""
+        """Return the plan of some of the tables, by name."""
         return replace(
             self,
             tables={n: s for n, s in self.tables.items() if n in names},
@@ -347,8 +346,8 @@ class ShardingPlan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values, as a checkpoint stores them. Notes, reasons and what the plan
-        was made for are left out where there are none.
+        """Return the plan as plain values, the form in which a checkpoint stores it. Empty notes,
+        reasons and `made_for` are omitted.
         """
         optional = {
             "notes": list(self.notes),
@@ -375,7 +374,7 @@ class ShardingPlan:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "ShardingPlan":
-        """Return the plan that `to_dict` has made plain values of."""
+        """Return the plan from the plain values of `to_dict`."""
 
         def shards(table: Mapping[str, Any]) -> tuple[Shard, ...]:
             return tuple(

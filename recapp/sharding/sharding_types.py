@@ -1,5 +1,5 @@
-"""The sharding types: one record for each says what it is called, how it cuts a table, on which
-ranks the parts may lie, and what people should know of it.
+"""The sharding types. The record of a type has its name, the function that cuts a table, the ranks
+on which the parts may lie, and a description for people.
 
 | type           | blocks of a table                           | candidate ranks of a block |
 |----------------|---------------------------------------------|----------------------------|
@@ -12,8 +12,8 @@ ranks the parts may lie, and what people should know of it.
 | grid_shard     | a block for each vertical strip: horizontal | the ranks of any one host  |
 |                | strips, one for each rank of a host         |                            |
 
-Tilings, rules, the planner, its constraints and its explanations read these records and know no
-type by name. So another type is one function that cuts and one record:
+Tilings, plan rules, the planner, its constraints and its explanations read these records and know
+no type by name. So a new type is one function that cuts and one record:
 
     def row_wise_on_two_ranks(table: TableToCut) -> list[Block]: ...
 
@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from recapp.errors import PlanError, suggest
 
-# columns of a vertical strip unless set: 256 columns make four; 64 fp32 are four cache lines
+# default columns of a vertical strip: 256 columns make four; 64 fp32 are four cache lines
 COLUMN_WIDTH = 64
 CUSTOM = "custom"  # the label of rectangles that no sharding type made
 
@@ -52,12 +52,12 @@ class ShardingType(StrEnum):
 
 
 class CandidateRanks:
-    """The ranks on which a table may lie, as sets from which a block takes one.
+    """The ranks on which a table may lie, as sets of ranks. A block takes one set.
 
     Args:
-        ranks: The ranks, the one to be used first in front.
-        hosts: The ranks of each host, the host to be used first in front. Of unequal hosts each
-            counts with as many ranks as the smallest has.
+        ranks: The ranks, in the order of preference.
+        hosts: The ranks of each host, hosts in the order of preference. All hosts count with as
+            many ranks as the smallest host has.
 
     Attributes:
         each_rank: Every rank by itself, [W, 1].
@@ -73,12 +73,12 @@ class CandidateRanks:
 
 
 class TableToCut(NamedTuple):
-    """What a sharding type is asked to cut.
+    """The arguments of a sharding type's `cut`.
 
     Args:
         rows: The table's rows.
-        columns: Its columns.
-        ranks: The ranks on which it may lie.
+        columns: The table's columns.
+        ranks: The ranks on which the table may lie.
         column_width: Columns of a vertical strip.
     """
 
@@ -89,13 +89,13 @@ class TableToCut(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Rectangles of a table whose ranks are chosen together.
+    """Rectangles of a table; the planner chooses their ranks together.
 
     Args:
-        rows: First row of each of m rectangles and the one behind its last, [m, 2].
-        columns: The columns of all of them.
-        candidates: Sets of ranks that could hold the block, the one to be used first in front: a
-            rank for each rectangle, [A, m]. No rank stands twice in a set.
+        rows: The first row of each of m rectangles and the row after its last one, [m, 2].
+        columns: The columns of all m rectangles.
+        candidates: Sets of ranks that could hold the block, in the order of preference, [A, m]: a
+            rank for each rectangle. The ranks of a set are distinct.
     """
 
     rows: Ints
@@ -105,22 +105,23 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardingTypeRecord:
-    """A sharding type: its name, how it cuts a table, and what reports say about it.
+    """A sharding type: its name, its function that cuts a table, and its texts for reports.
 
     Args:
         name: Its name in settings, plans and reports.
-        description: What it does with a table, in words.
-        best_for: The tables it is best for, in words.
-        pros: Its advantages, in words.
-        cons: Its disadvantages, in words.
-        cut: Cuts a table into blocks that cover it once; no block where that is not possible on the
-            ranks that there are.
-        cuts: Along what it cuts a table. One that cuts columns is offered several column widths.
-        chooses_ranks: Whether a block has several sets of candidate ranks; False where it always
-            takes all ranks.
-        replicated: Whether every rank holds the whole table; it then needs all ranks, and its mode
-            is `replicated`.
-        several_hosts: Whether it differs from a simpler type only where there are several hosts.
+        description: A text: how the type shards a table.
+        best_for: A text: the tables for which the type is best.
+        pros: A text: the advantages.
+        cons: A text: the disadvantages.
+        cut: The function that cuts a table into blocks that cover it once; no block if the given
+            ranks do not suffice.
+        cuts: The dimensions along which the type cuts. The planner tries several column widths for
+            a type that cuts columns.
+        chooses_ranks: Whether a block has several sets of candidate ranks; False if it always takes
+            all ranks.
+        replicated: Whether every rank holds the whole table. Then a table needs all ranks, and its
+            mode is `replicated`.
+        several_hosts: Whether the type differs from a simpler type only on several hosts.
     """
 
     name: str
@@ -136,12 +137,12 @@ class ShardingTypeRecord:
 
     @property
     def cuts_rows(self) -> bool:
-        """Return whether it makes horizontal strips."""
+        """Return whether the type makes horizontal strips."""
         return self.cuts in ("rows", "rows and columns")
 
     @property
     def cuts_columns(self) -> bool:
-        """Return whether it makes vertical strips."""
+        """Return whether the type makes vertical strips."""
         return self.cuts in ("columns", "rows and columns")
 
 
@@ -160,8 +161,8 @@ def column_strips(columns: int, width: int) -> list[range]:
 
 
 def row_strips(rows: int, parts: int) -> Ints:
-    """Return at most `parts` equal horizontal strips: first row of each and the one behind its
-    last, [m, 2].
+    """Return at most `parts` equal horizontal strips: the first row of each and the row after its
+    last one, [m, 2].
     """
     return np.array([(part.start, part.stop) for part in equal_ranges(rows, parts)], np.int64)
 
@@ -201,10 +202,10 @@ def _grid_shard(table: TableToCut) -> list[Block]:
     return [Block(rows, columns, hosts[:, : len(rows)]) for columns in strips]
 
 
-# ---- the records. Where the usual advice and our measurements differ, their words are ours: the
-# usual advice has row-wise cost more than table-wise, as there every bag asks every rank and
-# partial sums are reduced; here a batch's distinct rows are asked for once, wherever they lie (mode
-# `unique`), so that row-wise sends what table-wise sends, and balances it better.
+# ---- the records. Where the usual advice and our measurements differ, the texts follow our
+# measurements. By the usual advice, row-wise costs more than table-wise, because every bag asks
+# every rank and partial sums are reduced. Here ranks ask once for the distinct rows of a batch,
+# wherever they lie (mode `unique`): row-wise sends as much as table-wise and balances better.
 
 BUILT_IN = (
     ShardingTypeRecord(
@@ -268,19 +269,19 @@ BUILT_IN = (
 )
 
 SHARDING_TYPES: dict[str, ShardingTypeRecord] = {record.name: record for record in BUILT_IN}
-"""Every sharding type by name, the simplest first: of types that cost the same the planner takes
-the first. `register` adds to those that are built in.
+"""Every sharding type by name, the simplest first: among types of equal cost the planner takes the
+first. `register` adds types to the built-in ones.
 """
 
 
 def register(record: ShardingTypeRecord) -> None:
-    """Add a sharding type in this process, or replace one that was added before.
+    """Add a sharding type in this process, or replace an added type.
 
-    Rules and constraints may then name it. Where no constraint names it, the planner does not use
-    it, so that no other plan changes.
+    Plan rules and constraints may then name the type. Without a constraint that names it the
+    planner does not use it, so no other plan changes.
 
     Raises:
-        PlanError: The name is that of a built-in type, or the label of rectangles without a type.
+        PlanError: The name is a built-in type's, or the label of rectangles without a type.
     """
     if record.name in {CUSTOM, *ShardingType}:
         raise PlanError(

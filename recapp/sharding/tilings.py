@@ -1,4 +1,4 @@
-"""Cut one table as a sharding type does and take the first of its candidate ranks."""
+"""Cut one table by a sharding type and take the first candidate ranks of each block."""
 
 from typing import get_args
 
@@ -25,20 +25,20 @@ def tile(
     column_width: int = COLUMN_WIDTH,
     row_order: RowOrderName = "natural",
 ) -> TableSharding:
-    """Cut one table as a named type does.
+    """Cut one table by a named sharding type.
 
-    The first block takes the first of its sets of candidate ranks, the second block the second, and
-    so on, starting over after the last: a caller that balances puts the least loaded ranks in
-        front.
+    The first block takes the first of its sets of candidate ranks, the second block the second set,
+    and so on; after the last set the first follows again. A caller that balances puts the least
+    loaded ranks first.
 
     Args:
-        table: The table to be cut.
+        table: The table.
         type_name: The sharding type, a key of `SHARDING_TYPES`.
-        ranks: The ranks and hosts on which the table may lie, those to be used first in front.
+        ranks: The ranks and hosts on which the table may lie, in the order of preference.
         mode: "unique", "pooled" or "auto"; a type that replicates is always "replicated".
         column_width: Columns of a vertical strip.
-        row_order: "mixed" deals the rows over strips, where there are several; keys of dynamic
-            tables are mixed as it is.
+        row_order: "mixed" deals the rows over several strips. Keys of dynamic tables are always
+            mixed.
 
     Raises:
         PlanError: The type, mode or order is unknown, a strip would have no columns, or the type

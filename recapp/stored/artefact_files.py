@@ -13,8 +13,8 @@ from recapp.dataset.raw_rows import RawTable
 
 EXAMPLE_ROWS = 16
 MOST_EXAMPLE_ROWS = 4096
-VALUES_PER_BYTE = 8  # of an example's file; more of them take no room in it
-_ARROW = b"ARROW1\0\0"  # in front of the messages of an Arrow file
+VALUES_PER_BYTE = 8  # the most of an example's file: a value takes at least a bit
+_ARROW = b"ARROW1\0\0"  # the start of an Arrow file, before its messages
 
 
 def dense_bytes(state: Mapping[str, Tensor]) -> bytes:
@@ -25,17 +25,17 @@ def dense_bytes(state: Mapping[str, Tensor]) -> bytes:
 
 
 def dense_state(raw: bytes) -> dict[str, Tensor]:
-    """Return the dense part of the bytes of a safetensors file.
+    """Read the dense part from the bytes of a safetensors file.
 
     Raises:
-        ValueError: They are none, or have values that are not finite.
+        ValueError: The bytes are not a safetensors file, or a value is not finite.
     """
     try:
         state: dict[str, Tensor] = safetensors.torch.load(raw)
     except (ValueError, KeyError, safetensors.SafetensorError) as error:
         raise ValueError(str(error)) from error
     for name, values in state.items():
-        wide = values.float() if values.element_size() == 1 else values  # isfinite lacks 8 bits
+        wide = values.float() if values.element_size() == 1 else values  # isfinite lacks float8
         if values.is_floating_point() and not bool(torch.isfinite(wide).all()):
             raise ValueError(f"{name} has values that are not finite")
     return state
@@ -50,19 +50,19 @@ def example_bytes(rows: RawTable) -> bytes:
 
 
 def example_table(raw: bytes) -> RawTable:
-    """Return the raw rows of the bytes of an Arrow file.
+    """Read raw rows from the bytes of an Arrow file.
 
-    The counts that it states are compared with its bytes before anything is made of it: no few
-    bytes become many rows, and nothing is decompressed.
+    This compares the counts that the file declares with its size before it reads rows. So a small
+    file cannot expand to many rows. Compressed files are refused.
 
     Raises:
-        ValueError: They are no such file.
+        ValueError: The bytes are not such a file.
     """
     if not raw.startswith(_ARROW):
         raise ValueError("it is no Arrow file")
     try:
         _check_sizes(raw[len(_ARROW) :])
-        # as messages one after the other: the footer could name others
+        # reads the messages in order, because the footer could name other messages
         with pa.ipc.open_stream(raw[len(_ARROW) :]) as reader:
             rows = reader.read_all()
         rows.validate(full=True)
@@ -72,11 +72,11 @@ def example_table(raw: bytes) -> RawTable:
 
 
 def _check_sizes(raw: bytes) -> None:
-    """Check what an Arrow stream says of the values that it holds.
+    """Check the counts that an Arrow stream declares.
 
     Raises:
-        ValueError: There are too many rows, more values than bytes have room for, or compressed
-            ones.
+        ValueError: The stream has too many rows, more values than its bytes can hold, or compressed
+            values.
     """
     rows = 0
     values = 0

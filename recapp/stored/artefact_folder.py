@@ -1,11 +1,11 @@
-"""The directory of an artefact while it is written: nobody sees half of it, two commands do not
-write the same one, and nothing that is somebody else's is deleted.
+"""Write the directory of an artefact: readers never see a part of it, two commands cannot write the
+same one, and no other file is deleted.
 
-    served.recapp-export     is being written, under the kernel's lock (flock)
-    served                   all of it, in one rename
-    served.recapp-replaced   had the name until a moment ago; readers look here, too
+    served.recapp-export     while an export writes it, under the kernel's lock (flock)
+    served                   when it is whole, by one rename
+    served.recapp-replaced   the earlier artefact, between two renames; readers look here, too
 
-People call their own copies served.old, so these suffixes are ones that nobody would choose.
+Users name their own copies served.old, so these suffixes are unlikely names.
 """
 
 from collections.abc import Iterator
@@ -22,15 +22,15 @@ UNFINISHED = "recapp-export"
 
 @contextmanager
 def unfinished(output: Path, overwrite: bool) -> Iterator[Path]:
-    """Yield an empty directory that gets its name where nothing fails, and is removed otherwise.
+    """Yield an empty directory; rename it to `output` on success, and remove it after an error.
 
     Args:
-        output: Its name.
-        overwrite: Whether an artefact of that name is replaced.
+        output: The name of the artefact's directory.
+        overwrite: Whether to replace an artefact of that name.
 
     Raises:
         ConfigError: The name is taken, or another export is writing it.
-        ArtefactError: It cannot be written.
+        ArtefactError: The directory cannot be written.
     """
     if not output.name:
         raise ConfigError(f"output={output}: is no name of a new directory: choose another name")
@@ -57,10 +57,10 @@ def unfinished(output: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def _check_name(output: Path, overwrite: bool) -> None:
-    """Check that a name is free, or an artefact's that may be replaced.
+    """Check that a name is free, or is the name of an artefact that may be replaced.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: The name is taken.
     """
     if not files_at(output).taken(output):
         return

@@ -1,16 +1,17 @@
-"""The manifest of an artefact: everything that scoring needs, and nothing that can run code unless
-it is trusted.
+"""The manifest of an artefact, which holds all that scoring needs. Only its compiled part can run
+code, and that part needs trust.
 
     manifest.json             the files below, with sizes and checksums; written last
     rows/int8_16.bin          the rows of all int8 tables of 16 columns, table by table
-    rows/int8_16_dynamic.bin  those of dynamic tables, with the sorted positions of their keys
+    rows/int8_16_dynamic.bin  rows of dynamic tables, and the sorted positions of their keys
     rows/int8_16_dynamic.keys
     dense.safetensors         the other parameters and buffers of the model
-    example.arrow             a few raw rows, whose logits stand in the manifest
-    compiled/                 the dense part as machine code: read where it is trusted
+    example.arrow             a few raw rows; the manifest has their logits
+    compiled/                 the dense part as machine code, read only with trust_compiled
 
-Rows lie as kernels read them, so a file is mapped and several processes share its pages. The model
-is built of the settings that the manifest has, which are judged as a checkpoint's are.
+Files hold rows in the layout of the kernels, so readers map a file, and several processes share its
+pages. The model is built from the settings in the manifest, after the same check as for a
+checkpoint (`recapp/stored/trust.py`).
 """
 
 import math
@@ -25,7 +26,7 @@ from recapp.tables.config import DataType
 
 DENSE = "dense.safetensors"
 EXAMPLE = "example.arrow"
-COMPILED = "compiled/"  # in front of the files that are code
+COMPILED = "compiled/"  # the directory of files that are code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +35,16 @@ class StoredTable:
 
     Args:
         name: Its name.
-        rows: Rows that are stored; of a dynamic table those that exist.
-        dim: Columns.
+        rows: The number of stored rows.
+        dim: The number of columns.
         storage: The data type of the stored rows, a `DataType`.
         file: The file of its rows.
         first_row: Its first row in the file.
-        keys: The file of the positions of its keys, in which they begin at `first_row` as well;
-            None where rows have numbers.
+        keys: The file of the positions of its keys, which also begin at `first_row`; None for a
+            static table.
         id_rule: The rule by which an id becomes a row.
         min_key: The id of row 0.
-        start_hash: The hash that start values of keys without a row are made from.
+        start_hash: The hash from which start values of keys without a row are computed.
         start_range: The largest distance of those values from 0.
     """
 
@@ -79,14 +80,14 @@ class StoredTable:
 
 @dataclass(frozen=True)
 class ArtefactManifest(Manifest):
-    """The description of an artefact: its files and tables, and what the writer added.
+    """The manifest of an artefact: its files, its tables, and further entries.
 
     Args:
         folder: The directory.
-        info: All entries that have no place of their own here.
+        info: All entries that have no attribute of their own.
         tables: Its tables, in the order of the model.
         files: The bytes and the checksum of each file, by its path in the directory.
-        identity: The CRC-32 of the manifest, in which versions of an artefact differ.
+        identity: The CRC-32 of the manifest; it differs between versions of an artefact.
     """
 
     kind = ARTEFACT
@@ -105,10 +106,10 @@ class ArtefactManifest(Manifest):
 
     @property
     def logits(self) -> list[float]:
-        """The logits that its example was exported with.
+        """The logits of the example at the time of the export.
 
         Raises:
-            ArtefactError: They are no numbers.
+            ArtefactError: The logits are not numbers.
         """
         logits = self.entry("logits", list)
         if not all(isinstance(x, int | float) and not isinstance(x, bool) for x in logits):
@@ -130,14 +131,14 @@ class ArtefactManifest(Manifest):
 
 
 def from_json(raw: bytes, folder: Path) -> ArtefactManifest:
-    """Return the manifest of a text that `recapp.stored.manifest.to_json` has made.
+    """Read a manifest from the text that `recapp.stored.manifest.to_json` has made.
 
     Args:
         raw: The bytes of the file.
         folder: The directory of the artefact, for messages and for the manifest itself.
 
     Raises:
-        ArtefactError: It is no manifest, a damaged one, or one of a later version.
+        ArtefactError: The text is not a manifest, or the manifest is damaged or of a later version.
     """
 
     def made(

@@ -1,21 +1,21 @@
-"""The files of stored rectangles: safetensors, one per rank, written row block by row block and
-read by slices.
+"""Files of stored rectangles: safetensors, one per rank, written by row blocks and read by slices.
 
-Any reader of that format opens them, only what is wanted is read, and nothing is unpickled. They
-are written and read here and not by the safetensors package: it wants all tensors of a file in CPU
-memory at once to write them, and for torch it maps a whole file privately to read a slice, which a
-limit on memory counts in full. Here one row block is in memory, or a few rows of it.
+Any reader of safetensors can open these files. Loading reads only the slices that it needs, and
+unpickles nothing. This file has its own reader and writer, because the safetensors package needs
+too much memory: to write, it needs all tensors of a file in CPU memory at once; to read a slice for
+torch, it maps the whole file privately, which a memory limit counts in full. Here one row block, or
+a few rows of a block, is in memory.
 
     8 bytes   length of the header, little endian
     header    JSON: {key: {dtype, shape, data_offsets}}, padded with blanks so that data is aligned
     data      the blocks, one behind the other
 
-Weights that are written are finite: a rank checks each row block before it writes it. Bytes that
-are read are checked: a rank that needs some rows of a stored block reads the whole block once and
-compares its checksum. At most two blocks, of at most 64 MiB each, hold rows that it does not need,
-so that costs a rank little, and ranks need not wait for each other. Where rows are stored in
-another order than they are held in (`recapp/tables/row_order.py`), each block of a table has some
-for every rank, so every rank reads the whole table.
+A rank checks that each row block is finite before it writes the block. A rank that needs some rows
+of a stored block reads the whole block once and compares its checksum. At most two blocks, of at
+most 64 MiB each, hold rows that the rank does not need. So the check costs little, and ranks need
+not wait for each other. If the stored order of rows differs from the order in memory
+(`recapp/tables/row_order.py`), each block of a table has rows for every rank, so every rank reads
+the whole table.
 """
 
 import json
@@ -41,13 +41,13 @@ from recapp.stored.rectangles import (
 )
 from recapp.tables.row_order import RowOrder
 
-LENGTH_BYTES = 8  # of the header's length; data is aligned to as much
+LENGTH_BYTES = 8  # of the field for the header's length, and the alignment of data
 NOT_SAVED = (
     "weights that are not finite (NaN or infinity), so this checkpoint is not written and earlier "
     "ones stay as they are; go on from one of those with smaller rates (optimizer.sparse.lr, "
     "optimizer.dense.lr)"
 )
-# of stored rows that are read at a time, in memory beside the shard that they are copied into
+# stored rows read at a time; memory beside the shard that they are copied into
 READ_BYTES = 16 * 2**20
 _FORMAT_NAMES = {
     torch.float64: "F64",
@@ -64,18 +64,18 @@ _FORMAT_NAMES = {
 def write_blocks(folder: Path, file: str, blocks: Iterable[Block]) -> list[StoredBlock]:
     """Write the owned blocks of one rank into one file, row block by row block.
 
-    Where the rank owns none, no file is written.
+    A rank that owns no block writes no file.
 
     Args:
-        folder: The directory, which is there already.
+        folder: The directory, which must exist.
         file: The name of the file.
-        blocks: The blocks that this rank holds; those of other owners are left out.
+        blocks: The blocks that this rank holds; blocks of other owners are skipped.
 
     Returns:
         The stored rectangles, in file order.
 
     Raises:
-        OSError: There is no space or no permission.
+        OSError: The disk is full, or there is no permission.
         CheckpointError: Weights are not finite; the text names the first such rows.
     """
     # Wide dtypes first, as the format's readers want every tensor aligned to its items and no gaps.
@@ -135,13 +135,13 @@ def _bytes(data: Tensor) -> memoryview:
 
 
 def is_finite(values: Tensor) -> bool:
-    """Return whether there is neither NaN nor infinity among values.
+    """Return whether all values are finite.
 
-    They are read once, and no memory is allocated.
+    This reads the values once and allocates no memory.
     """
     if not values.is_floating_point() or not values.numel():
         return True
-    least, greatest = torch.aminmax(values)  # NaN is passed on
+    least, greatest = torch.aminmax(values)  # aminmax returns NaN if a value is NaN
     return bool(torch.isfinite(least) & torch.isfinite(greatest))
 
 
@@ -149,12 +149,12 @@ def is_finite(values: Tensor) -> bool:
 
 
 class Source(NamedTuple):
-    """A stored rectangle, and what a rank wants of it.
+    """A stored rectangle, and the rectangles of a rank that it fills.
 
     Args:
         stored: The rectangle.
-        order: The order of its rows; None: by their numbers.
-        held: The rectangles that it fills in part.
+        order: The order of its rows; None for the order of row numbers.
+        held: The rectangles in the rank's memory that it fills, at least in part.
     """
 
     stored: StoredBlock
@@ -170,15 +170,16 @@ def sources_of(
     orders: Mapping[str, RowOrder],
     blocks: Iterable[Block],
 ) -> Sources:
-    """Return the stored rectangles that fill what is held; no file is opened.
+    """Return the stored rectangles that fill the blocks; open no file.
 
-    The tiling and the order of rows that are held and those that are stored may be any. Where
-    orders differ, a held rectangle wants some rows of every stored one in its columns.
+    The stored tables may have another tiling and another order of rows than the blocks. If the
+    orders differ, a block needs some rows of every stored rectangle in its columns.
 
     Args:
         tensors: The stored rectangles of each (table, tensor).
-        orders: The stored order of the rows of each table that are not stored by number.
-        blocks: The rectangles to be filled, owned or not.
+        orders: The stored order of rows of each table that is not stored in the order of row
+            numbers.
+        blocks: The blocks to fill, owned or not.
 
     Raises:
         CheckpointError: A table or tensor is not stored, has another shape, or has a hole.
@@ -200,11 +201,11 @@ def sources_of(
 
 
 def fill_blocks(folder: Path, sources: Sources, opened: Callable[[str], BinaryIO]) -> None:
-    """Fill held rectangles from stored ones; floats are converted to the dtype that is held.
+    """Fill blocks from stored rectangles; convert floats to the dtype of the block.
 
     Args:
         folder: The directory of the files, for messages.
-        sources: What `sources_of` has found.
+        sources: The result of `sources_of`.
         opened: Returns a file of the checkpoint by its name, open for reading.
 
     Raises:
@@ -226,7 +227,7 @@ def _stored_of(
     """Return the stored rectangles of the tensor that a block belongs to.
 
     Raises:
-        CheckpointError: The table or tensor is not stored, or with another shape or kind of dtype.
+        CheckpointError: The table or tensor is not stored, or has another shape or kind of dtype.
     """
     found = by_tensor.get((block.table, block.tensor))
     if found is None:
@@ -262,7 +263,7 @@ class _BlockFile:
         source: The open file.
 
     Raises:
-        CheckpointError: It has no header of this format.
+        CheckpointError: The file has no safetensors header.
     """
 
     def __init__(self, file: Path, source: BinaryIO) -> None:
@@ -279,8 +280,8 @@ class _BlockFile:
             raise CheckpointError(f"{file} cannot be read: {error}") from error
 
     def read(self, stored: StoredBlock) -> Iterator[tuple[range, Tensor]]:
-        """Yield the rows of a stored rectangle in all its columns, a few at a time; its checksum is
-        compared after the last.
+        """Yield the rows of a stored rectangle in all its columns, a few at a time; compare its
+        checksum after the last rows.
 
         Args:
             stored: The rectangle.
@@ -290,8 +291,8 @@ class _BlockFile:
             rectangle].
 
         Raises:
-            CheckpointError: The file does not hold the rectangle where the manifest says, or holds
-                other bytes.
+            CheckpointError: The file does not hold the rectangle at the manifest's offset, or the
+                bytes differ.
         """
         dtype = DTYPES[stored.dtype]
         shape = [len(stored.rows), len(stored.cols)]
@@ -328,7 +329,7 @@ class _BlockFile:
 
 
 def damaged(file: Path, stored: StoredBlock) -> CheckpointError:
-    """Return the error for a block whose bytes do not have its checksum."""
+    """Return the error for a block with a wrong checksum."""
     return CheckpointError(
         f"{file} is damaged: table {stored.table}, {stored.tensor}, rows "
         f"{stored.rows.start}-{stored.rows.stop}: bytes "
@@ -350,7 +351,7 @@ def check_bytes(
         The number of bytes read.
 
     Raises:
-        CheckpointError: A block differs; the text names the first one.
+        CheckpointError: A block has a wrong checksum; the text names the first such block.
     """
     count = 0
     for s in stored:

@@ -1,5 +1,5 @@
-"""A checkpoint is a directory of logical tables: it loads under any plan and on any number of
-ranks, and nothing in it is run as code.
+"""Write and load checkpoints. A checkpoint is a directory of logical tables: it loads under any
+plan and on any number of ranks, and loading it runs no code from it.
 
     best.ckpt/
       manifest.json             written last; config, plan, schema, metrics, position, and per
@@ -7,14 +7,13 @@ ranks, and nothing in it is run as code.
                                 checksum
       meta.pt                   the dense part and Lightning's state, plain types (torch.load with
                                 weights_only=True)
-      rank-00000.safetensors    blocks of the tables and of their optimiser state, as rank 0 held
-                                them
+      rank-00000.safetensors    blocks of tables and of their optimiser state, from rank 0
       rank-00001.safetensors
 
-A save goes to `best.ckpt.tmp`, which gets its final name when it is whole;
-`recapp/stored/local_files.py` says how, and which names a killed save leaves. All ranks save
-together. Each rank can load by itself; it opens all files that it needs at once
-(`recapp/stored/snapshot.py`). Each loaded block is compared with its checksum.
+A save writes `best.ckpt.tmp` and renames it when it is whole; `recapp/stored/local_files.py`
+describes the renames and the names that a killed save leaves. All ranks save together. Each rank
+can load by itself; it opens all files that it needs at once (`recapp/stored/snapshot.py`), and
+compares each loaded block with its checksum.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,20 +64,20 @@ def write_checkpoint(
     Every rank calls it; all return or all raise.
 
     Args:
-        path: The directory to make, on a file system that all ranks share. A checkpoint of that
-            name is replaced.
-        blocks: The blocks that this rank holds; of several copies the owner's is written.
+        path: The directory to make, on a file system that all ranks share. This replaces a
+            checkpoint of that name.
+        blocks: The blocks that this rank holds; of several copies only the owner's is written.
         comm: The ranks.
-        meta: The plain part, rank 0's: anything that `plain` can make plain.
-        manifest: Entries of the manifest, rank 0's: anything that `plain` can make plain, but no
+        meta: The plain part, from rank 0: any value that `plain` can convert.
+        manifest: Entries of the manifest, from rank 0: any value that `plain` can convert, but no
             tensors except single numbers. The format's own keys are reserved.
-        parameters: The dense parameters by name, rank 0's: they have to be finite, as the tables'
-            weights have to.
+        parameters: The dense parameters by name, from rank 0. They must be finite, like the weights
+            of tables.
 
     Raises:
-        CheckpointError: It could not be written, the blocks do not cover their tables, or weights
-            are not finite; what was there before is untouched.
-        RankError: Another rank could not write.
+        CheckpointError: The checkpoint could not be written, the blocks do not cover their tables,
+            or weights are not finite; an earlier checkpoint stays untouched.
+        RankError: Another rank could not write its blocks.
     """
     path = Path(path).absolute()
     unfinished = beside(path, TMP)
@@ -104,8 +103,8 @@ def write_checkpoint(
 def _write(
     folder: Path, rank: int, blocks: Iterable[Block]
 ) -> tuple[list[StoredBlock], dict[str, Any]]:
-    """Write a rank's blocks, and return them as stored with the orders of tables whose rows are
-    mixed, as plain values.
+    """Write a rank's blocks. Return the stored blocks, and as plain values the row orders of tables
+    with mixed rows.
     """
     held = list(blocks)
     stored = write_blocks(folder, f"rank-{rank:05d}.safetensors", held)
@@ -113,9 +112,9 @@ def _write(
 
 
 def _together(comm: Comm, path: Path, do: Callable[[], T]) -> list[T]:
-    """Run a function on every rank and return every rank's result; raise on all if it fails on one.
+    """Run a function on every rank and return all results; raise on all ranks if it fails on one.
 
-    So no rank goes on to wait for one that has failed.
+    So no rank waits for a rank that has failed.
 
     Args:
         comm: The ranks.
@@ -123,8 +122,8 @@ def _together(comm: Comm, path: Path, do: Callable[[], T]) -> list[T]:
         do: The function.
 
     Raises:
-        CheckpointError: It failed here.
-        RankError: It failed on another rank.
+        CheckpointError: The function failed on this rank.
+        RankError: The function failed on another rank.
     """
     mine: T | None = None
     failure: Exception | None = None
@@ -145,11 +144,11 @@ def _together(comm: Comm, path: Path, do: Callable[[], T]) -> list[T]:
 
 
 def _prepare(path: Path, unfinished: Path, parameters: Mapping[str, Tensor]) -> None:
-    """Make an empty directory for a save, and clear what killed saves of that name have left.
+    """Make an empty directory for a save, and delete the remains of killed saves of that name.
 
     Raises:
-        CheckpointError: A parameter is not finite, or something other than a checkpoint has the
-            name.
+        CheckpointError: A parameter is not finite, or the name belongs to something that is not a
+            checkpoint.
     """
     for name, values in parameters.items():
         if not is_finite(values.detach()):
@@ -160,10 +159,10 @@ def _prepare(path: Path, unfinished: Path, parameters: Mapping[str, Tensor]) -> 
 
 
 def _check_name(path: Path) -> None:
-    """Check that a name is free or a checkpoint's.
+    """Check that a name is free or is the name of a checkpoint.
 
     Raises:
-        CheckpointError: Something else has it.
+        CheckpointError: The name belongs to something else.
     """
     if files_at(path).taken(path) and not is_checkpoint(path):
         raise CheckpointError(
@@ -192,12 +191,12 @@ def _finish(
 
 
 def link_checkpoint(path: str | Path, target: str | Path) -> None:
-    """Make `path` a link to a checkpoint; an earlier link is replaced in one rename.
+    """Make `path` a link to a checkpoint; replace an earlier link in one rename.
 
     One rank calls it.
 
     Raises:
-        CheckpointError: Something other than a link or a checkpoint has that name.
+        CheckpointError: The name belongs to something that is neither a link nor a checkpoint.
     """
     path = Path(path)
     if path.absolute() == Path(target).absolute():
@@ -213,16 +212,16 @@ def link_checkpoint(path: str | Path, target: str | Path) -> None:
 def open_checkpoint(
     path: str | Path, wanted: Wanted = no_file, comm: Comm | None = None
 ) -> Checkpoint:
-    """Open a checkpoint; what is open stays whole, even if it is replaced meanwhile.
+    """Open a checkpoint; open files stay whole even if a save replaces the checkpoint meanwhile.
 
     Args:
         path: The checkpoint.
-        wanted: Selects the files that will be read; by default none beside the manifest.
-        comm: Ranks that all call it and are to open the same version; None opens for this rank
-            alone.
+        wanted: Selects the files to open; by default none beside the manifest.
+        comm: The ranks that open the same version together; None opens for this rank alone.
 
     Raises:
-        CheckpointError: There is no checkpoint, or it is incomplete, damaged or of a later version.
+        CheckpointError: The checkpoint does not exist, is incomplete or damaged, or has a later
+            version.
     """
     return open_snapshot(Path(path), Checkpoint, wanted, comm)
 
@@ -230,10 +229,11 @@ def open_checkpoint(
 def read_manifest(path: str | Path) -> CheckpointManifest:
     """Return the manifest of a checkpoint.
 
-    Of its other files it is only checked that they are there and have their sizes.
+    This checks only the existence and the size of the other files.
 
     Raises:
-        CheckpointError: There is no checkpoint, or it is incomplete, damaged or of a later version.
+        CheckpointError: The checkpoint does not exist, is incomplete or damaged, or has a later
+            version.
     """
     with open_checkpoint(path) as snapshot:
         return snapshot.manifest
@@ -243,15 +243,15 @@ def read_meta(path: str | Path) -> dict[str, Any]:
     """Return the plain part: dense parameters and Lightning's state, with tensors on the CPU.
 
     Raises:
-        CheckpointError: There is no checkpoint, or its file is damaged or holds other than plain
-            types.
+        CheckpointError: The checkpoint does not exist, or its file is damaged or holds other types
+            than plain ones.
     """
     with open_checkpoint(path, lambda manifest: (META,)) as snapshot:
         return snapshot.meta()
 
 
 def files_of(blocks: Iterable[Block]) -> Wanted:
-    """Return a selection of the files that hold parts of these blocks, and of the plain part."""
+    """Return a selector of the files that hold parts of these blocks or the plain part."""
     held = list(blocks)
     return lambda manifest: (
         META,
@@ -260,18 +260,17 @@ def files_of(blocks: Iterable[Block]) -> Wanted:
 
 
 def load_blocks(path: str | Path, blocks: Iterable[Block]) -> None:
-    """Fill blocks of this rank, whatever plan and number of ranks the checkpoint was saved under.
+    """Fill blocks of this rank from a checkpoint of any plan and any number of ranks.
 
-    Any rank can call it by itself.
+    A rank can call this alone.
 
     Args:
         path: The checkpoint.
-        blocks: The blocks to be filled, copies included. Leave optimiser state out where it is not
-            wanted.
+        blocks: The blocks to fill, copies included. Omit blocks of optimiser state to skip it.
 
     Raises:
-        CheckpointError: A table, tensor or shape is not the checkpoint's, there is a hole, or a
-            file is damaged.
+        CheckpointError: A table, tensor or shape differs from the checkpoint's, the stored blocks
+            leave a hole, or a file is damaged.
     """
     held = list(blocks)
     with open_checkpoint(path, files_of(held)) as snapshot:
@@ -290,17 +289,17 @@ def load_together(
 
     Args:
         path: The checkpoint.
-        blocks_of: Returns the blocks of this rank that a checkpoint is to fill. It is called again
-            where the checkpoint was replaced while it was opened.
-        parameters: The names of the dense parameters in the plain part's `state_dict`; those that
-            it has have to be finite, as tables have to.
+        blocks_of: Returns the blocks of this rank to fill from a checkpoint. It is called again if
+            a save replaced the checkpoint while this opened it.
+        parameters: The names of the dense parameters in the plain part's `state_dict`. Their values
+            must be finite, like those of tables; a name may be absent.
         comm: The ranks.
 
     Returns:
         The manifest and the plain part.
 
     Raises:
-        CheckpointError: As of `load_blocks`; or weights are not finite.
+        CheckpointError: As for `load_blocks`; or weights are not finite.
         RankError: Another rank could not load its part.
     """
     held: list[Block] = []
@@ -351,7 +350,7 @@ def _refuse_non_finite(
 
 
 def load_table(path: str | Path, table: str, tensor: str = WEIGHT) -> Tensor:
-    """Load a whole logical table, for notebooks: it needs no plan, no ranks and no model.
+    """Load a whole logical table without a plan, ranks or a model, for notebooks.
 
     Args:
         path: The checkpoint.
@@ -359,8 +358,8 @@ def load_table(path: str | Path, table: str, tensor: str = WEIGHT) -> Tensor:
         tensor: "weight" or a state of the optimiser, such as "sum".
 
     Returns:
-        [R, D], or [R, 1] for a state that is kept by row, in the stored dtype. The rows of
-        a dynamic table stand in the order of their positions; `static_table` returns their keys.
+        [R, D], or [R, 1] for a state with one value per row, in the stored dtype. Rows of a dynamic
+            table are in the order of their positions; `static_table` returns their keys.
 
     Raises:
         CheckpointError: The table or tensor is not in the checkpoint.
@@ -372,7 +371,7 @@ def load_table(path: str | Path, table: str, tensor: str = WEIGHT) -> Tensor:
     with open_checkpoint(path, all_of_it) as snapshot:
         stored = snapshot.manifest.tensors.get((table, tensor), [])
         if stored:
-            check_tiling(stored)  # before so much memory is asked for
+            check_tiling(stored)  # before the table is allocated
         shape, dtype = (
             (stored[0].shape, getattr(torch, stored[0].dtype))
             if stored
@@ -390,7 +389,7 @@ def verify(path: str | Path) -> int:
         The number of bytes read.
 
     Raises:
-        CheckpointError: Something is missing or damaged; the text names it.
+        CheckpointError: A file or block is missing or damaged; the text names it.
     """
     with open_checkpoint(path, every_file) as snapshot:
         return snapshot.verify()
@@ -400,16 +399,16 @@ def verify(path: str | Path) -> int:
 
 
 def remove_checkpoint(path: str | Path, instead: str | Path | None = None) -> None:
-    """Delete a checkpoint, or a link to one; do nothing if there is none. One rank calls it.
+    """Delete a checkpoint or a link to one; do nothing if the name is free. One rank calls it.
 
     Args:
         path: The checkpoint or link.
-        instead: The checkpoint that links beside it lead to from now on; a link is never left
-            without one.
+        instead: The new target of links to the checkpoint in the same directory; no link is left
+            without a target.
 
     Raises:
-        CheckpointError: Something else has that name, or a link leads to it and no other checkpoint
-            is given instead.
+        CheckpointError: The name belongs to something else, or a link leads to the checkpoint and
+            `instead` names no other.
     """
     path = Path(path)
     files = files_at(path)

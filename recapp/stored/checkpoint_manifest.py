@@ -1,12 +1,12 @@
-"""The manifest of a checkpoint: every stored rectangle, and the state of the run that saved it.
+"""The manifest of a checkpoint: its stored rectangles, and the state of the run that saved it.
 
     {"table": "C1", "tensor": "weight", "rows": [0, 600], ...}      a line per rectangle
 
-Where the rows of tables are mixed, `"row_orders": {"C1": {"order": "mixed", "multiplier": m,
-"shift": s}}` says so: row r of C1 is stored as row (m r + s) mod R of its R.
+The entry `"row_orders": {"C1": {"order": "mixed", "multiplier": m, "shift": s}}` lists tables with
+mixed rows: row r of the R rows of C1 is stored as row (m r + s) mod R.
 
-Version 1 had no checksum; it is read with a note. A reader of version 2 knows no row orders, so
-version 3 is written where there are some.
+Version 1 has no checksum; it is read with a note. A reader of version 2 does not know row orders,
+so a manifest with row orders has version 3.
 """
 
 from collections.abc import Mapping
@@ -31,14 +31,15 @@ ROW_ORDERS = "row_orders"
 
 @dataclass(frozen=True)
 class CheckpointManifest(Manifest):
-    """The description of a checkpoint: its files, stored rectangles, and what the writer added.
+    """The manifest of a checkpoint: its files, its stored rectangles, and the entries of the
+    writer.
 
     Args:
         folder: The directory of its files.
-        info: What the writer gave: config, plan, schema, metrics, position, ...
+        info: The entries of the writer: config, plan, schema, metrics, position, ...
         blocks: Every stored rectangle.
-        files: The size of each file and, for all but the blocks' files, its checksum.
-        identity: The CRC-32 of the manifest's bytes, in which versions of a checkpoint differ.
+        files: The size of each file, and its checksum unless it holds blocks.
+        identity: The CRC-32 of the manifest's bytes; it differs between versions of a checkpoint.
     """
 
     kind = CHECKPOINT
@@ -60,7 +61,7 @@ class CheckpointManifest(Manifest):
 
     @property
     def version(self) -> int:
-        """The version of the format: 3 where the order of rows is one that version 2 lacks."""
+        """The version of the format: 3 with row orders, which version 2 lacks, else 2."""
         return self.kind.version if ROW_ORDERS in self.info else WITHOUT_ROW_ORDERS
 
     @property
@@ -80,10 +81,10 @@ class CheckpointManifest(Manifest):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings of the run that wrote it, under the names of today, as plain data.
+        """The settings of the run that wrote the checkpoint, with current names, as plain data.
 
         Raises:
-            CheckpointError: A script wrote it that stored none, or they are no settings.
+            CheckpointError: The writer stored no settings, or the entry is not settings.
         """
         if "config" not in self.info:
             raise CheckpointError(
@@ -94,20 +95,19 @@ class CheckpointManifest(Manifest):
 
     @property
     def step(self) -> int:
-        """The number of training steps before it was saved.
+        """The number of training steps before the save.
 
         Raises:
-            CheckpointError: It is no whole number of at least 0.
+            CheckpointError: The entry is not an integer of at least 0.
         """
         return self._count(self.info.get("step"), "step")
 
     @property
     def position(self) -> dict[str, int]:
-        """How far training had come: `epoch`, `batches` trained in it, `batch_size`.
+        """The position of training: `epoch`, `batches` trained in the epoch, `batch_size`.
 
         Raises:
-            CheckpointError: It was saved without recapp's data module, or these are no whole
-                numbers.
+            CheckpointError: The run had no data module of recapp, or a value is not an integer.
         """
         found = self.info.get("position")
         if not isinstance(found, dict):
@@ -117,10 +117,10 @@ class CheckpointManifest(Manifest):
 
     @property
     def example(self) -> list[dict[str, Any]]:
-        """Some rows of the data as plain values, to try the model with; empty where none were kept.
+        """Some rows of the data as plain values, to try the model with; empty if none are stored.
 
         Raises:
-            CheckpointError: They are no rows, or more than `MOST_EXAMPLE_ROWS`.
+            CheckpointError: The entry is not rows, or has more than `MOST_EXAMPLE_ROWS`.
         """
         found = self.info.get("example") or []
         is_some = isinstance(found, list) and len(found) <= MOST_EXAMPLE_ROWS
@@ -130,10 +130,10 @@ class CheckpointManifest(Manifest):
 
     @property
     def updates(self) -> list[int]:
-        """How often the tables of each collection were updated; empty where that was not stored.
+        """The number of updates of each collection's tables; empty if it is not stored.
 
         Raises:
-            CheckpointError: It is no list of whole numbers.
+            CheckpointError: The entry is not a list of integers.
         """
         found = self.info.get("updates", [])
         if not isinstance(found, list):
@@ -142,12 +142,12 @@ class CheckpointManifest(Manifest):
 
     @property
     def rules(self) -> dict[str, str]:
-        """The name of the row rule that trained each table; empty where that was not stored.
+        """The name of the row rule that trained each table; empty if it is not stored.
 
         Earlier versions stored one name, `rule`, for all tables.
 
         Raises:
-            CheckpointError: They are no names.
+            CheckpointError: The entry is not a mapping of names.
         """
         found = self.info.get("rules")
         if found is None:
@@ -159,11 +159,11 @@ class CheckpointManifest(Manifest):
 
     @property
     def weights(self) -> dict[str, str]:
-        """The table of each weight that was sharded, by its name in the module's state; empty where
-        that was not stored. A table that two parts of a module share has two names.
+        """The table of each sharded weight, by its name in the module's state; empty if it is not
+        stored. A table that two parts of a module share has two names.
 
         Raises:
-            CheckpointError: They are not the tables that are stored.
+            CheckpointError: These tables are not the stored tables.
         """
         found = self.info.get("weights") or {}
         if not isinstance(found, dict) or not all(type(name) is str for name in found.values()):
@@ -174,10 +174,10 @@ class CheckpointManifest(Manifest):
 
     @cached_property
     def row_orders(self) -> dict[str, RowOrder]:
-        """The order in which rows are stored, by table; of others they are stored by number.
+        """The stored order of rows, by table; other tables are stored in the order of row numbers.
 
         Raises:
-            CheckpointError: One is none, or of a table that is not stored.
+            CheckpointError: An entry is not a row order, or its table is not stored.
         """
         rows = {s.table: s.shape[0] for s in self.blocks}
         try:
@@ -190,11 +190,11 @@ class CheckpointManifest(Manifest):
 
     @property
     def dynamic(self) -> dict[str, dict[str, list[int]]]:
-        """How many rows each of the 64 runs of every dynamic table has, and how many keys are
-        counted that have no row yet: `{table: {"rows": [...], "waiting": [...]}}`.
+        """The number of rows in each of the 64 runs of a dynamic table, and of counted keys without
+        a row: `{table: {"rows": [...], "waiting": [...]}}`.
 
         Raises:
-            CheckpointError: They are no such numbers.
+            CheckpointError: The entry does not have these numbers.
         """
         found = self.info.get("dynamic", {})
         if not isinstance(found, dict):
@@ -211,10 +211,10 @@ class CheckpointManifest(Manifest):
 
     @property
     def plan(self) -> ShardingPlan:
-        """The sharding plan it was trained under.
+        """The sharding plan of the run.
 
         Raises:
-            CheckpointError: There is no plan, or what is there is none.
+            CheckpointError: The entry is missing, or is not a plan.
         """
         try:
             return ShardingPlan.from_dict(self.info["plan"])
@@ -227,16 +227,17 @@ class CheckpointManifest(Manifest):
         return value
 
 
-@lru_cache(maxsize=1)  # a run asks for one manifest a dozen times; a large one takes a second
+@lru_cache(maxsize=1)  # a run reads one manifest a dozen times, and a large one takes a second
 def from_json(raw: bytes, folder: Path) -> CheckpointManifest:
-    """Return the manifest of a text that `recapp.stored.manifest.to_json` has made.
+    """Read a manifest from the text that `recapp.stored.manifest.to_json` has made.
 
     Args:
         raw: The bytes of the file.
         folder: The directory of the checkpoint, for messages and for the manifest itself.
 
     Raises:
-        CheckpointError: It is no manifest, a damaged one, or one of a later version.
+        CheckpointError: The text is not a manifest, or the manifest is damaged or of a later
+            version.
     """
 
     def made(
@@ -250,10 +251,10 @@ def from_json(raw: bytes, folder: Path) -> CheckpointManifest:
 
 
 def _check_files(files: Mapping[str, Mapping[str, Any]], blocks: tuple[StoredBlock, ...]) -> None:
-    """Check that the blocks hold no more bytes than their files.
+    """Check that all blocks lie inside of their files.
 
     Raises:
-        ValueError: They do, or a file has another directory in its name.
+        ValueError: A block lies outside, or the name of a file contains another directory.
     """
     held = dict.fromkeys(files, 0)
     for s in blocks:

@@ -1,5 +1,5 @@
-"""Where stored models are: whether a directory holds one, which ones lie below a directory, and
-what was probably meant by a path that leads to none.
+"""Find stored models: test whether a directory holds a model, list the models below a directory,
+and suggest a model for a wrong path.
 """
 
 from pathlib import Path
@@ -8,20 +8,22 @@ from recapp.errors import RecappError, suggest
 from recapp.stored.kinds import ARTEFACT, MANIFEST, Kind
 from recapp.stored.local_files import files_at
 
-LEVELS = 6  # of directories that are looked through: sweeps/DATE/TIME/JOB/checkpoints/NAME.ckpt
-MOST_ENTRIES = 20_000  # that are looked at on the way: some tenths of a second
-HEAD_BYTES = 256  # of a manifest, among which its format is named
+LEVELS = 6  # of directories to search: sweeps/DATE/TIME/JOB/checkpoints/NAME.ckpt
+MOST_ENTRIES = 20_000  # directory entries to look at: some tenths of a second
+HEAD_BYTES = 256  # of a manifest; they name its format
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Return whether a path leads to a whole checkpoint; a killed save leaves none."""
+    """Return whether a path leads to a whole checkpoint; the remains of a killed save are not
+    whole.
+    """
     path = Path(path)
     files = files_at(path)
     return files.size(files.current(path) / MANIFEST) is not None
 
 
 def is_artefact(path: str | Path) -> bool:
-    """Return whether a directory says that it is an artefact."""
+    """Return whether the manifest of a directory names the format of artefacts."""
     path = Path(path)
     files = files_at(path)
     try:
@@ -38,8 +40,9 @@ def is_artefact(path: str | Path) -> bool:
 
 
 def find_checkpoints(folder: str | Path) -> list[Path]:
-    """Return the checkpoints below a directory, oldest first; links to others are left out. It
-    looks as deep as sweeps write, and at `MOST_ENTRIES`, so that a home directory takes no minutes.
+    """Return the checkpoints below a directory, oldest first, without links to other checkpoints.
+    The search ends at the depth of sweeps and at `MOST_ENTRIES`, so that a home directory does not
+    take minutes.
     """
     folder = Path(folder)
     files = files_at(folder)
@@ -55,7 +58,7 @@ def find_checkpoints(folder: str | Path) -> list[Path]:
 
 
 def why_none(path: Path, kind: Kind) -> str:
-    """Return why a path is no stored model, with the name of one that may have been meant."""
+    """Return the reason why a path is not a stored model, with the name of a similar one."""
     files = files_at(path)
     folder = files.current(path, kind.old)
     if kind is ARTEFACT:
@@ -65,7 +68,7 @@ def why_none(path: Path, kind: Kind) -> str:
     if files.is_folder(folder):
         try:
             below = [str(p) for p in find_checkpoints(folder)]
-        except OSError:  # a directory has gone meanwhile: there is no hint
+        except OSError:  # a directory was deleted meanwhile: give no hint
             below = []
         hint = f"; below it there is {below[-1]}" if below else ""
         return (

@@ -1,4 +1,4 @@
-"""The two kinds of stored models, and the words and numbers in which their directories differ."""
+"""The two kinds of stored models, with the names and limits in which they differ."""
 
 from dataclasses import dataclass
 
@@ -12,19 +12,20 @@ class Kind:
     """A kind of stored model.
 
     Args:
-        name: What people call it.
-        article: What stands in front of the name.
-        format: What its manifest calls it.
+        name: The name of the kind, for people.
+        article: The article of the name.
+        format: The name of the format in its manifest.
         version: The latest version of the format; a reader refuses a later one.
         unsealed: The last version whose manifest has no checksum.
-        manifest_bytes: What a manifest has at most: a file of any size must not fill the memory.
-        old: What a name ends in for a moment while it is given to another directory.
+        manifest_bytes: The most bytes of a manifest, so that reading a large file does not fill the
+            memory.
+        old: The suffix of an earlier directory while another takes its name.
         error: The class of its errors.
-        written: How its files came about.
-        fix: What to do about a damaged one.
-        newer: What to do about one of a later version.
-        mistaken: What to do where a model of the other kind was given.
-        has_nan: Whether numbers of its manifest may be NaN.
+        written: The verb for the making of its files, for errors.
+        fix: The advice for a damaged model.
+        newer: The advice for a model of a later version.
+        mistaken: The advice for a path to a model of the other kind.
+        has_nan: Whether numbers in its manifest may be NaN.
     """
 
     name: str
@@ -48,7 +49,7 @@ CHECKPOINT = Kind(
     format="recapp",
     version=3,
     unsealed=1,
-    manifest_bytes=2**30,  # more than a million blocks need
+    manifest_bytes=2**30,  # enough for more than a million blocks
     old="old",
     error=CheckpointError,
     written="saved",
@@ -67,7 +68,7 @@ ARTEFACT = Kind(
     version=1,
     unsealed=0,
     manifest_bytes=2**28,
-    old="recapp-replaced",  # people call their own copies served.old
+    old="recapp-replaced",  # users name their own copies served.old
     error=ArtefactError,
     written="written",
     fix="export it again",

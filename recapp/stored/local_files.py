@@ -1,18 +1,18 @@
-"""Everything that stored models do with a file system; local disks are the only one today.
+"""The file system operations of stored models, for local disks.
 
-    step_000020.ckpt/                a stored model: a directory, named when it is whole
-    last.ckpt -> step_000020.ckpt    a link to one, replaced in one rename
+    step_000020.ckpt/                a stored model: a directory that is whole
+    last.ckpt -> step_000020.ckpt    a link to a model, replaced in one rename
     last.ckpt -> last.ckpt.000027    a link to a directory that has no other name
-    a.ckpt.tmp                       is being written or deleted
-    a.ckpt.old                       had the name a.ckpt until a moment ago; readers look here, too
+    a.ckpt.tmp                       a directory that is being written or deleted
+    a.ckpt.old                       the earlier a.ckpt between two renames; readers look here, too
 
-A directory cannot be replaced in one rename, so a directory that has the name already is renamed
-first. It is not lost if the process is killed between those two renames.
+One rename cannot replace a directory. So a commit first renames the earlier directory, which is not
+lost if the process is killed between the two renames.
 
-Writers use `empty`, `create`, `write` and `commit`; readers use `current` and `pin`, which keeps a
-version readable after its name was given to another. A store of another kind is a class with these
-methods, in a file of its own, which `files_at` returns for its paths. Files that it opens are on
-this machine (`fileno` works), as rows are mapped.
+Writers use `empty`, `create`, `write` and `commit`. Readers use `current` and `pin`; a pinned
+version stays readable after another version takes its name. Another kind of store is a class with
+these methods in a file of its own, and `files_at` returns it for its paths. The files that it opens
+must be local (`fileno` works), because rows are mapped.
 """
 
 import fcntl
@@ -42,58 +42,59 @@ def beside(path: Path, suffix: str) -> Path:
 
 
 class Files:
-    """The files of stored models on local disks, those that all ranks share included."""
+    """The files of stored models on local disks or shared file systems."""
 
     # ---- reading
 
     def current(self, path: Path, old: str = OLD) -> Path:
-        """Return where a directory is, also when its writer was killed between two renames.
+        """Return the path of a directory, even if its writer was killed between two renames.
 
         Args:
-            path: Its name.
+            path: The name of the directory.
             old: The suffix of its name between those renames.
         """
         named = [p for p in (Path(os.path.abspath(path)), Path(os.path.realpath(path))) if p.name]
-        asides = [beside(p, old) for p in named]  # "." has a name only when it is made absolute
+        asides = [beside(p, old) for p in named]  # the path "." has a name only in absolute form
         return next((p for p in (path, *asides) if p.exists()), path)
 
     def pin(self, folder: Path) -> "Pinned":
-        """Open a directory, so that its files can be opened whatever its name leads to afterwards.
+        """Open a directory, so that its files can be opened even if its name leads to another one
+        later.
 
         Raises:
-            OSError: There is no such directory.
+            OSError: The directory does not exist.
         """
         return Pinned(folder, os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
 
     def version(self, folder: Path) -> tuple[int, ...]:
-        """Return numbers that are equal while a name leads to one directory that nobody changes."""
+        """Return numbers that stay equal while a name leads to the same unchanged directory."""
         with suppress(OSError):
             found = os.stat(folder)
             return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
         return ()
 
     def taken(self, path: Path) -> bool:
-        """Return whether anything has this name, be it a link that leads nowhere."""
+        """Return whether the name exists, even as a link without a target."""
         return os.path.lexists(path)
 
     def is_link(self, path: Path) -> bool:
-        """Return whether this name is a link."""
+        """Return whether the name is a link."""
         return path.is_symlink()
 
     def is_folder(self, path: Path) -> bool:
-        """Return whether this name leads to a directory."""
+        """Return whether the name leads to a directory."""
         return path.is_dir()
 
     def size(self, file: Path) -> int | None:
-        """Return the bytes of a regular file; None where there is none."""
+        """Return the size of a regular file in bytes; None if it does not exist."""
         return file.stat().st_size if file.is_file() else None
 
     def written(self, file: Path) -> int:
-        """Return the time at which a file was written, in nanoseconds."""
+        """Return the time of the last write to a file, in nanoseconds."""
         return file.stat().st_mtime_ns
 
     def real(self, path: Path) -> Path:
-        """Return the directory that a name leads to, by its own name."""
+        """Return the path of a name without links."""
         return Path(os.path.realpath(path))
 
     def checkpoints_in(self, folder: Path) -> list[Path]:
@@ -101,17 +102,18 @@ class Files:
         return list(folder.glob("*.ckpt"))
 
     def links_to(self, path: Path) -> list[Path]:
-        """Return the links to a directory that lie beside it."""
+        """Return the links to a directory from the same parent directory."""
         names = [p for p in self.checkpoints_in(path.parent) if p.is_symlink()]
         return [p for p in names if self.real(p) == self.real(path)]
 
     def below(self, folder: Path, levels: int, most: int) -> Iterator[Path]:
-        """Yield what lies below a directory, level by level; not what stored models hold.
+        """Yield the entries below a directory, level by level; skip the files inside of stored
+        models.
 
         Args:
             folder: The directory.
-            levels: How many levels of directories are listed.
-            most: The number of entries that are looked at, after which it ends.
+            levels: The number of levels to list.
+            most: The most entries to look at.
         """
         level = [folder]
         left = most
@@ -129,15 +131,15 @@ class Files:
     # ---- writing
 
     def empty(self, folder: Path) -> None:
-        """Make an empty directory, in place of whatever has its name."""
+        """Make an empty directory; delete an earlier directory or file of this name."""
         self.remove(folder)
         folder.mkdir(parents=True)
 
     @contextmanager
     def create(self, file: Path) -> Iterator[BinaryIO]:
-        """Yield a new file to write to, which is on the disk when the `with` ends without an error.
+        """Yield a new file to write to; flush it to the disk when the `with` ends without an error.
 
-        Its directory is made where it is missing.
+        Make its directory if it is missing.
         """
         file.parent.mkdir(exist_ok=True)
         with open(file, "wb") as out:
@@ -146,18 +148,20 @@ class Files:
             os.fsync(out.fileno())
 
     def write(self, file: Path, content: bytes) -> dict[str, Any]:
-        """Write a small file, and return its size and checksum as manifests have them."""
+        """Write a small file, and return its size and checksum as an entry of a manifest."""
         with self.create(file) as out:
             out.write(content)
         return {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
 
     def commit(self, folder: Path, path: Path, old: str = OLD) -> None:
-        """Give a directory that is whole its name; what had the name is deleted afterwards."""
+        """Rename a whole directory to its final name; then delete the earlier directory of this
+        name.
+        """
         self.sync(folder)
         self._take_name(folder, path, old)
 
     def link(self, path: Path, target: Path) -> None:
-        """Make `path` a link to a directory of the same file system, over an earlier link."""
+        """Make `path` a link to a directory of the same file system; replace an earlier link."""
         self.recover(path)
         new = beside(path, TMP)
         self.remove(new)
@@ -165,9 +169,9 @@ class Files:
         self._take_name(new, path, OLD)
 
     def _take_name(self, new: Path, path: Path, old: str) -> None:
-        """Give a directory or a link the name `path`.
+        """Rename a directory or a link to `path`.
 
-        A link replaces a link in one rename. Anything else is renamed for a moment.
+        A link replaces a link in one rename. An earlier directory is renamed first, then deleted.
         """
         aside = beside(path, old)
         if os.path.lexists(path) and not (path.is_symlink() and new.is_symlink()):
@@ -177,25 +181,27 @@ class Files:
         self.remove(aside)
 
     def recover(self, path: Path, old: str = OLD) -> None:
-        """Give a directory its name back that a killed writer has left beside it, or delete it."""
+        """Undo the first rename of a killed writer; delete the earlier directory if its name is
+        taken.
+        """
         aside = beside(path, old)
         if not os.path.lexists(path) and os.path.lexists(aside):
             aside.rename(path)
         self.remove(aside)
 
     def new_version(self, path: Path, number: int) -> Path:
-        """Return a free name for the directory that `path` is going to be a link to.
+        """Return a free name for a directory, the future target of the link `path`.
 
         Args:
             path: The name of the link.
-            number: The training step, which the new name contains.
+            number: The training step, a part of the new name.
         """
         again = ("", *(f"-{i}" for i in range(1, 1000)))
         names = (beside(path, f"{number:06d}{suffix}") for suffix in again)
         return next(name for name in names if not os.path.lexists(name))
 
     def clean_up(self, folder: Path) -> None:
-        """Delete what killed saves have left in a directory, and versions that no link leads to."""
+        """Delete the remains of killed saves in a directory, and versions without a link."""
         for path in sorted(folder.glob("*.ckpt.old")):
             self.recover(path.with_suffix(""))
         needed = {self.real(p) for p in self.checkpoints_in(folder) if p.is_symlink()}
@@ -204,8 +210,8 @@ class Files:
                 self.remove(path)
 
     def sync(self, folder: Path) -> None:
-        """Write a directory's names to disk: files that are synced may still lose a rename with the
-        power.
+        """Flush a directory's names to the disk: a loss of power may undo a rename even if files
+        are synced.
         """
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -214,14 +220,14 @@ class Files:
             os.close(handle)
 
     def remove(self, path: Path) -> None:
-        """Delete a directory, a file, a link or nothing."""
+        """Delete a directory, a file or a link; do nothing if the name is free."""
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
 
     def delete(self, path: Path) -> None:
-        """Delete a stored model, never leaving half of it under its name."""
+        """Delete a stored model; its name never leads to a part of it."""
         aside = beside(path, TMP)
         self.remove(aside)
         path.rename(aside)
@@ -229,7 +235,9 @@ class Files:
 
     @contextmanager
     def locked(self, folder: Path) -> Iterator[bool]:
-        """Make an empty directory that this process holds; yield False where another holds it."""
+        """Make an empty directory and lock it for this process; yield False if another process has
+        the lock.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         held = os.open(folder, os.O_RDONLY)
         try:
@@ -238,7 +246,7 @@ class Files:
                 alone = folder.exists() and os.path.samestat(os.fstat(held), folder.stat())
             except BlockingIOError:
                 alone = False
-            except OSError:  # some network file systems have no locks
+            except OSError:  # some network file systems lack locks
                 alone = True
             for path in folder.iterdir() if alone else ():
                 self.remove(path)
@@ -248,10 +256,10 @@ class Files:
 
 
 class Pinned:
-    """A directory that is open: its files can be opened though its name leads elsewhere by now.
+    """An open directory: its files can be opened even after its name leads to another directory.
 
     Args:
-        folder: Its name, for people.
+        folder: The name of the directory, for messages.
         handle: The open directory, which `close` closes.
     """
 
@@ -260,19 +268,19 @@ class Pinned:
         self._handle = handle
 
     def close(self) -> None:
-        """Close the directory; files that were opened stay open."""
+        """Close the directory; files opened from it stay open."""
         os.close(self._handle)
 
     def open(self, file: str, kind: Kind) -> BinaryIO:
-        """Open a regular file; a pipe would wait for a writer.
+        """Open a regular file; refuse a pipe, which would wait for a writer.
 
         Args:
             file: Its path in the directory.
-            kind: What the directory is, for errors, those of later reads included.
+            kind: The kind of stored model, for errors of this call and of later reads.
 
         Raises:
-            FileNotFoundError: There is none.
-            RecappError: It cannot be read; the class is that of `kind`.
+            FileNotFoundError: The file does not exist.
+            RecappError: The file cannot be read; the class is that of `kind`.
         """
         name = self.folder / file
         try:
@@ -287,7 +295,7 @@ class Pinned:
         return io.BufferedReader(_StoredFile(descriptor, name, kind.error))
 
     def size(self, file: str) -> int | None:
-        """Return the bytes of a regular file; None where there is none."""
+        """Return the size of a regular file in bytes; None if it does not exist."""
         with suppress(OSError):
             found = os.stat(file, dir_fd=self._handle)
             return found.st_size if stat.S_ISREG(found.st_mode) else -1
@@ -295,7 +303,7 @@ class Pinned:
 
 
 class _StoredFile(io.FileIO):
-    """An open file whose errors of reading name it: a disk that fails in the middle is one line."""
+    """An open file whose read errors name the file, in one line."""
 
     def __init__(self, descriptor: int, path: Path, error: type[RecappError]) -> None:
         super().__init__(descriptor, "rb")
@@ -319,17 +327,17 @@ class _StoredFile(io.FileIO):
 
 
 def path_of(source: BinaryIO) -> str:
-    """Return a path of this machine to an open file, whatever its name leads to by now."""
+    """Return a local path to an open file that stays valid when its name leads elsewhere."""
     return f"/proc/self/fd/{source.fileno()}"
 
 
 def bytes_of(source: BinaryIO) -> int:
-    """Return the bytes of an open file."""
+    """Return the size of an open file in bytes."""
     return os.fstat(source.fileno()).st_size
 
 
 def crc32_of(source: BinaryIO) -> str:
-    """Return the checksum of a whole open file, as manifests have it: eight hex digits."""
+    """Return the checksum of a whole open file as in manifests: eight hex digits."""
     source.seek(0)
     found = 0
     while raw := source.read(1 << 20):
@@ -341,5 +349,5 @@ LOCAL = Files()
 
 
 def files_at(path: Path) -> Files:
-    """Return the file system that has a path."""
+    """Return the store of a path."""
     return LOCAL

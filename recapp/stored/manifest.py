@@ -1,13 +1,13 @@
-"""The description of a stored model: `manifest.json`, for people and programs of any language.
+"""The manifest of a stored model: `manifest.json`, for people and programs of any language.
 
     {"format": "recapp", "version": 2, "files": {...},         the size of each file; its checksum
-    "config": {...}, "plan": {...}, "metrics": {...}, ...      what the writer gave, a line each
+    "config": {...}, "plan": {...}, "metrics": {...}, ...      the writer's entries, a line each
     "blocks": [{"table": "C1", "tensor": "weight",             a line per rectangle; an artefact has
                 "rows": [0, 600], ...}, ...]                   "tables", a line each
     "checksum": "0b1c2d3e"}                                    CRC-32 of all bytes above its line
 
-Nothing here is trusted: every value is checked where it is read, and whatever does not hold ends in
-one error of the kind of stored model.
+A manifest is not trusted. Each value is checked when it is read, and a wrong value raises the error
+class of its kind of stored model.
 """
 
 import json
@@ -40,7 +40,7 @@ WRONG = (
     RecursionError,
     MemoryError,
 )
-"""What damaged entries may raise while they are read."""
+"""The exceptions that reading a damaged entry may raise."""
 
 T = TypeVar("T")
 Files = dict[str, dict[str, Any]]
@@ -50,9 +50,9 @@ class TableShape(NamedTuple):
     """Rows and columns of a stored table.
 
     Args:
-        rows: Its rows; of a dynamic table those that exist.
-        dim: Its columns.
-        dynamic: Whether it grows.
+        rows: The number of its rows; for a dynamic table, of existing rows.
+        dim: The number of its columns.
+        dynamic: Whether the table is dynamic.
     """
 
     rows: int
@@ -61,25 +61,25 @@ class TableShape(NamedTuple):
 
 
 class Manifest(ABC):
-    """What is asked of the description of any stored model."""
+    """The manifest of a stored model of either kind."""
 
     kind: ClassVar[Kind]
     parts: ClassVar[str]
-    """The entry that has a line for each of its items."""
+    """The name of the entry that has a line for each item."""
     dense_file: ClassVar[str]
-    """The file that holds the parameters beside the tables."""
+    """The name of the file with the dense parameters."""
     folder: Path
     """The directory of its files."""
     info: dict[str, Any]
-    """All entries but those that have an attribute of their own."""
+    """All entries without an attribute of their own."""
     files: Mapping[str, Mapping[str, Any]]
-    """The bytes of each file and, but for files of blocks, its checksum."""
+    """The size of each file, and its checksum unless it holds blocks."""
     identity: int
-    """The CRC-32 of the manifest's bytes, in which versions differ."""
+    """The CRC-32 of the manifest's bytes; it differs between versions."""
 
     @property
     def version(self) -> int:
-        """The version of the format that it is written in."""
+        """The version of the manifest's format."""
         return self.kind.version
 
     @property
@@ -94,14 +94,15 @@ class Manifest(ABC):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings of the run that made it, under the names of today.
+        """The settings of the run that made the model, with current names.
 
-        They are plain data: nothing that they name may be called before it is checked.
+        The settings are plain data: their `_target_` names must be checked before a call.
 
-        `recapp.app.compose.compose_over` and `recapp.stored.trust.refuse_untrusted` check them.
+        `recapp.app.compose.compose_over` and `recapp.stored.trust.refuse_untrusted` check the
+        names.
 
         Raises:
-            RecappError: They are no settings.
+            RecappError: The entry is not settings.
         """
         try:
             return with_names_of_today(self.entry("config", dict))
@@ -110,11 +111,11 @@ class Manifest(ABC):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The validation metrics it was saved with; NaN where the rows did not determine one, as
-        rows of one class do not determine AUC.
+        """The validation metrics at the time of the save. A metric that the rows do not determine
+        is NaN, such as AUC for rows of one class.
 
         Raises:
-            RecappError: A metric is no number.
+            RecappError: A metric is not a number.
         """
         found = self.info.get("metrics", {})
         kinds = (int, float, type(None))
@@ -124,19 +125,19 @@ class Manifest(ABC):
 
     @property
     def logits(self) -> list[float] | None:
-        """The logits of its example when it was stored; None where none were kept."""
+        """The logits of the example at the time of storing; None if they are not stored."""
         return None
 
     @property
     def version_entry(self) -> dict[str, str]:
-        """Its kind and version, by which scores of models are told apart."""
+        """The kind and version of the model, which identify the source of scores."""
         return {self.kind.name: f"{self.identity:08x}"}
 
     def entry(self, name: str, kind: type[T]) -> T:
-        """Return an entry that the writer gave.
+        """Return an entry of the writer.
 
         Raises:
-            RecappError: It is missing or of another type.
+            RecappError: The entry is missing or of another type.
         """
         value = self.info.get(name)
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -144,7 +145,7 @@ class Manifest(ABC):
         return value
 
     def wrong(self, name: str) -> RecappError:
-        """Return the error of an entry, by its dotted name, that is missing or cannot be."""
+        """Return the error for a missing or invalid entry; `name` is its dotted name."""
         held: Any = self.info
         for key in name.split("."):
             held = held.get(key) if isinstance(held, dict) else None
@@ -152,18 +153,18 @@ class Manifest(ABC):
         return self.damaged(f"{name} {said}")
 
     def damaged(self, why: str) -> RecappError:
-        """Return the error of a manifest that cannot be."""
+        """Return the error for an invalid manifest."""
         return damaged_manifest(self.kind, self.folder, why)
 
 
 def damaged_manifest(kind: Kind, folder: Path, why: str) -> RecappError:
-    """Return the error of a manifest that cannot be."""
+    """Return the error for an invalid manifest."""
     return kind.error(f"the manifest of {kind.name} {folder} is damaged: {why}; {kind.fix}")
 
 
 def to_json(manifest: Manifest) -> str:
-    """Return a manifest as JSON text, a line for each entry and part, for people to read and
-    compare.
+    """Return a manifest as JSON text with a line for each entry and part, so that people can read
+    and compare manifests.
 
     Raises:
         CheckpointError: An entry is neither plain nor a single number.
@@ -173,7 +174,7 @@ def to_json(manifest: Manifest) -> str:
     taken = {*own, manifest.parts, "checksum"} & set(manifest.info)
     assert not taken, f"{sorted(taken)}: a name of the format itself"
     entries = {**own, **manifest.info}
-    if isinstance(entries.get("metrics"), dict):  # JSON knows no NaN
+    if isinstance(entries.get("metrics"), dict):  # JSON has no NaN
         entries["metrics"] = {k: _finite(v) for k, v in entries["metrics"].items()}
     try:
         lines = [
@@ -191,9 +192,7 @@ def _text(value: Any, has_nan: bool) -> str:
 
 
 def sealed(body: str) -> str:
-    """Return a JSON object, of which the last brace is missing, with the checksum of its bytes as
-    its last entry.
-    """
+    """Append the checksum of its bytes, and a brace, to a JSON object without its last brace."""
     return body + (_FOOT % zlib.crc32(body.encode())).decode()
 
 
@@ -211,16 +210,17 @@ def _number(value: Any) -> Any:
 def read_sealed(
     raw: bytes, folder: Path, kind: Kind, make: Callable[[dict[str, Any], Files, int], T]
 ) -> T:
-    """Return what is made of the entries of a manifest.
+    """Read a manifest, check it, and make an object of its entries.
 
     Args:
         raw: The bytes of the file.
-        folder: Its directory, for messages.
-        kind: The kind of stored model that it has to be.
-        make: Gets the entries that the writer gave, the files, and the checksum of the bytes.
+        folder: The directory of the file, for messages.
+        kind: The expected kind of stored model.
+        make: Makes the object from the writer's entries, the files, and the checksum of the bytes.
 
     Raises:
-        RecappError: It is no manifest, a damaged one, of the other kind or of a later version.
+        RecappError: The text is not a manifest, or the manifest is damaged, of the other kind or of
+            a later version.
     """
     try:
         info: dict[str, Any] = json.loads(raw.decode())
@@ -243,23 +243,23 @@ def read_sealed(
     except WRONG as error:
         why = f"{type(error).__name__} {short(str(error), quoted=False)}"
         raise damaged_manifest(kind, folder, why) from error
-    # under a launcher the note was printed there
+    # the launcher, if there is one, has printed the note
     if not has_checksum and not external_rank() and PARENT_PID not in os.environ:
         console.note(f"{folder} was written by an earlier recapp: its manifest has no checksum")
     return made
 
 
 def _is_sealed(raw: bytes) -> bool:
-    """Return whether bytes end in the checksum of what stands before it (`sealed`)."""
+    """Return whether bytes end with the checksum of the bytes before it (`sealed`)."""
     body = raw[: -len(_FOOT % 0)]
     return raw == body + _FOOT % zlib.crc32(body)
 
 
 def _file_entry(file: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry of a file, checked.
+    """Check the entry of a file, and return it.
 
     Raises:
-        ValueError: The file lies outside of the directory, or its bytes or checksum are none.
+        ValueError: The file lies outside of the directory, or its size or checksum is invalid.
     """
     parts = Path(file).parts
     if not file.isprintable() or Path(file).is_absolute() or ".." in parts or not parts:

@@ -1,11 +1,10 @@
-"""`meta.pt`: the dense part of the model and Lightning's state, plain types in torch's own zip
-format.
+"""Read and write `meta.pt`: the dense part of the model and Lightning's state, as plain types in
+torch's zip format.
 
-A pickle is a program. This one may only do what plain types need: `torch.load(weights_only=True)`
-runs no code, and before that the names it asks for are compared with a short list, so that nothing
-but dense tensors is made. What they hold is bounded by the file: its entries are not compressed and
-not larger than the file, storages are parts of it, and a tensor has no more values than its storage
-holds.
+A pickle is a program. `torch.load(weights_only=True)` runs no code from it. Before that call, this
+file compares the names in the pickle with a short list, so that the pickle makes only plain values
+and dense tensors. The size of the file bounds the memory: entries are not compressed and not larger
+than the file, storages are parts of it, and a tensor has no more values than its storage.
 """
 
 import pickletools
@@ -38,22 +37,23 @@ _ASKED_FOR = {
     "__builtin__ complex",
     *(f"torch {name}" for name in (*_DTYPES, *_STORAGES)),
 }
-"""The names that a pickle of plain values and dense tensors asks for."""
+"""The names that a pickle of plain values and dense tensors uses."""
 
 
 def write_meta(folder: Path, file: str, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Write values in plain types, and read them back: what cannot be read is an error now.
+    """Write values as plain types, and read them back, so that an unreadable file is an error at
+    once.
 
     Return the size and checksum of the file.
 
     Args:
         folder: The directory.
         file: The name of the file to write.
-        meta: Anything that `recapp.stored.plain_types.plain` can make plain.
+        meta: Any values that `recapp.stored.plain_types.plain` can convert.
 
     Raises:
-        CheckpointError: Something in it cannot be made plain.
-        OSError: There is no space or no permission.
+        CheckpointError: A value cannot be converted.
+        OSError: The disk is full, or there is no permission.
     """
     files = files_at(folder)
     with files.create(folder / file) as out:
@@ -64,15 +64,15 @@ def write_meta(folder: Path, file: str, meta: Mapping[str, Any]) -> dict[str, An
 
 
 def read_meta(source: BinaryIO, file: Path) -> dict[str, Any]:
-    """Read what `write_meta` has written; tensors are on the CPU.
+    """Read a file of `write_meta`; tensors are on the CPU.
 
     Args:
         source: The open file.
-        file: Its name, for messages.
+        file: The name of the file, for messages.
 
     Raises:
-        CheckpointError: The file is damaged, holds other than plain types, or would expand to more
-            than its bytes.
+        CheckpointError: The file is damaged, holds other types than plain ones, or would expand
+            beyond its size.
     """
     try:
         _check_archive(source)
@@ -83,14 +83,14 @@ def read_meta(source: BinaryIO, file: Path) -> dict[str, Any]:
             held = tensor.untyped_storage().nbytes()
             if tensor.numel() * tensor.element_size() > held:
                 raise ValueError(f"a tensor of {tensor.numel():,} values in {held:,} bytes")
-    except Exception as error:  # unpickling a damaged file can raise anything
+    except Exception as error:  # unpickling a damaged file can raise any exception
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise CheckpointError(f"{file} cannot be read as plain types: {reason}") from error
     return meta
 
 
 def _check_archive(source: BinaryIO) -> None:
-    """Refuse an archive that expands beyond its file, or whose pickle asks for other names."""
+    """Refuse an archive that expands beyond its file, or whose pickle uses other names."""
     size = bytes_of(source)
     source.seek(0)
     with zipfile.ZipFile(source) as archive:
@@ -104,9 +104,7 @@ def _check_archive(source: BinaryIO) -> None:
 
 
 def _check_names(program: bytes) -> None:
-    """Refuse a pickle that asks for anything but what plain values and dense tensors are made
-    of.
-    """
+    """Refuse a pickle with names beyond those of plain values and dense tensors."""
     for code, name, _ in pickletools.genops(program):
         by_stack = code.name in ("STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4")
         if by_stack or (code.name == "GLOBAL" and name not in _ASKED_FOR):
@@ -116,8 +114,8 @@ def _check_names(program: bytes) -> None:
 def _tensors(value: Any) -> Iterator[Tensor]:
     """Yield every tensor inside plain containers.
 
-    What is shared is visited once: a few bytes may refer to themselves often enough to fill any
-    memory.
+    Shared containers are visited once, because a small file may contain references to itself that
+    would expand without a bound.
     """
     seen = set[int]()
     left = [value]

@@ -1,8 +1,8 @@
-"""Plain types: a checkpoint keeps nothing else, so that reading it runs nobody's code.
+"""Convert values to plain types: a checkpoint holds only these, so that reading it runs no code.
 
 `torch.load(weights_only=True)` refuses numpy scalars, paths, enums, OmegaConf's containers, ranges
-and dataclasses, and training states are full of them. They are turned into built-in types of equal
-value; anything else is refused when it is saved, not when it is needed.
+and dataclasses, and training states are full of them. `plain` turns these into built-in types of
+equal value. Any other type is an error at the save, not at the later load.
 """
 
 from collections import OrderedDict
@@ -33,18 +33,18 @@ _BUILTIN_BASES: tuple[Any, ...] = (int, float, str, bytes)
 
 
 def plain(value: Any, where: str = "meta") -> Any:
-    """Return a copy of a value that is made of plain types.
+    """Return a copy of a value in plain types.
 
     Numpy scalars and arrays become numbers and lists; enums their values; paths text; any mapping a
     dict; any sequence a list, named tuples tuples; subclasses of a built-in that built-in. Tensors
-    are detached, moved to the CPU and take only their own part of a larger storage along.
+    are detached and moved to the CPU, with only their own part of a larger storage.
 
     Args:
-        value: Anything.
+        value: Any value.
         where: The dotted path to the value, for messages.
 
     Raises:
-        CheckpointError: Something in it is none of these; the text names its dotted path.
+        CheckpointError: A part of the value has another type; the text names its dotted path.
     """
     if type(value) in _AS_THEY_ARE:
         return value
@@ -80,7 +80,7 @@ def _container(value: Any, where: str) -> Any:
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """Return a tensor on the CPU whose storage holds nothing but its own values."""
+    """Return the tensor on the CPU, with a storage that holds only its own values."""
     here = tensor.detach().cpu()
     return (
         here.clone()

@@ -1,4 +1,4 @@
-"""Stored rectangles of logical tensors: where a value of a table lies in the files of a checkpoint.
+"""Stored rectangles of logical tensors: they map the values of a table to files of a checkpoint.
 
     stored by 2 ranks (row strips)         wanted by another plan (a column strip)
 
@@ -8,7 +8,7 @@
     |  rows 600..1000 |                    . . . |  x  |  <- a slice of the second block
     +-----------------+                    . . . +-----+
 
-Pure: no file is opened here (`recapp/stored/block_files.py` does).
+This file opens no file; `recapp/stored/block_files.py` does.
 """
 
 import heapq
@@ -22,8 +22,8 @@ import torch
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import Block, overlap
 
-WEIGHT = "weight"  # the tensor of a table that is not its optimiser's
-BLOCK_BYTES = 64 * 2**20  # at most in a stored block: what saving copies at a time
+WEIGHT = "weight"  # the tensor of a table's weights; other tensors are optimiser state
+BLOCK_BYTES = 64 * 2**20  # the most bytes of a stored block; a save copies a block at a time
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -40,7 +40,7 @@ DTYPES = {
 
 
 class StoredBlock(NamedTuple):
-    """A rectangle of a logical tensor that is stored in a file."""
+    """A rectangle of a logical tensor in a file."""
 
     table: str
     tensor: str
@@ -80,10 +80,10 @@ class StoredBlock(NamedTuple):
 
     @staticmethod
     def from_dict(plain: dict[str, Any]) -> "StoredBlock":
-        """Return the rectangle of an entry that `to_dict` has made.
+        """Return the rectangle of an entry of `to_dict`.
 
         Raises:
-            KeyError, TypeError, ValueError: `to_dict` would not make such an entry.
+            KeyError, TypeError, ValueError: The entry is invalid.
         """
         if plain["dtype"] not in DTYPES or Path(plain["file"]).name != plain["file"]:
             raise ValueError(f"dtype {plain['dtype']}, file {plain['file']}")
@@ -108,7 +108,7 @@ class StoredBlock(NamedTuple):
 
 
 def _pair(plain: dict[str, Any], key: str) -> tuple[int, int]:
-    """Return an entry of two whole numbers of at least 0; True and 1.0 are refused."""
+    """Return an entry of two integers of at least 0; refuse True and 1.0."""
     first, second = plain[key]
     if type(first) is not int or type(second) is not int or min(first, second) < 0:
         raise ValueError(f"{key} {plain[key]}")
@@ -123,14 +123,15 @@ def block_key(table: str, tensor: str, rows: range, cols: range) -> str:
 def check_tiling(stored: Sequence[StoredBlock]) -> None:
     """Check that the rectangles of one tensor cover it exactly once.
 
-    Rectangles are visited by their first row. Those that reach that row are kept by their columns,
-    in which they lie side by side, so each new one is compared with its two neighbours only.
+    The rectangles are visited in the order of their first row. Visited rectangles that reach the
+    current row are kept in the order of their columns, side by side. So each new rectangle is
+    compared only with its two neighbours.
 
     Args:
         stored: All stored rectangles of the tensor; at least one.
 
     Raises:
-        CheckpointError: Shapes differ, a rectangle leaves the tensor, two overlap, or there is a
+        CheckpointError: Shapes differ, a rectangle leaves the tensor, two overlap, or they leave a
             hole.
     """
     name = f"table {stored[0].table}, {stored[0].tensor}"
@@ -169,7 +170,7 @@ def by(shape: tuple[int, int]) -> str:
 
 
 def row_blocks(block: Block) -> list[range]:
-    """Return a held rectangle's rows in parts of at most `BLOCK_BYTES`, but at least one row."""
+    """Split the rows of a block into parts of at most `BLOCK_BYTES`, but at least one row."""
     per_row = len(block.cols) * block.data.element_size()
     step = max(1, BLOCK_BYTES // max(1, per_row))
     return [

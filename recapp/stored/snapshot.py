@@ -1,12 +1,10 @@
-"""A stored model open for reading: what was opened stays whole, whatever happens to its name
-afterwards.
+"""Open a stored model for reading, as a snapshot that stays whole when its name changes.
 
-    name -> directory handle -> manifest.json -> the files that are wanted, all opened at once
+    name -> directory handle -> manifest.json -> the wanted files, all opened at once
 
-A writer gives a name to another directory in one rename and then deletes the earlier one. A file
-that is open can be read to its end all the same, so a reader opens its directory once, and by that
-handle every file it will want. Where the directory was deleted meanwhile, it starts again from the
-name.
+A writer gives a name to another directory by a rename, and then deletes the earlier directory. Open
+files stay readable to their end. So a reader opens its directory once, and opens all wanted files
+by that handle. If the directory was deleted meanwhile, the reader starts again from the name.
 """
 
 import weakref
@@ -33,27 +31,27 @@ from recapp.stored.rectangles import check_tiling
 from recapp.stored.training_state import check_state, dense_state
 from recapp.transport.communicator import Comm
 
-if TYPE_CHECKING:  # checks of a path do without pyarrow
+if TYPE_CHECKING:  # checks of a path do not import pyarrow
     from recapp.dataset.raw_rows import RawRows, RawTable
     from recapp.dataset.schema import Schema
 
-ATTEMPTS = 100  # to open a model whose name is given to other directories again and again
+ATTEMPTS = 100  # to open a model while writers replace it again and again
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Manifest)
 
 
 class Snapshot(ABC, Generic[M]):
-    """One version of a stored model, open for reading until it is left (`with`) or dropped.
+    """One version of a stored model, open for reading until its `with` ends or it is deleted.
 
     Args:
         path: The model, by the name that the caller uses.
-        pinned: Its directory, which is closed with it.
+        pinned: The open directory of the model; closed together with the snapshot.
         manifest: Its manifest.
-        wanted: The files to be opened.
+        wanted: The files to open.
 
     Raises:
-        RecappError: It is incomplete, or a file cannot be read.
+        RecappError: The model is incomplete, or a file cannot be read.
     """
 
     kind: ClassVar[Kind]
@@ -83,15 +81,15 @@ class Snapshot(ABC, Generic[M]):
     @staticmethod
     @abstractmethod
     def parsed(raw: bytes, folder: Path) -> M:
-        """Return the manifest that some bytes of a directory are."""
+        """Parse the bytes of a manifest in a directory."""
 
     @classmethod
     def at(cls, path: Path, wanted: Callable[[M], Iterable[str]]) -> Self:
-        """Open the directory that a name leads to now.
+        """Open the directory to which a name leads now.
 
         Raises:
-            FileNotFoundError: It has no manifest, so it is no stored model.
-            RecappError: It is incomplete, damaged or of a later version.
+            FileNotFoundError: The directory has no manifest, so it is not a stored model.
+            RecappError: The model is incomplete, damaged or of a later version.
         """
         folder = files_at(path).current(path, cls.kind.old)
         try:
@@ -111,10 +109,10 @@ class Snapshot(ABC, Generic[M]):
 
     @classmethod
     def of(cls, manifest: M) -> Self:
-        """Open all files of a model whose manifest is not written yet.
+        """Open all files of a model before its manifest is written.
 
         Raises:
-            RecappError: It is incomplete, or a file cannot be read.
+            RecappError: The model is incomplete, or a file cannot be read.
         """
         folder = manifest.folder
         return cls(folder, files_at(folder).pin(folder), manifest, manifest.files)
@@ -126,17 +124,17 @@ class Snapshot(ABC, Generic[M]):
             raise self.kind.error(f"{self.kind.name} {self.path} is incomplete: {file} {state}")
 
     def damaged(self, why: str) -> RecappError:
-        """Return the error of a manifest that cannot be."""
+        """Return the error for an invalid manifest."""
         return self.manifest.damaged(why)
 
     def example(self, raw_rows: "RawRows") -> "RawTable | None":
-        """Return rows of the data that were kept to try the model with; None where none were.
+        """Return the example rows of the model; None if none are stored.
 
         Args:
-            raw_rows: Reads them.
+            raw_rows: Decodes the rows.
 
         Raises:
-            RecappError: They are no rows that it can read.
+            RecappError: `raw_rows` cannot decode the rows.
         """
         try:
             table = self._example(raw_rows.schema)
@@ -151,7 +149,7 @@ class Snapshot(ABC, Generic[M]):
 
     @abstractmethod
     def _example(self, schema: "Schema") -> "RawTable | None":
-        """Return the rows that were kept."""
+        """Return the stored rows."""
 
     @property
     @abstractmethod
@@ -172,19 +170,19 @@ class Snapshot(ABC, Generic[M]):
 
     @abstractmethod
     def verify(self) -> int:
-        """Compare every checksum, and return the bytes that were read."""
+        """Compare all checksums, and return the number of bytes read."""
 
     def opened(self, file: str) -> BinaryIO:
-        """Return one of the files that were opened, at its beginning."""
+        """Return one of the open files, at its beginning."""
         found = self._files[file]
         found.seek(0)
         return found
 
     def check(self, file: str) -> int:
-        """Read an open file, compare its checksum, and return its bytes.
+        """Read an open file, compare its checksum, and return its size in bytes.
 
         Raises:
-            RecappError: It is damaged.
+            RecappError: The file is damaged.
         """
         entry = self.manifest.files[file]
         if crc32_of(self.opened(file)) != entry.get("crc32"):
@@ -195,10 +193,10 @@ class Snapshot(ABC, Generic[M]):
         return int(entry["bytes"])
 
     def read(self, file: str) -> bytes:
-        """Return the bytes of a small open file.
+        """Return the content of a small open file.
 
         Raises:
-            RecappError: It is damaged.
+            RecappError: The file is damaged.
         """
         self.check(file)
         return self.opened(file).read()
@@ -211,27 +209,27 @@ class Checkpoint(Snapshot[CheckpointManifest]):
     parsed = staticmethod(checkpoint_manifest.from_json)
 
     def sources(self, blocks: Iterable[Block]) -> Sources:
-        """Return the stored rectangles that fill held ones
+        """Return the stored rectangles that fill the blocks
         (`recapp.stored.block_files.sources_of`).
         """
         return sources_of(self.manifest.tensors, self.manifest.row_orders, blocks)
 
     def fill(self, blocks: Iterable[Block]) -> None:
-        """Fill held rectangles, whatever plan and order of rows the checkpoint was saved under.
+        """Fill blocks from a checkpoint of any plan and any order of rows.
 
         Raises:
-            CheckpointError: A table, tensor or shape is not the checkpoint's, there is a hole, or a
-                file is damaged.
+            CheckpointError: A table, tensor or shape differs from the checkpoint's, the stored
+                blocks leave a hole, or a file is damaged.
         """
         fill_blocks(self.manifest.folder, self.sources(blocks), self.opened)
 
     @property
     def name(self) -> str:
-        """What it is called, for people and servers."""
+        """The name of the model, for people and servers."""
         return self.path.absolute().name.partition(".")[0]
 
     def facts(self) -> dict[str, Any]:
-        """Return plain facts about it, for people and servers."""
+        """Return plain facts about the model, for people and servers."""
         found = self.manifest
         path = str(self.path.absolute())
         return {"path": path, "step": found.step, "metrics": found.metrics}
@@ -245,7 +243,7 @@ class Checkpoint(Snapshot[CheckpointManifest]):
         """Return the plain part: dense parameters and Lightning's state, with tensors on the CPU.
 
         Raises:
-            CheckpointError: The file is damaged, or holds other than plain types.
+            CheckpointError: The file is damaged, or holds other types than plain ones.
         """
         self.check(META)
         return read_meta(self.opened(META), self.manifest.folder / META)
@@ -254,17 +252,17 @@ class Checkpoint(Snapshot[CheckpointManifest]):
         """Return the parameters and buffers of the model beside its tables.
 
         Raises:
-            CheckpointError: The file is damaged, or holds no state of training.
+            CheckpointError: The file is damaged, or holds no training state.
         """
         meta = self.meta()
         check_state(meta, self.path)
         return dense_state(meta)
 
     def verify(self) -> int:
-        """Compare every checksum, and return the bytes that were read; all files have to be open.
+        """Compare all checksums, and return the number of bytes read; all files must be open.
 
         Raises:
-            CheckpointError: Something is damaged; the text names it.
+            CheckpointError: A file or block is damaged; the text names it.
         """
         for of_tensor in self.manifest.tensors.values():
             check_tiling(of_tensor)
@@ -281,11 +279,11 @@ class Artefact(Snapshot[ArtefactManifest]):
 
     @property
     def name(self) -> str:
-        """What it is called, for people and servers."""
+        """The name of the model, for people and servers."""
         return self.manifest.entry("name", str)
 
     def facts(self) -> dict[str, Any]:
-        """Return plain facts about it, for people and servers."""
+        """Return plain facts about the model, for people and servers."""
         return {
             "path": str(self.manifest.folder.absolute()),
             "metrics": self.manifest.entry("metrics", dict),
@@ -320,7 +318,7 @@ class Artefact(Snapshot[ArtefactManifest]):
         return self._made(EXAMPLE, example_table)
 
     def _made(self, file: str, make: Callable[[bytes], T]) -> T:
-        """Return a file's content, made of its bytes."""
+        """Read a file, and convert its bytes with `make`."""
         raw = self.read(file)
         try:
             return make(raw)
@@ -328,8 +326,8 @@ class Artefact(Snapshot[ArtefactManifest]):
             raise self.damaged(f"{file} cannot be read: {error}") from error
 
     def verify(self) -> int:
-        """Compare the checksums of all files but code, which nobody reads who does not trust it,
-        and return the bytes that were read.
+        """Compare the checksums of all files except code, which is read only with trust; return the
+        number of bytes read.
 
         Raises:
             ArtefactError: A file is damaged.
@@ -340,7 +338,7 @@ class Artefact(Snapshot[ArtefactManifest]):
 
 S = TypeVar("S", Checkpoint, Artefact)
 Wanted = Callable[[Any], Iterable[str]]
-"""A function of the manifest that returns the names of the files that a reader wants to open."""
+"""A function from a manifest to the names of the files that a reader opens."""
 
 
 def every_file(manifest: CheckpointManifest) -> Iterable[str]:
@@ -349,7 +347,7 @@ def every_file(manifest: CheckpointManifest) -> Iterable[str]:
 
 
 def no_file(manifest: Manifest) -> Iterable[str]:
-    """Select none of the files beside the manifest."""
+    """Select no file beside the manifest."""
     return ()
 
 
@@ -359,18 +357,17 @@ def open_snapshot(
     wanted: Wanted,
     comm: Comm | None = None,
 ) -> S:
-    """Open the version of a stored model that its name leads to now.
+    """Open the version of a stored model to which its name leads now.
 
     Args:
         path: The model, or a link to one.
         kind: `Checkpoint` or `Artefact`.
-        wanted: Selects the files that will be read, by the manifest.
-        comm: Ranks that all call it and are to open the same version; None opens for this rank
-            alone.
+        wanted: Selects the files to open, from the manifest.
+        comm: The ranks that open the same version together; None opens for this rank alone.
 
     Raises:
-        RecappError: There is no such model, or it is incomplete, damaged or of a later version.
-        RankError: Another rank could not open it.
+        RecappError: The model does not exist, is incomplete or damaged, or has a later version.
+        RankError: Another rank could not open the model.
     """
     if comm is not None:
         return _open_together(path, kind, wanted, comm)
@@ -418,12 +415,12 @@ def refuse_together(path: Path, mine: Exception | None, error_W: Sequence[str | 
 
     Args:
         path: The model.
-        mine: This rank's own error, if it has one.
-        error_W: The text of every rank's error; None where there is none.
+        mine: This rank's own error; None if it has none.
+        error_W: The text of each rank's error; None for a rank without an error.
 
     Raises:
         Exception: This rank's own error.
-        RankError: Another rank has an error and this one has none.
+        RankError: Another rank has an error, and this rank has none.
     """
     if mine:
         raise mine

@@ -1,4 +1,4 @@
-"""A dynamic table of a checkpoint as a table of numbered rows, for other programs."""
+"""Load a dynamic table of a checkpoint as a table of numbered rows, for other programs."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -25,10 +25,10 @@ class StaticTable(NamedTuple):
 
 
 def static_table(path: str | Path, table: str, tensor: str = WEIGHT) -> StaticTable:
-    """Load a dynamic table, for notebooks and exports: it needs no plan, no ranks and no model.
+    """Load a dynamic table without a plan, ranks or a model, for notebooks and exports.
 
-    A table that was trained with the ids 0 .. R - 1 has the rows of a static table of R rows, in
-    its order.
+    A table trained with the ids 0 .. R - 1 gives the rows of a static table of R rows, in the same
+    order.
 
     Args:
         path: The checkpoint.
@@ -36,7 +36,7 @@ def static_table(path: str | Path, table: str, tensor: str = WEIGHT) -> StaticTa
         tensor: "weight" or a state of the optimiser, such as "sum".
 
     Returns:
-        Keys and rows, as many as the table has; none of both where nothing was trained.
+        The keys and rows of the table; both are empty before training.
 
     Raises:
         CheckpointError: The checkpoint has no dynamic table of this name.
@@ -56,5 +56,5 @@ def static_table(path: str | Path, table: str, tensor: str = WEIGHT) -> StaticTa
 
 
 def _width(manifest: CheckpointManifest, table: str) -> int:
-    """Return the columns of a table of which no row is stored."""
+    """Return the number of columns of a table without stored rows."""
     return max(shard.cols.stop for shard in manifest.plan.tables[table].shards)

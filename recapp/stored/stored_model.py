@@ -1,5 +1,5 @@
-"""A stored model of either kind: nobody who wants its settings, tables, dense part or example asks
-which.
+"""Open a stored model of either kind. Callers read its settings, tables, dense part and example in
+the same way for both kinds.
 
     path -> read_stored -> its manifest: settings, tables, metrics       milliseconds
          -> open_stored -> Checkpoint or Artefact: its files, pinned
@@ -19,17 +19,17 @@ StoredModel = Checkpoint | Artefact
 def open_stored(
     path: str | Path, comm: Comm | None = None, wanted: Wanted = every_file
 ) -> StoredModel:
-    """Open a checkpoint or an artefact, whose files stay readable when it is replaced.
+    """Open a checkpoint or an artefact; its files stay readable when a writer replaces it.
 
     Args:
         path: The model.
-        comm: Ranks that all call it and are to open the same version; None opens for this rank
-            alone.
-        wanted: Selects the files that will be read; by default all of them.
+        comm: The ranks that open the same version together; None opens for this rank alone.
+        wanted: Selects the files to open; by default all files.
 
     Raises:
-        CheckpointError: There is no model, or it is incomplete, damaged or of a later version.
-        ArtefactError: As of a checkpoint, of an artefact.
+        CheckpointError: The checkpoint does not exist, is incomplete or damaged, or has a later
+            version.
+        ArtefactError: The artefact is incomplete or damaged, or has a later version.
     """
     if is_artefact(path):
         return open_snapshot(Path(path), Artefact, wanted, comm)
@@ -40,7 +40,8 @@ def open_artefact(path: str | Path) -> Artefact:
     """Open an artefact with all its files.
 
     Raises:
-        ArtefactError: There is none, or it is incomplete, damaged or of a later version.
+        ArtefactError: The artefact does not exist, is incomplete or damaged, or is of a later
+            version.
     """
     return open_snapshot(Path(path), Artefact, every_file)
 
@@ -48,11 +49,12 @@ def open_artefact(path: str | Path) -> Artefact:
 def read_stored(path: str | Path) -> CheckpointManifest | ArtefactManifest:
     """Return the manifest of a checkpoint or an artefact.
 
-    Of its other files it is only checked that they are there and have their sizes.
+    This checks only the existence and the size of the other files.
 
     Raises:
-        CheckpointError: There is no model, or it is incomplete, damaged or of a later version.
-        ArtefactError: As of a checkpoint, of an artefact.
+        CheckpointError: The checkpoint does not exist, is incomplete or damaged, or has a later
+            version.
+        ArtefactError: The artefact is incomplete or damaged, or has a later version.
     """
     with open_stored(path, wanted=no_file) as stored:
         return stored.manifest

@@ -1,5 +1,5 @@
-"""Checks of the part of a checkpoint that Lightning restores, made first because Lightning's own
-errors there are tracebacks.
+"""Check the part of a checkpoint that Lightning restores, before Lightning does: its own errors are
+tracebacks.
 """
 
 import re
@@ -21,16 +21,16 @@ STATE = {
     "global_step": int,
     "pytorch-lightning_version": str,
 }
-OF_MODEL = "model."  # in front of the dense parameters' names, as Lightning saves them
+OF_MODEL = "model."  # the prefix of dense parameters' names in Lightning's state
 NEEDED = ("state_dict", "pytorch-lightning_version")
 VERSION = re.compile(r"\d+\.\d+(\.\w+)*(\+[\w.]+)?")
 
 
 def check_state(meta: Mapping[str, Any], path: object) -> None:
-    """Check that what a checkpoint keeps beside its tables was written by Lightning.
+    """Check that Lightning wrote the plain part of a checkpoint.
 
     Args:
-        meta: What the checkpoint keeps beside its tables.
+        meta: The plain part of the checkpoint.
         path: The checkpoint, for messages.
 
     Raises:
@@ -53,11 +53,11 @@ def check_state(meta: Mapping[str, Any], path: object) -> None:
 
 @contextmanager
 def state_must_fit(what: str, setting: str) -> Iterator[None]:
-    """Turn what torch raises for a state that does not fit into an error of one line.
+    """Turn torch's exception for a state that does not fit into an error of one line.
 
     Args:
         what: The name of the state, for the message.
-        setting: The group of settings that decides what the state has to fit.
+        setting: The group of settings that the state must fit.
 
     Raises:
         CheckpointError: The state does not fit.
@@ -76,7 +76,7 @@ def state_must_fit(what: str, setting: str) -> Iterator[None]:
 
 
 def dense_state(meta: Mapping[str, Any], of_model: str = OF_MODEL) -> dict[str, Tensor]:
-    """Return the dense part's state by the names that it has in the model."""
+    """Return the dense part's state, by the names of parameters in the model."""
     stored: Mapping[str, Tensor] = meta["state_dict"]
     return {
         name.removeprefix(of_model): values

@@ -1,5 +1,5 @@
-"""The judge of stored settings: each `_target_` of a checkpoint or an artefact is judged before it
-is imported, so that a file cannot run code.
+"""Check the `_target_` names in stored settings before they are imported, so that a checkpoint or
+an artefact cannot run code.
 
 | place                                    | names that are allowed                                |
 |------------------------------------------|-------------------------------------------------------|
@@ -15,14 +15,14 @@ is imported, so that a file cannot run code.
 | anywhere else, in arguments and in lists | a class of any of these homes, of torch.nn or of      |
 |                                          | torchmetrics                                          |
 
-A class is allowed if a home shows it under a public name and it is derived from the home's base;
-functions are never allowed. Homes are the modules of this list, so a file cannot have a module
-imported. Other loggers would send curves to the author of the file. Settings of the command line
-and of the user's own conf are not judged. With `trust=[package]` the user vouches for the classes
-that this package defines and that are derived from the base of their place: not for functions, and
-not for names that the package has imported.
+A class is allowed if a home module has it under a public name and it is derived from the home's
+base class; functions are never allowed. Only the modules of this list are homes, so a file cannot
+cause other imports. Other loggers could send curves to the author of the file. Settings of the
+command line and of the user's own conf are not checked. `trust=[package]` also allows the classes
+that this package defines and that are derived from the base class of their place; it allows neither
+functions nor names that the package has imported.
 
-Settings of a file are plain: references (`${...}`), Hydra's own keys and paths that leave the run's
+Settings of a file must be plain: references (`${...}`), Hydra's own keys and paths out of the run's
 directory are refused as well.
 """
 
@@ -37,12 +37,12 @@ from recapp.errors import CheckpointError, ConfigError
 from recapp.optim.named_rules import RULES as RULE_NAMES
 
 TARGET = "_target_"
-MARK = "\N{LOCK}"  # in front of a target that comes from a file, until it is judged
-DEEPEST = 32  # of nested settings
-MOST_VALUES = 2**16  # 4,000 tables with all they can say; composing takes .1 ms for each value
-WIDE = re.compile(r"\{[^{}]*:[^{}]*\d{4}")  # a field of a format that is filled up to any length
+MARK = "\N{LOCK}"  # the prefix of a target from a file, until it is checked
+DEEPEST = 32  # the most levels of nested settings
+MOST_VALUES = 2**16  # 4,000 tables with all settings; composing takes .1 ms a value
+WIDE = re.compile(r"\{[^{}]*:[^{}]*\d{4}")  # a format field with a huge width
 HYDRAS = ("_args_", "_partial_", "_recursive_", "_convert_")
-PATHLESS = ("callbacks", "logger")  # groups whose settings may not lead out of the run's directory
+PATHLESS = ("callbacks", "logger")  # groups whose paths must stay in the run's directory
 NOT_THE_USERS = ("recapp", "torch", "lightning", "torchmetrics", "hydra", "omegaconf", "numpy")
 
 
@@ -83,18 +83,18 @@ OF_CONF = (
     "lightning.pytorch.callbacks.LearningRateMonitor",
     "lightning.pytorch.callbacks.EarlyStopping",
 )
-"""The classes of homes that recapp's own conf names: allowed without importing Lightning, which
+"""The classes of homes in recapp's own conf. They are allowed without an import of Lightning, which
 takes seconds.
 """
 
 
 class Slot(NamedTuple):
-    """The names that a file may have in one place of the settings."""
+    """The names that a file may use in one place of the settings."""
 
     names: Sequence[str]
     homes: Sequence[Home]
     bases: Sequence[str]
-    """Base classes of those in a package that the user vouches for; none where functions stand."""
+    """Base classes for classes of a trusted package; empty where functions stand."""
 
 
 def _slot(names: Sequence[str], *homes: Home, bases: Sequence[str] = ()) -> Slot:
@@ -122,13 +122,13 @@ ELSEWHERE = _slot(
 
 
 def marked(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of a file, checked to be plain, with a mark on each `_target_`.
+    """Check that settings of a file are plain, and return them with a mark on each `_target_`.
 
-    The mark stays on what nothing replaces while other settings are laid over these; `judged` takes
-    it off.
+    Other settings may then override these. The mark stays on a target that no other setting
+    replaces; `judged` removes it.
 
     Raises:
-        CheckpointError: They are not plain.
+        CheckpointError: The settings are not plain.
     """
     made = _marked(stored, "", 0)
     if _count(stored) > MOST_VALUES:
@@ -140,15 +140,15 @@ def marked(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def judged(settings: Mapping[str, Any], trust: Sequence[str]) -> dict[str, Any]:
-    """Return settings without marks, whose targets may all be called.
+    """Check all marked targets, and return the settings without marks.
 
     Args:
-        settings: Plain settings; those of a file have gone through `marked`.
-        trust: Packages of the user's own that a file may name.
+        settings: Plain settings; settings of a file come from `marked`.
+        trust: Own packages of the user that a file may name.
 
     Raises:
-        ConfigError: `trust` is no list of packages.
-        CheckpointError: A target that may not be called, with what to do about it.
+        ConfigError: `trust` is not a list of packages.
+        CheckpointError: A target is not allowed; the text names the fix.
     """
     check_trust(trust)
     made = _judged(settings, "", trust)
@@ -160,7 +160,7 @@ def check_trust(trust: Sequence[str]) -> None:
     """Check that `trust` names packages.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: `trust` is not a list of packages.
     """
     listed = isinstance(trust, list | tuple)
     if not listed or not all(isinstance(p, str) and _is_dotted(p) for p in trust):
@@ -168,14 +168,14 @@ def check_trust(trust: Sequence[str]) -> None:
 
 
 def refuse_untrusted(stored: Mapping[str, Any], trust: Sequence[str] = ()) -> None:
-    """Judge the settings of a file as they are, with nothing laid over them.
+    """Check the settings of a file without overrides.
 
     Args:
-        stored: The settings, as `recapp.stored.manifest.Manifest.config` gives them.
-        trust: Packages of the user's own that they may name.
+        stored: The settings, from `recapp.stored.manifest.Manifest.config`.
+        trust: Own packages of the user that they may name.
 
     Raises:
-        CheckpointError: They name something that may not be called, or are not plain.
+        CheckpointError: A target is not allowed, or the settings are not plain.
     """
     judged(marked(stored), trust)
 
@@ -218,7 +218,7 @@ def _marked(value: Any, where: str, depth: int) -> Any:
 
 
 def _count(value: Any) -> int:
-    """Return how many values there are in nested settings, which are not nested too deeply."""
+    """Return the number of values in nested settings; refuse settings nested too deeply."""
     if isinstance(value, Mapping | list | tuple):
         return 1 + sum(_count(part) for _, _, part in _inner(value, ""))
     return 1
@@ -262,10 +262,10 @@ def _judge(target: str, where: str, trust: Sequence[str]) -> None:
 
 
 def _check_own_class(target: str, where: str, trusted: str, bases: Sequence[str]) -> None:
-    """Check that a name is a class that a package of the user's defines, of the base of its place.
+    """Check that a trusted package defines a class of this name, derived from a base of its place.
 
     Raises:
-        CheckpointError: It is not, or the package cannot be imported.
+        CheckpointError: It does not, or the package cannot be imported.
     """
     home, _, name = target.rpartition(".")
     said = f"{where}.{TARGET}={_shown(target)} stands in the checkpoint and is not run: "
@@ -293,7 +293,7 @@ def _named(name: str) -> Any:
 
 
 def _may(names: Sequence[str], homes: Sequence[Home]) -> str:
-    """Return the names that are allowed in a place, for people."""
+    """Return the names that are allowed in a place, for an error."""
     if len(homes) > 1:
         return "only recapp's own and classes of torch, lightning and torchmetrics are"
     own = dict.fromkeys(name.rpartition(".")[2] for name in names)
@@ -303,7 +303,7 @@ def _may(names: Sequence[str], homes: Sequence[Home]) -> str:
 
 
 def _is_class_of(target: str, home: Home) -> bool:
-    """Return whether a name is a public class of a home, by the home's name or its own."""
+    """Return whether a name is a public class of a home, by the home's path or its own."""
     name = target.rpartition(".")[2]
     if not target.startswith(f"{home.module}.") or name.startswith("_") or not _is_dotted(target):
         return False
@@ -320,9 +320,7 @@ def _is_dotted(name: str) -> bool:
 
 
 def _leads_out(text: str) -> bool:
-    """Return whether a path leads out of the run's directory; a function that takes paths may take
-    URIs, too.
-    """
+    """Return whether a path or URI leads out of the run's directory."""
     uri = "://" in text or "::" in text or text.startswith(("file:", "local:", "data:"))
     return uri or os.path.isabs(text) or text.startswith("~") or ".." in re.split(r"[/\\]", text)
 

@@ -1,3 +1,3 @@
-"""The measurements of `python -m recapp.bench`: workloads, timing in rounds, and the systems that
-recapp is compared with.
+"""The measurements of `python -m recapp.bench`: workloads, timing in rounds, and comparisons with
+other systems.
 """

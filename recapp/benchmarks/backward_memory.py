@@ -1,14 +1,14 @@
-"""`memory`: the memory that one backward and its update need beside the table, against
-`nn.EmbeddingBag` with dense and with sparse gradients.
+"""`memory`: measure the memory that one backward and its update need in addition to the table, and
+compare it with `nn.EmbeddingBag` with dense and with sparse gradients.
 
-A dense gradient is as large as the table, however few rows were touched. A sparse gradient holds a
-row for every id before equal rows are added. recapp updates rows where it sums their gradients, so
-the only other vectors of a row's width are those of messages.
+A dense gradient is as large as the table, even if the batch touches few rows. A sparse gradient
+holds a row for every id before equal rows are added. recapp updates a row while it sums the row's
+gradients, so only messages need further vectors of a row's width.
 
 The table is the largest of `tables`, in one process. Every method updates by plain gradient
-descent, which keeps no state of its own. The peak is the growth of the process, from before the
-backward to its highest point during backward and update, with another batch in each round. Buffers
-that are used again stay allocated after the first round, so they count in that round.
+descent, which keeps no optimiser state. The peak is the growth of the process from before the
+backward to its highest point during backward and update. Each round takes another batch. Buffers
+for reuse stay allocated after the first round, so they count in that round.
 
 B samples of the batch, D columns of the table, L ids of the batch.
 """
@@ -75,7 +75,7 @@ METHODS: dict[str, Callable[[Session, Workload, list[KeyedJaggedTensor]], Steps]
 
 
 def _measure(method: Steps, rounds: int) -> dict[str, Any]:
-    """Return the highest peak of all rounds in bytes, and the time of backward and update."""
+    """Return the highest peak over all rounds in bytes, and the time of backward and update."""
     peaks = []
     measured = Measured()
     backward = Steps({"step": method.parts["backward"]})

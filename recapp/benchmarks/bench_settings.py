@@ -1,6 +1,6 @@
-"""The settings of a measurement, as the record that its ranks get: checked, with no open value.
+"""The settings of a measurement as its ranks get them: checked, and with every value filled in.
 
-Bench, what a user wrote -> checked (`checks.py`) -> BenchSettings -> resolved.yaml -> ranks
+Bench, the user's settings -> checked (`checks.py`) -> BenchSettings -> resolved.yaml -> ranks
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from recapp.tables.table_settings import TableSettings
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings:
-    """The settings of a measurement; `conf/bench.yaml` says what those with the same name mean.
+    """The settings of a measurement. `conf/bench.yaml` explains settings with the same name.
 
     Args:
         verb: The measurement.

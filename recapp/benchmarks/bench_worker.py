@@ -1,5 +1,5 @@
-"""The worker of a benchmark, which every rank runs: join the other ranks, run the measurement of
-one verb, write its records and pictures.
+"""The worker of a benchmark, which every rank runs: it joins the other ranks, runs the measurement
+of one verb, and writes records and pictures.
 
     JOB/resolved.yaml -> run -> JOB/rows.json, JOB/metrics.json, JOB/*.png
 """
@@ -27,12 +27,12 @@ MEASUREMENTS = {
 
 
 def run(plain: dict[str, Any], job_dir: Path, measure: Callable[[Any], None] | None = None) -> None:
-    """Run the measurement of the settings; rank 0 writes the records to `metrics.json` as `rows`.
+    """Run the measurement of the settings. Rank 0 writes the records to `metrics.json` as `rows`.
 
     Args:
         plain: The plain values of `BenchSettings`.
         job_dir: The directory of the records and pictures.
-        measure: Measures in a `Session`; None takes the measurement of the verb.
+        measure: The function that measures in a `Session`; None takes the measurement of the verb.
     """
     warnings.filterwarnings("ignore", ".*[Ss]parse invariant checks.*")
     from recapp.benchmarks.bench_settings import BenchSettings

@@ -1,14 +1,14 @@
-"""`calibrate`: the costs of lookup, update, messages and the dense part on this machine, as a
-hardware file for the planner.
+"""`calibrate`: measure the costs of lookup, update, messages and dense part on this machine, and
+write them as a hardware file for the planner.
 
-    kernels (`kernel_costs`) + links (`link_costs`)   -> PATH, and a record of each number that was
-        + dense part + plain copy                        found
-    a short run of recapp.train, priced with PATH     -> the rest of its dense phase: a step's
-                                                         overhead
+    kernels (`kernel_costs`) + links (`link_costs`)   -> PATH, and a record of each number
+        + dense part + plain copy
+    a short run of recapp.train, predicted with PATH  -> measured minus predicted dense phase: the
+                                                         overhead of a step
 
-Everything is timed in rounds (medians of turns, the lower quartile of rounds), on all ranks at
-once, because ranks share memory and cores. It takes about a minute; where kernels must be compiled
-first, one or two more.
+All costs are timed in rounds (medians of turns, the lower quartile of rounds), on all ranks at
+once, because ranks share memory and cores. A calibration takes about a minute, and one or two more
+where kernels must be compiled first.
 """
 
 import os
@@ -77,18 +77,18 @@ DENSE_TURNS = 4  # steps of the dense part in a round
 COPIED_BYTES = 1 << 26  # several times the caches of a core
 # the DLRM of conf/model/dlrm.yaml
 DENSE_MODEL = NamedModel("default", 2048, 16, (256, 64), (256, 128, 1))
-# The dense part is timed with a batch and with one of a fourth of its samples. The costs of a step
-# that do not depend on its batch are in both times, so they cancel out of their difference.
+# The dense part is timed with a batch and with a fourth of its samples. Costs of a step that do not
+# depend on the batch are in both times, so they cancel in the difference.
 FEWER = 4
 KINDS: tuple[Kind, Kind] = ("all_to_all", "all_reduce")
 
 
 def settings_for(recipe: OnPaper) -> BenchSettings:
-    """Return the settings of the ranks, checked before any rank is started.
+    """Return the settings of the ranks, checked before any rank starts.
 
     Args:
-        recipe: That of `recapp.plan`: its engine, and `path`, the hardware file; None for
-            `hardware.yaml` in the working directory.
+        recipe: The recipe of `recapp.plan`, with the engine and `path`, the hardware file; `path`
+            None takes `hardware.yaml` in the working directory.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -159,9 +159,9 @@ def calibrate(
         transport: The transport of messages.
         backend: The backend of local kernels.
         rounds: The rounds of every measurement.
-        cases: The steps of the engine that are timed.
+        cases: The timed steps of the engine.
         sizes: The sizes of messages in bytes.
-        model: The model whose dense part is timed.
+        model: The model with the timed dense part.
 
     Returns:
         The hardware, and a record for each line of the table.
@@ -218,7 +218,7 @@ def _slowest(comm: Comm, seconds: float) -> float:
 
 
 def _timed(comm: Comm, work: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """Return the typical seconds of a piece of work that all ranks begin together."""
+    """Return the typical seconds of a function that all ranks call together."""
     wait = synchroniser(device)
 
     def step(_: int) -> None:
@@ -237,7 +237,7 @@ def _copy_seconds(comm: Comm, device: torch.device, rounds: int) -> float:
 
 
 class _Pooled(nn.Module):
-    """A stand-in for sharded tables: constant pooled vectors that take a gradient, as theirs do."""
+    """A stand-in for sharded tables: constant pooled vectors, which take a gradient as usual."""
 
     def __init__(
         self, tables: Sequence[EmbeddingConfig], batch_size: int, device: torch.device
@@ -253,18 +253,18 @@ class _Pooled(nn.Module):
         )
 
     def tables(self) -> list[EmbeddingConfig]:
-        """Return the configs of the tables that this stands in for."""
+        """Return the configs of the replaced tables."""
         return list(self._tables)
 
     def holder_of(self, table: str) -> object:
-        """Return this module, which stands in for all tables."""
+        """Return this module, which replaces all tables."""
         return self
 
     def leave_room(self, columns: int) -> None:
-        """Do nothing: the constant vectors have no columns left free before them."""
+        """Do nothing: the constant vectors have no free columns before them."""
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Return the constant vectors; ids make no difference."""
+        """Return the constant vectors for any ids."""
         vectors: Any = self.vectors_BK
         return KeyedTensor([x.output for x in self.lookups], [x.dim for x in self.lookups], vectors)
 
@@ -301,15 +301,15 @@ def _dense_seconds(
 def _flops_per_s(model: NamedModel, few: float, many: float, gb_per_s: float) -> float:
     """Return the rate of the dense part from the times of two batches.
 
-    That is the operations, as plans count them, of the samples that the larger batch has more, over
-    the seconds that it takes longer. Seconds that plans count for moving the pooled vectors are
-    taken off first.
+    The rate is the difference in operations over the difference in seconds. Operations are counted
+    as the planner counts them. The planner's time for moving pooled vectors is subtracted from the
+    seconds first.
 
     Args:
         model: The model of both batches.
-        few: Seconds of the smaller batch.
-        many: Seconds of the larger batch.
-        gb_per_s: The rate at which pooled vectors are moved.
+        few: The seconds of the smaller batch.
+        many: The seconds of the larger batch.
+        gb_per_s: The rate of moving pooled vectors.
     """
     dense = dense_of(_dlrm(model, 1, torch.device("cpu")))
     more = model.batch_size - model.batch_size // FEWER
@@ -320,8 +320,8 @@ def _flops_per_s(model: NamedModel, few: float, many: float, gb_per_s: float) ->
 def with_overhead(
     path: Path, measured: Mapping[str, Any], predicted: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write the overhead of a step into a hardware file: by how much the dense phase of a run took
-    longer than was predicted with that file.
+    """Write the overhead of a step into a hardware file: the measured dense phase of a run minus
+    the dense phase that the file predicts.
 
     Args:
         path: The path of the hardware file.
@@ -418,7 +418,7 @@ def _links(costs: Sequence[LinkCost], local: int, assumed: Mapping[str, Link]) -
     Args:
         costs: The measured costs of one kind of message.
         local: The ranks of a host.
-        assumed: The links that are returned where nothing was measured.
+        assumed: The links for a part that was not measured.
     """
     parts = {
         "host": [(cost.ranks, cost) for cost in costs if cost.ranks <= local],
@@ -451,7 +451,7 @@ def _rows(
     links: Mapping[Kind, Sequence[LinkCost]],
     measured: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    """Return the records of the table: the fitted lines, then lookup and update as measured by
+    """Return the records of the table: the fitted kernels, then the measured lookup and update by
     width, then messages and the dense part.
     """
     rows = [

@@ -1,4 +1,4 @@
-"""The settings of a benchmark, checked before anything is measured, the open ones filled in."""
+"""Check the settings of a benchmark before any measurement, and fill in open values."""
 
 import os
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ ONE_PROCESS = ("kernels", "quantised", "memory", "inference", "serve")
 ON_SEVERAL_THREADS = ("kernels", "quantised", "inference")
 """The verbs that take a list of threads."""
 LISTED_TABLES = ("strategies", "memory")
-"""The verbs that shard tables which are written out."""
+"""The verbs that need tables in the form of a list (`ListedTables`)."""
 ONE_TRANSPORT = ("strategies", "data", "dynamic")
 """The verbs that measure ranks through one transport."""
 LOOKUP_BATCHES = (1, 64, 4096)
@@ -39,16 +39,16 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "inference": {"model": "large", "batch_size": LOOKUP_BATCHES, "compile": True},
     "serve": {"batch_size": (1, 64)},
 }
-"""The values that open settings have in a verb, where these are not those of the other verbs."""
+"""The defaults of a verb that differ from those of other verbs."""
 
 
 def checked(given: Bench, verb: str, plans: dict[str, dict[str, Any]]) -> BenchSettings:
-    """Return the settings of a measurement, with no open value.
+    """Return the settings of a measurement, with every value filled in.
 
     Args:
         given: The settings of the command, each in its range.
         verb: The measurement.
-        plans: The settings of each plan that is measured, by its name.
+        plans: The settings of each measured plan, by its name.
 
     Raises:
         ConfigError: An unknown name, a list where one value is needed, a backend that is not
@@ -124,10 +124,10 @@ def check_names(setting: str, given: object, known: Sequence[str]) -> tuple[str,
     Args:
         setting: The name of the setting, for errors.
         given: A name, several names, or None for all.
-        known: The names there are.
+        known: The allowed names.
 
     Raises:
-        ConfigError: An unknown name, or none.
+        ConfigError: A name is unknown, or the list is empty.
     """
     names = known if given is None else given if isinstance(given, tuple) else (given,)
     for name in names:
@@ -143,14 +143,14 @@ def _shown(value: Any) -> str:
 
 
 def _several(setting: str, given: Any) -> tuple[int, ...]:
-    """Return the numbers of a setting that takes one or several."""
+    """Return the numbers of a setting that takes one number or several."""
     if given == ():
         raise ConfigError(f"{setting}=[]: give at least one value")
     return given if isinstance(given, tuple) else (given,)
 
 
 def _workloads(verb: str) -> list[str]:
-    """Return the workloads that a verb measures: `kernels` those whose bags are summed."""
+    """Return the workloads of a verb; those of `kernels` have summed bags."""
     if verb == "quantised":
         return list(LOOKUPS)
     return [
@@ -159,11 +159,11 @@ def _workloads(verb: str) -> list[str]:
 
 
 def _check_artefact(given: Bench) -> None:
-    """Check that a model of one's own is there and may be stored as asked.
+    """Check that the user's checkpoint or artefact exists, and that `quantize` fits it.
 
     Raises:
-        ConfigError: There is none, a generated one is named as well, or an artefact is to be stored
-            otherwise.
+        ConfigError: There is no such directory, the settings also name a generated model, or they
+            ask to quantise an artefact again.
     """
     path = given.artefact
     if path is None:

@@ -1,7 +1,7 @@
 """The columns of the table that each measurement prints; the records have more entries.
 
-A median has its quartiles below it, so that everything fits into 80 columns. Headings are explained
-below the table where they need it.
+Quartiles stand below their median, so that the table fits into 80 columns. A line below the table
+explains a heading that needs it.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ class Spread(Column):
 
 
 def shown(verb: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the records as they are printed: medians and ratios as text, quartiles below them."""
+    """Return the records for printing: medians and ratios as text, with quartiles below them."""
     return [{column.key: _cell(row, column) for column in COLUMNS[verb]} for row in rows]
 
 
@@ -27,7 +27,7 @@ def _cell(row: dict[str, Any], column: Column) -> Any:
 
 
 def quartile_keys(key: str) -> tuple[str, str]:
-    """Return the keys of a record that hold the first and third quartile of an entry.
+    """Return the keys of the first and third quartile of an entry of a record.
 
     Args:
         key: The key of a median or a ratio.

@@ -1,9 +1,9 @@
-"""The C++ program as a contender: one process for a number of threads, with its own clock.
+"""The C++ program as a contender: one process for each number of threads, with its own clock.
 
     --- "64 32 40\n" --->  recapp_score ARTEFACT ROWS --turns --threads=1
     <-- {"us": [...]} ---
 
-It maps the artefact once and then waits for its turns.
+The program maps the artefact once and then waits for its turns.
 """
 
 import json
@@ -22,7 +22,7 @@ class CppScores:
     Args:
         program: The process, which waits for its turns.
         size: The samples of a batch.
-        batches: The number of batches that are taken in turn.
+        batches: The number of different batches, which steps take in turn.
     """
 
     program: LineProcess

@@ -1,12 +1,13 @@
-"""`data`: how fast Parquet becomes batches, stage by stage, and how much slower training is for it.
+"""`data`: measure how fast Parquet becomes batches, stage by stage, and how much reading slows
+training.
 
     parquet    decompressed into Arrow's columns
     decoded    + ids, numbers and labels as arrays, checked and transformed
     batches    + shuffled, cut into batches, as a rank gets them
 
-Each stage includes the one before it. Rates are those of one process; a MB is a million bytes of
-the columns' Parquet on disk. Then DLRMs are trained from the very same stream and, in the same
-rounds, from batches of it that are held in memory; a round counts as the mean of its steps.
+Each stage includes the one before it. Rates are for one process; a MB is a million bytes of the
+columns' Parquet on disk. Then DLRMs train on the same stream and, in the same rounds, on batches of
+it that are held in memory; a round counts as the mean of its steps.
 """
 
 from collections import deque
@@ -32,9 +33,9 @@ from recapp.sparse.batch import Batch
 from recapp.tables.config import IdRule
 from recapp.transport.communicator import Comm
 
-MOST_ROWS = 100_000  # of a pass over a stage of reading: enough for a rate
-# Batches that are held in memory, taken in turn. The rows of fewer batches would stay in the
-# caches; what fresh ids cost would then count as the cost of reading.
+MOST_ROWS = 100_000  # of a pass through a stage of reading: enough for a rate
+# The batches that are held in memory; steps take them in turn. The rows of fewer batches would stay
+# in the caches, and the cost of new ids would then count as a cost of reading.
 KEPT_BATCHES = 32
 
 
@@ -42,18 +43,18 @@ def passes(chunks: Callable[[], Iterable[Any]]) -> Steps:
     """Return a contender whose step reads all rows of a source once, up to one stage.
 
     Args:
-        chunks: Starts a pass, and yields the chunks that the stage makes of the rows.
+        chunks: The function that starts a pass and yields the chunks of the stage.
     """
     return Steps({"step": lambda _: deque(chunks(), maxlen=0)})
 
 
 def from_parquet(training: TrainingStep, batches: Iterator[Batch]) -> Steps:
-    """Return a contender that trains on batches as they are read; its part `read` is the wait for
-    the next batch.
+    """Return a contender that trains on each batch after reading it. Its part `read` is the wait
+    for the next batch.
 
     Args:
         training: The step.
-        batches: The batches of this rank, without an end.
+        batches: The endless batches of this rank.
     """
     read: list[Batch] = []
     parts = {
@@ -97,7 +98,7 @@ def stream_of(
         source: The rows.
         dataset: The settings of the data set.
         batch_size: The samples of all ranks together.
-        rank: Whose part.
+        rank: The rank that gets the part.
         world: The number of ranks.
     """
     return BatchStream(
@@ -175,10 +176,10 @@ def _measure_training(
 
 
 def mean_of_rounds(measured: Measured) -> Measured:
-    """Return the same rounds with one step each, which takes the mean of the round's steps.
+    """Return the same rounds with one step each, whose time is the mean over the round's steps.
 
-    Reading comes in bursts: a chunk of a row group serves several batches. The median of the steps
-    would not show the steps that wait for a chunk.
+    Reading comes in bursts: a chunk of a row group serves several batches. A median of steps would
+    not show the steps that wait for a chunk.
     """
     return Measured(
         {part: [[mean(steps)] for steps in rounds] for part, rounds in measured.rounds.items()}

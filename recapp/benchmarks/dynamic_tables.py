@@ -1,17 +1,17 @@
-"""`dynamic`: dynamic tables, which take any keys and grow, beside static ones.
+"""`dynamic`: compare dynamic tables, which take any keys and grow, with static tables.
 
     step     the embedding step of workloads and the training step of DLRMs: the same ids, once as
              keys of dynamic tables and once as rows of static ones
     new      one table, one rank: every step trains keys that the table has never seen
-    known    the same table afterwards: steps, and lookups without a gradient, of keys that it has
+    known    the same table afterwards: steps, and lookups without a gradient, of keys with a row
 
-Both kinds of table have their turn in every round, or after each other in every step where keys
-are new; `static_ratio` is the static table's time over the dynamic one's. The static table's rows
-have all been trained once before, so the comparison is of finding and making rows.
+Both kinds of table take turns in every round, or in every step where keys are new. `static_ratio`
+is the static table's time over the dynamic one's. Every row of the static table has been trained
+once before, so the difference is the time to find and to make rows.
 
 Memory is the growth of the process while keys are added: rows, their index, the state of their
 optimiser, and buffers that grow with the table. A pause is the longest step with new keys over the
-median one, by the clock and in the processor's time, which does not grow where others compute.
+median step: once in wall-clock time, and once in CPU time, which other programs do not lengthen.
 Python's dict numbers the same keys for comparison, and does nothing else.
 
 B samples of a rank's batch, N keys.
@@ -83,7 +83,7 @@ def _measure_growth(session: Session, alone: Comm | None) -> None:
 
 
 def as_dynamic(table: EmbeddingConfig) -> EmbeddingConfig:
-    """Return a table of any keys with the columns and features of a static one."""
+    """Return a dynamic table with the columns and features of a static one."""
     return replace(table, num_embeddings="dynamic")  # type: ignore[arg-type]
 
 
@@ -143,10 +143,11 @@ def _record(
 
 
 class GrowingTable:
-    """A dynamic table on one rank that gets new keys, and a static one of as many rows.
+    """A dynamic table on one rank that gets new keys, and a static table with the same number of
+    rows.
 
     Args:
-        session: The settings: `keys` in all, `batch_size` of a step.
+        session: The session; its settings have all `keys`, and the `batch_size` of a step.
         comm: The one rank.
     """
 
@@ -190,7 +191,7 @@ class GrowingTable:
     def grow(self) -> dict[str, Any]:
         """Train new keys, batch after batch, and return the record of these steps.
 
-        The first batch does not count, because buffers grow in it.
+        The first batch does not count, because buffers grow then.
         """
         key_NB = self.keys_N.view(-1, self.batch_size)
         row_NB = torch.arange(len(self.keys_N)).view(-1, self.batch_size)
@@ -231,7 +232,7 @@ class GrowingTable:
         return Steps({"step": lambda _: self.train(kind, ids_B)}).run(1)
 
     def known_rows(self) -> Tensor:
-        """Return the numbers of keys that the filled table has, drawn at random, [N, B]."""
+        """Return the numbers of random keys of the filled table, [N, B]."""
         generator = torch.Generator().manual_seed(1)
         shape = (KNOWN_BATCHES, self.batch_size)
         return torch.randint(len(self.keys_N), shape, generator=generator)
@@ -240,7 +241,7 @@ class GrowingTable:
         """Return a contender that looks up and then trains keys of a filled table.
 
         Args:
-            kind: Which of the two tables.
+            kind: The kind of the table: `dynamic` or `static`.
         """
         row_NB = self.known_rows()
         ids_NB = list(self.keys_N[row_NB] if kind == "dynamic" else row_NB)
@@ -253,7 +254,7 @@ class GrowingTable:
 
 
 def _of_dict(table: GrowingTable) -> list[dict[str, Any]]:
-    """Return the records of a dict that numbers the same keys, and then finds some."""
+    """Return the records of a dict that numbers the same keys, and then finds some of them."""
     numbers: dict[int, int] = {}
     new = table.keys_N.view(-1, table.batch_size).tolist()
     known = table.keys_N[table.known_rows()].tolist()

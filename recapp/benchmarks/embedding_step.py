@@ -1,11 +1,11 @@
 """`step`: the embedding step on several ranks (exchange, lookup, backward, row-wise Adagrad), under
 plans and transports.
 
-All plans and transports of recapp are timed in the same rounds first, so that they can be compared
-with each other (`best_plan_ratio`: the fastest plan's time over this one's). Then recapp and
-TorchRec are timed under the same plan, one plan after the other.
+All plans and transports of recapp are timed in the same rounds first, so that they compare with
+each other (`best_plan_ratio`: the fastest plan's time over this plan's). Then recapp and TorchRec
+are timed under the same plan, one plan after the other.
 
-Bags are summed, or looked up as sequences, or concatenated. TorchRec has no concatenation: its
+Bags are summed, looked up as sequences, or concatenated. TorchRec has no concatenation: its
 `EmbeddingCollection` gives the same vectors, one after the other.
 """
 
@@ -54,20 +54,20 @@ class EmbeddingStep(StepOnRanks):
             self.gradients = [torch.randn(v.shape) for v in self._vectors(batches[0])]
 
     def _train(self, batch: KeyedJaggedTensor) -> None:
-        """Look up a batch and take its gradient back, which updates the tables."""
+        """Look up a batch and run its backward, which updates the tables."""
         torch.autograd.backward(self._vectors(batch), self.gradients)
 
     def _vectors(self, batch: KeyedJaggedTensor) -> list[Tensor]:
-        """Return the vectors of all bags, or those of each sequence."""
+        """Return the vectors of all bags, or the vectors of each sequence."""
         found = self.collection(batch)
         if isinstance(found, KeyedTensor):
             return [found.values()]
         return [sequence.values() for sequence in found.values()]
 
     def phases(self) -> dict[str, float]:
-        """Run some steps and return the mean milliseconds of each part on this rank.
+        """Run some steps, and return the mean milliseconds of each part on this rank.
 
-        `rest` begins with the end of the last part that the collection marks.
+        `rest` begins at the end of the last part that the collection marks.
         """
         clock = PhaseClock()
         state = self.collection.shared.state
@@ -132,7 +132,7 @@ def _measure(session: Session, workload: Workload, comms: dict[str, Comm]) -> No
 
 
 def _against_plans(key: Key, all_plans: dict[Key, Measured]) -> dict[str, Any]:
-    """Return the ratio of the fastest plan's time to this one's, through the same transport."""
+    """Return the ratio of the fastest plan's time to this plan's, through the same transport."""
     comparable = [m for (_, transport), m in all_plans.items() if transport == key[1]]
     if len(comparable) < 2:
         return ratio("best_plan", None, Measured())

@@ -1,7 +1,7 @@
-"""Pictures of the records of a measurement, written next to them.
+"""Draw the records of a measurement as pictures next to the records.
 
-kernels      roofline.png              work per byte against work per second, under the copy
-                                       bandwidth's roof
+kernels      roofline.png              operations per byte against operations per second, under
+                                       the roof of the copy bandwidth
 step         phases.png                the milliseconds of a step's phases, plan by plan
 strategies   latency.png, memory.png   a bar for each strategy
 inference    answers.png              p50 of each way and batch size, with p99 above it
@@ -45,7 +45,7 @@ def draw(verb: str, rows: Records, folder: Path) -> list[str]:
 
 
 def roofline(axes: "Axes", rows: Records) -> None:
-    """Draw forward and backward of each workload as points, at the least number of threads.
+    """Draw forward and backward of each workload as points, at the smallest number of threads.
 
     A point on the roof moves bytes as fast as a plain copy.
     """
@@ -116,7 +116,7 @@ def latency(axes: "Axes", rows: Records) -> None:
 
 
 def memory(axes: "Axes", rows: Records) -> None:
-    """Draw a bar for each strategy: the memory that stays and the peak, with the largest batch."""
+    """Draw a bar for each strategy, at the largest batch: the memory in use, and its peak."""
     most = max(row["batch_size"] for row in rows)
     last = {row["strategy"]: row for row in rows if row["batch_size"] == most}
     names = list(last)
@@ -138,7 +138,7 @@ def memory(axes: "Axes", rows: Records) -> None:
 
 
 def pauses(axes: "Axes", rows: Records) -> None:
-    """Draw each step with new keys as a point over the keys that the table had before."""
+    """Draw the time of each step with new keys over the number of keys in the table."""
     (row,) = (row for row in rows if "batch_ms" in row)
     keys = [(i + 1) * row["batch_size"] / 1e6 for i in range(len(row["batch_ms"]))]
     axes.plot(keys, row["batch_ms"], ".", color="C0", label="dynamic table, new keys")
@@ -154,8 +154,8 @@ def pauses(axes: "Axes", rows: Records) -> None:
 
 
 def answers(axes: "Axes", rows: Records) -> None:
-    """Draw a bar for each way to answer and size of batches: p50 of a row, and p99 above it, on the
-    least number of threads.
+    """Draw a bar for each contender and batch size: the p50 of a row, and its p99 above, on the
+    smallest number of threads.
     """
     threads = min(row["threads"] for row in rows)
     shown = []
@@ -178,7 +178,7 @@ def _bars(axes: "Axes", rows: Records, group: Callable[[dict[str, Any]], str], k
         axes: The axes to draw on.
         rows: The records.
         group: Returns the label of a record's group.
-        key: The entry that is the height of a bar, with quartiles.
+        key: The entry for the height of a bar, with quartiles.
     """
     strategies, groups = (
         list(dict.fromkeys(values))

@@ -1,11 +1,11 @@
-"""Least squares with coefficients that are not negative: how latency and rates are read off
-timings.
+"""Fit latencies and rates to timings: least squares with coefficients that are not negative.
 
     seconds ~ step * 1 + call * calls + item * items + byte * bytes
 
-A time that falls with the number of bytes is chance, so such a coefficient is 0. There are four
-coefficients at most, so every subset of them is tried. The fit makes the error of the ratio small:
-twice as long is as bad as half as long, and a message of 4 KB matters as much as one of 4 MB.
+A time that falls as the number of bytes grows is chance, so such a coefficient is 0. There are at
+most four coefficients, so the fit tries every subset of them. It minimises the error of the ratio:
+a time twice as long is as bad as one half as long, and a message of 4 KB matters as much as one of
+4 MB.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_SECONDS = 1e-9  # below the resolution of any clock
-PASSES = 12  # weights follow the line, and the line follows them: it settles in a few passes
+PASSES = 12  # weights depend on the fit and the fit on the weights: it converges in a few passes
 
 
 def typical(seconds: Sequence[float]) -> float:
     """Return the lower quartile of the seconds of some rounds.
 
-    Other programs on the machine only ever make a round slower, so the quickest rounds say most.
+    Other programs on the machine can only make a round slower, so fast rounds are more reliable.
     """
     return float(np.quantile(seconds, 0.25))
 
@@ -30,8 +30,8 @@ def fit(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[li
     """Return a coefficient of at least 0 for each count, and the median relative error of the fit.
 
     Args:
-        counts: The counts of each sample; all samples have as many.
-        seconds: The time that each sample took.
+        counts: The counts of each sample, the same number for all samples.
+        seconds: The time of each sample.
     """
     taken = np.maximum(np.asarray(seconds, np.float64), LEAST_SECONDS)
     counted = np.asarray(counts, np.float64)
@@ -47,16 +47,16 @@ def fit(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[li
 def _weights(fitted: NDArray[np.float64], taken: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return weights that make least squares minimise the logarithm of the ratio.
 
-    With them, squares of differences have the slope of squares of the ratio's logarithm, so both
-    are least for the same coefficients.
+    With these weights, the squared differences have the same gradient as the squared logarithms of
+    the ratio, so the same coefficients minimise both.
     """
     difference = np.where(np.abs(fitted / taken - 1) < 1e-6, 1e-6 * taken, fitted - taken)
     return np.asarray(np.log1p(difference / taken) / (difference * fitted))
 
 
 def _not_negative(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the best of the least-squares solutions of all subsets of columns without a negative
-    coefficient.
+    """Solve least squares for every subset of columns, and return the best solution without a
+    negative coefficient.
     """
     size = np.maximum(np.abs(matrix).max(0), np.finfo(float).tiny)
     best = np.zeros(matrix.shape[1])

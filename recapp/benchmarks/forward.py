@@ -1,5 +1,5 @@
-"""Steps that all ranks begin together, with the bytes of their messages; one of them is a model's
-forward alone, as evaluation runs it.
+"""Steps that all ranks begin together, with the bytes of their messages; and a model's forward
+alone, as evaluation runs it.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ class StepOnRanks(Steps):
     """A contender whose steps all ranks begin together.
 
     Args:
-        work: The work of a step, called with its number.
+        work: The function that runs a step; it gets the number of the step.
         comm: The ranks, which meet at a barrier before each step.
-        messages: The ranks through the transport of the tables, which counts bytes.
+        messages: The Comm of the tables, which counts the bytes of messages.
     """
 
     def __init__(self, work: Callable[[int], object], comm: Comm, messages: Comm) -> None:
@@ -31,7 +31,9 @@ class StepOnRanks(Steps):
         self.number += 1
 
     def bytes_exchanged(self) -> int:
-        """Run a step and return the bytes that all ranks send in it. Every rank calls it."""
+        """Run a step, and return the bytes that all ranks send in the step. Every rank calls this
+        method.
+        """
         before = self.messages.bytes_sent
         self.step()
         return int(sum(self.comm.all_gather(self.messages.bytes_sent - before)))
@@ -43,10 +45,10 @@ def forward_alone(
     """Return a contender that runs the forward of a model, without gradients.
 
     Args:
-        model: The model; it is called with a batch.
-        batches: The batches of this rank, which forwards take in turn.
+        model: The model, which takes a batch.
+        batches: The batches of this rank, which steps take in turn.
         comm: The ranks.
-        messages: The ranks through the transport of the model's tables.
+        messages: The Comm of the model's tables.
     """
 
     @torch.no_grad()
@@ -59,8 +61,8 @@ def forward_alone(
 
 
 def batch_times(measured: Measured, batch_size: int, ranks: int) -> dict[str, float]:
-    """Return the time of a batch, median and quartiles in ms, and the samples that all ranks
-    together compute in a second.
+    """Return the time of a batch, median and quartiles in ms, and the samples per second of all
+    ranks together.
 
     Args:
         measured: The times of a contender.

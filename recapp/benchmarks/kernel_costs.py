@@ -1,22 +1,22 @@
-"""The costs of the engine's own kernels on this machine: steps of the engine, timed from mark to
-mark, and lines fitted to the times.
+"""The costs of the engine's own kernels on this machine: time the parts of engine steps, and fit
+lines to the times.
 
-A rank's peer is its own mirror image here: its messages come back as if the peer had sent them. So
-a rank does all the work of a step on several ranks, on any machine, and waits for no other rank.
-All ranks of the machine do so at once, because they share memory.
+The peer of a rank is its own mirror image here: the rank's messages come back as if the peer had
+sent them. So a rank does all the work of a step on several ranks, on any machine, without waiting
+for another rank. All ranks of the machine do so at once, because they share memory.
 
-In training, the dense part runs between a batch's lookup and its update, and the rest of the dense
-part before the next lookup: rows and messages have left the caches by then. So there are several
-batches, and other memory is written before each half of a step.
+In training, a part of the dense work runs between a batch's lookup and its update, and the rest
+before the next lookup, so rows and messages have left the caches. Here steps take several batches
+in turn for that reason, and write to other memory before each half of a step.
 
-    mark               kernel      counted
+    mark               kernel      counts
     route, counts      route       ids of the batch, for each strip
     place, link        link        ids of the batch, for each strip
-    serve              serve       rows asked of this rank
-    answer             answer      rows read for somebody, and bytes
+    serve              serve       rows that this rank is asked for
+    answer             answer      rows read for any rank, and bytes
     combine            combine     vectors read, and bytes
     spread             spread      gradients read, and bytes
-    group              group       rows asked of this rank
+    group              group       rows that this rank is asked for
     update             update      distinct rows, and bytes
 """
 
@@ -47,14 +47,14 @@ PARTS = {"route": ("route", "counts"), "link": ("place", "link")} | {
 }
 ROWS = (203931, 71328, 18598, 7012, 1245, 49, 14092, 4)  # tables as different as Criteo's
 WIDTHS = (16, 64, 128)
-BATCHES = 6  # that steps take in turn
+BATCHES = 6  # steps take these in turn
 WARM = 1  # first steps of a turn, which are not timed
 STEPS = 4  # timed steps of a turn
 # Memory written before an update: as much as a dense part writes forward and backward for a
 # thousand samples, gradients included.
 OTHER_BYTES = 1 << 26
-OTHER_PART = 4  # a quarter of it is written before a lookup, for loss, optimiser and loader
-MOST_GB_PER_S = 1e6  # written where bytes cost nothing beside their items; no memory is as fast
+OTHER_PART = 4  # a lookup follows a write of a quarter of it, for loss, optimiser and loader
+MOST_GB_PER_S = 1e6  # stands for bytes that add no cost to their items; no memory is as fast
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Case:
     """Tables of some widths under one mode, and batches of several sizes.
 
     Args:
-        widths: The columns of the tables, which take them in turn.
+        widths: The numbers of columns, which the tables take in turn.
         type: The sharding type of all tables.
         mode: The mode of all tables.
         shapes: The batch size and the ids of a bag, for each size of batch.
@@ -104,7 +104,7 @@ class Sample:
 
     Args:
         widths: The columns of the case's tables.
-        calls: The groups that had something to do.
+        calls: The number of groups with work.
         items: The items, as `recapp/planner/hardware.py` counts them.
         bytes: The bytes, as `recapp/planner/hardware.py` counts them.
         seconds: The time of all calls.
@@ -118,7 +118,7 @@ class Sample:
 
 
 class Mirror(Comm):
-    """A Comm of two ranks without a peer: a message of this rank comes back as the peer's."""
+    """A Comm of two ranks without a peer: it returns a message of this rank as the peer's."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(None, device)
@@ -129,7 +129,7 @@ class Mirror(Comm):
     def swap(
         self, buffer: torch.Tensor, send_W: Sequence[Span], recv_W: Sequence[Span]
     ) -> Callable[[], None]:
-        """Copy the message to the peer into the buffer's part for the message from it.
+        """Copy the message to the peer into the buffer's part for the message from the peer.
 
         Args:
             buffer: The flat buffer of both messages.
@@ -137,7 +137,7 @@ class Mirror(Comm):
             recv_W: Begin and end of the message from each rank.
 
         Returns:
-            A function that waits for the messages; there is nothing to wait for.
+            A function that does nothing, because the messages are there.
         """
         buffer[slice(*recv_W[1])] = buffer[slice(*send_W[1])]
         return lambda: None
@@ -287,20 +287,20 @@ def measure_kernels(
     steps: int = STEPS,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[Sample]]:
-    """Return samples of every kernel. Every rank calls it.
+    """Return samples of every kernel. Every rank calls this function.
 
-    The seconds of a sample are the median of a turn's steps, of these the `typical` one of all
-    rounds, and of these the median of the ranks.
+    The seconds of a sample are the median over the steps of a turn, then `typical` over the rounds,
+    then the median over the ranks.
 
     Args:
-        comm: The ranks; only their barriers are used while steps run.
+        comm: The ranks, which only meet at barriers while steps run.
         device: The device of the kernels.
         backend: The backend of local kernels.
         cases: The tables and batches.
-        rounds: The rounds; each case and shape has one turn in each.
+        rounds: The number of rounds; each case and shape has one turn in each round.
         steps: The timed steps of a turn.
-        advance: Called with 1 after each turn, and with the number of a case's shapes once these
-            are built.
+        advance: The function that is called with 1 after each turn, and with the number of a case's
+            shapes once their steps are built.
     """
     runs: list[KernelSteps] = []
     for case in cases:
@@ -323,7 +323,7 @@ def measure_kernels(
 
 
 def turns(cases: Sequence[Case] = CASES, rounds: int = 5) -> int:
-    """Return the sum of the numbers that `measure_kernels` will pass to `advance`."""
+    """Return the sum of the numbers that `measure_kernels` passes to `advance`."""
     return sum(len(case.shapes) for case in cases) * (1 + rounds)
 
 

@@ -1,22 +1,22 @@
-"""`kernels`: local lookup and fused update in one process, against FBGEMM, plain torch and the
-bytes that must move.
+"""`kernels`: compare local lookup and fused update in one process with FBGEMM, with plain torch and
+with the bytes that must move.
 
-The floor is the time that memory needs: the bytes that have to cross it, over the bandwidth of a
-plain copy that is measured in the same rounds.
+The floor is the time that memory needs: the bytes that must move, over the bandwidth of a plain
+copy that is measured in the same rounds.
 
     forward     output twice (a write fetches the cache line first) + each distinct row once + ids
     backward    gradient of the output once + each distinct row twice
                 + its optimiser state, a cache line, twice + ids
 
-Rows are read at random, which no processor does at the speed of a copy. So there is a second floor
-of the forward (`gather_ratio`): torch's own `embedding_bag` over the same rows in the same order,
-all tables in one call, with no check of ids, no grouping and no gradient.
+A lookup reads rows at random, and no processor does so at the speed of a copy. So there is a second
+floor of the forward (`gather_ratio`): torch's own `embedding_bag` over the same rows in the same
+order, all tables in one call, without a check of ids, grouping or gradient.
 
 recapp runs the whole lookup and update of training on one rank: id checks, grouping, lookup, and
-backward with the update inside. Grouping counts as forward there; FBGEMM sorts in backward. Plain
-torch is an `nn.EmbeddingBag` per table with sparse gradients and `torch.optim.Adagrad`. recapp and
-the gather run a second time on rows in pages of 4 KB (`small_pages_ratio` is the time there over
-the time on large pages).
+backward with the update inside. Grouping counts as forward in recapp; FBGEMM sorts in backward.
+Plain torch is an `nn.EmbeddingBag` per table with sparse gradients and `torch.optim.Adagrad`.
+recapp and the gather run a second time on rows in pages of 4 KB (`small_pages_ratio` is the time on
+these pages over the time on large pages).
 
 B samples of a batch, K columns of the pooled output, N ids, M bags.
 """
@@ -43,7 +43,7 @@ COPIED_BYTES = 1 << 27  # several times the largest caches
 
 @dataclass(frozen=True)
 class Floor:
-    """The bytes that a step must move, and the floating-point operations that it does on them."""
+    """The bytes that a step must move, and its floating-point operations, by direction."""
 
     forward: int
     backward: int
@@ -52,10 +52,10 @@ class Floor:
 
 
 def floor_of(workload: Workload, features: KeyedJaggedTensor) -> Floor:
-    """Return the least cost of a batch of a workload.
+    """Return the lowest cost of a batch of a workload.
 
     Args:
-        workload: The tables; all have the columns of the first.
+        workload: The tables, all of the same width.
         features: The batch.
     """
     row = 4 * workload.dim_F[0]
@@ -76,8 +76,7 @@ def floor_of(workload: Workload, features: KeyedJaggedTensor) -> Floor:
 def gather(
     collection: ShardedEmbeddingBagCollection, batches: Sequence[KeyedJaggedTensor]
 ) -> Steps:
-    """Return a contender that reads rows at random: torch's `embedding_bag` over the rows of all
-    ids.
+    """Return a contender that only reads rows: torch's `embedding_bag` over the rows of all ids.
 
     Args:
         collection: The tables, on one rank.
@@ -111,7 +110,7 @@ def _rows_and_bags(
 
 
 def copy() -> Steps:
-    """Return a contender that copies memory; each byte is read and written."""
+    """Return a contender that copies memory: it reads and writes each byte."""
     source = torch.zeros(COPIED_BYTES // 4)
     target = torch.zeros(COPIED_BYTES // 4)
     return Steps({"step": lambda number: target.copy_(source)})
@@ -122,7 +121,7 @@ def at_bandwidth(copy: Measured, moved: int) -> Measured:
 
     Args:
         copy: The times of `copy()`.
-        moved: The number of bytes that are read or written.
+        moved: The number of bytes to read or write.
     """
     return Measured(
         {

@@ -1,11 +1,11 @@
 """A process that answers each line on its standard input with a line on its standard output.
 
     process = LineProcess("TorchRec", [python, worker], folder / "stderr.txt")
-    process.send('{"steps": 12}')       others can be asked before this one has answered
-    process.answer()                    the line without its end
-    process.close()                     with its standard input the process ends, too
+    process.send('{"steps": 12}')       returns at once, so that other processes can work too
+    process.answer()                    waits for the answer, a line without its end
+    process.close()                     closes the standard input, which ends the process
 
-It uses no core while it waits for a line, so it disturbs nobody whose turn it is.
+The process uses no core while it waits for a line, so it does not disturb other contenders.
 """
 
 import subprocess
@@ -19,7 +19,7 @@ SECONDS_TO_END = 5
 
 
 class LineProcess:
-    """A process that is asked and answers line by line.
+    """A process that reads requests and writes answers line by line.
 
     Args:
         name: The name of the process in errors.
@@ -52,7 +52,7 @@ class LineProcess:
         self.pid = process.pid
 
     def send(self, line: str) -> None:
-        """Send a line. If the process has ended, its missing answer will show that.
+        """Send a line. If the process has ended, only `answer` reports that.
 
         Args:
             line: The line without its end.
@@ -65,7 +65,7 @@ class LineProcess:
         """Wait for a line, and return it.
 
         Raises:
-            LaunchError: The process has ended without one.
+            LaunchError: The process has ended without an answer.
         """
         line = self._output.readline()
         if not line:
@@ -76,11 +76,11 @@ class LineProcess:
         return line.rstrip("\n")
 
     def terminate(self) -> None:
-        """Ask the process to end by SIGTERM; `close` then waits for it."""
+        """Send SIGTERM to the process; `close` then waits for its end."""
         self._process.terminate()
 
     def end_input(self) -> None:
-        """Close the standard input of the process, with which it ends."""
+        """Close the standard input of the process, so that the process ends."""
         with suppress(OSError):
             self._input.close()
 
@@ -88,7 +88,7 @@ class LineProcess:
         """End the process by closing its standard input; kill it if that does not end it.
 
         Args:
-            seconds: How long to wait for its end.
+            seconds: The time to wait for its end.
         """
         self.end_input()
         try:

@@ -1,8 +1,8 @@
 """The costs of messages on this machine: the engine's all-to-all and the all-reduce of dense
 gradients, by size and by number of ranks.
 
-    a message = latency + bytes / rate      bytes: those that one rank sends (all-to-all),
-                                            those that are summed (all-reduce)
+    seconds = latency + bytes / rate      bytes: those that one rank sends (all-to-all),
+                                          those that the ranks sum (all-reduce)
 
 Ranks 0, 1, ... of the first hosts take part; the others wait. Messages between hosts can be
 measured only where the ranks are on several hosts.
@@ -21,9 +21,9 @@ from recapp.benchmarks.kernel_costs import synchroniser
 from recapp.benchmarks.ranks import first_ranks, reducer
 from recapp.transport.communicator import Comm
 
-# bytes that one rank sends another in an all-to-all, and bytes that an all-reduce sums
+# the bytes that one rank sends to another in an all-to-all, and the bytes that an all-reduce sums
 SIZES = (1 << 6, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
-TURN_SECONDS = 0.02  # of one size in one round
+TURN_SECONDS = 0.02  # for one size in one round
 MOST_REPEATS = 50
 OVERLAP_BYTES = 1 << 21  # the dense gradients of a click model: half a million numbers
 
@@ -37,8 +37,8 @@ class LinkCost:
     Args:
         ranks: The number of ranks that take part.
         latency_us: The microseconds of an empty message.
-        gb_per_s: The rate of further bytes.
-        error: The median relative error of these two.
+        gb_per_s: The rate, which adds the time of the bytes.
+        error: The median relative error of the fit of latency and rate.
     """
 
     ranks: int
@@ -48,9 +48,9 @@ class LinkCost:
 
 
 def measured_world_sizes(local: int, world: int) -> list[int]:
-    """Return the numbers of ranks among which messages are measured.
+    """Return the world sizes at which messages are measured.
 
-    They are 2, 4, ... and all ranks of one host; then all ranks of two, four, ... and all hosts.
+    These are 2, 4, ... and all ranks of one host; then all ranks of two, four, ... and all hosts.
 
     Args:
         local: The ranks of a host.
@@ -78,17 +78,17 @@ def measure_link(
 ) -> LinkCost | None:
     """Return latency and rate of messages among the first ranks, or None on the other ranks.
 
-    Every rank calls it.
+    Every rank calls this function.
 
     Args:
         kind: The kind of message.
         comm: All ranks.
         device: The device of the messages.
-        world: How many ranks take part.
-        transport: The transport, as training names it.
+        world: The number of ranks that take part.
+        transport: The value of `engine.transport`.
         sizes: The sizes of messages in bytes.
-        rounds: The rounds; each size has one turn in each.
-        advance: Called with 1 after each round.
+        rounds: The number of rounds; each size has one turn in each round.
+        advance: The function that is called with 1 after each round.
     """
     ranks = first_ranks(world, transport, device)
     cost = None
@@ -122,7 +122,7 @@ def _message(kind: Kind, ranks: Comm, size: int) -> Callable[[], object]:
 
 
 def _time(ranks: Comm, turn: Callable[[], object], repeats: int) -> float:
-    """Return the mean seconds of one turn of several in a row, on this rank."""
+    """Call `turn` several times in a row, and return the mean seconds of a call on this rank."""
     synchronise = synchroniser(ranks.device)
     ranks.barrier()
     turn()
@@ -135,7 +135,7 @@ def _time(ranks: Comm, turn: Callable[[], object], repeats: int) -> float:
 
 
 def _repeats(ranks: Comm, turn: Callable[[], object]) -> int:
-    """Return how often a message is sent in a turn of `TURN_SECONDS`, equal on all ranks."""
+    """Return the number of messages in a turn of `TURN_SECONDS`, equal on all ranks."""
     once: float = max(ranks.all_gather(_time(ranks, turn, 2)))
     return min(MOST_REPEATS, max(2, math.ceil(TURN_SECONDS / once)))
 
@@ -143,13 +143,15 @@ def _repeats(ranks: Comm, turn: Callable[[], object]) -> int:
 def measure_overlap(comm: Comm, device: torch.device, transport: str, rounds: int = 5) -> float:
     """Return the share of an all-reduce that overlaps with a rank's computation, 0 to 1.
 
-    It is 0 where the core of a rank does both one after the other. Every rank calls it.
+    The share is 0 where the core of a rank does both one after the other. Every rank calls this
+    function.
 
     Args:
         comm: All ranks.
         device: The device of the gradients and of the computation.
-        transport: The transport, as training names it.
-        rounds: The rounds; computing, summing and both together have one turn in each.
+        transport: The value of `engine.transport`.
+        rounds: The number of rounds; computing, summing and both together have one turn in each
+            round.
     """
     ranks = first_ranks(comm.world, transport, device)
     assert ranks is not None

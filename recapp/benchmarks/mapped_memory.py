@@ -1,8 +1,8 @@
 """The costs of a loaded artefact: the time to load it, and the memory of two processes that map it.
 
 process 1  python -m recapp.benchmarks.mapped_memory ARTEFACT     maps all rows and reads them
-process 2  the same                                               while both live:
-/proc/PID/smaps of both: pages of rows that are resident, and those of one process alone
+process 2  the same command
+While both run, /proc/PID/smaps of each shows the resident pages of rows, shared and private.
 """
 
 import re
@@ -23,7 +23,7 @@ from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.scorer import Scorer
 from recapp.stored.stored_model import open_artefact
 
-LOADS = 5  # of which the median counts
+LOADS = 5  # the median of these counts
 PROCESSES = 2
 READY = "ready"
 PAGE_BYTES = 4096
@@ -37,16 +37,16 @@ class LoadModel(Protocol):
     def __call__(
         self, path: Path, *, check_rows: bool = True, trust_compiled: bool = False
     ) -> Scorer:
-        """Load it."""
+        """Load the artefact."""
         ...
 
 
 def cost_of_loading(artefact: Path, load: LoadModel) -> dict[str, Any]:
-    """Return the record of loading an artefact: medians of a few times, and memory.
+    """Return the record of loading an artefact: medians of a few loads, and memory.
 
     Args:
         artefact: The artefact.
-        load: Loads it.
+        load: The function that loads an artefact.
     """
     return {
         "rows_bytes": sum(
@@ -71,10 +71,10 @@ def _median_ms(work: Callable[[], object]) -> float:
 
 
 def memory_of_two(artefact: Path) -> dict[str, int | None]:
-    """Return the bytes of rows that are resident in a process (`rows_resident_bytes`) and in two
-    together (`two_resident_bytes`, pages that they share counted once), when both have read all.
+    """Return the resident bytes of rows in one process (`rows_resident_bytes`) and in two processes
+    together (`two_resident_bytes`, with shared pages counted once), after both have read all rows.
 
-    They are None where the system does not report them.
+    The values are None where the system does not report them.
 
     Args:
         artefact: The artefact.
@@ -101,8 +101,8 @@ def memory_of_two(artefact: Path) -> dict[str, int | None]:
 
 
 def _of_rows(pid: int, artefact: Path) -> dict[str, int] | None:
-    """Return the resident bytes (`Rss`) of a process in the files of rows, and those that no other
-    process maps (`Private`).
+    """Return the bytes of the row files that are resident in a process (`Rss`), and the part that
+    no other process maps (`Private`); None where the system does not report them.
     """
     try:
         lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()

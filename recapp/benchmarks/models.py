@@ -1,4 +1,4 @@
-"""The DLRMs that are measured, by name: their training step, and how fast they answer."""
+"""The measured DLRMs by name: those for the training step, and those for inference."""
 
 from dataclasses import dataclass
 
@@ -41,7 +41,7 @@ HUGECTR_TOP = (1024, 1024, 512, 256, 1)
 MODELS = {
     m.name: m
     for m in (
-        # the first two are of HugeCTR's notebook on hybrid embeddings
+        # the first two come from HugeCTR's notebook on hybrid embeddings
         NamedModel("hugectr_d128", 8192, 128, (512, 256), HUGECTR_TOP),
         NamedModel("hugectr_d64", 4096, 64, (512, 256), HUGECTR_TOP),
         NamedModel("small", 1024, 16, (512, 256, 64), (512, 256, 1)),
@@ -51,13 +51,13 @@ MODELS = {
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A DLRM with the layers of `conf/model/dlrm.yaml`, over generated logs, that is trained for a
-    step and then answers.
+    """A DLRM with the layers of `conf/model/dlrm.yaml`, which trains for one step on generated logs
+    and then scores.
 
     Args:
         sizes: The rows of each table.
         dim: The columns of the tables.
-        rows: The rows of the logs that batches are cut from.
+        rows: The rows of the logs, from which batches are cut.
     """
 
     sizes: tuple[int, ...]

@@ -1,12 +1,13 @@
-"""Load with a schedule: requests are sent when they are due, whether others are answered or not.
+"""Send load on a schedule (open loop): a request is sent when it is due, even if earlier requests
+have no answer yet.
 
     due   |  |  |  |  |  |  |  |        request n is due at n / rate
     sent  |  |  |  |      || |  |       later where every connection waits for an answer
-          `------ latency counts from here, not from when it was sent
+          `------ latency counts from the due time, not from the time of sending
 
-A client that waits for an answer before it sends the next request asks less of a slow server, and
-hides most of the time that users would wait (coordinated omission). Here a request that could not
-be sent in time has waited since it was due.
+A client that waits for an answer before it sends the next request sends less to a slow server, and
+hides most of the time that users would wait (coordinated omission). Here the wait of a late request
+counts from its due time.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 HEAD_END = b"\r\n\r\n"
-GIVE_UP = 5  # times as long as a load should take; requests not sent by then stay unanswered
+GIVE_UP = 5  # times the planned seconds of a load; requests not sent by then stay unanswered
 
 
 @dataclass
@@ -25,8 +26,8 @@ class Load:
     """The answers to one load.
 
     Args:
-        seconds: From the first request that was due to the last answer.
-        asked: The requests that were due; those without an answer were refused, or never sent.
+        seconds: The time from the first due request to the last answer.
+        asked: The number of due requests; those without an answer were refused or never sent.
     """
 
     seconds: float = 0.0
@@ -65,14 +66,14 @@ class Connection:
         return int(head[0].split(" ", 2)[1]), headers, body
 
     def close(self) -> None:
-        """Close it; the next request opens it again."""
+        """Close the connection; the next request opens it again."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
 
 
 def request_of(path: str, body: bytes, headers: dict[str, str]) -> bytes:
-    """Return a request to post a body, as it goes over the wire."""
+    """Return the bytes of a POST request with a body."""
     lines = [f"POST {path} HTTP/1.1", "host: server", f"content-length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + body
@@ -86,10 +87,10 @@ async def send(
     Args:
         host: The server's host.
         port: The server's port.
-        requests: The requests, as they go over the wire; they are sent in turn.
-        rate: How many are due in a second; 0 sends the next one whenever a connection is free.
-        seconds: How long.
-        connections: How many connections there are at most.
+        requests: The bytes of each request; requests are sent in turn.
+        rate: The due requests per second; 0 sends the next one whenever a connection is free.
+        seconds: The duration of the schedule.
+        connections: The largest number of connections.
     """
     load = Load()
     free = deque(Connection(host, port) for _ in range(connections))
@@ -102,7 +103,7 @@ async def send(
             break
         load.asked += 1
         if time.perf_counter() > start + GIVE_UP * seconds:
-            continue  # it stays without an answer
+            continue  # the request stays without an answer
         if (early := due - time.perf_counter()) > 0:
             await asyncio.sleep(early)
         await came.acquire()

@@ -1,9 +1,9 @@
-"""Training steps of tables without ranks: forward, then backward and update; and plain torch's
-tables, with which recapp's are compared.
+"""Training steps of tables in one process: forward, then backward and update. And plain torch's
+tables, for comparison with recapp's.
 
     recapp     a sharded collection on one rank, which updates its rows inside backward
-    torch      an `nn.EmbeddingBag` for each table and an optimiser of `torch.optim`, whose update
-               follows backward
+    torch      an `nn.EmbeddingBag` for each table, and an optimiser of `torch.optim`, which updates
+               after backward
 
 B samples of a batch, K columns of the pooled output.
 """
@@ -37,7 +37,7 @@ def training(
         pool: The forward.
         batches: The batches, which steps take in turn.
         gradient_BK: The gradient of the pooled vectors.
-        update: Called behind the backward; a sharded collection has nothing left to do.
+        update: The update after the backward; a sharded collection needs none.
     """
     pooled: list[Tensor] = []
 
@@ -66,8 +66,8 @@ class PlainTorch:
 
     Args:
         workload: The tables and the shape of a batch.
-        sparse: Whether a gradient is a sparse tensor of the ids' rows, else one of the table's
-            size.
+        sparse: Whether a gradient is a sparse tensor of the ids' rows; else it is as large as the
+            table.
         optimizer: The class of the optimiser.
     """
 

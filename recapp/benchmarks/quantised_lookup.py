@@ -1,5 +1,5 @@
-"""`quantised`: lookups of rows in 8 and 4 bits in one process, against FBGEMM's inference kernels,
-torch's own, rows of floats, and the bytes that must be read.
+"""`quantised`: compare lookups of rows in 8 and 4 bits in one process with FBGEMM's inference
+kernels, with torch's own, with rows of floats, and with the bytes that must be read.
 
 Each lookup gets the ids of each table (int32) and the ends of bags, and returns new vectors in
 fp32.
@@ -11,10 +11,10 @@ fp32.
     torch               torch's embedding_bag over rows in fp32, one call for all tables, [F B, D]
     fp32                recapp's kernel over these rows in fp32, [B, F D]
     read                reading the records and nothing else (`recapp/benchmarks/row_reads.py`):
-                        the byte limit, records times their bytes over the bandwidth that random
-                        rows are read with
+                        the byte limit, which is the bytes of the records over the bandwidth of
+                        random row reads
 
-Each step takes another batch. There are enough batches that a small one finds its rows in no cache.
+Each step takes another batch. There are enough batches that no cache holds the rows of a small one.
 
 B samples of a batch, F tables, D columns, L ids of a batch, M = F B bags, R rows of all tables.
 """
@@ -36,7 +36,7 @@ from recapp.kernels.quantised import BITS, QuantisedRows, empty_rows
 from recapp.kernels.row_memory import RowMemory
 
 BAGS = (1, 20)
-DRAWN_IDS = 1 << 24  # of all batches, at most
+DRAWN_IDS = 1 << 24  # limit for the ids of all batches
 MOST_BATCHES = 512  # more than the steps of a measurement
 LEAST_BATCHES = 6
 PART_ROWS = 1 << 16
@@ -48,13 +48,13 @@ TORCH_LOOKUPS: dict[int, Callable[..., Tensor]] = {
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of a workload as lookups take them.
+    """Batches of a workload in the layout that lookups take.
 
     Args:
         ids_NL: The ids of each batch, int32, table by table.
-        first_L: The first row of the table of each id, int32.
-        offsets_M1: Where the ids of each bag begin and end, int32.
-        at_M: Where the vector of each bag lies in [B, F D], int32.
+        first_L: For each id, the first row of its table, int32.
+        offsets_M1: The begin and end of each bag among the ids, int32.
+        at_M: The position of each bag's vector in [B, F D], int32.
     """
 
     ids_NL: Tensor
@@ -63,12 +63,12 @@ class Batches:
     at_M: Tensor
 
     def rows(self, number: int) -> Tensor:
-        """Return the rows of a batch among those of all tables, [L]."""
+        """Return the rows of a batch, numbered across all tables, [L]."""
         return self.ids_NL[number % len(self.ids_NL)] + self.first_L
 
 
 def batches_of(workload: Workload, ids_NL: Tensor) -> Batches:
-    """Return the batches of a workload, made of their ids."""
+    """Return the batches of a workload with the given ids."""
     rows_F = torch.tensor(workload.rows_F)
     per_F = workload.batch_size * torch.tensor(workload.bag_F)
     first_L = torch.repeat_interleave(rows_F.cumsum(0) - rows_F, per_F)
@@ -80,7 +80,7 @@ def batches_of(workload: Workload, ids_NL: Tensor) -> Batches:
 
 
 def stored_rows(rows: int, dim: int) -> tuple[Tensor, dict[int, QuantisedRows]]:
-    """Return random rows in fp32, and their records by the bits of a value."""
+    """Return random rows in fp32, and their quantised records by the bits of a value."""
     memory = RowMemory(rows, dim, torch.float32, torch.device("cpu"))
     memory.grow(rows)
     generator = torch.Generator().manual_seed(0)
@@ -96,14 +96,15 @@ def stored_rows(rows: int, dim: int) -> tuple[Tensor, dict[int, QuantisedRows]]:
 def lookups_of(
     kernels: Backend, weights_RD: Tensor, records: QuantisedRows, b: Batches, width: int
 ) -> dict[str, Callable[[int], object]]:
-    """Return the lookups of a batch by name; that of FBGEMM runs in another process.
+    """Return the lookups of a batch by name. FBGEMM's lookup is not among them: it runs in another
+    process.
 
     Args:
         kernels: recapp's kernels.
         weights_RD: The rows of all tables in fp32.
-        records: The same in few bits.
+        records: The same rows, quantised.
         b: The batches.
-        width: The columns of all tables together.
+        width: The number of columns of all tables together.
     """
     dim = weights_RD.shape[1]
     samples = len(b.at_M) * dim // width
@@ -182,7 +183,7 @@ def _measure(
     rows: QuantisedRows,
     lookups: Mapping[str, Callable[[int], object]],
 ) -> None:
-    """Measure one shape of batches in one number of bits, on every number of threads."""
+    """Measure one shape of batches with one number of bits, on every number of threads."""
     contenders = {
         name: Steps({"step": look_up}, inside=torch.inference_mode)
         for name, look_up in lookups.items()
@@ -194,9 +195,7 @@ def _measure(
 
 
 def _times(measured: Measured) -> dict[str, float]:
-    """Return the median of all steps, and the least, which other work on the machine disturbed
-    least.
-    """
+    """Return the median and the minimum of all steps; other programs disturb the minimum least."""
     return {
         "median_ms": measured.median(),
         "least_ms": min(ms for steps in measured.rounds["step"] for ms in steps),

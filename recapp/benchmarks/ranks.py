@@ -1,4 +1,4 @@
-"""The process groups of a benchmark's ranks, which the measurements get as `Comm`s."""
+"""The process groups of a benchmark's ranks, as `Comm`s for the measurements."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -19,16 +19,17 @@ def join() -> Comm:
 
 
 def open_transports(names: Sequence[str]) -> dict[str, Comm]:
-    """Return a Comm for each transport, with a process group of its own. Every rank calls it.
+    """Return a Comm for each transport, with a process group of its own. Every rank calls this
+    function.
 
     Args:
         names: The names of transports; `auto` chooses one.
 
     Returns:
-        The Comms by the names of their transports, where `auto` has become the chosen one.
+        The Comms by the names of their transports; the chosen one replaces `auto`.
 
     Raises:
-        LaunchError: A transport that is named, not chosen, does not work here.
+        LaunchError: A transport that `names` gives by name does not work here.
     """
     comms = [
         make_comm(dist.new_group() if dist.is_initialized() else None, transport=name)
@@ -38,25 +39,24 @@ def open_transports(names: Sequence[str]) -> dict[str, Comm]:
 
 
 def first_ranks(world: int, transport: str, device: torch.device) -> Comm | None:
-    """Return a Comm of the first ranks, or None on the other ranks. Every rank calls it.
+    """Return a Comm of the first ranks, or None on the other ranks. Every rank calls this function.
 
     Args:
         world: The number of ranks in the Comm.
         transport: The name of the transport; `auto` chooses one.
-        device: The device of the messages, which the process group fits.
+        device: The device of the messages, which decides the backend of the process group.
 
     Raises:
-        LaunchError: The transport is named, not chosen, and does not work here.
+        LaunchError: The transport is given by name, and does not work here.
     """
     group = dist.new_group(list(range(world)), backend="nccl" if device.type == "cuda" else "gloo")
     return make_comm(group, device, transport) if dist.get_rank() < world else None
 
 
 def reducer(comm: Comm) -> Callable[[torch.Tensor], Callable[[], object]]:
-    """Return a function that starts to reduce a tensor over the ranks, as training reduces dense
-    gradients.
+    """Return a function that starts an all-reduce of a tensor, as training reduces dense gradients.
 
-    That function returns a function that waits for the result.
+    The returned function itself returns a function that waits for the result.
     """
     if comm.device.type == "cpu":
         average = AverageOverRanks(comm)

@@ -1,6 +1,6 @@
-"""The memory of this process as numbers that benchmarks subtract.
+"""The memory of this process, as numbers that benchmarks can subtract.
 
-They are zero where the system does not report them.
+A number is zero where the system does not report it.
 """
 
 import gc
@@ -16,23 +16,23 @@ from recapp.processes.process_memory import (
 
 
 def settled_bytes() -> int:
-    """Return the resident bytes after giving unused memory back to the system."""
+    """Return unused memory to the system, and return the resident bytes that are left."""
     give_back_unused()
     return resident_bytes() or 0
 
 
 def peak_bytes() -> int:
-    """Return the most bytes that were resident at once since `forget_peak_resident`."""
+    """Return the peak of the resident bytes since `forget_peak_resident`."""
     return peak_resident_bytes() or 0
 
 
 def tensor_bytes() -> int:
-    """Return the bytes of memory behind all tensors on the CPU that this process still refers to.
+    """Return the bytes of memory behind all CPU tensors that this process still refers to.
 
-    Tensors that share memory count once. Inherited tensors of a fork do not count where its garbage
-    collector was frozen, as that of ranks is; nor do tensors that only autograd keeps.
+    Tensors that share memory count once. Tensors that only autograd keeps do not count. Nor do
+    tensors that a fork inherits, if its garbage collector was frozen, as in ranks.
     """
-    gc.collect()  # a model that was deleted may wait in a circle of references
+    gc.collect()  # a deleted model may still be kept by a cycle of references
     memories = {}
     for found in gc.get_objects():
         if issubclass(type(found), torch.Tensor) and found.device.type == "cpu":

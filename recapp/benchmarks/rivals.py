@@ -1,16 +1,15 @@
-"""Rivals: TorchRec and FBGEMM in a Python of their own, started once, timed whenever it is their
-turn.
+"""Rivals: TorchRec and FBGEMM in a Python of their own. They start once, and are timed in turns.
 
     rank 0  --- {"steps": 12} --->  torchrec_worker.py, rank 0     a process per rank and
             --- {"steps": 12} --->  torchrec_worker.py, rank 1     allocator setting
             <-- {"step": [...]} ---
 
-The first line on their standard input says what to build. They read the very ids that recapp looks
-up from a file, and then wait for the next line, which asks for some steps. recapp's rank 0 leads
-them; the other ranks hold a contender that does nothing.
+The first line on the standard input of such a process is a spec: the module to build. The process
+reads the ids that recapp looks up from a file, and then waits for the next line, which asks for
+some steps. recapp's rank 0 leads the processes; the other ranks hold a contender that does nothing.
 
-They run twice: as installed, and with glibc's malloc set never to give memory back, which spares
-TorchRec a page fault per fresh 4 KB.
+Each rival runs twice: as installed, and with glibc's malloc set to keep freed memory, which saves
+TorchRec a page fault for each new 4 KB.
 """
 
 import json
@@ -51,17 +50,17 @@ NOT_FOR_RIVALS = (
 )
 """The beginnings of the environment variables that a rival does not inherit."""
 SECONDS_TO_IMPORT = 180
-"""How long a Python may take to import TorchRec."""
+"""The limit for the import of TorchRec."""
 
 
 def check_python(path: str | None) -> None:
     """Check that `bench.torchrec_python` is a Python that has TorchRec and FBGEMM.
 
     Args:
-        path: The path of the Python, or None, which passes.
+        path: The path of the Python; None passes the check.
 
     Raises:
-        ConfigError: There is no such program, or it cannot import them.
+        ConfigError: There is no such program, or it cannot import TorchRec and FBGEMM.
     """
     if path is None:
         return
@@ -90,16 +89,16 @@ def check_python(path: str | None) -> None:
 
 
 class Refused(Exception):
-    """A rival cannot build what the spec asks for; the message is the rival's own."""
+    """A rival cannot build the module of its spec; the message is the rival's own."""
 
 
 @dataclass
 class Absent:
-    """A contender in which this rank has no part, because rank 0 leads it.
+    """A contender on a rank that has no part in it, because rank 0 leads it.
 
     Args:
-        threads: Not used; a `Rival` has them.
-        batches: Not used either.
+        threads: Not used; it matches `Rival`.
+        batches: Not used; it matches `Rival`.
     """
 
     threads: int = 1
@@ -114,14 +113,14 @@ class Rival:
     """A contender that runs in processes of another Python: one process, or one for each rank.
 
     Args:
-        python: The path of their interpreter.
+        python: The path of the interpreter.
         specs: The spec of each process; see `torchrec_worker.py`.
-        folder: The directory of their files.
-        environment: The environment variables that are added to theirs.
+        folder: The directory of the processes' files.
+        environment: Additional environment variables of the processes.
         threads: The threads of each process.
 
     Raises:
-        Refused: They cannot build it.
+        Refused: A process cannot build the module of its spec.
         LaunchError: A process ended without an answer.
     """
 
@@ -134,7 +133,7 @@ class Rival:
         threads: int,
     ) -> None:
         self.threads = threads
-        self.batches: str | None = None  # which of several lists of batches
+        self.batches: str | None = None  # the name of a list of batches, where there are several
         own = Path(tempfile.mkdtemp(dir=folder))
         self._processes: list[LineProcess] = []
         try:
@@ -156,7 +155,7 @@ class Rival:
             raise
 
     def run(self, steps: int) -> Times:
-        """Run steps and return their times, each that of the slowest process.
+        """Run steps, and return the time of the slowest process for each step.
 
         Raises:
             LaunchError: A process ended without an answer.
@@ -167,7 +166,9 @@ class Rival:
         return slowest_of(self._answers())
 
     def close(self) -> None:
-        """End the processes. All inputs are closed first, because they may wait for each other."""
+        """End the processes. Close all inputs first, because the processes may wait for each
+        other.
+        """
         for process in self._processes:
             process.end_input()
         for process in self._processes:
@@ -180,7 +181,7 @@ class Rival:
 def _environment(added: Mapping[str, str], threads: int) -> dict[str, str]:
     """Return the environment of a rival.
 
-    It inherits nothing that says how recapp's ranks meet or how their memory is allocated.
+    It has no variables for the meeting point or the memory allocator of recapp's ranks.
     """
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(NOT_FOR_RIVALS)
@@ -207,14 +208,14 @@ def rivals(
 ) -> Iterator[dict[str, Rival | Absent]]:
     """Start the contenders `<name>` and `<name>_tuned`, and end them with the context.
 
-    There are none where no Python is given, or where it refuses to build the specs. Every
-    rank calls it.
+    The context is empty where no Python is given, or where the rival refuses the specs. Every rank
+    calls this function.
 
     Args:
         name: The name of the contender as installed.
         python: The setting `bench.torchrec_python`, or None.
-        specs: The spec of each of their processes.
-        folder: The directory of their files.
+        specs: The spec of each process.
+        folder: The directory of the processes' files.
         comm: The ranks of recapp; rank 0 leads the processes.
         threads: The threads of each process.
     """

@@ -1,8 +1,8 @@
-"""Reading rows at random and nothing else: the limit that memory sets to a lookup of records.
+"""Read rows at random and do nothing else: the limit that memory sets to a lookup of records.
 
-A pass touches every cache line of the records of a batch. Lines are fetched ahead of their use, as
-the lookup does (`recapp/kernels/numba_vectors.py`). So the time that a lookup takes beyond such a
-pass is that of its arithmetic and of its output.
+A pass touches every cache line of the records of a batch. It prefetches lines as the lookup does
+(`recapp/kernels/numba_vectors.py`). So the further time of a lookup is the time of its arithmetic
+and of its output.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,9 @@ parallel_jit = compiled(parallel=True)
 
 @lru_cache(None)
 def reading(size: int) -> Callable[..., int]:
-    """Return the function that reads rows first .. last of an index, records of `size` bytes."""
+    """Return a function that reads the rows at `first` to `last` of an index, in records of `size`
+    bytes.
+    """
     last_byte = size - 1
 
     @inlined(size)
@@ -66,11 +68,11 @@ def _on_threads(size: int) -> Any:
 
 
 def read_rows(records_RK: Tensor, index_N: Tensor) -> int:
-    """Read rows of bytes and return a sum of some of them.
+    """Read rows of bytes, and return a sum of some of the bytes.
 
     Args:
-        records_RK: The rows, uint8, without gaps.
-        index_N: Which of them, in the order in which they are read.
+        records_RK: The rows, uint8, contiguous.
+        index_N: The numbers of the rows to read, in this order.
     """
     arrays = array(records_RK.view(-1)), array(index_N)
     threads = threads_of_torch()

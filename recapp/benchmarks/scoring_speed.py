@@ -1,21 +1,21 @@
-"""`inference`: how fast a trained model answers, for each way to store its tables, size of batches
-and number of threads.
+"""`inference`: measure how fast a trained model scores, for each way to store its tables, each
+batch size and each number of threads.
 
-Everybody scores the same rows, cut into batches, in the same rounds:
+All contenders score the same rows, cut into batches, in the same rounds:
 
     torch       the model with tables of `torch.nn.EmbeddingBag` in fp32: the baseline of ratios
     eager       recapp.load_model of the artefact: a batch becomes scores
     compiled    the same with the compiled dense part (trust_compiled=true)
     cpp         the program of `recapp/inference/cpp`, by its own clock
-    raw_rows    compiled (eager, where nothing is compiled) from raw rows in Arrow, which are
-                decoded first
+    raw_rows    compiled (eager, where nothing is compiled), including the decoding of raw rows in
+                Arrow
     torchrec    TorchRec's DLRM after quantize_embeddings, whose lookups are FBGEMM's inference
                 kernels, in eager; torchrec_tuned: with its allocator tuned
 
-All but raw_rows begin with decoded ids and numbers, and all end with scores. p99 is that of the
-steps of all rounds. The goal is a p99 at batch 1 below three times p50.
+All but raw_rows begin with decoded ids and numbers, and all end with scores. The p99 is taken over
+the steps of all rounds. The goal is a p99 at batch 1 below three times p50.
 
-The costs of loading each artefact have records of their own (`mapped_memory.py`).
+The costs to load each artefact have records of their own (`mapped_memory.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,21 +44,21 @@ T = TypeVar("T")
 BASELINE = "torch"
 NOT_OURS = (BASELINE, "torchrec", "torchrec_tuned")
 GOAL = 3.0
-"""The multiple of the p50 that the p99 of batches of one sample has to stay below."""
+"""The limit of p99 / p50 for batches of one sample."""
 MOST_STEPS = 2000  # of a turn: a p99 needs many
-MOST_BATCHES = 2048  # of a size: more than stay in a cache
+MOST_BATCHES = 2048  # of a size: more than fit into a cache
 
 
 @dataclass(frozen=True)
 class Served:
-    """A trained model in all the ways that are measured.
+    """A trained model in all measured forms.
 
     Args:
-        name: Its name in records.
-        artefacts: Its artefact for each way to store tables.
-        rows: The raw rows that batches are cut from.
-        load: Loads an artefact.
-        plain: The model with tables of torch's modules; None where it has none.
+        name: The name of the model in records.
+        artefacts: The artefact for each way to store tables.
+        rows: The raw rows, from which batches are cut.
+        load: The function that loads an artefact.
+        plain: The model with tables of torch's modules; None where there is none.
         program: The C++ program; None where it is not built.
     """
 
@@ -75,9 +75,9 @@ class Batches:
     """Batches of one size.
 
     Args:
-        size: The samples of each.
-        raw: Their raw rows.
-        decoded: The same as models take them.
+        size: The samples of each batch.
+        raw: The raw rows of each batch.
+        decoded: The same batches, decoded for a model.
     """
 
     size: int
@@ -87,15 +87,15 @@ class Batches:
 
 @dataclass(frozen=True)
 class Stored:
-    """A model in one way to store its tables, loaded.
+    """A loaded model with one way to store its tables.
 
     Args:
         served: The model.
-        quantize: How tables are stored.
-        eager: Its artefact.
-        compiled: The same with its compiled dense part; None without one.
+        quantize: The way to store tables.
+        eager: The artefact, with the dense part in eager.
+        compiled: The artefact with its compiled dense part; None where there is none.
         batches: The batches of each size.
-        rows_file: A file of the rows that they are cut from.
+        rows_file: A file with the rows of all batches.
     """
 
     served: Served
@@ -107,15 +107,15 @@ class Stored:
 
     @property
     def path(self) -> Path:
-        """The artefact."""
+        """The path of the artefact."""
         return self.served.artefacts[self.quantize]
 
     def contenders(self, of_size: Batches, program: LineProcess | None) -> dict[str, Contender]:
-        """Return the contenders on batches of a size, but for those of another Python.
+        """Return the contenders for batches of one size, without those of another Python.
 
         Args:
             of_size: The batches.
-            program: The C++ program, started with the threads of the measurement; None leaves it
+            program: The C++ program, started with the threads of the measurement; None to leave it
                 out.
         """
         found: dict[str, Contender] = {}
@@ -132,12 +132,12 @@ class Stored:
 
 
 def _scoring(score: Callable[[T], object], batches: Sequence[T]) -> Steps:
-    """Return a contender that scores batches in turn, raw ones or decoded ones."""
+    """Return a contender that scores raw or decoded batches in turn."""
     return Steps({"step": in_turn(score, batches)}, inside=torch.inference_mode)
 
 
 def run(session: Session, served: Served) -> None:
-    """Measure a model in every way to store its tables, size of batches and number of threads."""
+    """Measure a model with every way to store its tables, batch size and number of threads."""
     for quantize in served.artefacts:
         stored = _stored(session, served, quantize)
         with _torchrec(session, stored) as others:
@@ -154,8 +154,8 @@ def batches_of(scorer: Scorer, rows: RawTable, size: int) -> Batches:
     """Return the batches of a size.
 
     Args:
-        scorer: Decodes rows.
-        rows: The rows, of which there are enough for one batch at least.
+        scorer: The scorer that decodes rows.
+        rows: The rows, enough for at least one batch.
         size: The samples of a batch.
     """
     count = min(MOST_BATCHES, rows.num_rows // size)
@@ -164,7 +164,7 @@ def batches_of(scorer: Scorer, rows: RawTable, size: int) -> Batches:
 
 
 def _stored(session: Session, served: Served, quantize: str) -> Stored:
-    """Load a model in one way to store its tables, and cut its rows into batches."""
+    """Load a model with one way to store its tables, and cut its rows into batches."""
     path = served.artefacts[quantize]
     eager = served.load(path, trust_compiled=False)
     compiled = served.load(path, trust_compiled=True) if session.settings.compile else None
@@ -179,7 +179,9 @@ def _stored(session: Session, served: Served, quantize: str) -> Stored:
 
 
 def _program(stored: Stored, threads: int) -> AbstractContextManager[LineProcess | None]:
-    """Start the C++ program; None where it is not built, or nothing is compiled."""
+    """Return a context with the C++ program, or with None where the program is not built or the
+    artefact has no compiled dense part.
+    """
     program = stored.served.program
     if program is None or stored.compiled is None:
         return nullcontext(None)
@@ -195,8 +197,8 @@ def _program(stored: Stored, threads: int) -> AbstractContextManager[LineProcess
 
 
 def _torchrec(session: Session, stored: Stored) -> Any:
-    """Return the context of TorchRec's contenders; there are none where its DLRM cannot do the
-    same, which is noted.
+    """Return the context of TorchRec's contenders. It is empty, with a note, where TorchRec's DLRM
+    cannot do the same work.
     """
     python = session.settings.torchrec_python
     plain = stored.served.plain
@@ -222,7 +224,7 @@ def _measure(
     program: LineProcess | None,
     others: Mapping[str, Rival | Absent],
 ) -> None:
-    """Time everybody on batches of one size, and add a record for each."""
+    """Time all contenders on batches of one size, and add a record for each."""
     for other in others.values():
         other.batches = str(of_size.size)
     contenders = stored.contenders(of_size, program)
@@ -242,7 +244,7 @@ def record(way: str, size: int, measured: Mapping[str, Measured]) -> dict[str, A
     """Return the record of a contender.
 
     Args:
-        way: Its name.
+        way: The name of the contender.
         size: The samples of a batch.
         measured: The times of all contenders of the same rounds.
     """
@@ -261,7 +263,8 @@ def record(way: str, size: int, measured: Mapping[str, Measured]) -> dict[str, A
 
 
 def goal_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the lines about the goal: how many of recapp's ways meet it, and which miss it.
+    """Return the lines about the goal: the share of recapp's contenders that meet it, and those
+    that miss it.
 
     Args:
         rows: The records.

@@ -1,14 +1,15 @@
-"""Bodies of requests for a server whose model is only known by its metadata, in each protocol.
+"""Make random request bodies in each protocol, from the metadata of a server's model.
 
-| name     | route          | what it is                                        |
+| name     | route          | body                                              |
 |----------|----------------|---------------------------------------------------|
 | `rows`   | `infer_rows`   | rows of JSON                                      |
 | `json`   | `infer`        | Open Inference, tensors in JSON                   |
-| `binary` | `infer`        | Open Inference, numbers behind the JSON, also out |
+| `binary` | `infer`        | Open Inference, tensors in binary after the JSON, |
+|          |                | in the answer too                                 |
 | `arrow`  | `infer_arrow`  | an Arrow IPC stream                               |
 
-Numbers are drawn evenly from 0 to 99. Ids are drawn from all of 32 bits, as hashes are, unless the
-model refuses those; then the ids of its example are taken.
+Numbers are uniform from 0 to 99. Ids are uniform over 32 bits, as hashes are, unless the model
+refuses such ids; then they come from the model's example.
 """
 
 import json
@@ -45,11 +46,11 @@ def draw(
     """Return random columns for a model.
 
     Args:
-        metadata: The metadata of the model, as the server gives it.
+        metadata: The metadata of the model, from the server.
         example: Rows that the model takes.
-        rows: How many rows.
-        seed: Of the random numbers.
-        any_ids: Whether ids may be any of 32 bits; else they are those of the example.
+        rows: The number of rows.
+        seed: The seed of the random numbers.
+        any_ids: Whether ids may be any number of 32 bits; else they come from the example.
     """
     random = np.random.default_rng(seed)
     columns: dict[str, npt.NDArray[Any] | list[Any]] = {}
@@ -65,7 +66,7 @@ def draw(
 
 
 def body_of(protocol: str, columns: Columns) -> Body:
-    """Return columns as a body.
+    """Return columns as a request body.
 
     Args:
         protocol: A key of ROUTES.
@@ -99,7 +100,7 @@ def _tensors(columns: Columns, binary: bool) -> Body:
     for name, values in columns.items():
         pairs = [(name, values)]
         if isinstance(values, list) and any(isinstance(row, list) for row in values):
-            bags = [row or [] for row in values]  # a missing list is one of no ids
+            bags = [row or [] for row in values]  # a missing list counts as an empty one
             pairs = [
                 (name, [id for row in bags for id in row]),
                 (f"{name}.lengths", [len(row) for row in bags]),
@@ -123,7 +124,9 @@ def _tensors(columns: Columns, binary: bool) -> Body:
 
 
 def _tensor(values: npt.NDArray[Any] | list[Any]) -> tuple[str, npt.NDArray[Any] | list[bytes]]:
-    """Return the datatype of values, and them: numbers, or texts where one is text or missing."""
+    """Return the datatype and the values of a tensor: numbers, or texts if any value is a text or
+    missing.
+    """
     if not isinstance(values, list):
         return ("FP32", values) if values.dtype == np.float32 else ("INT64", values)
     if all(isinstance(value, int) for value in values):

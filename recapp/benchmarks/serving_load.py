@@ -1,14 +1,13 @@
-"""`bench serve`: the answers of a server to a rising load, in each protocol.
+"""`serve`: measure the answers of a server to a rising load, in each protocol.
 
-    artefact -> `recapp.serve` in a process of its own -> its most requests per second (all
-    connections ask again at once) -> loads that are shares of that, on a schedule -> latencies
+    artefact -> `recapp.serve` in a process of its own -> its highest rate in requests per second
+    (each connection sends again at once) -> shares of that rate, on a schedule -> latencies
 
-Protocols and sizes of requests take turns in each round. Latency counts from when a request was due
-(`recapp/benchmarks/open_loop.py`). `rows_ratio` compares the most requests per second of a round
-with that of JSON rows: above 1 is more. The header `Server-Timing` of each answer holds the
-server's own time: that time less the model's is its overhead, which includes waiting for other
-requests.
-Client and server share the machine.
+Protocols and request sizes take turns in each round. Latency counts from the due time of a request
+(`recapp/benchmarks/open_loop.py`). `rows_ratio` is the highest rate of a round over the highest
+rate with JSON rows: above 1 is a higher rate. The header `Server-Timing` of each answer holds the
+server's own time. The overhead is this time minus the model's, and includes the wait for other
+requests. Client and server share the machine.
 """
 
 import asyncio
@@ -31,11 +30,11 @@ from recapp.benchmarks.timing import quartiles
 from recapp.console import note, progress
 from recapp.errors import LaunchError
 
-BODIES = 64  # different ones, sent in turn
+BODIES = 64  # different bodies, sent in turn
 CONNECTIONS = 32
-SATURATION = 1.0  # the share that asks without a schedule
-SECONDS_TO_END = 20  # of the server
-LEAST_FOR_999 = 1000  # answers that a quantile of one in a thousand needs
+SATURATION = 1.0  # the share that is sent without a schedule
+SECONDS_TO_END = 20  # for the end of the server
+LEAST_FOR_999 = 1000  # the number of answers that a p99.9 needs
 
 Case = tuple[str, int]
 """A protocol, and the rows of a request."""
@@ -74,7 +73,7 @@ def run(session: Session) -> None:
 
 @contextmanager
 def _server(settings: BenchSettings, errors: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Run a server inside the `with`; yield its host, its port and its description.
+    """Run a server inside the `with`; yield its host, its port and its first record.
 
     Args:
         settings: The settings of the benchmark.
@@ -95,7 +94,7 @@ def _server(settings: BenchSettings, errors: Path) -> Iterator[tuple[str, int, d
 async def _requests(
     host: str, port: int, model: str, settings: BenchSettings
 ) -> dict[Case, list[bytes]]:
-    """Return the requests of each case, as they go over the wire."""
+    """Return the requests of each case as bytes."""
     connection = Connection(host, port)
     place = f"/v2/models/{model}"
     said = []
@@ -129,7 +128,7 @@ def _round(
     settings: BenchSettings,
     found: Mapping[tuple[Case, float], Found],
 ) -> None:
-    """Find the most requests per second, then send the shares of it."""
+    """Find the highest rate of a case, then send each share of this rate."""
     seconds = settings.round_seconds
 
     def measure(rate: float) -> Load:

@@ -1,5 +1,5 @@
-"""The session of a benchmark, with which every measurement works on a rank: the settings, the other
-ranks, files, progress, and the records made so far.
+"""The session of a benchmark, which every measurement uses on its rank: settings, other ranks,
+files, progress, and the records so far.
 """
 
 import json
@@ -32,7 +32,7 @@ from recapp.tables.lookups import TableLookup
 from recapp.tables.table_settings import ListedTables
 from recapp.transport.communicator import Comm
 
-ROWS_FILE = "rows.json"  # in the run's directory: the records made so far
+ROWS_FILE = "rows.json"  # in the run's directory: the records so far
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Session:
         comm: The ranks, through their process group.
         folder: The directory of temporary files, which all ranks share.
         directory: The directory of the run's records and pictures.
-        rows: The records made so far.
+        rows: The records so far.
         more: Records of another kind, by the name of their table in `recapp.benchmarks.columns`.
     """
 
@@ -56,12 +56,12 @@ class Session:
     more: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def print_note(self, text: str) -> None:
-        """Print a note on standard error, on rank 0 alone."""
+        """Print a note on standard error, only on rank 0."""
         if self.comm.rank == 0:
             note(text)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add a record, and write all records so far, in case the next one never ends."""
+        """Add a record, and write all records so far, in case a later measurement never ends."""
         self.rows.append(row)
         if self.comm.rank == 0:
             (self.directory / ROWS_FILE).write_text(
@@ -75,13 +75,13 @@ class Session:
         threads: int | None = None,
         most: int = MOST_STEPS,
     ) -> dict[str, Measured]:
-        """Time contenders in rounds, with a progress bar on rank 0. Every rank calls it.
+        """Time contenders in rounds, with a progress bar on rank 0. Every rank calls this method.
 
         Args:
             title: The title of the progress bar.
             contenders: The contenders by name.
-            threads: The threads of each contender; None leaves them as they are.
-            most: The most steps of a turn.
+            threads: The threads of each contender; None changes nothing.
+            most: The largest number of steps in a turn.
         """
         rounds = self.settings.rounds
         if threads is not None:
@@ -103,12 +103,12 @@ class Session:
     def rivals(
         self, name: str, specs: list[dict[str, Any]]
     ) -> AbstractContextManager[Mapping[str, Rival | Absent]]:
-        """Return a context with the contenders `<name>` and `<name>_tuned` of another Python, or
-        with none where the settings name no Python or it refuses. Every rank calls it.
+        """Return a context with the contenders `<name>` and `<name>_tuned` of another Python. It is
+        empty where the settings name no Python or the rival refuses. Every rank calls this method.
 
         Args:
             name: The name of the contender as installed.
-            specs: The spec of each of its processes.
+            specs: The spec of each process of the contender.
         """
         python = self.settings.torchrec_python
         threads = max(self.settings.threads)
@@ -121,8 +121,8 @@ class Session:
         rival: str,
         specs: list[dict[str, Any]],
     ) -> Iterator[tuple[int, dict[str, Measured]]]:
-        """Time contenders and a rival on each number of threads of the settings, one after the
-        other. Every rank calls it.
+        """Time contenders and a rival on each number of threads of the settings in turn. Every rank
+        calls this method.
 
         Args:
             title: The beginning of the progress bars' titles.
@@ -131,7 +131,7 @@ class Session:
             specs: The spec of each process of the rival.
 
         Yields:
-            The number of threads, and the times of everybody.
+            The number of threads, and the times of all contenders.
         """
         with self.rivals(rival, specs) as others:
             for threads in self.settings.threads:
@@ -139,8 +139,8 @@ class Session:
                 yield threads, self.measure(f"{title}, threads: {threads}", everybody, threads)
 
     def open_transports(self) -> dict[str, Comm]:
-        """Set the threads of this rank, and return the ranks through each transport of the
-        settings. Every rank calls it.
+        """Set the threads of this rank, and return a Comm for each transport of the settings. Every
+        rank calls this method.
         """
         torch.set_num_threads(self.settings.threads[0])
         return open_transports(self.settings.transport)
@@ -152,13 +152,13 @@ class Session:
         batches: Sequence[KeyedJaggedTensor],
         lookups: Sequence[TableLookup] | None = None,
     ) -> ShardingPlan:
-        """Return a plan of the settings for some tables. Every rank calls it.
+        """Return a plan of the settings for some tables. Every rank calls this method.
 
         Args:
             name: The name of the plan.
             tables: The tables.
-            batches: This rank's batches, by which open modes are decided.
-            lookups: What reads the tables; None takes the lookups that the tables declare.
+            batches: This rank's batches, which decide modes that the settings leave open.
+            lookups: The lookups of the tables; None takes the lookups that the tables declare.
         """
         settings = record(PlanSettings, self.settings.plans[name], "plan")
         return make_plan(name, settings, tables, self.comm, batches, lookups)
@@ -173,11 +173,11 @@ class Session:
     def shard(
         self, tables: Sequence[EmbeddingConfig], plan: ShardingPlan, comm: Comm
     ) -> ShardedEmbeddingBagCollection:
-        """Return a sharded collection of bags. Every rank calls it.
+        """Return a sharded collection of bags. Every rank calls this method.
 
         Args:
             tables: The tables.
-            plan: Their plan.
+            plan: The plan of the tables.
             comm: The ranks, through the transport of the tables.
         """
         return shard_bags(tables, plan, comm, rule(), backend=self.settings.backend)
@@ -189,12 +189,12 @@ class Session:
         comm: Comm,
         by: RowRule | None = None,
     ) -> ShardedEmbeddingBagCollection:
-        """Return a sharded collection of bags whose tables are not cut.
+        """Return a sharded collection of bags with uncut tables.
 
         Args:
             tables: The tables.
-            batches: The batches by which the modes of the tables are decided.
-            comm: The ranks; usually this one alone.
+            batches: The batches that decide the modes of the tables.
+            comm: The ranks; usually only this one.
             by: The rule that updates the rows; None takes the rule of all benchmarks.
         """
         plan = make_plan(WHOLE_NAME, WHOLE, tables, comm, batches)
@@ -203,14 +203,14 @@ class Session:
     def batches(self, workload: Workload) -> list[KeyedJaggedTensor]:
         """Return this rank's batches, and write their ids to a file that rivals read.
 
-        Every rank calls it.
+        Every rank calls this method.
         """
         return workload.features_of(self.ids_of(workload))
 
     def ids_of(self, workload: Workload, batches: int = BATCHES) -> Tensor:
         """Return the ids of this rank's batches, and write them to a file that rivals read.
 
-        Every rank calls it.
+        Every rank calls this method.
 
         Args:
             workload: The tables and the shape of batches.
@@ -234,7 +234,7 @@ class Session:
             kind: The kind of step: `kernels`, `quantised`, `step` or `train`, as
                 `torchrec_worker.py` describes them.
             workload: The tables and batches.
-            more: Further entries, such as the sharding.
+            more: Further entries of each spec, such as the sharding.
         """
         tables = list(zip(workload.features, workload.rows_F, workload.dim_F, strict=True))
         return [
@@ -254,4 +254,4 @@ class Session:
 
 
 def _nobody(_: int) -> None:
-    """Show no progress: rank 0 does."""
+    """Show no progress, because rank 0 shows it."""

@@ -1,4 +1,4 @@
-"""The engine as benchmarks set it up: plan, transport, backend and row rule.
+"""Set up the engine for benchmarks: plan, transport, backend and row rule.
 
 names on the command line -> ShardingPlan, sharded collections
 """
@@ -30,11 +30,11 @@ LEARNING_RATE = 0.01
 EPS = 1e-8
 WHOLE_NAME = "table_wise"
 WHOLE = PlanSettings(rules=({"type": WHOLE_NAME},))
-"""The plan whose tables are not cut, and its name."""
+"""The plan that does not cut tables, and its name."""
 
 
 def rule() -> RowRule:
-    """Return the rule by which every benchmark and every rival updates touched rows."""
+    """Return the row rule of every benchmark and every rival: row-wise Adagrad."""
     return rowwise_adagrad(LEARNING_RATE, EPS)
 
 
@@ -46,20 +46,19 @@ def make_plan(
     batches: Sequence[KeyedJaggedTensor],
     lookups: Sequence[TableLookup] | None = None,
 ) -> ShardingPlan:
-    """Return a plan by rules on these ranks. Every rank calls it.
+    """Return a plan by rules for these ranks. Every rank calls this function.
 
-    Open modes are decided as in training, on rank 0's batches. Strips are narrow enough that every
-    rank can have one: at dim 64 the usual 64 columns would make one strip of a table, on two ranks
-    they become 32.
+    Modes that the settings leave open are decided as in training, on rank 0's batches. Strips are
+    narrow enough that every rank can have one: at dim 64 the usual 64 columns would make one strip
+    of a table, and on two ranks they become 32 columns.
 
     Args:
         name: The name of the plan.
-        plan_settings: Its `rules`, and where they are set its `mode`, `column_width` and
-            `row_order`.
+        plan_settings: The `rules`, and `mode`, `column_width` and `row_order` where they are set.
         tables: The tables.
         comm: The ranks.
         batches: This rank's batches.
-        lookups: What reads the tables; None takes the lookups that the tables declare.
+        lookups: The lookups of the tables; None takes the lookups that the tables declare.
     """
     rules = [
         read_rule(r, f"plan {name}, rule {i}") for i, r in enumerate(plan_settings.rules or ())
@@ -82,14 +81,13 @@ def make_plan(
 
 
 def pooled_tables(plan: ShardingPlan) -> int:
-    """Return the number of tables that ask for pooled bags instead of distinct rows."""
+    """Return the number of tables in the mode `pooled`."""
     return sum(s.mode == "pooled" for s in plan.tables.values())
 
 
 def torchrec_sharding(plan: ShardingPlan) -> dict[str, tuple[str, list[int]]]:
-    """Return a plan as `torchrec_worker.py` takes it.
-
-    That is the sharding type and the ranks of each table, one rank for each column strip.
+    """Return a plan in the format of `torchrec_worker.py`: the sharding type and the ranks of each
+    table, one rank for each column strip.
     """
     return {
         name: (s.sharding_type, [shard.rank for shard in s.shards])
@@ -100,7 +98,7 @@ def torchrec_sharding(plan: ShardingPlan) -> dict[str, tuple[str, list[int]]]:
 def shard_workload(
     workload: Workload, plan: ShardingPlan, comm: Comm, backend: str
 ) -> ShardedCollection:
-    """Return the sharded collection that looks up a workload. Every rank calls it."""
+    """Return the sharded collection for a workload. Every rank calls this function."""
     tables = workload.tables()
     meta = torch.device("meta")
     collection = (

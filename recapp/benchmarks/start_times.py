@@ -1,19 +1,19 @@
-"""`start`: the time that a user waits for whole commands in fresh processes, from the command line
-to the first step and to the prompt.
+"""`start`: measure the time that a user waits for a whole command in a new process, up to the first
+step and up to the prompt.
 
     round 1   recapp: train, eval, plan explain, ...   baseline: train, eval, plan explain, ...
     round 2   baseline: ...                            recapp: ...
 
-The baseline is another recapp: that of another Python, or a checkout. Both train and evaluate on
-rows of their own, generated before the first round, in which kernels are compiled as well. The
-first step is over when its line is printed (`step 1/1, ...`), which any recapp prints.
+The baseline is another recapp: the package of another Python, or a checkout. Each of the two trains
+and evaluates on rows of its own. An untimed round before the first one generates these rows and
+compiles kernels. The first step ends when its line is printed (`step 1/1, ...`); every version of
+recapp prints this line.
 
-The parts of a start are read from the `metrics.json` of a run: it holds the seconds from the
-command to the start of its ranks, to the start of training and to the end of the first step. An
-older baseline may not have them.
+The parts of a start come from the `metrics.json` of a run: the seconds from the command to the
+start of its ranks, to the start of training and to the end of the first step. An older baseline may
+not have them.
 
-A command is measured without page cache after the system has dropped it, which only root may ask
-for.
+For `cold`, the system drops the page cache before each command, which only root may request.
 """
 
 import json
@@ -34,7 +34,7 @@ CACHES = ("warm", "cold")
 OWN = "recapp"
 BASELINE = "baseline"
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
-PAGES_AND_ENTRIES = "3"  # what that file takes (proc(5)): pages, and entries of directories
+PAGES_AND_ENTRIES = "3"  # drops pages, and entries of directories (proc(5))
 ROWS = 20_000  # of generated logs
 STARTED = "step 1/1, "
 LAST_LINES = 3  # of a command that failed
@@ -42,7 +42,7 @@ FIRST_STEP = "train, to its first step"
 PROMPT = "train, to the prompt"
 IMPORTS = "import recapp.train"
 WAITS = (FIRST_STEP, PROMPT, "eval", "plan explain", "train --help", "--help", IMPORTS)
-"""What is waited for, in the order of the table."""
+"""The measured waits, in the order of the table."""
 PARTS = {
     "imports of the command": ("", "imports"),
     "settings and checks, until ranks are there": ("imports", "seconds_to_ranks"),
@@ -50,20 +50,21 @@ PARTS = {
     "first step": ("seconds_to_training", "seconds_to_first_step"),
     "validation, checkpoint, end": ("seconds_to_first_step", "prompt"),
 }
-"""The parts of `train`: between which two moments each lies; it begins with the command."""
+"""The parts of `train`, each with the moments of its begin and end; "" is the start of the command.
+"""
 NOT_INHERITED = ("PYTHONPATH", "RECAPP_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "HYDRA_")
 """The beginnings of environment variables that a measured command does not inherit."""
 
 
 @dataclass(frozen=True)
 class Recapp:
-    """A recapp that is measured.
+    """A measured version of recapp.
 
     Args:
         name: `recapp` or `baseline`.
-        python: The interpreter that has what it needs.
-        checkout: The directory that its package lies in; None takes the one that is installed.
-        folder: The directory of its commands, with its own rows, checkpoint and runs.
+        python: The interpreter that has its dependencies.
+        checkout: The directory that contains its package; None takes the installed package.
+        folder: The working directory of its commands, with its own rows, checkpoint and runs.
     """
 
     name: str
@@ -75,14 +76,15 @@ class Recapp:
         """Run a command of Python in a fresh process.
 
         Args:
-            arguments: Its arguments.
-            begun: The beginning of a line for whose time is asked.
+            arguments: The arguments of Python.
+            begun: The beginning of a line whose time is measured too; empty for none.
 
         Returns:
-            Seconds until it ended, and until that line was printed; None where it was not.
+            The seconds until the command ended, and until it printed the line; None where it did
+            not print the line.
 
         Raises:
-            LaunchError: It failed.
+            LaunchError: The command failed.
         """
         seen = None
         lines = []
@@ -117,9 +119,9 @@ class Waits:
     """The commands of a recapp, and the milliseconds of each in each round.
 
     Args:
-        recapp: The recapp that is measured.
+        recapp: The measured version of recapp.
         measured: The times of each command, by cache.
-        moments: When each moment of `PARTS` was in each run of `train`, in seconds, by cache.
+        moments: The time of each moment of `PARTS` in each run of `train`, in seconds, by cache.
     """
 
     recapp: Recapp
@@ -131,7 +133,7 @@ class Waits:
 
         Args:
             cache: The name of the state of the page cache.
-            prepare: Called before each command, untimed.
+            prepare: The function that is called before each command, untimed.
         """
         seconds: dict[str, float] = {}
         for what, arguments in COMMANDS.items():
@@ -172,11 +174,11 @@ MOMENTS = ("seconds_to_ranks", "seconds_to_training", "seconds_to_first_step")
 
 
 def baseline_of(path: str | None, folder: Path) -> Recapp | None:
-    """Return the recapp that `bench.baseline` names.
+    """Return the version of recapp that `bench.baseline` names.
 
     Args:
-        path: The Python of an environment that has it, or a checkout; None for none.
-        folder: Where its commands run.
+        path: The Python of an environment with recapp, or a checkout; None for no baseline.
+        folder: The working directory of its commands.
 
     Raises:
         ConfigError: There is no such Python or checkout, or it has no recapp.
@@ -204,7 +206,7 @@ def can_drop_caches() -> bool:
 
 
 def drop_caches() -> None:
-    """Empty the system's page cache: what files hold is read from their disks again."""
+    """Empty the system's page cache, so that files are read from disk again."""
     os.sync()
     DROP_CACHES.write_text(PAGES_AND_ENTRIES)
 
@@ -217,7 +219,7 @@ def measure(
     Args:
         settings: The settings: `rounds`, `cache`, `baseline`.
         folder: The directory of temporary files.
-        advance: Called with 1 after each round.
+        advance: The function that is called with 1 after each round.
 
     Returns:
         The records: `rows` of the commands, `parts` of a start.
@@ -228,7 +230,7 @@ def measure(
     contenders = [Waits(each) for each in (own, baseline) if each is not None]
     caches = {"warm": lambda: None, "cold": drop_caches}
     caches = {c: caches[c] for c in settings.cache if c == "warm" or can_drop_caches()}
-    for waits in contenders:  # rows are written, kernels compiled, files read
+    for waits in contenders:  # writes the rows, compiles kernels, reads files
         Waits(waits.recapp).one_round("", lambda: None)
     for number in range(settings.rounds):
         for cache, prepare in caches.items():
@@ -243,7 +245,7 @@ def measure(
 
 
 def _row(what: str, cache: str, own: Waits, baseline: Waits | None) -> dict[str, Any]:
-    """Return the record of a command; numbers are None where it could not be measured."""
+    """Return the record of a command; its numbers are None where it was not measured."""
     theirs = baseline.measured.get(cache) if baseline else None
     mine = own.measured.get(cache)
     return {
@@ -270,7 +272,7 @@ def _part(part: str, cache: str, own: Waits, baseline: Waits | None) -> dict[str
 
 
 def _lengths(waits: Waits, part: str, cache: str) -> list[float]:
-    """Return the seconds of a part of a start in each round, of the runs that say them."""
+    """Return the seconds of a part of a start, for each run that has both moments."""
     first, last = PARTS[part]
     found = []
     for moments in waits.moments.get(cache, []):

@@ -1,8 +1,8 @@
-"""`strategies`: sharding strategies side by side, without a model around the tables.
+"""`strategies`: compare sharding strategies, without a model around the tables.
 
 Every strategy shards the same tables, looks up the same ids and takes the same gradient. Forward is
-timed alone and with backward (and so with the update). Memory is what a rank's process has grown
-by: once tables and buffers are made, and at its highest during steps.
+timed alone and together with backward, which includes the update. Memory is the growth of a rank's
+process: with its tables and buffers, and at its peak during steps.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,7 @@ Key = tuple[str, str]
 
 
 def workload_of(tables: Sequence[EmbeddingConfig]) -> Workload:
-    """Return tables as a workload of one sample and one id a bag, with one feature for each table.
-
-    Args:
-        tables: The tables.
-    """
+    """Return tables as a workload of one sample and one id a bag, with a feature for each table."""
     rows_F = tuple(t.num_embeddings for t in tables)
     dim_F = tuple(t.embedding_dim for t in tables)
     return Workload("listed", 1, rows_F, dim_F, (1,) * len(tables))
@@ -88,11 +84,12 @@ def run(session: Session) -> None:
 
 
 def _memory(step: EmbeddingStep, before: int, comm: Comm) -> dict[str, float]:
-    """Return the GB that tables and buffers hold on the rank with most, and the peak of some steps.
+    """Run some steps, and return the GB that tables and buffers hold afterwards, and the peak of
+    the steps, each on the rank with the most.
 
     Args:
-        step: The step that is run.
-        before: The bytes of this process before the tables were made.
+        step: The step to run.
+        before: The resident bytes of this process before it made the tables.
         comm: The ranks.
     """
     forget_peak_resident()

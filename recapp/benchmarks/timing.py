@@ -1,13 +1,13 @@
-"""Timing in rounds: each contender in turn runs a few steps, and so again in the next round.
+"""Time contenders in rounds: in each round, each contender runs a few steps in its turn.
 
     round 1   recapp ······   torchrec ······   torchrec tuned ······
     round 2   torchrec tuned ······   torchrec ······   recapp ······
     ...
 
-The speed of a machine that others use too drifts by more than what is to be measured, but hardly
-within one round. So a comparison is a ratio of two medians of the same round, reported as the
-median and quartiles of these ratios over the rounds of one run, and never against a number from
-another day. A step of several ranks takes as long as its slowest rank.
+The speed of a shared machine drifts by more than the measured differences, but hardly within one
+round. So a comparison divides two medians of the same round. It reports the median and quartiles of
+these ratios over the rounds of one run, and never uses a number from another day. A step of several
+ranks takes as long as its slowest rank.
 """
 
 import statistics
@@ -24,7 +24,7 @@ T = TypeVar("T")
 LEAST_STEPS = 2  # of a turn
 MOST_STEPS = 40  # of a turn
 SETTLE_STEPS = 1  # first steps of a turn, not counted: the caches hold another contender's data
-WARM_STEPS = 3  # before the first round: buffers grow, memory is touched for the first time
+WARM_STEPS = 3  # before the first round, because buffers grow and memory pages are new
 
 Times = dict[str, list[float]]
 """The milliseconds of each step, by part: `step` always, and the parts that a contender times
@@ -33,10 +33,10 @@ separately, such as `forward` and `backward`.
 
 
 class Contender(Protocol):
-    """What is timed in rounds."""
+    """A piece of work that is timed in rounds."""
 
     def run(self, steps: int) -> Times:
-        """Run steps, and return the time of each; no times where this rank has no part.
+        """Run steps, and return the time of each; empty where this rank has no part in them.
 
         Args:
             steps: The number of steps.
@@ -49,10 +49,10 @@ class Steps:
     """A contender whose steps consist of parts, which run one after the other.
 
     Args:
-        parts: The work of each part, called with the number of the step. A part called `step` is
-            not listed beside the sum of all parts.
-        before: Called before each step, untimed: a barrier.
-        inside: Makes the context in which steps run, such as `torch.no_grad`.
+        parts: The function of each part, which gets the number of the step. A part named `step` has
+            no times of its own, because `step` is the sum of all parts.
+        before: A function that is called before each step, untimed, such as a barrier.
+        inside: A function that makes the context of the steps, such as `torch.no_grad`.
         number: The number of the next step.
     """
 
@@ -80,10 +80,10 @@ class Steps:
 
 
 def in_turn(work: Callable[[T], object], batches: Sequence[T]) -> Callable[[int], object]:
-    """Return the work of a step as a function of the step's number: steps take batches in turn.
+    """Return a function that runs the step of a number: steps take batches in turn.
 
     Args:
-        work: Called with a batch.
+        work: The function that runs a step on a batch.
         batches: The batches.
     """
     return lambda number: work(batches[number % len(batches)])
@@ -91,7 +91,7 @@ def in_turn(work: Callable[[T], object], batches: Sequence[T]) -> Callable[[int]
 
 @dataclass
 class Measured:
-    """The milliseconds that a contender took, by part, round and step."""
+    """The milliseconds of a contender, by part, round and step."""
 
     rounds: dict[str, list[list[float]]] = field(default_factory=dict)
 
@@ -109,7 +109,7 @@ class Measured:
         return self.summary(part)[0]
 
     def part(self, name: str) -> "Measured":
-        """Return the times of one part alone, as the step of a contender."""
+        """Return the times of one part as the times of whole steps."""
         return Measured({"step": self.rounds[name]})
 
     def by_round(self, part: str = "step") -> list[float]:
@@ -139,17 +139,18 @@ def spread(measured: Measured, part: str = "step", prefix: str = "") -> dict[str
 def ratio(
     name: str, other: Measured | None, own: Measured, part: str = "step"
 ) -> dict[str, float | None]:
-    """Return how much faster recapp is: `<name>_ratio`, above 1 where it is faster, with quartiles.
+    """Return `<name>_ratio`, the other's time over recapp's, and its quartiles. Above 1, recapp is
+    faster.
 
     Each round has a ratio of two medians. The entry is the median of these ratios, which does not
     change when the machine becomes slower between rounds.
 
     Args:
         name: The beginning of the entries' names.
-        other: The times of what recapp is compared with; None where it was not there or refused.
-            The entries are None then.
+        other: The times of the other contender; None where it was absent or refused. The entries
+            are None then.
         own: The times of recapp.
-        part: The part of a step that is compared.
+        part: The compared part of a step.
     """
     keys = (f"{name}_ratio", f"{name}_ratio_q1", f"{name}_ratio_q3")
     if other is None or part not in other.rounds:
@@ -161,8 +162,8 @@ def ratio(
 
 
 def compared(own: Measured, others: Mapping[str, Measured | None]) -> dict[str, Any]:
-    """Return the entries that the record of every comparison has: recapp's median and quartiles,
-    the ratio to each of the others, and the number of rounds.
+    """Return the common entries of a comparison's record: recapp's median and quartiles, the ratio
+    to each of the others, and the number of rounds.
 
     Args:
         own: The times of recapp.
@@ -175,8 +176,8 @@ def compared(own: Measured, others: Mapping[str, Measured | None]) -> dict[str, 
 
 
 def beside(name: str, measured: Mapping[str, Measured]) -> dict[str, Measured | None]:
-    """Return the times of a rival as installed and with its allocator tuned; None where it was not
-    there.
+    """Return the times of a rival as installed and with its allocator tuned; None where it was
+    absent.
 
     Args:
         name: The name of the rival.
@@ -194,15 +195,15 @@ def interleave(
     most: int = MOST_STEPS,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Measured]:
-    """Time contenders round by round. Every rank calls it with the same names.
+    """Time contenders round by round. Every rank calls this function with the same names.
 
     Args:
-        contenders: What is timed, by name.
+        contenders: The contenders by name.
         comm: The ranks.
-        rounds: How often each contender has its turn; every other round has the order reversed.
-        seconds: How long a turn should be; it has at least two steps.
-        most: The most steps of a turn.
-        advance: Called with 1 after each round.
+        rounds: The number of turns of each contender; every other round reverses the order.
+        seconds: The planned duration of a turn, which has at least two steps.
+        most: The largest number of steps in a turn.
+        advance: The function that is called with 1 after each round.
     """
     steps = {}
     for name, contender in contenders.items():
@@ -222,7 +223,7 @@ def interleave(
 def slowest(comm: "Comm", times: Times) -> Times:
     """Return the times of the slowest rank in each step; ranks without times do not count.
 
-    Every rank calls it.
+    Every rank calls this function.
     """
     return slowest_of([t for t in comm.all_gather(times) if t])
 

@@ -1,5 +1,5 @@
-"""A model of ours as TorchRec's DLRM, for `torchrec_worker.py`: shapes of layers and tables, and
-the very rows that each batch looks up.
+"""Describe a model of recapp as TorchRec's DLRM, for `torchrec_worker.py`: the shapes of layers and
+tables, and the rows that each batch looks up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from recapp.tables.embedding_bag import EmbeddingBagCollection
 
 
 def no_twin(model: nn.Module | None) -> str:
-    """Return why TorchRec has no DLRM of the same work as a model; empty where it has one.
+    """Return why no DLRM of TorchRec does the same work as a model; empty where one does.
 
     Args:
         model: The model with its unsharded collection, or None.
@@ -36,11 +36,11 @@ def no_twin(model: nn.Module | None) -> str:
 
 
 def torchrec_spec(model: nn.Module, quantize: str, files: Mapping[str, Path]) -> dict[str, Any]:
-    """Return what a process of TorchRec builds of a model that has a twin there.
+    """Return the spec from which a process of TorchRec builds the twin of a model.
 
     Args:
-        model: The model with its unsharded collection.
-        quantize: How tables are stored.
+        model: The model with its unsharded collection; `no_twin` gives no reason against it.
+        quantize: The way to store tables.
         files: The file of each list of batches.
     """
     assert isinstance(model, DLRM) and model.bottom is not None
@@ -70,7 +70,7 @@ def write_batches(model: nn.Module, batches: Sequence[Batch], path: Path) -> Non
     """Write the numbers and the rows of batches to a file.
 
     Args:
-        model: As of `torchrec_spec`.
+        model: The model of `torchrec_spec`.
         batches: The batches, all of one size.
         path: The file.
     """

@@ -1,21 +1,23 @@
-"""The process of a rival, run by a Python that has TorchRec and FBGEMM, and no recapp: it builds
-what the first line of its standard input asks for, and times steps on command.
+"""The process of a rival: a Python with TorchRec and FBGEMM, and without recapp, builds a module
+from a spec and times steps on command.
 
-First line in: what to build. First line out: `{"ready": true}`, or `{"refused": "why"}`. Every
-further line in, such as `{"steps": 12, "threads": 1}`, is answered by the milliseconds of each
-step: `{"step": [...]}`. It ends with its standard input, or with its parent.
+The first line on standard input is the spec. The first line of output is `{"ready": true}`, or
+`{"refused": "why"}`. Each further line of input, such as `{"steps": 12, "threads": 1}`, asks for
+steps, and the answer holds the milliseconds of each: `{"step": [...]}`. The process ends with its
+standard input, or with its parent.
 
-What it builds (`kind`), always with row-wise Adagrad fused into backward where TorchRec has it:
+The `kind` of a spec names the module. The optimiser is row-wise Adagrad, fused into backward where
+TorchRec can do that:
     kernels   FBGEMM's SplitTableBatchedEmbeddingBags on the CPU, one process
     quantised FBGEMM's IntNBitTableBatchedEmbeddingBags on the CPU, forward only, one process
     step      TorchRec's sharded EmbeddingBagCollection under a plan, several processes; its
               EmbeddingCollection where bags are not summed
-    train     TorchRec's DLRM around the same, DDP and Adam for its dense part
+    train     TorchRec's DLRM around such a collection, DDP and Adam for its dense part
     inference TorchRec's DLRM after `quantize_embeddings`, forward only, one process; `batches` of a
               request names one of its lists of batches
 
-Tables that TorchRec keeps data-parallel have dense gradients, which DDP reduces, and its own
-RowWiseAdagrad.
+Data-parallel tables of TorchRec have dense gradients, which DDP reduces. TorchRec's own
+RowWiseAdagrad updates these tables.
 """
 
 import ctypes
@@ -29,15 +31,15 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 Step = Callable[[int], dict[str, float]]
-"""Runs the step of a number and returns its milliseconds by part."""
+"""A function that runs the step of a number, and returns its milliseconds by part."""
 
 
 def main() -> None:
-    """Build what the first line asks for, then time steps for every further line."""
+    """Build the module of the spec in the first line, then time steps for each further line."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    sys.path.pop(0)  # the folder of this file: its other modules are no top-level modules
+    sys.path.pop(0)  # the folder of this file: its modules are not top-level modules
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not stand among the answers
+    os.dup2(2, 1)  # keeps output of libraries out of the answers
     spec = json.loads(sys.stdin.readline())
     try:
         step: Any = BUILD[spec["kind"]](spec)
@@ -60,7 +62,7 @@ def main() -> None:
 
 
 class Refusal(Exception):
-    """TorchRec cannot build what the spec asks for."""
+    """TorchRec cannot build the module of the spec."""
 
 
 def answer(to: Any, document: dict[str, Any]) -> None:
@@ -84,8 +86,7 @@ def set_threads(threads: int) -> None:
 def load_ids(spec: dict[str, Any]) -> Any:
     """Return the ids of this rank's batches, int64 [N, L], and the length of each bag, [F * B].
 
-    They are those that recapp's rank has written. N batches, L ids of a batch, F features, B
-    samples.
+    The rank of recapp has written the ids. N batches, L ids of a batch, F features, B samples.
     """
     import numpy
     import torch
@@ -100,13 +101,13 @@ def load_ids(spec: dict[str, Any]) -> Any:
 def timed(
     parts: dict[str, Callable[[int], object]], before: Callable[[], object] = lambda: None
 ) -> Step:
-    """Return a step that runs parts one after the other, and times each and all of them, as
+    """Return a step that runs parts one after the other, and times each part and their sum, as
     `recapp/benchmarks/timing.py` does.
 
     Args:
-        parts: The work of each part by its name, called with the number of the step. A part called
-            `step` is not listed beside the sum.
-        before: Called before each step, untimed: a barrier.
+        parts: The function of each part by its name, which gets the number of the step. A part
+            named `step` has no time of its own, because `step` is the sum.
+        before: A function that is called before each step, untimed, such as a barrier.
     """
 
     def step(number: int) -> dict[str, float]:
@@ -154,7 +155,7 @@ def build_kernels(spec: dict[str, Any]) -> Step:
 
 
 def build_quantised(spec: dict[str, Any]) -> Step:
-    """Return a lookup of FBGEMM in tables of 8 or 4 bits, vectors in fp32, ids not checked."""
+    """Return a lookup of FBGEMM in tables of 8 or 4 bits: fp32 vectors, ids not checked."""
     import torch
     from fbgemm_gpu.split_embedding_configs import SparseType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
@@ -204,7 +205,7 @@ def shard(spec: dict[str, Any], module: Any, collection: Any, path: str) -> Any:
         path: The dotted name of the collection in the module.
 
     Raises:
-        Refusal: A sharding type that TorchRec's sharder does not list for the CPU.
+        Refusal: TorchRec's sharder does not list a sharding type of the plan for the CPU.
     """
     import torch
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -228,7 +229,7 @@ def shard(spec: dict[str, Any], module: Any, collection: Any, path: str) -> Any:
             "eps": spec["eps"],
         }
     )
-    fused = "fused"  # without, tables would have dense gradients and no optimiser
+    fused = "fused"  # other compute kernels give tables dense gradients and no optimiser
     made = {
         "table_wise": lambda ranks: table_wise(rank=ranks[0], compute_kernel=fused),
         "column_wise": lambda ranks: column_wise(ranks=ranks, compute_kernel=fused),
@@ -288,8 +289,8 @@ def vectors(spec: dict[str, Any], found: Any) -> list[Any]:
 
 
 def of_replicated(model: Any, spec: dict[str, Any]) -> list[Any]:
-    """Return the optimiser of the data-parallel tables, the only ones whose gradient is dense; no
-    optimiser where there are no such tables.
+    """Return a list with the optimiser of the data-parallel tables, the only tables with dense
+    gradients; an empty list where there are none.
     """
     from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
@@ -375,7 +376,7 @@ class Scores:
     """A step of TorchRec's DLRM whose tables are quantised: a batch becomes scores.
 
     Args:
-        spec: The spec, with `model`, `quantize` and, as `batches`, a file of each list of batches.
+        spec: The spec, with `model`, `quantize`, and `batches`, the file of each list of batches.
     """
 
     def __init__(self, spec: dict[str, Any]) -> None:
@@ -407,7 +408,7 @@ class Scores:
         self.batches: list[Any] = []
 
     def take(self, name: str) -> None:
-        """Take the batches of a name from now on.
+        """Load the list of batches with a name for the next steps.
 
         Args:
             name: A key of the spec's `batches`.
@@ -434,7 +435,7 @@ class Scores:
         import torch
 
         dense, features = self.batches[number % len(self.batches)]
-        # its tensors remember sums of lengths: a request has none yet
+        # a new tensor each time, because it caches sums of lengths, which a request does not have
         features = type(features)(self.features, features.values(), lengths=features.lengths())
         with torch.inference_mode():
             begin = time.perf_counter()

@@ -1,12 +1,12 @@
-"""`train`: a whole training step of a DLRM on several ranks, against its own matrix products and
-against TorchRec's DLRM.
+"""`train`: compare a whole training step of a DLRM on several ranks with its own matrix products
+and with TorchRec's DLRM.
 
-The step is forward, loss, backward (tables are updated inside, dense gradients reduced by DDP) and
-Adam for the dense part, on batches that are in memory. The floor is what no framework can avoid:
-the matrix products of the MLPs, forward and backward, and the two batched products of the
-interaction, into memory that is there already, on all ranks at once. Bias, ReLU, loss, optimiser,
-all-reduce and tables do not count in it. With `compile=true` the same model with its dense part
-under torch.compile takes part too, through the first transport.
+The step is forward, loss, backward (which updates tables, while DDP reduces dense gradients) and
+Adam for the dense part, on batches in memory. The floor is work that no framework can avoid: the
+matrix products of the MLPs, forward and backward, and the two batched products of the interaction,
+into allocated memory, on all ranks at once. The floor has no bias, ReLU, loss, optimiser,
+all-reduce or tables. With `compile=true`, a model with its dense part under torch.compile takes
+part too, through the first transport.
 
 B samples of a rank's batch, F vectors of the interaction, D their width, I inputs and O outputs of
 a layer.
@@ -43,7 +43,7 @@ class TrainingStep:
         model: The shape of the DLRM.
         tables: Its tables.
         plan: The plan of the tables.
-        comm: The ranks, through the transport that is measured.
+        comm: The ranks, through the measured transport.
         compiled: Whether the dense part runs under torch.compile.
     """
 
@@ -86,7 +86,8 @@ class TrainingStep:
 
 
 def matrix_products(model: NamedModel, barrier: Comm) -> Steps:
-    """Return a contender of the matrix products of a DLRM's dense part alone, forward and backward.
+    """Return a contender that runs only the matrix products of a DLRM's dense part, forward and
+    backward.
 
     Args:
         model: The shape of the DLRM.
@@ -98,7 +99,7 @@ def matrix_products(model: NamedModel, barrier: Comm) -> Steps:
     bottom = list(pairwise([DENSE, *model.bottom_layers]))
     top = list(pairwise([D + F * (F - 1) // 2, *model.top]))
     layers = [_layer(B, *shape) for shape in bottom + top]
-    layers[0].pop()  # numbers need no gradient
+    layers[0].pop()  # the dense inputs need no gradient
     vectors_BFD = torch.randn(B, F, D)
     dots_BFF = torch.randn(B, F, F)
     products: list[Callable[[], Tensor]] = [
@@ -142,7 +143,7 @@ def dense_flops(model: NamedModel) -> int:
 
 
 def batches_of(model: NamedModel, features: list[KeyedJaggedTensor]) -> list[Batch]:
-    """Return batches with the given ids and random numbers and labels.
+    """Return batches with the given ids, and with random dense inputs and labels.
 
     Args:
         model: The shape of the DLRM.

@@ -1,18 +1,18 @@
 """The measured workloads: Criteo's 26 tables with ids as skewed as those of real logs.
 
-    W1    one-hot, batch 4,096 a rank, dim 64       what a click model looks up
+    W1    one-hot, batch 4,096 a rank, dim 64       the lookups of a click model
     W1d   the same at dim 128                       HugeCTR's notebook
     W2    ten ids a bag, batch 4,096, dim 128       long bags: pooling counts
     W2m   MLPerf's multi-hot bags, batch 1,024      bags of 1 to 100 ids
     W3    one-hot, batch 8,192, dim 16              narrow rows
-    W4    one-hot, batch 256, dim 16                tiny: what a message costs
+    W4    one-hot, batch 256, dim 16                tiny: the cost of a message counts
     W1s   as W1, looked up as sequences             a vector for each id
-    W2s   ten ids a bag, batch 512, dim 128         sequences of some length
-    W2c   the same, side by side                    concatenations of ten vectors
+    W2s   ten ids a bag, batch 512, dim 128         sequences of ten vectors
+    W2c   as W2s, concatenated                      concatenations of ten vectors
 
-Ids are Zipf 1.05: the row of popularity k is drawn with probability proportional to k^-1.05, and
-popularity is shuffled over the row numbers so that popular rows are not neighbours. TorchRec reads
-the same ids from the file that a rank has written.
+Ids are Zipf 1.05: the probability of the row of popularity k is proportional to k^-1.05. Popularity
+is shuffled over the row numbers, so that popular rows are not neighbours. TorchRec reads the same
+ids from a file that a rank has written.
 
 B samples of a rank's batch, F features (= tables), L ids of a batch, N batches.
 """
@@ -31,12 +31,12 @@ from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingTyp
 from recapp.tables.lookups import TableLookup
 
 EXPONENT = 1.05
-BATCHES = 6  # that steps take in turn: enough that none is still in a cache when it comes again
+BATCHES = 6  # steps take these in turn: enough that a batch has left the caches before it recurs
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Tables, the shape of a batch, and how its ids are drawn.
+    """Tables, the shape of a batch, and the distribution of its ids.
 
     Args:
         name: The name on the command line.
@@ -45,7 +45,7 @@ class Workload:
         dim_F: The columns of each table.
         bag_F: The ids of each bag of each feature.
         zipf: Whether ids are skewed; else every row is equally likely.
-        pooling: What is made of the rows of a bag.
+        pooling: The pooling of the rows of a bag.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Workload:
 
     @property
     def width(self) -> int:
-        """The columns of the output where bags are summed."""
+        """The number of columns of the output of summed bags."""
         return sum(self.dim_F)
 
     def tables(self) -> list[EmbeddingConfig]:
@@ -93,7 +93,7 @@ class Workload:
         Args:
             batch_size: The samples of a rank.
             bag: The ids of each bag.
-            ids: How ids are drawn: `uniform` or `zipf`.
+            ids: The distribution of the ids: `uniform` or `zipf`.
         """
         return replace(
             self,
@@ -110,7 +110,7 @@ class Workload:
     def draw(self, rank: int, batches: int = BATCHES) -> Tensor:
         """Return the ids of a rank's batches, int64 [N, L], feature by feature.
 
-        They depend on the rank alone and are equal on every machine.
+        The ids depend only on the rank and are equal on every machine.
 
         Args:
             rank: The seed of the ids.
@@ -127,7 +127,7 @@ class Workload:
         )
 
     def features_of(self, ids_NL: Tensor) -> list[KeyedJaggedTensor]:
-        """Return ids, int64 [N, L], as the batches that a model takes."""
+        """Return ids, int64 [N, L], as batches for a model."""
         lengths = self.lengths()
         return [KeyedJaggedTensor(self.features, ids_L, lengths=lengths) for ids_L in ids_NL]
 
@@ -163,8 +163,8 @@ LOOKUPS = {
     name: Workload(name, 1, (rows,) * 26, (128,) * 26, (1,) * 26)
     for name, rows in (("L48k", 48_000), ("L200k", 200_000))
 }
-"""What `quantised` looks up, in batches and bags of several sizes: 26 tables of 128 columns, 640 MB
-and 2.7 GB in fp32.
+"""The workloads of `quantised`, for batches and bags of several sizes: 26 tables of 128 columns,
+640 MB and 2.7 GB in fp32.
 """
 
 

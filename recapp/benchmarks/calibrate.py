@@ -151,7 +151,7 @@ def calibrate(
     sizes: Sequence[int] = SIZES,
     model: NamedModel = DENSE_MODEL,
 ) -> tuple[Hardware, list[dict[str, Any]]]:
-    """Measure the machine that these ranks run on. Every rank calls it and gets the same result.
+    """Measure the machine of these ranks. Every rank calls this function and gets the same result.
 
     Args:
         comm: The ranks, through a process group of the CPU.

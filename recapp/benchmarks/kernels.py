@@ -2,7 +2,7 @@
 with the bytes that must move.
 
 The floor is the time that memory needs: the bytes that must move, over the bandwidth of a plain
-copy that is measured in the same rounds.
+copy in the same rounds.
 
     forward     output twice (a write fetches the cache line first) + each distinct row once + ids
     backward    gradient of the output once + each distinct row twice

@@ -50,7 +50,7 @@ OWN_VARIABLES = {
     # else counting GPUs makes a CUDA context, which a fork cannot use
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-"""Variables that only the server has. No rank inherits them."""
+"""The server's own values of variables. No rank inherits these values."""
 DEFAULTS = {
     # else sums depend on the load of the machine, and two runs of a seed differ
     "MKL_DYNAMIC": "FALSE",

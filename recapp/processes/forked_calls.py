@@ -59,7 +59,7 @@ class RankOutput:
     """The output of a rank on one of its streams. The caller prints it line by line.
 
     Args:
-        descriptor: The end of the pipe that is read.
+        descriptor: The read end of the pipe.
         stream: The stream of the caller.
     """
 

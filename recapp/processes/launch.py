@@ -127,7 +127,7 @@ def launch(
             for environment in environments_of_ranks(ranks, port, run)
         ]
         if sys.stdout is not None:  # a shell may have closed it
-            sys.stdout.flush()  # before what ranks print
+            sys.stdout.flush()  # our output comes before the output of the ranks
         try:
             launched = LaunchedRanks(
                 works, logs, preload=preload or module, to_stderr=to_stderr, timeout=timeout

@@ -132,7 +132,7 @@ def check_positions(position_N: Tensor, runs: range, table: str) -> None:
     """Check that loaded rows have distinct positions within the given runs.
 
     Raises:
-        CheckpointError: They do not.
+        CheckpointError: Positions repeat or lie outside the runs.
     """
     run_N = runs_of(position_N)
     inside = bool(((run_N >= runs.start) & (run_N < runs.stop)).all())

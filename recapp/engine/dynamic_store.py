@@ -50,7 +50,7 @@ class DynamicStore(FloatRows):
 
     Args:
         group: The strips, and the kernels that compute with them.
-        rule: Optimiser of the rows; None for rows that are only read.
+        rule: Optimiser of the rows; None for read-only rows.
         seed: Seed of the start values: one for all tables, or one by table.
     """
 

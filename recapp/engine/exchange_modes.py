@@ -150,7 +150,7 @@ class UniqueRequests(HomeRequests):
 
         Args:
             ids: The message of ids.
-            id_first_W: The offset of each rank's request in it.
+            id_first_W: The offset of each rank's request in the message of ids.
             vector_first_W: The offset of each rank's first vector in the message of vectors.
             offset_dtype: The type of the vectors' offsets.
         """
@@ -295,7 +295,7 @@ class ServedRequests:
 
         Args:
             ids: The message of ids.
-            id_first_W: The offset of each rank's request in it.
+            id_first_W: The offset of each rank's request in the message of ids.
             vector_first_W: The offset of each rank's first answer in the message of vectors.
             counts_W3: The rows, vectors and words of each request.
             weights: The type of the sample weights.

@@ -5,7 +5,7 @@ collection of a model is replaced by its sharded twin, and DDP wraps the rest.
     model = DistributedModelParallel(MyModel(collection))
     optimizer = HybridOptimizer(torch.optim.Adam(model.parameters()), model.sparse_groups())
     ...
-    torch.save(model.state_dict(), f"rank{rank}.pt")    # what this rank holds
+    torch.save(model.state_dict(), f"rank{rank}.pt")    # the strips of this rank
     whole = gathered_state_dict(model)                  # on rank 0, as the unsharded model has it
 
 Names and argument order are those of TorchRec's class.
@@ -173,8 +173,8 @@ class DistributedModelParallel(nn.Module):
         )
 
     def _note_rate(self) -> None:
-        """Print a note for users whose optimiser has only `parameters()`: the tables train, and at
-        this rate.
+        """Print a note that the tables train, with their learning rate, for users whose optimiser
+        has only `parameters()`.
         """
         tables = sharded_tables(self)
         rule = tables[0].rule if not self._rate_is_known else None

@@ -1,9 +1,9 @@
 """input_dist of one batch: the exchange of row requests between ranks. It reads no weights, so it
 may run ahead of the batch's step.
 
-    made        ids become rows, equal rows meet, counts leave           (with a header per rank)
+    made        ids become rows, equal rows are grouped, counts leave    (with a header per rank)
     advance()   counts have arrived: ids are written and leave; links are made while they travel
-    finish()    ids have arrived: what is requested of this rank
+    finish()    ids have arrived: the requests to this rank are served
 
 There are two messages: the counts, with a header per rank, and the ids. An error on one rank (an id
 outside its table) travels in the header. So all ranks raise it, with the number of the faulty rank,

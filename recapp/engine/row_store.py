@@ -28,7 +28,7 @@ class StoredGroup:
     """The group of rows of a store, and the kernels that compute with them.
 
     Args:
-        layout: Where the rows of all tables lie.
+        layout: The places of the rows of all tables.
         number: Number of the group in the layout.
         rank: Rank that holds the store.
         dtype: The compute type; rows may be stored in a narrower type.
@@ -192,7 +192,7 @@ class FloatRows(RowStore):
 
     Args:
         group: The group of the rows, and the kernels that compute with them.
-        rule: Optimiser of the rows; None for rows that are only read.
+        rule: Optimiser of the rows; None for read-only rows.
         most: A function from the bytes of a row with its state to the largest number of rows.
     """
 
@@ -282,7 +282,7 @@ class FloatStore(FloatRows):
 
     Args:
         group: The group of the rows, and the kernels that compute with them.
-        rule: Optimiser of the rows; None for rows that are only read.
+        rule: Optimiser of the rows; None for read-only rows.
         seed: Seed of the start values: one for all tables, or one by table. None leaves rows
             undefined, for a load.
     """

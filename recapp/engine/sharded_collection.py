@@ -156,7 +156,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         """Pool every bag. Every rank calls it with its own batch, which may be empty.
 
         Args:
-            features: Raw ids of all features of the tables; other features may be there, too.
+            features: Raw ids, which include all features of the tables.
 
         Returns:
             [B, sum of columns], keyed by output (a feature, or `feature@table` where several tables
@@ -206,7 +206,7 @@ class ShardedEmbeddingCollection(ShardedCollection):
         """Look up every id. Every rank calls it with its own batch, which may be empty.
 
         Args:
-            features: Raw ids of all features of the tables; weights are ignored.
+            features: Raw ids, which include all features of the tables; weights are ignored.
 
         Returns:
             For each feature (`feature@table` where several tables read one feature) the vectors [L,

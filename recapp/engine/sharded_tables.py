@@ -2,8 +2,7 @@
 
     features -> Requests (input_dist)
              -> Lookup (lookup, output_dist; backward updates the rows)
-             -> vectors of each collection (`recapp/engine/sharded_collection.py`,
-                `recapp/engine/sharded_collection.py`)
+             -> vectors of each collection (`recapp/engine/sharded_collection.py`)
 
 Each group has one store with its rows (`recapp/engine/row_store.py`). The optimiser is fused into
 backward: a table has no gradient. Learning rates are read from `param_groups`, one per rule. The
@@ -219,7 +218,7 @@ class ShardedTables(nn.Module):
         """Return the optimiser of the rows; None where tables are read-only or all are parameters.
 
         Raises:
-            ConfigError: The tables have several rules; `rules` has the rule of each table.
+            ConfigError: The tables have several rules (use `rules`).
         """
         fused = [rule for rule in self.update.rules if rule != GRADIENT]
         return self._only("rule", fused) if fused else None
@@ -229,8 +228,7 @@ class ShardedTables(nn.Module):
         """Return the param group of the tables, with the live learning rate.
 
         Raises:
-            ConfigError: The tables are read-only or have several param groups; `param_groups` has
-                all.
+            ConfigError: The tables are read-only or have several param groups (use `param_groups`).
         """
         return self._only("param_group", self.param_groups)
 
@@ -305,10 +303,10 @@ class ShardedTables(nn.Module):
         return Requests(features, self.state, self._taken(features, member))
 
     def _taken(self, features: KeyedJaggedTensor | Exception, member: int | None) -> list[bool]:
-        """Return for each collection whether it looks up a batch. It does if the batch has the
-        features of all its lookups and the collection was not called with these ids yet. A
-        collection with ids of its own looks up only the batches of its own calls, without other
-        collections.
+        """Return for each collection whether it looks up a batch. A collection looks the batch up
+        if the batch has the features of all lookups of the collection and the collection was not
+        called with these ids yet. A collection with ids of its own looks up only the batches of its
+        own calls, without other collections.
         """
         if isinstance(features, Exception) or len(self.members) == 1:
             return [True] * len(self.members)
@@ -384,7 +382,7 @@ class ShardedTables(nn.Module):
         be empty.
 
         Args:
-            features: Raw ids of all features of the collection; other features may be there, too.
+            features: Raw ids, which include all features of the collection.
             member: The number of the collection.
 
         Returns:

@@ -47,7 +47,7 @@ class CollectionSharder:
 
     Raises:
         ConfigError: The optimiser is not a row rule, `fused_params` and `rule` are both given, or
-            the registry is not one.
+            `qcomm_codecs_registry` is not a registry.
     """
 
     def __init__(

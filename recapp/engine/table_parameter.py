@@ -3,7 +3,7 @@
     plan.tables["users"] = TableSharding(..., mode="replicated", as_parameter=True)
 
     weight   a parameter: the rows in the store of this rank's replica
-    grad     mean over ranks of what their batches give, added in rank order: the same bits on all
+    grad     mean over ranks of the batch gradients, added in rank order: the same bits on all
 
 The engine sends the row gradients of a replica to every rank, which updates its copy. Here the
 update is the rule `GRADIENT` (`recapp/optim/rules.py`): its state is the gradient, and it does not

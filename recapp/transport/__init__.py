@@ -1,1 +1,1 @@
-"""Transport of messages between ranks: the only room with collectives."""
+"""Transport of messages between ranks: the only package with collectives."""

@@ -1,8 +1,8 @@
-"""The choice of a transport: shared memory where all ranks run on one host and on its CPU, else
-their process group.
+"""The choice of a transport: shared memory where all ranks run on the CPU of one host, else the
+process group of the ranks.
 
-The ranks exchange what each has, so that all of them choose the same. Torch is imported only once
-there is something to choose.
+The ranks exchange their host data, so that all of them choose the same transport. Torch is imported
+only where ranks have a choice.
 """
 
 import os
@@ -27,7 +27,7 @@ def check_transport(name: object) -> None:
     """Check that a name is one of `TRANSPORTS`.
 
     Raises:
-        ConfigError: It is not; the text has close matches.
+        ConfigError: The name is not a transport; the text has close matches.
     """
     if name not in TRANSPORTS:
         raise ConfigError(f"{SETTING}={name}: {suggest(str(name), TRANSPORTS)}")
@@ -39,22 +39,23 @@ def make_comm(
     transport: str = "auto",
     patience_s: float | None = None,
 ) -> "Comm":
-    """Return the ranks of a process group with the transport of their messages.
+    """Return the communicator of a process group, with the chosen transport.
 
     Every rank calls it.
 
     Args:
-        group: The process group, as of `Comm`.
-        device: The device, as of `Comm`.
-        transport: `shared_memory`; `gloo`, the process group whatever its backend; `auto`, shared
-            memory where it is possible, else the process group. On GPUs it never is, and nothing is
-            printed; on the CPU rank 0 prints why it is not, and `Comm.fallback` keeps the reason.
-        patience_s: The seconds that a rank waits for a silent one in shared memory; None for the
-            default timeout of process groups. A process group has its own.
+        group: The process group, as for `Comm`.
+        device: The device, as for `Comm`.
+        transport: `shared_memory`; `gloo`, the process group with any backend; or `auto`, shared
+            memory where it is possible, else the process group. On GPUs `auto` always takes the
+            process group. On CPUs rank 0 prints the reason if shared memory is not possible, and
+            `Comm.fallback` keeps it.
+        patience_s: The timeout in seconds for a silent rank in shared memory; None takes the
+            default timeout of process groups. A process group has its own timeout.
 
     Raises:
         ConfigError: The transport is unknown.
-        LaunchError: `shared_memory` is wanted and not possible.
+        LaunchError: `shared_memory` is not possible.
     """
     from recapp.transport.communicator import Comm
 
@@ -86,23 +87,23 @@ def make_comm(
 
 
 def describe(comm: "Comm") -> str:
-    """Return the transport in few words, with the reason if it is not shared memory."""
+    """Describe the transport in a few words, with the reason if it is not shared memory."""
     return f"transport {comm.transport}" + (
         f" (no shared memory: {comm.fallback})" if comm.fallback else ""
     )
 
 
 class HostInfo(NamedTuple):
-    """What decides whether a rank can share memory with others."""
+    """The data that decide whether a rank can share memory with others."""
 
     host: str
-    """The name of its host, in which hosts differ."""
+    """A unique name of the rank's host."""
     processes: str
-    """The name of the process namespace that it sees."""
+    """The name of the rank's process namespace."""
     obstacle: str
-    """Why it cannot share memory; empty if it can."""
+    """The reason why the rank cannot share memory; empty if it can."""
     pools: "list[Pool]"
-    """The pools of memory that it takes from."""
+    """The pools from which the rank takes memory."""
 
 
 def host_info(device: "torch.device") -> HostInfo:
@@ -125,24 +126,24 @@ def host_info(device: "torch.device") -> HostInfo:
 
 
 def _obstacle(device: "torch.device", processes: str) -> str:
-    """Return why this rank cannot share memory; empty if it can."""
+    """Return the reason why this rank cannot share memory; empty if it can."""
     if device.type != "cpu":
         return f"the device is {device.type}"
     if not processes or not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
         return "it needs Linux"
     try:
         import recapp.transport.ring  # noqa: F401
-    # numba is not there, or it has nowhere to keep what it compiles
+    # numba is missing, or has no directory for its compiled code
     except (ImportError, RuntimeError) as error:
         return f"numba cannot be used: {' '.join(str(error).split())}"
     return ""
 
 
 def obstacle_to_sharing(host_W: Sequence[HostInfo]) -> str:
-    """Return why ranks cannot share memory with each other; empty if they can.
+    """Return the reason why ranks cannot share memory with each other; empty if they can.
 
     Args:
-        host_W: What `host_info` returned on every rank.
+        host_W: The results of `host_info` on all ranks.
     """
     for rank, here in enumerate(host_W):
         if here.obstacle:

@@ -1,9 +1,8 @@
-"""The one collective of the engine, an all-to-all: every rank sends a span of a flat buffer to
-every other rank and fills one from each.
+"""The only collective of the engine, an all-to-all: every rank sends a span of a flat buffer to
+every other rank, and fills another span from each.
 
-One process is not a special case: with one rank there is nobody to swap with, and the same code
-runs. `calls` and `bytes_sent` count, so that tests and reports state what a step costs instead of
-guessing it.
+One process is not a special case: with a single rank the same code runs and sends nothing. `calls`
+and `bytes_sent` count messages and bytes, so tests and reports state the measured cost of a step.
 """
 
 import atexit
@@ -26,7 +25,7 @@ from recapp.transport.side_stream import SideStream, side_stream
 Span = tuple[int, int]
 """Begin and end of a part of a flat buffer, in elements."""
 
-LOOK_S = 0.01  # longer than a thread waits for the GIL before it asks again (5 ms)
+LOOK_S = 0.01  # longer than the switch interval of the GIL (5 ms)
 PATIENCE_S = 10.0
 
 
@@ -34,20 +33,21 @@ class Comm:
     """The ranks of a process group, and the messages between them.
 
     Args:
-        group: A process group for these messages alone, which have an order of their own; None is
-            the default group, or one rank where there is no process group at all.
+        group: A process group that carries only these messages, which have an order of their own.
+            None takes the default group, or a single rank where there is no process group.
         device: The device of message buffers: the CPU with gloo, the rank's GPU with NCCL.
-        tag: The tag of the messages. Messages of one tag are in order; gloo keeps those of
-            different tags apart, NCCL does not.
-        alone: Whether this process is the only rank, even where there is a process group.
+        tag: The tag of the messages. Messages of one tag are in order. Gloo separates messages of
+            different tags; NCCL does not.
+        alone: Whether this process is a single rank even though there is a process group.
 
     Attributes:
         rank: The number of this rank.
         world: The number of ranks.
         transport: The name of the backend, or `none` for one rank.
-        fallback: Why `recapp.transport.choose_transport` chose no faster transport; else empty.
-        calls: The swaps started so far.
-        bytes_sent: The bytes that this rank has sent in swaps so far.
+        fallback: The reason why `recapp.transport.choose_transport` chose no faster transport; else
+            empty.
+        calls: The number of swaps started so far.
+        bytes_sent: The number of bytes that this rank sent in swaps so far.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Comm:
 
     @property
     def host_waits(self) -> bool:
-        """Return whether the host waits for messages: NCCL has a stream of the GPU wait instead."""
+        """Return whether the host waits for messages. With NCCL a GPU stream waits instead."""
         return self.transport != "nccl"
 
     def work_in_order(self) -> None:
-        """Have no side stream from now on, as on a CPU: for tables whose rows come and go, which
-        an exchange reads and writes where the last update may still be under way. To be called
-        before the first batch.
+        """Use no side stream from now on, as on a CPU. Call this before the first batch for tables
+        whose rows come and go: an exchange reads and writes such rows, and on a side stream the
+        last update might still run.
         """
         self.side = SideStream()
 
@@ -92,17 +92,16 @@ class Comm:
         """Start an all-to-all: send `buffer[send_W[r]]` to each other rank r and fill
         `buffer[recv_W[r]]` from it.
 
-        Both ends know the lengths. Spans to send and to receive may not overlap. On a GPU the
-        stream that is current when it starts has to be the one on which it is waited for
-        (`recapp/transport/side_stream.py`).
+        Both ends know the lengths. Spans to send and to receive may not overlap. On a GPU, start
+        the swap and wait for it on the same stream (`recapp/transport/side_stream.py`).
 
         Args:
             buffer: The flat buffer.
-            send_W: The span to send to each rank; this rank's own is not used.
-            recv_W: The span to fill from each rank; this rank's own is not used.
+            send_W: The span to send to each rank; the entry of this rank is not used.
+            recv_W: The span to fill from each rank; the entry of this rank is not used.
 
         Returns:
-            A function that waits until every span has arrived and left.
+            A function that waits until every span is sent and received.
         """
         self.calls += 1
         operations = []
@@ -142,7 +141,8 @@ class Comm:
         return dist.P2POp(kind, span, group=self.group, tag=self.tag, group_peer=peer)
 
     def twin(self) -> "Comm":
-        """Return the same ranks and transport for other messages, with an order of their own.
+        """Return a communicator of the same ranks and transport for other messages, with an order
+        of their own.
 
         It works on CPUs only. Every rank calls it.
         """
@@ -154,9 +154,9 @@ class Comm:
             dist.barrier(self.group)
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return every rank's value on every rank (an all-gather of objects).
+        """Return the values of all ranks on every rank (an all-gather of objects).
 
-        It is for set-up and checkpoints, not for steps.
+        Use it in set-up and checkpoints, not in steps.
         """
         if self.world == 1:
             return [value]
@@ -165,7 +165,7 @@ class Comm:
         return values
 
     def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value on every rank."""
+        """Return the value of rank 0 on every rank."""
         return self.all_gather(value)[0]
 
 
@@ -176,29 +176,29 @@ def wait_for_all() -> None:
 
 
 def leave_process_group() -> None:
-    """Destroy the default process group, if there is one, and all groups made of it.
+    """Destroy the default process group, if there is one, and all its subgroups.
 
     Gloo has no exit hook of its own.
     """
     if dist.is_available() and dist.is_initialized():
-        # DDP may hold the last reference, and destroys a group while it holds the GIL
+        # DDP may hold the last reference, and would destroy the group while it holds the GIL
         let_gloo_finish()
         dist.destroy_process_group()
 
 
 @atexit.register
 def let_gloo_finish() -> None:
-    """Wait, before the interpreter ends, until gloo's threads have dropped the tensors of the last
-    collectives.
+    """Wait until gloo's threads have released the tensors of the last collectives, before the
+    interpreter ends.
 
-    Such a thread wakes the main thread when a collective is done and drops its tensors after that,
-    for which it needs the GIL. Where that coincides with the end of Python, it is unwound below C++
+    Such a thread wakes the main thread when a collective is done, and then releases the tensors,
+    for which it needs the GIL. If Python ends at that moment, it unwinds the thread below C++
     frames that may not throw, and the process aborts after all its work: "terminate called without
     an active exception" (PyTorch issue 190489). `destroy_process_group` does not join these
-    threads, only the destructor of the last reference to a group does, and models and DDP refer to
-    theirs to the end.
+    threads. Only the destructor of the last reference to a group does, and models and DDP keep
+    their references to the end.
 
-    A thread that has slept from one look to the next, while nobody held the GIL, has dropped them.
+    A thread that sleeps between two looks, while the GIL is free, has released its tensors.
     """
     before = [""]
     now = gloo_threads()
@@ -214,10 +214,10 @@ def let_gloo_finish() -> None:
 
 
 def gloo_threads() -> list[str]:
-    """Return for each worker thread of gloo whether it sleeps and how often it has left a core."""
+    """Return the state and the number of context switches of each worker thread of gloo."""
     threads = []
     for task in Path("/proc/self/task").glob("*/status"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             status = task.read_text()
             if status.startswith("Name:\tpt_gloo"):
                 threads.append(

@@ -1,18 +1,18 @@
-"""Dense gradients averaged over ranks on CPUs by a reduce-scatter and an all-gather: what DDP's
-all-reduce does on GPUs.
+"""The average of dense gradients over ranks on CPUs, by a reduce-scatter and an all-gather. On GPUs
+DDP's all-reduce does the same.
 
     a bucket is full     reduce-scatter: the bucket is scaled by 1 / W and cut into W parts; part r
                          leaves for rank r (while backward goes on)
-    backward is over     all-gather: the ranks' gradients of the own part are added in rank order;
+    backward is over     all-gather: each rank adds all gradients of its own part in rank order;
                          the sum leaves for all ranks
     then                 all parts are there: DDP hands the bucket to the parameters
 
-A rank sends and receives 2 (W - 1) / W of a bucket, as in any all-reduce that wastes nothing.
-Through memory that the ranks share that is two copies each; through gloo's sockets the same bytes
-cost a core two to four times as much, and where every core runs a rank nothing hides that (measured
-on two ranks: 1.9 MB in 1.1 instead of 3.6 ms, 9.1 MB in 4.4 instead of 9.6). Gradients are added in
-the order of the ranks, where gloo's own all-reduce has another order from three ranks on: a run has
-the same bits with either transport.
+A rank sends and receives 2 (W - 1) / W of a bucket, the minimum of an all-reduce. In shared memory
+each byte is copied twice. Through gloo's sockets the same bytes take a core two to four times as
+long, and where every core runs a rank, nothing hides that time (measured on two ranks: 1.9 MB in
+1.1 instead of 3.6 ms, 9.1 MB in 4.4 instead of 9.6 ms). Gradients are added in rank order, but
+gloo's own all-reduce uses another order from three ranks on. So a run has the same bits with either
+transport.
 """
 
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ from recapp.transport.waits import Sent, Waits
 
 @dataclass(frozen=True)
 class _Bucket:
-    """A bucket whose gradients are being averaged."""
+    """A bucket of gradients during the average."""
 
     gradients: Tensor
-    """The flat gradients, to be replaced by their averages."""
+    """The flat gradients, which their averages replace."""
     message: Tensor
-    """The buffer in which they travel: the bucket, then the other ranks' shares of the own part."""
+    """The message buffer: the bucket, then the other ranks' shares of this rank's part."""
     reduce_scatter: Sent[None]
     """The exchange that runs during backward."""
     done: torch.futures.Future[Tensor]
@@ -47,10 +47,11 @@ class AverageOverRanks:
     AverageOverRanks(comm))`.
 
     Args:
-        comm: The ranks; it carries no other messages, as these have an order of their own.
+        comm: The communicator. It carries no other messages, because these have an order of their
+            own.
 
     Attributes:
-        waits: How long messages were under way, and how much of that backward has hidden.
+        waits: The time that messages were under way, and the part that backward hid.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -59,7 +60,7 @@ class AverageOverRanks:
         self.waits = Waits(("dense",))
         self._under_way: list[_Bucket] = []
         self._first = True
-        self.__name__ = self.__qualname__ = type(self).__name__  # DDP's log asks for it
+        self.__name__ = self.__qualname__ = type(self).__name__  # DDP logs the name
 
     def __call__(
         self,
@@ -71,10 +72,10 @@ class AverageOverRanks:
         DDP calls it in backward, in the same order on all ranks.
         """
         done = self.start(bucket.buffer())
-        # the first time DDP sends a static graph's buckets when backward is over, and waits
+        # in the first step of a static graph, DDP sends the buckets after backward, and waits
         if bucket.is_last() and self._first:
             self.finish()
-        elif bucket.is_last():  # when backward is over, before DDP waits
+        elif bucket.is_last():  # after backward, before DDP waits
             Variable._execution_engine.queue_callback(self.finish)
         self._first = self._first and not bucket.is_last()
         return done
@@ -106,7 +107,7 @@ class AverageOverRanks:
     def finish(self) -> None:
         """Finish averaging all tensors that were started, in their order. Every rank calls it.
 
-        For each it waits for the reduce-scatter, adds, and runs the all-gather.
+        For each tensor, wait for the reduce-scatter, add the parts, and run the all-gather.
         """
         under_way = self._under_way
         self._under_way = []
@@ -118,7 +119,7 @@ class AverageOverRanks:
             bucket.done.set_result(bucket.gradients)
 
     def _start_all_gather(self, bucket: _Bucket) -> Sent[None]:
-        """Wait for the reduce-scatter, add the own part in rank order, start the all-gather."""
+        """Wait for the reduce-scatter, add this rank's part in rank order, start the all-gather."""
         world = self.comm.world
         me = self.comm.rank
         n = len(bucket.gradients)
@@ -142,15 +143,15 @@ def _parts(numel: int, world: int) -> list[Span]:
 
 
 def _arrival_span(numel: int, own: int, source: int, me: int) -> Span:
-    """Return the span of a message where another rank's share of this rank's part arrives.
+    """Return the span of the message in which another rank's share of this rank's part arrives.
 
-    It is behind the bucket itself, and empty for this rank.
+    The span lies behind the bucket. It is empty for this rank.
 
     Args:
-        numel: The elements of the bucket.
-        own: The elements of this rank's part.
-        source: The other rank.
-        me: This rank.
+        numel: The number of elements of the bucket.
+        own: The number of elements of this rank's part.
+        source: The number of the other rank.
+        me: The number of this rank.
     """
     if source == me:
         return numel, numel
@@ -159,6 +160,6 @@ def _arrival_span(numel: int, own: int, source: int, me: int) -> Span:
 
 
 def hook_of(module: torch.nn.Module) -> AverageOverRanks | None:
-    """Return the `AverageOverRanks` that is registered with a module that DDP wraps, or None."""
+    """Return the `AverageOverRanks` hook of a DDP module, or None."""
     hooks = [hook for hook, _ in getattr(module, "_comm_hooks", [])]
     return next((hook for hook in hooks if isinstance(hook, AverageOverRanks)), None)

@@ -1,4 +1,4 @@
-"""The process group of ranks that are no training: those of a server."""
+"""The process group of the ranks of a server."""
 
 import os
 
@@ -13,22 +13,23 @@ from recapp.transport.pulse import Pulses
 
 
 def join_ranks(here: RankInfo, device: torch.device) -> tuple[Comm, Comm, Pulses]:
-    """Join all ranks that the environment names. Every rank calls it.
+    """Join the process group of all ranks that the environment names. Every rank calls it.
 
     Args:
-        here: This rank, as the environment says.
-        device: Where this rank computes.
+        here: This rank, from the environment.
+        device: The device of this rank.
 
     Returns:
-        The ranks for words between batches, and for the messages of tables, by the fastest
-        transport. Both wait for a silent rank as long as torch does, because comparing the
-        checksums of large tables takes minutes; one that has ended is noticed at once. The third
-        are the pulses, which tell a rank that is stopped from one that is busy.
+        Two communicators and the pulses. The first communicator carries the commands between
+        batches, the second the messages of tables, over the fastest transport. Both have torch's
+        timeout for a silent rank, because comparing the checksums of large tables takes minutes;
+        they notice at once when a rank has ended. The pulses distinguish a stopped rank from a busy
+        one.
     """
     dist.init_process_group("gloo")
     group = dist.new_group(backend="nccl" if device.type == "cuda" else "gloo")
-    # a connection of its own: that of the process group may be waiting
+    # a connection of its own: the connection of the process group may block
     store = TCPStore(here.address, here.port, is_master=False)
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun reuses its store
     pulses = Pulses(PrefixStore(f"recapp/pulse/{start}", store), here.rank, here.world)
     return Comm(), make_comm(group, device), pulses

@@ -1,5 +1,5 @@
-"""What travels: the counts with a header per rank, and one flat buffer for both directions of a
-batch.
+"""The messages of a batch: the counts with a header per rank, and one flat buffer for both
+directions.
 
 `MessageLayout` lays a buffer out so that requests, answers and gradients use the same offsets:
 
@@ -9,8 +9,8 @@ batch.
     a chunk per rank; in it a block per group, replicated groups last: they are not answered, so
     answers are a prefix of each chunk
 
-What a rank requests of itself is written where it is read. Elements are ids in the first message,
-vectors' numbers in the other two.
+A rank writes its requests to itself where it reads them. Elements are ids in the first message, and
+numbers of the vectors in the other two messages.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,16 +24,16 @@ from recapp.kernels.links import Counts
 from recapp.sparse.transfer import to_device, to_host
 from recapp.transport.communicator import Comm, Span
 
-# status, rows in this batch, wanted, sample weights, pair and id of the first id outside its table
+# status, rows of the batch, wanted, sample weights, pair and id of the first id outside its table
 HEADER = 6
 
 
 @dataclass(slots=True)
 class Header:
-    """What ranks send each other with the counts of every batch, and nowhere else.
+    """The control data that ranks send each other, only with the counts of a batch.
 
-    `wanted` is what this rank asks of all (a stop, a save; bits are the caller's); `rows_W` and
-    `wanted_W` are those of all ranks with the last batch.
+    `wanted` has bits, defined by the caller, for the wishes of this rank: a stop or a save on all
+    ranks. `rows_W` and `wanted_W` are the values of all ranks in the last batch.
     """
 
     wanted: int = 0
@@ -44,24 +44,24 @@ class Header:
 def swap_counts(
     comm: Comm, header: Sequence[int], counts_WG3: Counts
 ) -> Callable[[], tuple[Counts, Counts]]:
-    """Start to send each rank the counts of what is requested of it, and all ranks this rank's
-    header.
+    """Start to send each rank the counts of the requests to it, and all ranks the header of this
+    rank.
 
     Args:
         comm: Communicator of the ranks.
-        header: This rank's `HEADER` numbers.
-        counts_WG3: Rows, vectors and words requested of each rank, by group.
+        header: The `HEADER` numbers of this rank.
+        counts_WG3: The numbers of rows, vectors and words requested of each rank, by group.
 
     Returns:
-        A function that waits for [W, HEADER] headers and the [W, G, 3] counts that each rank
-        requests of this one.
+        A function that waits for the headers [W, HEADER] and the counts [W, G, 3] of the requests
+        of each rank to this rank.
     """
     world = comm.world
     n = HEADER + counts_WG3[0].size
     out = np.concatenate(
         [np.tile(np.asarray(header, np.int64), (world, 1)), counts_WG3.reshape(world, -1)], 1
     )
-    # a rank alone stays at home
+    # a single rank sends nothing, so its counts stay on the CPU
     both = to_device(np.concatenate([out, out]), comm.device if world > 1 else torch.device("cpu"))
     wait = comm.swap(
         both.view(-1),
@@ -77,16 +77,16 @@ def swap_counts(
 
 
 class MessageLayout:
-    """Offsets in one flat buffer of what this rank requests and of what it serves.
+    """Offsets in one flat buffer, of the requests of this rank and of the requests that it serves.
 
     Args:
-        asked_WG: Elements this rank requests of each rank, by group.
-        served_WG: Elements each rank requests of this one, by group.
+        asked_WG: The number of elements that this rank requests of each rank, by group.
+        served_WG: The number of elements that each rank requests of this rank, by group.
         rank: This rank.
-        answered: How many groups are answered, the first ones.
+        answered: The number of groups that are answered; they are the first.
 
-    `asked_WG1[w, g]` .. `asked_WG1[w, g + 1]` is what this rank requests of rank w in group g;
-    `served_WG1` likewise.
+    `asked_WG1[w, g]` .. `asked_WG1[w, g + 1]` is the span of this rank's requests to rank w in
+    group g. `served_WG1` has the spans of the requests that this rank serves.
     """
 
     def __init__(self, asked_WG: Counts, served_WG: Counts, rank: int, answered: int) -> None:
@@ -115,36 +115,38 @@ class MessageLayout:
 
 
 class Buffers:
-    """Message memory that stays: a fresh buffer costs a page fault per 4 KB, more than the
-    arithmetic done in it (measured).
+    """Message buffers that are reused. A fresh buffer costs a page fault per 4 KB, which takes
+    longer than the arithmetic on the data (measured).
 
-    A buffer is lent to one message and given back when the message was used, so messages in flight
-    never share one.
+    A buffer is lent to one message and given back after the message was used. So messages in flight
+    never share a buffer.
     """
 
     def __init__(self) -> None:
         self._free: list[Tensor] = []
 
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Lend a flat buffer of `numel` elements, contents undefined."""
+        """Lend a flat buffer of `numel` elements with undefined contents."""
         for i, held in enumerate(self._free):
             if held.dtype == dtype and held.device == device and held.numel() >= numel:
                 return self._free.pop(i)[:numel]
-        # all of this type are too small now
+        # all free buffers of this type are too small
         self._free = [b for b in self._free if b.dtype != dtype][-8:]
         return self._fresh(numel, dtype, device)[:numel]
 
     @staticmethod
     @torch.inference_mode(False)
     def _fresh(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory made in inference mode could not be written outside of it."""
+        """Return a new buffer, made outside of inference mode: else code outside could not write to
+        it.
+        """
         return torch.empty(numel + numel // 5 + 64, dtype=dtype, device=device)
 
     def give_back(self, buffer: Tensor) -> None:
-        """Take a buffer back, to be lent again. The caller keeps no view."""
+        """Take a buffer back, to lend it again. The caller may keep no view."""
         base = buffer._base if buffer._base is not None else buffer
         self._free.append(base)
 
     def free(self) -> Sequence[Tensor]:
-        """Return the buffers that are lent to no message now."""
+        """Return the buffers that are not lent now."""
         return self._free

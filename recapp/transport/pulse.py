@@ -1,10 +1,10 @@
-"""Whether other ranks still run: each counts on, whatever else it does.
+"""Pulses show whether other ranks still run: each rank counts all the time, during any other work.
 
     rank 1   counts 17, 18, 19            a number of its own in the store where the ranks met
     rank 0   reads  17, 18, 18, 18, 18    rank 1 has not answered for 3 s
 
-A message to a rank that is stopped would hold up whoever sends it, for half an hour. Nobody waits
-for a number, and a thread of its own counts while a model is loaded, which takes minutes.
+A message to a stopped rank would block the sender for half an hour. No rank waits for a number. A
+separate thread counts, so the count goes on while a model is loaded, which takes minutes.
 """
 
 import threading
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 PULSE_SECONDS = 1.0
 QUIET_SECONDS = (
-    5.0  # until nobody should ask any more: longer than a busy machine holds a thread up
+    5.0  # silent for so long, a rank is an obstacle: longer than a busy machine delays a thread
 )
-SILENT_SECONDS = 30.0  # until a rank is given up: three looks of a Kubernetes probe
+SILENT_SECONDS = 30.0  # silent for so long, a rank is lost: three looks of a Kubernetes probe
 
 
 class Pulses:
-    """The count of each rank.
+    """The counts of all ranks.
 
     Args:
-        store: Where the numbers lie.
+        store: The store of the counts.
         rank: The number of this rank.
         world: The number of ranks.
-        pulse_seconds: How often a rank counts, and how often counts are read.
-        quiet_seconds: How long a rank may be silent before it is an obstacle.
-        silent_seconds: How long it may be silent before it is lost.
+        pulse_seconds: The interval at which a rank counts, and reads the counts of the others.
+        quiet_seconds: The time of silence after which a rank is an obstacle.
+        silent_seconds: The time of silence after which a rank is lost.
     """
 
     def __init__(
@@ -56,25 +56,27 @@ class Pulses:
         self._ended = threading.Event()
 
     def show(self) -> None:
-        """Count from now on."""
+        """Start to count."""
         threading.Thread(target=self._show, name="pulse", daemon=True).start()
 
     def watch(self, lost: Callable[[RankError], object]) -> None:
-        """Read the counts of all other ranks from now on.
+        """Start to read the counts of all other ranks.
 
         Args:
-            lost: Called once, when one of them is lost.
+            lost: Called once, when a rank is lost.
         """
         threading.Thread(target=self._watch, args=(lost,), name="pulse", daemon=True).start()
 
     def obstacle(self) -> str:
-        """Return which rank has not answered for how long, where that matters; else nothing."""
+        """Return a text that names a rank silent for `quiet_seconds` and the time of its silence;
+        empty where no rank is silent.
+        """
         if self._silent is None or self._silent[0] < self._quiet_seconds:
             return ""
         return _words(*self._silent)
 
     def end(self) -> None:
-        """Count and read no more."""
+        """Stop counting and reading."""
         self._ended.set()
 
     def _show(self) -> None:
@@ -94,7 +96,9 @@ class Pulses:
                 return
 
     def _count(self, rank: int, more: int) -> int | None:
-        """Add to a rank's number and return it; None where the store is gone with its process."""
+        """Add to the count of a rank and return the count; None where the process of the store has
+        ended.
+        """
         try:
             return self._store.add(str(rank), more)
         except RuntimeError:

@@ -1,21 +1,21 @@
-"""Messages through shared memory, compiled: a ring of bytes from each rank to each other one, two
-counters, no locks.
+"""Compiled transport through shared memory: a ring of bytes from each rank to each other rank, with
+two counters and no locks.
 
     sent     bytes written to the ring so far: a counter that the sender sets after writing
     taken    bytes read from it so far: a counter that the receiver sets after reading
     ring     |....oooooooo......|     o: sent - taken bytes that wait,
                                       the next to be read at `taken % size`
 
-A message passes piece by piece as there is room, so it may have any size; both ends know its
-length, so it has no header. The counters step over the rest of its last cache line, so that every
-message begins on a line.
+A message passes in pieces as the ring has room, so a message may have any size. Both ends know the
+length, so a message has no header. The counters skip the rest of the last cache line, so that every
+message begins at a cache line.
 
-A lane is this rank's end of a ring: lane r sends to rank r, lane W + r receives from it. Work is a
-list of messages in order; those of one lane go one after the other. Only addresses are handled
-here: the caller keeps the memory alive.
+A lane is this rank's end of a ring: lane r sends to rank r, lane W + r receives from rank r. Work
+is a list of messages in order; messages of one lane pass one after the other. This file handles
+only addresses: the caller keeps the memory alive.
 
-Counters are read with acquire and written with release order, so whoever sees a counter move sees
-the bytes too, on every processor. Importing this file needs numba.
+Counters are read with acquire order and written with release order. So a rank that sees a new
+counter also sees the bytes, on every processor. Importing this file needs numba.
 """
 
 from typing import Any
@@ -29,18 +29,18 @@ from numpy.typing import NDArray
 from recapp.kernels.numba_cache import kept_on_disk
 
 LINE = 64  # bytes of a cache line
-# copied before the counter is set: one core copies a piece out while the other copies the next in
+# bytes per update of the counter: one core copies a piece out while the other copies the next in
 PIECE_BYTES = 1 << 18
-SPINS = 200  # looks in vain before the core is offered to others: microseconds
-# looks in vain before `pump` returns to Python, which handles signals: some 30 microseconds, or the
+SPINS = 200  # vain looks before the thread yields its core: microseconds
+# vain looks before `pump` returns to Python, which handles signals: some 30 microseconds, or the
 # time of 50 other threads
 LOOKS = SPINS + 50
-TURN_BYTES = 1 << 26  # bytes moved before `pump` returns to Python: some ten milliseconds
-# how `pump` ended
-DONE = 0  # the wanted messages have passed
+TURN_BYTES = 1 << 26  # bytes moved before `pump` returns to Python: about ten milliseconds
+# the results of `pump`
+DONE = 0  # all messages of the swap have passed
 MOVED = 1  # bytes were moved, but others are left
 IDLE = 2  # nothing could be moved
-# columns of the work: which lane, address, bytes still to move, which swap it belongs to
+# columns of the work: number of the lane, address, bytes left to move, number of the swap
 LANE = 0
 ADDRESS = 1
 LEFT = 2
@@ -97,7 +97,9 @@ def _copy(_typing: Any, _to: Any, _source: Any, _count: Any) -> Any:
 
 @njit(nogil=True, cache=kept_on_disk())
 def _advance(message: Numbers, lane: Numbers, sends: bool, ring_bytes: int) -> int:
-    """Move one piece of a message if the ring has room or bytes for it; return the bytes moved."""
+    """Move one piece of a message if the ring has room or bytes for it. Return the number of bytes
+    moved.
+    """
     mine = _load(lane[MINE])
     theirs = _load(lane[THEIRS])
     left = message[LEFT]
@@ -120,15 +122,15 @@ def _advance(message: Numbers, lane: Numbers, sends: bool, ring_bytes: int) -> i
 def pump(
     work_N4: Numbers, lanes_L3: Numbers, busy_L: Numbers, ring_bytes: int, swap: int, looks: int
 ) -> int:
-    """Move bytes until one swap's messages have all passed.
+    """Move bytes until all messages of one swap have passed.
 
     Args:
-        work_N4: The messages [N, 4], in order; what is left of them is written back.
+        work_N4: The messages [N, 4], in order. `pump` updates the addresses and the bytes left.
         lanes_L3: The lanes [2 W, 3]: the sending and receiving ends of this rank's rings.
-        busy_L: Scratch memory for a number per lane.
+        busy_L: Scratch memory with a number per lane.
         ring_bytes: The size of a ring, in whole cache lines.
-        swap: The number of the swap to wait for; messages of others are moved on the way.
-        looks: How often to look in vain before returning.
+        swap: The number of the swap to wait for. Messages of other swaps move meanwhile.
+        looks: The number of vain looks before the return.
 
     Returns:
         `DONE`; else `MOVED` or `IDLE`, after which the caller checks for signals and ended ranks

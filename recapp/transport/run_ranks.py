@@ -1,4 +1,4 @@
-"""Ranks on this machine by one call, from a notebook, a script or a test:
+"""Start ranks on this machine by one call, from a notebook, a script or a test:
 
     def work(rows):
         return dist.get_rank() * rows
@@ -32,30 +32,31 @@ Result = TypeVar("Result")
 def run_ranks(
     function: Callable[..., Result], *args: Any, ranks: int = 2, timeout: float | None = None
 ) -> list[Result]:
-    """Call a function on several ranks of this machine and return what each rank returns.
+    """Call a function on several ranks of this machine and return the result of each rank.
 
-    Ranks are forks of this process: the function may be defined anywhere, in a cell of a notebook,
-    too, and finds everything as it is here when the ranks start; what it changes stays in its rank.
-    Each computes on one thread, is in a process group of gloo with the others, and begins with the
-    random numbers of this process. What a rank prints is printed here, line by line. If one fails,
-    or Ctrl-C ends this call, all are ended.
+    Ranks are forks of this process. So the function may be defined anywhere, also in a cell of a
+    notebook, and finds all objects of this process as they are at the start of the ranks. Changes
+    stay in their rank. Each rank computes on one thread, is in a process group of gloo with the
+    others, and begins with the random state of this process. The output of a rank is printed here,
+    line by line. If one rank fails, or Ctrl-C ends this call, all ranks are ended.
 
     Args:
-        function: What every rank calls; `torch.distributed.get_rank()` tells it which one it is.
-        args: Its arguments. They are not copied for the ranks, which share the memory of this
-            process until they write.
+        function: The function that every rank calls; `torch.distributed.get_rank()` returns the
+            number of the rank.
+        args: The arguments of the function. They are not copied for the ranks, which share the
+            memory of this process until they write.
         ranks: The number of ranks.
         timeout: The seconds after which ranks that have not returned are ended; None: never.
 
     Returns:
-        The results in the order of the ranks. They are pickled on their way here: a tensor is
-        copied, a sharded model cannot leave its rank.
+        The results in rank order. Results are pickled: a tensor is copied, and a sharded model
+        cannot leave its rank.
 
     Raises:
-        ConfigError: An argument has a value that it may not have.
-        LaunchError: This process cannot be forked: it is a rank, or has used a GPU. Or a rank has
-            raised an exception (the cause of the error; its traceback is a note), has died, or
-            time was up. Errors of recapp itself keep their class.
+        ConfigError: An argument has a value that is not allowed.
+        LaunchError: This process cannot be forked, because it is a rank or has used a GPU. Or a
+            rank raised an exception (the cause of this error; a note has the traceback), died, or
+            reached the timeout. Errors of recapp itself keep their class.
     """
     if not callable(function):
         raise ConfigError(f"function={function!r}: give what every rank calls, not its result")
@@ -83,7 +84,7 @@ def _check_this_process() -> None:
     """Check that this process can be forked into ranks.
 
     Raises:
-        LaunchError: It cannot.
+        LaunchError: This process is a rank, or has used a GPU.
     """
     if started_externally() or dist.is_initialized():
         raise LaunchError(

@@ -1,17 +1,17 @@
-"""`Comm.swap` between ranks of one host through memory that they share: a copy in, a copy out, no
-socket and no other thread.
+"""`Comm.swap` between ranks of one host through shared memory: one copy in, one copy out, no socket
+and no other thread.
 
     rank 0's file | counters | ring to 1 | ring to 2 |    each rank owns one and writes its messages
     rank 1's file | counters | ring to 0 | ring to 2 |    there; the others map its counters and the
     rank 2's file | counters | ring to 0 | ring to 1 |    ring that leads to them
 
-The file is a `memfd`: it has no name, so nothing is left of it however a rank ends, and it needs no
-room in /dev/shm, which often has 64 MB in a container. Peers open it through /proc while the owner
-is there. Its pages are reserved before they are used: memory that runs out is an error here and not
-a SIGBUS later. Everything but `swap` stays with the process group.
+The file is a `memfd`. It has no name, so nothing is left of it after any end of a rank, and it
+needs no room in /dev/shm, which often has 64 MB in a container. Peers open it through /proc while
+the owner runs. Its pages are reserved before their use: too little memory is an error at the start,
+and not a SIGBUS later. All functions but `swap` use the process group.
 
-A rank that waits looks for some microseconds, then offers its core to others, then sleeps between
-looks. In between Python handles signals, and peers that have died are noticed.
+A waiting rank polls for some microseconds, then yields its core to other threads, then sleeps
+between looks. Meanwhile Python handles signals, and the rank notices peers that have died.
 """
 
 import mmap
@@ -34,14 +34,14 @@ from recapp.processes.process_status import SecondsSeen
 from recapp.transport.communicator import Comm, Span
 from recapp.transport.ring import DONE, IDLE, LANE, LEFT, LINE, LOOKS, SWAP, pump
 
-FILE_NAME = "recapp"  # as /proc shows it
-# stays in the caches; with 1 to 8 MiB a swap of 13 MB took the time of its two copies
+FILE_NAME = "recapp"  # the name in /proc
+# fits in the caches; with 1 to 8 MiB a swap of 13 MB took the time of its two copies
 RING_BYTES = 8 << 20
-RINGS_BYTES = 32 << 20  # of one rank, at most
-COUNTER_BYTES = 2 * LINE  # from one counter to the next, as processors fetch lines in pairs
+RINGS_BYTES = 32 << 20  # the most that all rings of a rank take
+COUNTER_BYTES = 2 * LINE  # from one counter to the next, because processors fetch lines in pairs
 PATIENCE_SECONDS = default_pg_timeout.total_seconds()  # gloo's; `launch.timeout` replaces it
-LOOK_SECONDS = 1e-3  # a rank looks in vain for so long before it sleeps between looks
-REST_SECONDS = (5e-5, 1e-3)  # limits of such a sleep, which is a twentieth of the time waited
+LOOK_SECONDS = 1e-3  # a rank polls for this time before it sleeps between looks
+REST_SECONDS = (5e-5, 1e-3)  # limits of a sleep, which takes 1 / 20 of the time waited so far
 
 
 def ring_bytes(world: int) -> int:
@@ -62,8 +62,8 @@ class SharedMemoryComm(Comm):
     """`Comm` whose `swap` goes through memory that the ranks share.
 
     Args:
-        group: The ranks: more than one, on one host, which see each other's processes.
-        patience_s: The seconds without any byte moved after which a rank stops to wait.
+        group: The process group: several ranks on one host, in one process namespace.
+        patience_s: The timeout: the seconds without a moved byte after which a rank stops waiting.
 
     Raises:
         LaunchError: The memory cannot be reserved or shared; it is raised on all ranks.
@@ -76,16 +76,16 @@ class SharedMemoryComm(Comm):
         self.transport = "shared_memory"
         self.patience_s = patience_s
         self._mapped: list[mmap.mmap] = []
-        # file descriptors of the peers' processes, to see them end
+        # file descriptors of the peers' processes, to notice their end
         self._process_W: list[int] = [-1] * self.world
         weakref.finalize(self, _close, self._process_W)
         self._lanes_L3 = np.zeros((2 * self.world, 3), np.int64)
         self._busy_L = np.zeros(2 * self.world, np.int64)
         self._work_N4 = np.zeros((0, 4), np.int64)
-        self._swaps = 0  # begun so far
+        self._swaps = 0  # started so far
         self._buffers = dict[int, Tensor]()  # of the swaps under way
         self._ring_bytes = ring_bytes(self.world)
-        self._pump(0, looks=0)  # compiles, or reads what was compiled: now and not in a step
+        self._pump(0, looks=0)  # compiles, or reads the compiled code: now and not in a step
         with ExitStack() as opened:
             file_W = self._on_all_ranks(partial(self._reserve, opened))
             self._on_all_ranks(partial(self._map, file_W))
@@ -95,7 +95,7 @@ class SharedMemoryComm(Comm):
         return SharedMemoryComm(self.group, self.patience_s)
 
     def _on_all_ranks(self, step: Callable[..., tuple[int, int]]) -> list[tuple[int, int]]:
-        """Run a step of setting up, and return every rank's result.
+        """Run a step of the set-up, and return the results of all ranks.
 
         Raises:
             LaunchError: The step failed on a rank; it is raised on all ranks.
@@ -112,14 +112,16 @@ class SharedMemoryComm(Comm):
         return result_W
 
     def _reserve(self, opened: ExitStack) -> tuple[int, int]:
-        """Make this rank's file; return process and descriptor, by which the others open it."""
+        """Make the file of this rank. Return the process id and the descriptor with which the
+        others open it.
+        """
         file = os.memfd_create(FILE_NAME)
         opened.callback(os.close, file)
         os.posix_fallocate(file, 0, file_bytes(self.world))
         return os.getpid(), file
 
     def _map(self, file_W: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """Map this rank's file, and of the others' files the counters and the rings to this rank.
+        """Map the file of this rank, and of the other files the counters and the ring to this rank.
 
         Args:
             file_W: The process and descriptor of each rank's file.
@@ -155,7 +157,7 @@ class SharedMemoryComm(Comm):
     def _view(self, file: int, offset: int, length: int) -> int:
         """Map a part of a file and return its address.
 
-        Child processes do not inherit it: a data worker would keep it alive.
+        Child processes do not inherit the mapping, because a data worker would keep it alive.
         """
         mapped = mmap.mmap(file, length, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=offset)
         mapped.madvise(mmap.MADV_DONTFORK)
@@ -165,8 +167,8 @@ class SharedMemoryComm(Comm):
     def swap(
         self, buffer: Tensor, send_W: Sequence[Span], recv_W: Sequence[Span]
     ) -> Callable[[], None]:
-        """See `Comm`. What the rings have room for is sent at once; the rest moves while this swap
-        or a later one is waited for.
+        """See `Comm`. Bytes that fit into the rings are sent at once. The rest moves during the
+        wait for this or a later swap.
         """
         self.calls += 1
         self._swaps += 1
@@ -194,10 +196,10 @@ class SharedMemoryComm(Comm):
         return state
 
     def _finish(self, swap: int) -> None:
-        """Wait for a swap; messages of earlier ones are moved on the way.
+        """Wait for a swap. Messages of earlier swaps move meanwhile.
 
         Raises:
-            RankError: A rank that it needs has ended, or nothing has moved for `patience_s`.
+            RankError: A rank of the swap has ended, or no byte has moved for `patience_s`.
         """
         idle: SecondsSeen | None = None
         ended: set[int] = set()
@@ -206,7 +208,7 @@ class SharedMemoryComm(Comm):
                 idle = None
                 continue
             needed = self._needed(swap)
-            if needed & ended:  # and what it had sent before is read by now
+            if needed & ended:  # all bytes that it had sent are read by now
                 raise RankError(
                     f"rank {min(needed & ended)} has ended while rank {self.rank} waited for it"
                 )
@@ -224,12 +226,12 @@ class SharedMemoryComm(Comm):
         self._buffers = {n: buffer for n, buffer in self._buffers.items() if n in under_way}
 
     def _needed(self, swap: int) -> set[int]:
-        """Return the ranks to or from which bytes of a swap have still to move."""
+        """Return the ranks to or from which bytes of a swap have yet to move."""
         rest = (self._work_N4[:, SWAP] == swap) & (self._work_N4[:, LEFT] > 0)
         return set((self._work_N4[rest, LANE] % self.world).tolist())
 
     def _ended(self, ranks: set[int]) -> set[int]:
-        """Return those of the ranks whose process has ended."""
+        """Return the ranks whose process has ended."""
         poll = select.poll()
         for r in ranks:
             poll.register(self._process_W[r], select.POLLIN)

@@ -1,33 +1,32 @@
-"""The stream that copies a batch to a GPU and runs its input exchange, beside the stream that
-computes.
+"""The side stream: it copies a batch to a GPU and runs its input exchange, in parallel to the
+compute stream.
 
     side    | copy 1, route 1 |  | ids 1, serve 1 | copy 2, route 2 |  | ids 2, serve 2 |
     compute | step 0 .......................      | step 1 .................................| step 2
                                                   ^ waits for the side                      ^
 
-Every input exchange runs on the side stream, whether it was started ahead or not, so the tensors
-that it keeps (buffers of ids, offsets of bags) are written by one stream only and need no
-synchronisation. Tensors that one stream makes and the other uses follow one rule in each direction:
+Every input exchange runs on the side stream, in look-ahead or not. So only one stream writes the
+tensors that an exchange keeps (buffers of ids, offsets of bags), and they need no synchronisation.
+Tensors that one stream makes and the other uses follow one rule in each direction:
 
-- From side to compute: `hand_over`. Compute waits for the side, and each tensor is recorded on it
-  (`record_stream`): when it is freed, wherever that happens, the allocator gives its memory away
-  only after the work that compute had by then.
-- From compute to side: `follow`, before an exchange that is not ahead of its turn reads what
-  compute has made. One that is ahead reads nothing of compute's but what was there before the epoch
-  (`LookAhead` follows once when it begins): to wait for compute in every step is what this stream
-  exists to avoid. Compute may write such tensors again after `hand_over`, which comes at the end of
-  every exchange.
+- From side to compute: `hand_over`. Compute waits for the side stream, and each tensor is recorded
+  on compute (`record_stream`). So after the tensor is freed, the allocator reuses its memory only
+  when compute has done the work that it had at that time.
+- From compute to side: `follow`, before an exchange outside of look-ahead reads tensors of compute.
+  An exchange in look-ahead reads only tensors from before the epoch (`LookAhead` calls `follow`
+  when the epoch begins), because this stream exists to avoid a wait for compute in every step.
+  Compute may write such tensors again after `hand_over`, at the end of every exchange.
 
-NCCL: operations of one communicator run in the order in which they were issued; each waits for the
-stream that is current when it is issued, and `wait()` makes the then current stream wait. Both are
-called on the stream that made the buffer: side for counts and ids, compute for vectors and
-gradients.
+NCCL: operations of one communicator run in the order of their calls. Each operation waits for the
+stream that is current at the call. `wait()` blocks the stream that is current at the call of
+`wait()`. Both are called on the stream that made the buffer: side for counts and ids, compute for
+vectors and gradients.
 
-Tables whose rows come and go (`finds_rows`) have no side stream (`Comm.work_in_order`): an exchange
-gives rows to new keys, takes those that the last update has freed, and may move all to larger
-memory, so it would have to wait for compute in every step.
+Tables whose rows come and go (`finds_rows`) have no side stream (`Comm.work_in_order`). Their
+exchange gives rows to new keys, reuses rows that the last update freed, and may move all rows to
+larger memory. So it would have to wait for compute in every step.
 
-The host waits for counts on the side stream alone, while compute still has work.
+The host waits for counts only on the side stream, while compute still has work.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -44,30 +43,30 @@ _HERE = nullcontext()
 
 
 class SideStream:
-    """The side stream of a CPU, which has none: work is done when it is called."""
+    """The side stream of a CPU, which has no streams: work runs at its call."""
 
     overlaps = False
-    """Whether work on it runs while the host and the other stream go on."""
+    """Whether work on the side stream runs in parallel to the host and the other stream."""
 
     def beside(self) -> AbstractContextManager[Any]:
-        """Return a context manager inside which work goes to the side stream; it may be nested."""
+        """Return a context manager that sends work to the side stream. It may be nested."""
         return _HERE
 
     def follow(self) -> None:
-        """Have the side's work from now on wait for all work that the current stream has by now."""
+        """Make later work of the side stream wait for all work that the current stream has now."""
 
     def mark(self) -> Any:
-        """Return a mark of this point of the side stream's work, for `hand_over`."""
+        """Return a mark of this point in the work of the side stream, for `hand_over`."""
         return None
 
     def hand_over(self, made: Any, mark: Any = None) -> None:
-        """Have the current stream's work from now on wait for the side's, so that it may use what
-        the side has made.
+        """Make later work of the current stream wait for the side stream, so that it may use
+        tensors that the side stream made.
 
         Args:
             made: The tensors, in lists, tuples, mappings, iterators and dataclasses of any depth,
-                or things with `record_stream`.
-            mark: Wait only for the work up to this mark; None waits for all that the side has by
+                or objects with `record_stream`.
+            mark: The mark up to which to wait; None waits for all work that the side stream has
                 now.
         """
 
@@ -77,7 +76,7 @@ class GpuSideStream(SideStream):
 
     Args:
         stream: The stream.
-        current: Returns the stream that work goes to now.
+        current: Returns the current stream.
         use: Returns a context manager that makes a stream the current one.
     """
 
@@ -98,7 +97,7 @@ class GpuSideStream(SideStream):
         return self._use(self._stream)
 
     def follow(self) -> None:
-        """See `SideStream`; it does nothing where the side stream itself is current."""
+        """See `SideStream`. Do nothing where the side stream itself is current."""
         if (current := self._current()) != self._stream:
             self._stream.wait_stream(current)
 
@@ -117,7 +116,8 @@ class GpuSideStream(SideStream):
 def side_stream(device: torch.device) -> SideStream:
     """Return the side stream of a device.
 
-    Its work is short and the host waits for it, so it has priority over what compute has queued.
+    The work of the side stream is short and the host waits for it, so the stream has priority over
+    the queued work of compute.
     """
     if device.type != "cuda":
         return SideStream()
@@ -126,9 +126,9 @@ def side_stream(device: torch.device) -> SideStream:
 
 
 def _with_memory(thing: Any) -> Iterator[Any]:
-    """Yield the tensors on a GPU in a nested thing, and objects that record a stream themselves.
+    """Yield the GPU tensors in a nested object, and the objects that record a stream themselves.
 
-    Objects with `to`, which Lightning moves to the device, are searched as well.
+    Search objects with `to`, too, because Lightning moves them to the device.
     """
     if isinstance(thing, Tensor):
         if not on_host(thing):

@@ -1,11 +1,11 @@
-"""How much of an exchange is hidden: for how long messages were under way, and for how long of that
-the host was waiting.
+"""The hidden share of an exchange: the time that messages were under way, and the part of that time
+in which the host waited.
 
     sent                                  wanted      there
      |------- the host does other work -----|-- waits --|
 
-The share of the first part in the whole is hidden. Of a message for which the host does not wait,
-but a stream of a GPU, nothing is known here, and nothing is counted.
+The first part, divided by the whole, is the hidden share. Messages for which a GPU stream waits
+instead of the host are not counted, because the host cannot measure them.
 """
 
 import time
@@ -19,19 +19,19 @@ class Sent(NamedTuple, Generic[Arrived]):
     """A message under way."""
 
     since: float
-    """When it was sent, in seconds of `time.perf_counter`."""
+    """The time of sending, in seconds of `time.perf_counter`."""
     arrive: Callable[[], Arrived]
-    """A function that waits for it and returns what has arrived."""
+    """A function that waits for the message and returns its contents."""
 
 
 class Waits:
-    """The time that messages were under way and waited for since the start, by phase.
+    """The times since the start that messages were under way and that the host waited, by phase.
 
     Args:
         phases: The names of the phases in which the host waits.
 
     Attributes:
-        waited_s: The seconds that the host waited, by phase.
+        waited_s: The seconds in which the host waited, by phase.
         under_way_s: The seconds from sending to arrival, by phase.
     """
 
@@ -41,16 +41,16 @@ class Waits:
 
     @staticmethod
     def sent(arrive: Callable[[], Arrived]) -> Sent[Arrived]:
-        """Return the record of a message that has just been sent.
+        """Return the record of a message that was just sent.
 
         Args:
-            arrive: Waits for the message and returns what has arrived.
+            arrive: Waits for the message and returns its contents.
         """
         return Sent(time.perf_counter(), arrive)
 
     def arrived(self, phase: str, message: Sent[Arrived]) -> Arrived:
-        """Wait for a message, count the time for a phase in which the host waits, and return what
-        has arrived.
+        """Wait for a message and return its contents. Count the time if the host waits in this
+        phase.
         """
         if phase not in self.waited_s:
             return message.arrive()
@@ -62,8 +62,8 @@ class Waits:
         return arrived
 
     def hidden(self) -> dict[str, float]:
-        """Return for each phase that had messages the share of their time under way in which the
-        host did other work.
+        """Return the hidden share of each phase with messages: the part of their time under way in
+        which the host did other work.
         """
         return {
             phase: 1 - self.waited_s[phase] / seconds
@@ -73,7 +73,7 @@ class Waits:
 
 
 def mean_hidden(waits: Iterable[Waits]) -> dict[str, float]:
-    """Return by phase what `Waits.hidden` returns, of several exchanges the mean."""
+    """Return the mean of `Waits.hidden` over several exchanges, by phase."""
     shares: dict[str, list[float]] = {}
     for one in waits:
         for phase, share in one.hidden().items():

@@ -29,7 +29,7 @@ class CollectionWrapper(nn.Module):
         return found
 
     def over(self: W, collection: nn.Module) -> W:
-        """Return a shallow copy of this module around another collection, such as the sharded one."""
+        """Return a shallow copy of this module around another collection, as the sharded one."""
         made = copy.copy(self)
         made._modules = dict(self._modules)
         setattr(made, self.holds, collection)

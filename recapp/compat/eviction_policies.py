@@ -38,7 +38,7 @@ class MCHEvictionPolicy(ABC):
     """
 
     keeps: ClassVar[tuple[str, ...]]
-    """The values that the table keeps for each row: its count, the step of its last use, or both."""
+    """The values that a table keeps for each row: its count, the step of its last use, or both."""
     eviction: Eviction
     """The nearest policy that dynamic tables have."""
 

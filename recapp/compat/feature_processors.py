@@ -5,8 +5,8 @@
     weights of the bag  [1.0 0.8 0.5]
 
 Processors are dense modules: each rank runs them on its own batch before the ranks exchange ids,
-and the engine returns the gradients of the weights to that rank (`recapp/engine/lookup.py`). So they
-work with every plan, row-wise too, and DDP averages their gradients like those of layers.
+and the engine returns the gradients of the weights to that rank (`recapp/engine/lookup.py`). So
+they work with every plan, row-wise too, and DDP averages their gradients like those of layers.
 """
 
 from abc import ABC, abstractmethod

@@ -46,7 +46,7 @@ class CompressionStrategy(NamedText):
 
 
 class Layer_t(NamedEnum):
-    """HugeCTR's types of layers; `recapp/compat/hugectr_layers.py` has those that recapp supports."""
+    """HugeCTR's types of layers; `recapp/compat/hugectr_layers.py` lists those that recapp has."""
 
     Add = "Add"
     BatchNorm = "BatchNorm"

@@ -112,7 +112,7 @@ class Model:
             part: An `Input`, an embedding collection or a `DenseLayer`.
 
         Raises:
-            ConfigError: The part has another type, or the model has an input or a collection already.
+            ConfigError: The part has another type, or the model already has an input or collection.
         """
         if isinstance(part, EmbeddingCollectionConfig):
             part = part.collection

@@ -306,7 +306,7 @@ def _quoted(path: Path) -> str:
 
 
 def _write(file: Path, values: Mapping[str, Any]) -> None:
-    """Write a file of settings by a rename, because ranks of a launcher write it at the same time."""
+    """Write a file of settings by a rename, because ranks of a launcher all write it at once."""
     file.parent.mkdir(parents=True, exist_ok=True)
     top = "# @package _global_\n" if file.parent.name == "experiment" else ""
     own = file.with_suffix(f".{os.getpid()}")

@@ -1,14 +1,14 @@
-"""What HugeCTR's programs say of their data, and what NVTabular has left beside them, as the group
-`dataset` of the settings.
+"""HugeCTR's arguments about data. They and the files that NVTabular writes beside the data become
+the group `dataset` of the settings.
 
-    train/_file_list.txt                    how many files, and their paths
+    train/_file_list.txt                    the number of files, and their paths
     train/_metadata.json                    labels, conts and cats: the columns, in order
     DataReaderSparseParam("data3", ...)     the fourth column of cats
 
-`slot_size_array` adds to the keys of slot i the sizes of the slots before it, so that no two slots
-share a key. A table may count its keys either way: by `min_key` = that sum, or by `min_key` = 0 as
-the notebook's tables do, which hold the keys as they lie in the files. What fits the table's range
-of keys is taken: with the sum where both do.
+`slot_size_array` adds the sizes of the slots before slot i to the keys of slot i, so that no two
+slots share a key. The `min_key` of a table may include this sum, or may be 0 as in the notebook,
+whose tables use the keys of the files. recapp takes the reading that fits the table's range of
+keys, and the one with the sum if both fit.
 """
 
 import json
@@ -53,16 +53,16 @@ class DataReaderParams:
     """The data of a program.
 
     Args:
-        data_reader_type: Their format, Parquet.
-        source: The list of files of training, `_file_list.txt`.
-        eval_source: The list of files of evaluation.
-        check_type: `Non`, as Parquet has no sums to check.
+        data_reader_type: The format of the data; must be Parquet.
+        source: The list of files for training, `_file_list.txt`.
+        eval_source: The list of files for evaluation.
+        check_type: Must be `Non`, because Parquet has no checksums of rows.
         slot_size_array: The size of each slot; empty adds nothing to keys.
-        others: Arguments that only choose how HugeCTR reads, and arguments that must keep their
+        others: Arguments that only change how HugeCTR reads, and arguments that must keep their
             defaults.
 
     Raises:
-        ConfigError: An argument that does not exist, or a value that is not there.
+        ConfigError: An argument does not exist, or recapp does not have a value.
     """
 
     def __init__(
@@ -117,13 +117,14 @@ class DataReaderSparseParam:
     """A column of keys.
 
     Args:
-        top_name: The name that lookups read it by.
-        nnz_per_slot: Keys of a sample at most; Parquet says how many there are.
-        is_fixed_length: Whether every sample has as many, which decides how HugeCTR copies.
-        slot_num: The number of its slots: 1, as of every embedding collection.
+        top_name: The name of the column in lookups.
+        nnz_per_slot: The largest number of keys in a sample; recapp ignores it, because Parquet
+            stores the lengths.
+        is_fixed_length: Whether all samples have the same number of keys; recapp ignores it.
+        slot_num: The number of slots; an embedding collection has 1.
 
     Raises:
-        ConfigError: It has several slots.
+        ConfigError: An argument is wrong, or the column has several slots.
     """
 
     top_name: str
@@ -146,17 +147,17 @@ class DataReaderSparseParam:
 
 @dataclass(frozen=True)
 class Input:
-    """What a program reads: label, dense numbers and columns of keys, by name.
+    """The inputs of a program by name: label, dense features and columns of keys.
 
     Args:
-        label_dim: The number of labels, 1.
-        label_name: Its name.
-        dense_dim: The number of dense numbers.
-        dense_name: Their name.
+        label_dim: The number of labels; must be 1.
+        label_name: The name of the label.
+        dense_dim: The number of dense features.
+        dense_name: The name of the tensor of dense features.
         data_reader_sparse_param_array: The columns of keys, in the order of the files.
 
     Raises:
-        ConfigError: Several labels, or two names that are one.
+        ConfigError: There are several labels, no columns of keys, or two inputs of one name.
     """
 
     label_dim: int
@@ -201,7 +202,7 @@ class Columns:
 
     Args:
         label: The column of the label.
-        dense: The columns of dense numbers.
+        dense: The columns of dense features.
         keys: The columns of keys.
     """
 
@@ -211,14 +212,14 @@ class Columns:
 
 
 def columns_of(reader: DataReaderParams, read: Input) -> Columns:
-    """Return the columns of a program's data, as `_metadata.json` beside the files names them.
+    """Return the columns of a program's data from the `_metadata.json` beside the files.
 
     Args:
         reader: The data.
         read: The `Input` of the program.
 
     Raises:
-        DataError: A file is missing, or it says something else than the program.
+        DataError: A file is missing or differs from the program.
     """
     made = [
         _columns(path, argument)
@@ -287,15 +288,15 @@ def _columns(path: str, argument: str) -> Columns:
 
 
 def _check_places(part: str, places: Mapping[str, int | None], file: Path, first: Path) -> None:
-    """Check that columns are where `_metadata.json` says; HugeCTR reads them by their places.
+    """Check that columns are at the indices of `_metadata.json`, because HugeCTR reads by index.
 
     Raises:
-        DataError: Another column is there.
+        DataError: A column has another index in the file.
     """
     try:
         names = facts_of(format_of(str(first)), str(first), stamp_of(str(first))).columns.names
     except (OSError, UnreadableFileError, DataError):
-        return  # the command says so
+        return  # the training command reports an unreadable file
     for name, place in places.items():
         if place is None or name not in names or place == names.index(name):
             continue
@@ -308,22 +309,22 @@ def _check_places(part: str, places: Mapping[str, int | None], file: Path, first
 def first_key(
     table: EmbeddingBagConfig, slots: Sequence[int], names: Sequence[str], sizes: Sequence[int]
 ) -> int:
-    """Return the key of row 0 of a table as the files have it, which is its `min_key` less what
-    `slot_size_array` adds to the keys of the slots that it is read by.
+    """Return the key in the files that has row 0 of a table: the table's `min_key` minus the number
+    that `slot_size_array` adds to the keys of its slots.
 
     Args:
         table: The table.
-        slots: The numbers of those slots.
+        slots: The numbers of the slots that are looked up in the table.
         names: The names of all slots.
         sizes: `slot_size_array`; empty adds nothing.
 
     Raises:
-        ConfigError: The keys of a slot fit the table neither with the sum nor without it, or
-            several slots of one table would need several of them.
+        ConfigError: The keys of a slot fit the table neither with the sum nor without it, or the
+            slots of the table add different numbers.
     """
     if not sizes:
         return table.min_key
-    grows = table.dynamic is not None  # and has any key
+    grows = table.dynamic is not None  # such a table takes any key
     last = table.min_key + table.num_embeddings
     befores = list(accumulate(sizes, initial=0))
     added = {}

@@ -1,11 +1,11 @@
-"""HugeCTR's solver: how long, how fast and on how many GPUs a program trains, as the settings of
-`recapp.train`.
+"""HugeCTR's solver: the length of training, the learning rate and the GPUs of a program. They
+become settings of `recapp.train`.
 
     CreateSolver(batchsize=65536, lr=0.5, warmup_steps=300, vvgpu=[[0, 1]], ...)
         -> dataset.batch_size, optimizer, trainer, metrics
 
-What would change results in HugeCTR and has no counterpart is refused; what only chooses how
-HugeCTR computes is noted.
+An argument that changes HugeCTR's results and has no counterpart in recapp raises an error. For an
+argument that only changes how HugeCTR computes, recapp prints a note.
 """
 
 import math
@@ -24,7 +24,7 @@ from recapp.processes.launch import gpu_count
 from recapp.processes.rank_environment import external_rank, rank_info
 
 LANES = 16
-"""Lanes of a batch (`dataset.lanes`), where its size allows as many."""
+"""The largest number of lanes (`dataset.lanes`) for up to 16 ranks; batch sizes may allow fewer."""
 METRICS = {MetricsType.AUC: "auc", MetricsType.AverageLoss: "log_loss"}
 SWITCHES: Mapping[str, Any] = {
     "model_name": "",
@@ -43,7 +43,7 @@ SWITCHES: Mapping[str, Any] = {
     "perf_logging": False,
     "enable_tf32_compute": False,
 }
-"""What chooses how HugeCTR computes, with its defaults."""
+"""Arguments that only change how HugeCTR computes, with their defaults."""
 REFUSED: Mapping[str, tuple[Any, str]] = {
     "use_mixed_precision": (False, "mixed precision with loss scaling is not there: train in FP32"),
     "scaler": (1.0, "losses are not scaled, as there is no mixed precision with loss scaling"),
@@ -52,14 +52,16 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
     "kafka_brokers": ("", "models are not sent to Kafka; snapshots are checkpoints"),
     "data_source_params": (None, "data are read from local and mounted directories"),
 }
-"""What changes results in HugeCTR and is not there: its default, and why."""
+"""Arguments that change HugeCTR's results and that recapp does not have: the default of each, and
+the text of the error.
+"""
 DENSE: Mapping[Optimizer_t, str] = {
     Optimizer_t.SGD: "torch.optim.SGD",
     Optimizer_t.MomentumSGD: "torch.optim.SGD",
     Optimizer_t.AdaGrad: "torch.optim.Adagrad",
     Optimizer_t.Adam: "torch.optim.Adam",
 }
-"""The optimiser of the dense part."""
+"""The torch optimiser of the dense part for each of HugeCTR's optimisers."""
 
 
 class CreateSolver:
@@ -67,27 +69,28 @@ class CreateSolver:
 
     Args:
         seed: The seed of start values and of the order of rows.
-        lr_policy: There is one.
-        lr: The learning rate of layers and tables, after the warm-up.
-        warmup_steps: Iterations in which it grows.
-        decay_start: The iteration at which it begins to decay; 0: never.
-        decay_steps: Iterations that the decay takes.
-        decay_power: Its exponent.
-        end_lr: The rate after it.
-        max_eval_batches: Batches of an evaluation at most.
-        batchsize_eval: Rows of a batch of an evaluation, of all GPUs together.
-        batchsize: Rows of a batch, of all GPUs together.
-        vvgpu: The GPUs of each host; where there is none, as many ranks on the CPU.
-        repeat_dataset: Whether `fit` counts iterations (`max_iter`); False: epochs (`num_epochs`).
-        metrics_spec: What an evaluation measures: AUC, AverageLoss; training ends once one reaches
-            the value beside it.
-        i64_input_key: Must be True, as keys of Parquet have 64 bits.
-        use_embedding_collection: Must be True, as tables are an embedding collection.
-        others: Arguments that only choose how HugeCTR computes, and arguments that must keep their
+        lr_policy: The learning-rate policy; must be `fixed`.
+        lr: The learning rate of layers and tables after the warm-up.
+        warmup_steps: The number of iterations in which the learning rate grows.
+        decay_start: The iteration at which the learning rate begins to decay; 0 never decays it.
+        decay_steps: The number of iterations of the decay.
+        decay_power: The exponent of the decay.
+        end_lr: The learning rate after the decay.
+        max_eval_batches: The largest number of batches in an evaluation.
+        batchsize_eval: The rows of an evaluation batch, over all GPUs.
+        batchsize: The rows of a training batch, over all GPUs.
+        vvgpu: The GPUs of each host. A machine without GPUs runs the same number of ranks on CPUs.
+        repeat_dataset: Whether `fit` counts iterations (`max_iter`); False counts epochs
+            (`num_epochs`).
+        metrics_spec: The metrics of an evaluation, AUC or AverageLoss, with a goal for each;
+            training ends when a metric reaches its goal.
+        i64_input_key: Must be True, because keys of Parquet have 64 bits.
+        use_embedding_collection: Must be True, because recapp has no other form of tables.
+        others: Arguments that only change how HugeCTR computes, and arguments that must keep their
             defaults.
 
     Raises:
-        ConfigError: An argument that does not exist or a value that is not there.
+        ConfigError: An argument does not exist, or recapp does not have a value.
     """
 
     def __init__(
@@ -148,8 +151,8 @@ class CreateSolver:
         return sum(map(len, self.vvgpu))
 
     def _lanes(self) -> int:
-        """Return the most lanes up to 16, or a rank's one, that both batches and all ranks share
-        evenly.
+        """Return the number of lanes: the largest multiple of the ranks, up to 16 or the number of
+        ranks, that divides both batch sizes.
         """
         ranks = self.ranks
         for name, size in (("batchsize", self.batchsize), ("batchsize_eval", self.batchsize_eval)):
@@ -163,11 +166,11 @@ class CreateSolver:
         return max(fits)
 
     def visible_gpus(self) -> str | None:
-        """Return `CUDA_VISIBLE_DEVICES` of the ranks; None where it stays as it is.
+        """Return `CUDA_VISIBLE_DEVICES` for the ranks; None keeps the variable as it is.
 
         Raises:
-            ConfigError: A GPU is listed that is not there, several hosts where one process was
-                started by hand, or other ranks than torchrun or srun have started.
+            ConfigError: `vvgpu` lists a GPU that does not exist, several hosts without a launcher,
+                or another number of GPUs than the ranks that torchrun or srun started.
         """
         started = rank_info() if external_rank() is not None else None
         if started is not None:
@@ -196,11 +199,11 @@ class CreateSolver:
         return ",".join(known[gpu] for gpu in self.vvgpu[0])
 
     def metric_names(self) -> list[str]:
-        """Return the metrics of an evaluation, in recapp's names."""
+        """Return recapp's names of the metrics of an evaluation."""
         return [METRICS[metric] for metric in self.metrics_spec]
 
     def stops(self) -> dict[str, dict[str, Any]]:
-        """Return the callbacks that end training once a metric has reached its value."""
+        """Return the callbacks that end training when a metric reaches its goal."""
         made = {}
         for metric, value in self.metrics_spec.items():
             grows = metric is MetricsType.AUC
@@ -210,19 +213,19 @@ class CreateSolver:
                     "monitor": f"val_{METRICS[metric]}",
                     "mode": "max" if grows else "min",
                     "stopping_threshold": float(value),
-                    "patience": 2**31,  # it never ends because nothing is gained any more
+                    "patience": 2**31,  # never end a run because a metric stops improving
                 }
         return made
 
     def optimizer(self, model: OptParams, tables: Mapping[str, OptParams]) -> dict[str, Any]:
-        """Return the group `optimizer`.
+        """Return the group `optimizer` of the settings.
 
         Args:
             model: The optimiser of layers, and of tables that name none.
             tables: The optimisers that tables name, by the table's name.
 
         Raises:
-            ConfigError: The dense part has no such optimiser.
+            ConfigError: recapp has the optimiser for tables only, not for the dense part.
         """
         kind = model.optimizer_type
         if kind not in DENSE:

@@ -1,5 +1,5 @@
-"""Functions and modules that TorchRec has beside its jagged tensors: equality, validation, and the
-step from one kind to another.
+"""TorchRec's functions and modules for jagged tensors: equality, validation and conversion between
+the classes.
 """
 
 from collections.abc import Sequence
@@ -14,21 +14,21 @@ from recapp.sparse.keyed_tensor import KeyedTensor
 
 
 class ComputeKJTToJTDict(nn.Module):
-    """Takes a KeyedJaggedTensor apart, as a module."""
+    """A module that splits a KeyedJaggedTensor by key."""
 
     def forward(self, keyed_jagged_tensor: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """Return a jagged tensor for each key: views."""
+        """Return a jagged tensor for each key, as a view."""
         return keyed_jagged_tensor.to_dict()
 
 
 class ComputeJTDictToKJT(nn.Module):
-    """Makes a KeyedJaggedTensor of jagged tensors, as a module."""
+    """A module that joins jagged tensors into a KeyedJaggedTensor."""
 
     def forward(self, jt_dict: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
-        """Return a key of each entry, in order.
+        """Return the entries as keys of one tensor, in order.
 
         Raises:
-            DataError: Only some have weights.
+            DataError: Some entries have weights and others have none.
         """
         return KeyedJaggedTensor.from_jt_dict(jt_dict)
 
@@ -36,13 +36,13 @@ class ComputeJTDictToKJT(nn.Module):
 def regroup_kts(
     keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]
 ) -> list[Tensor]:
-    """Arrange blocks of several keyed tensors in groups, as `KeyedTensor.regroup` does."""
+    """Concatenate the vectors of keys in groups, as `KeyedTensor.regroup` does."""
     return KeyedTensor.regroup(keyed_tensors, groups)
 
 
 def jt_is_equal(jt_1: object, jt_2: object) -> bool:
-    """Return whether two jagged tensors hold the same bags: values and weights are compared by
-    `torch.allclose`, as in TorchRec, lengths exactly. Anything else is equal to none.
+    """Return whether two jagged tensors hold the same bags. As in TorchRec, values and weights are
+    compared by `torch.allclose` and lengths exactly. An object of another class is never equal.
     """
     if not isinstance(jt_1, JaggedTensor) or not isinstance(jt_2, JaggedTensor):
         return False
@@ -50,8 +50,8 @@ def jt_is_equal(jt_1: object, jt_2: object) -> bool:
 
 
 def kjt_is_equal(kjt_1: object, kjt_2: object) -> bool:
-    """Return whether two keyed jagged tensors hold the same bags of the same keys in the same
-    order; compared as by `jt_is_equal`.
+    """Return whether two keyed jagged tensors hold the same keys in the same order with the same
+    bags, by the comparison of `jt_is_equal`.
     """
     if not isinstance(kjt_1, KeyedJaggedTensor) or not isinstance(kjt_2, KeyedJaggedTensor):
         return False
@@ -61,11 +61,11 @@ def kjt_is_equal(kjt_1: object, kjt_2: object) -> bool:
 
 
 def validate_keyed_jagged_tensor(kjt: KeyedJaggedTensor) -> None:
-    """Check a keyed jagged tensor as far as its constructor does, also on an accelerator, for which
-    this waits; and that it has no more values or weights than its bags hold.
+    """Check a keyed jagged tensor as its constructor does, and that all its values and weights
+    belong to a bag. For a tensor on an accelerator this waits for the device.
 
     Raises:
-        DataError: It is not so; a ValueError, as in TorchRec.
+        DataError: A check fails; the error is a ValueError, as in TorchRec.
     """
     if not isinstance(kjt, KeyedJaggedTensor):
         raise DataError(f"kjt is a {type(kjt).__name__}: give a KeyedJaggedTensor")
@@ -92,7 +92,7 @@ def validate_keyed_jagged_tensor(kjt: KeyedJaggedTensor) -> None:
 def _same_parts(
     one: JaggedTensor | KeyedJaggedTensor, other: JaggedTensor | KeyedJaggedTensor
 ) -> bool:
-    """Return whether values, weights and lengths are the same."""
+    """Return whether two tensors have the same values, weights and lengths."""
     if not torch.equal(one.lengths().long(), other.lengths().long()):
         return False
     return _close(one.values(), other.values()) and _close(

@@ -1,5 +1,5 @@
-"""TorchRec's wrappers of keyed optimisers: an optimiser of torch by parameter names, and several as
-one.
+"""TorchRec's wrappers of keyed optimisers: one makes a torch optimiser keyed by parameter names,
+one combines several optimisers.
 
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(model.named_parameters())),
@@ -7,8 +7,8 @@ one.
     )
     optimizer = CombinedOptimizer([model.fused_optimizer, dense])
 
-Names and argument order are those of `torchrec/optim/keyed.py`. An optimiser that wraps a keyed one
-(`recapp/compat/warmup_optimizer.py`, `recapp/compat/clipping_optimizer.py`) is keyed again.
+Names and argument order are those of `torchrec/optim/keyed.py`. The wrappers of keyed optimisers
+(`recapp/compat/warmup_optimizer.py`, `recapp/compat/clipping_optimizer.py`) are keyed as well.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,11 +24,11 @@ from recapp.optim.table_gradients import TableGradients
 
 
 class KeyedOptimizerWrapper(KeyedOptimizer):
-    """An optimiser of torch over named parameters.
+    """A torch optimiser over named parameters.
 
     Args:
         params: Parameters by name.
-        optim_factory: Makes the optimiser from the list of parameters.
+        optim_factory: A function that makes the optimiser from the list of parameters.
 
     Raises:
         ConfigError: There are no parameters.
@@ -53,7 +53,7 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         return self.optimizer.step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients."""
+        """Clear the gradients."""
         self.optimizer.zero_grad(set_to_none)
 
 
@@ -62,11 +62,11 @@ class CombinedOptimizer(KeyedOptimizer):
 
     Args:
         optims: The optimisers, or pairs of a name and an optimiser; the name becomes the prefix of
-            its parameters' names.
+            the names of the optimiser's parameters.
 
     Raises:
-        ConfigError: Two parameters of one name, or optimisers of which some save param groups and
-            some do not.
+        ConfigError: Two parameters have one name, or some optimisers save param groups and others
+            do not.
     """
 
     def __init__(self, optims: list[KeyedOptimizer | tuple[str, KeyedOptimizer]]) -> None:
@@ -103,7 +103,7 @@ class CombinedOptimizer(KeyedOptimizer):
 
     @property
     def params(self) -> Mapping[str, Any]:  # type: ignore[override]
-        """Return the parameters of all by name, with prefixes."""
+        """Return the parameters of all optimisers by name, with prefixes."""
         return {
             self.prepend_opt_key(name, prefix): parameter
             for prefix, one in self._optimizers
@@ -112,17 +112,17 @@ class CombinedOptimizer(KeyedOptimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Return the live param groups of all."""
+        """Return the live param groups of all optimisers."""
         return [group for _, one in self._optimizers for group in one.param_groups]
 
     @property
     def state(self) -> dict[Any, Any]:  # type: ignore[override]
-        """Return the state of all by parameter, collected now."""
+        """Return a new dict of the state of all optimisers, by parameter."""
         return {p: values for _, one in self._optimizers for p, values in one.state.items()}
 
     @property
     def table_gradients(self) -> list[TableGradients]:
-        """Return the gradients of table rows of all."""
+        """Return the row gradients of the tables of all optimisers."""
         return [gradients for _, one in self._optimizers for gradients in one.table_gradients]
 
     def step(  # type: ignore[override]
@@ -135,18 +135,18 @@ class CombinedOptimizer(KeyedOptimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of every optimiser."""
+        """Clear the gradients of every optimiser."""
         for _, one in self._optimizers:
             one.zero_grad(set_to_none)
 
     def save_param_groups(self, save: bool) -> None:
-        """Say of every optimiser whether param groups are in state dicts."""
+        """Set for every optimiser whether its state dict has param groups."""
         self.saves_groups = save
         for _, one in self._optimizers:
             one.save_param_groups(save)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all, with prefixes."""
+        """Return the state of all optimisers, with prefixes."""
         whole: dict[str, Any] = {"state": {}}
         for prefix, one in self._optimizers:
             held = one.state_dict()
@@ -158,10 +158,10 @@ class CombinedOptimizer(KeyedOptimizer):
         return whole
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned.
+        """Load a result of `state_dict`.
 
         Raises:
-            ConfigError: Parameters, values of their state or param groups that differ.
+            ConfigError: The parameters, their state or the param groups differ.
         """
         self.check_names(state_dict["state"])
         if self.saves_groups:
@@ -184,7 +184,7 @@ class CombinedOptimizer(KeyedOptimizer):
             one.load_state_dict(part)
 
     def post_load_state_dict(self) -> None:
-        """Let every optimiser do its work after a load."""
+        """Call `post_load_state_dict` of every optimiser."""
         for _, one in self._optimizers:
             one.post_load_state_dict()
 
@@ -194,20 +194,21 @@ class CombinedOptimizer(KeyedOptimizer):
 
 
 def _check_count(state_dict: Mapping[str, Any], own: int) -> None:
-    """Check that a state dict has as many param groups as an optimiser."""
+    """Check that a state dict has `own` param groups, as many as the optimiser."""
     found = len(state_dict.get("param_groups", ()))
     if found != own:
         raise ConfigError(f"the state has {found} param groups, this optimiser {own}")
 
 
 class OptimizerWrapper(CombinedOptimizer):
-    """A keyed optimiser that does something around another one's step; this class does nothing.
+    """The base of optimisers that add work to the step of another one; this class adds none.
 
     Args:
-        optimizer: The keyed optimiser; its parameters, state and param groups are this one's.
+        optimizer: The keyed optimiser to wrap. The wrapper has the same parameters, state and param
+            groups.
 
     Raises:
-        ConfigError: It is no keyed optimiser.
+        ConfigError: `optimizer` is no keyed optimiser.
     """
 
     def __init__(self, optimizer: KeyedOptimizer) -> None:
@@ -236,10 +237,10 @@ class OptimizerWrapper(CombinedOptimizer):
         return self.optimizer.step(closure=closure)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned.
+        """Load a result of `state_dict`.
 
         Raises:
-            ConfigError: Parameters, values of their state or param groups that differ.
+            ConfigError: The parameters, their state or the param groups differ.
         """
         self.optimizer.load_state_dict(state_dict)
         self.post_load_state_dict()
@@ -251,11 +252,12 @@ class OptimizerWrapper(CombinedOptimizer):
 def in_backward_optimizer_filter(
     named_parameters: Iterable[tuple[str, nn.Parameter]], include: bool = False
 ) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the parameters that an optimiser in backward does not update.
+    """Yield the parameters that no optimiser updates in backward.
 
     Args:
-        named_parameters: The parameters of a model, sharded or not. A sharded table is none.
-        include: Whether to yield those that one updates instead.
+        named_parameters: The parameters of a model, sharded or not. A sharded table is no
+            parameter.
+        include: Whether to yield the other parameters instead, which one updates in backward.
     """
     for name, parameter in named_parameters:
         if hasattr(parameter, "_in_backward_optimizers") == include:

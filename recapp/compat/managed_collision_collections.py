@@ -5,13 +5,13 @@
 
     unsharded       ids -> numbers of rows -> an ordinary collection (`managed_collisions.py`)
     sharded         a dynamic table, max_rows=N, eviction lru or lfu (`recapp/tables/dynamic.py`)
-    numbers wanted  ids of all ranks -> numbers, on every rank -> an ordinary collection, sharded
+    with numbers    ids of all ranks -> numbers, on every rank -> an ordinary collection, sharded
 
-In a dynamic table a row is found by its id itself, so nothing is replaced, and a key without a row
-answers its start value; numbers are as in TorchRec, and ids without one share the last row. Every
-rank then holds the numbers of all rows and counts the ids of all, which are gathered in each step
-of training, so that a program numbers ids alike on any number of ranks, and as unsharded. Such a
-module is no collection but holds one, which is sharded as any other in a model, under every plan.
+A dynamic table finds a row by the id itself. It needs no numbers, and an id without a row gets its
+start value. With numbers the result is TorchRec's: ids without a number share the last row. Every
+rank then holds the numbers of all rows and counts the ids of all ranks, which it gathers in each
+step of training. So a program gives ids the same numbers on any number of ranks, sharded or not.
+The module holds the ordinary collection, and sharding replaces that under every plan.
 """
 
 from abc import ABC, abstractmethod
@@ -42,25 +42,26 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper, ABC):
     """A collection whose tables take any ids and have a fixed number of rows.
 
     Args:
-        embedding_module: The collection, whose rows are those of the numbers, and whose settings
-            are those of the dynamic tables where it is sharded.
-        managed_collision_collection: The managed collisions of exactly its tables.
-        return_remapped_features: Whether the ids are returned by their numbers. Sharded tables then
-            are looked up by them too, as they are where a module needs it
+        embedding_module: The collection, with one row for each number. Sharding gives its settings
+            to the dynamic tables.
+        managed_collision_collection: The managed collisions of the tables of the collection.
+        return_remapped_features: Whether `forward` also returns the numbers of the ids. Sharded
+            tables then use numbers as well; they also do if a module needs numbers
             (`MCHManagedCollisionModule.needs_numbers`).
-        allow_in_place_embed_weight_update: Not needed: a row whose number went to another id
-            begins anew before it is looked up, without a trace in any graph.
+        allow_in_place_embed_weight_update: Ignored. When a number goes to another id, its row is
+            set to start values before the lookup, outside of autograd.
 
     Raises:
-        ConfigError: The collection is of another kind, or the tables are others.
+        ConfigError: The collection has another class, or its tables differ from those of the
+            managed collisions.
 
-    Start values of sharded tables are those of the keys, the same under every plan; rows that the
-    collection had are not taken over.
+    The start values of sharded dynamic tables depend on the keys, and are the same under every
+    plan. Rows that the collection had before sharding are lost.
     """
 
     holds = "_embedding_module"
     kind: ClassVar[type[UnshardedCollection]]
-    """The class of the collection that is wrapped."""
+    """The class of the wrapped collection."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper, ABC):
             )
         given = embedding_module.tables()
         named = managed_collision_collection.embedding_configs()
-        if self.kind is EmbeddingCollection:  # takes tables of bags as well, and leaves pooling out
+        if self.kind is EmbeddingCollection:  # it accepts tables of bags and ignores their pooling
             named = [sequence_table(t) for t in named]
         if given != named:
             raise ConfigError(
@@ -90,7 +91,7 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper, ABC):
                 "are not the embedding_configs of the ManagedCollisionCollection: give both the "
                 "same list"
             )
-        self._embedding_module: Any  # the class is one of two, and of their sharded twins
+        self._embedding_module: Any  # one of two classes, or the sharded twin of one
         self._managed_collision_collection = managed_collision_collection
         self._returns_numbers = return_remapped_features
         self._by_numbers = return_remapped_features or managed_collision_collection.needs_numbers
@@ -102,12 +103,12 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper, ABC):
         self._embedding_module = self._over_rows_of(
             embedding_module, managed_collision_collection.dynamic_tables()
         )
-        # looks numbers up in those rows, while they are not sharded: no module of its own
+        # looks up numbers in the same rows until they are sharded; not a submodule
         object.__setattr__(self, "_numbered", embedding_module)
 
     def _over_rows_of(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> Any:
-        """Return a collection of dynamic tables with the settings of another, and its rows for as
-        long as it is not sharded.
+        """Return a collection of dynamic tables with the settings of the given one. It shares the
+        rows of the given one until it is sharded.
         """
         made = self._dynamic(given, tables)
         for t in given.tables():
@@ -118,11 +119,11 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper, ABC):
         return made
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Have the collection replaced by its sharded twin: number the ids of all ranks, or let go
-        of numbers.
+        """Set an attribute. When the sharded twin replaces the collection, number the ids of all
+        ranks from now on, or drop the numbers if the tables become dynamic.
 
         Raises:
-            ConfigError: Ids have numbers that are not taken over.
+            ConfigError: Ids have numbers already, which dynamic tables cannot take over.
         """
         if isinstance(value, ShardedCollection):
             managed = self._managed_collision_collection
@@ -137,22 +138,21 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper, ABC):
 
     @abstractmethod
     def _dynamic(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> UnshardedCollection:
-        """Return a collection with the settings of another and other tables."""
+        """Return a collection of other tables with the settings of the given one."""
 
     def forward(
         self, features: KeyedJaggedTensor
     ) -> tuple[KeyedTensor | dict[str, JaggedTensor], KeyedJaggedTensor | None]:
-        """Look ids up.
+        """Look up the vectors of ids.
 
         Args:
             features: Ids of at least the tables' features.
 
         Returns:
-            What the collection returns; and the ids by their numbers, or None.
+            The output of the collection, and the numbers of the ids or None.
 
         Raises:
-            ConfigError: Neither the tables are sharded nor have they rows: they are on the meta
-                device.
+            ConfigError: The tables have no rows: they are on the meta device and not sharded.
         """
         sharded = isinstance(self._embedding_module, ShardedCollection)
         if sharded and not self._by_numbers:
@@ -183,7 +183,7 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper, ABC):
 
     @torch.no_grad()
     def _begin_anew(self, table: EmbeddingConfig, numbers: Tensor) -> None:
-        """Write start values of rows of a table whose numbers have gone to other ids."""
+        """Write start values into the rows of a table whose numbers went to other ids."""
         module = self._embedding_module
         if isinstance(module, ShardedCollection):
             module.shared.update.finish_step()
@@ -202,11 +202,11 @@ class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollec
     """An `EmbeddingBagCollection` whose tables take any ids and have a fixed number of rows.
 
     Args:
-        embedding_bag_collection: The collection whose tables take any ids.
-        others: Arguments of `BaseManagedCollisionEmbeddingCollection` by position:
+        embedding_bag_collection: The collection.
+        others: The arguments of `BaseManagedCollisionEmbeddingCollection` by position:
             managed_collision_collection, return_remapped_features,
             allow_in_place_embed_weight_update.
-        named: The same by name.
+        named: The same arguments by name.
     """
 
     kind = EmbeddingBagCollection
@@ -236,11 +236,11 @@ class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollectio
     """An `EmbeddingCollection` whose tables take any ids and have a fixed number of rows.
 
     Args:
-        embedding_collection: The collection whose tables take any ids.
-        others: Arguments of `BaseManagedCollisionEmbeddingCollection` by position:
+        embedding_collection: The collection.
+        others: The arguments of `BaseManagedCollisionEmbeddingCollection` by position:
             managed_collision_collection, return_remapped_features,
             allow_in_place_embed_weight_update.
-        named: The same by name.
+        named: The same arguments by name.
     """
 
     kind = EmbeddingCollection
@@ -265,20 +265,20 @@ def _device_of(collection: UnshardedCollection) -> torch.device:
 
 
 def _take_over_optimizer(given: Tensor, weight: Tensor) -> None:
-    """Let a table have the optimiser that was applied in backward before it was wrapped."""
+    """Give a table the in-backward optimiser that its parameter had before."""
     applied = getattr(given, "_in_backward_optimizers", None)
     if applied is not None:
         weight._in_backward_optimizers = applied  # type: ignore[attr-defined]
 
 
 def _begin_rows(block: Block, table: EmbeddingConfig, seed: int, numbers: Tensor) -> None:
-    """Write start values of some rows of a table, those that a block holds."""
+    """Write start values into the rows of a table that a block holds and `numbers` names."""
     row_N = torch.arange(block.rows.start, block.rows.stop)
     row_N = row_N if block.order is None else block.order.rows_at(row_N)
     at_M = torch.isin(row_N, numbers.cpu()).nonzero()[:, 0]
     if table.init_fn is None:
         values = start_values(row_N[at_M], table, seed, block.cols, block.data.dtype)
-    else:  # makes a whole table
+    else:  # init_fn fills only a whole block
         whole = torch.empty(block.data.shape, dtype=block.data.dtype)
         fill_initial(whole, table, seed, block.rows, block.cols, block.order)
         values = whole[at_M]

@@ -1,16 +1,16 @@
-"""TorchRec's managed collisions (ZCH): any ids become numbers of a fixed number of rows.
+"""TorchRec's managed collisions (ZCH): they map any ids to the numbers of a fixed number of rows.
 
     ids 17 -3 17 4e9   --profile-->  counts and last uses of an interval, by id
                        --policy-->   the ids with the highest scores have numbers 0..zch_size-2
                        --remap-->    0 1 0 7999          zch_size-1 for all ids without a number
 
-That is what tables do that are not sharded, and sharded ones whose program wants the numbers, or
-has to: ids are replaced before they are looked up (`managed_collision_collections.py`). The rows of
-other sharded tables are found by the ids themselves, so there the modules here are settings: how
-many rows, and which of them leave.
+Unsharded tables work in this way, and so do sharded tables whose program asks for numbers or needs
+them: numbers replace the ids before the lookup (`managed_collision_collections.py`). All other
+sharded tables become dynamic tables, which find rows by the ids themselves. For these the modules
+of this file are settings only: the number of rows and the eviction policy.
 
-Arguments that ask for what happens anyway (an `input_hash_size`, buckets) are taken; those that
-would have to change what happens, and do not, are refused.
+Arguments that recapp does not need (`input_hash_size`, `buckets`) are accepted. An argument that
+should change the result and cannot raises an error.
 """
 
 import copy
@@ -36,40 +36,41 @@ from recapp.tables.module_by_name import ModuleByName
 from recapp.transport.communicator import Comm
 
 LARGEST_INPUT = 2**63 - 1
-NO_ID = 2**63 - 1  # stands where a row has no id; it never has a number itself
+NO_ID = 2**63 - 1  # marks a row without an id; this value itself never gets a number
 
 
 class ManagedCollisionModule(nn.Module):
-    """A name for type annotations; the one that there is is `MCHManagedCollisionModule`."""
+    """A class for type annotations; its only subclass is `MCHManagedCollisionModule`."""
 
 
 class MCHManagedCollisionModule(ManagedCollisionModule):
-    """Numbers the ids of a table, in training those that occur, by a policy.
+    """Gives numbers to the ids of a table by an eviction policy. In training mode the ids that
+    occur compete for numbers.
 
-    Its buffers have TorchRec's names, so that a state dict of TorchRec loads; a module that has
-    numbered nothing yet has none in its state dict. What has occurred since the last interval is
-    not kept.
+    Its buffers have TorchRec's names, so that a state dict of TorchRec loads. A module that has
+    given no numbers yet has no buffers in its state dict. A state dict does not keep the ids since
+    the last interval.
 
     Args:
-        zch_size: Rows, as many as the table's `num_embeddings`; the last one is that of all ids
-            without a number.
-        device: Where the numbers of a table that is not sharded lie; None is the CPU. On the meta
-            device there are none, and the table is only for sharding.
-        eviction_policy: The policy by which ids keep their numbers.
-        eviction_interval: Steps in training mode between two decisions. The rows of sharded tables
-            are made and leave in every step.
-        input_hash_size: Not needed: any int64 is an id.
-        input_hash_func: None: ids are told apart as they are.
-        mch_size: None, as TorchRec ignores it.
-        mch_hash_func: None, as TorchRec ignores it.
-        name: A name.
-        output_global_offset: 0: numbers begin there.
-        output_segments: None: a plan cuts the table.
-        buckets: Not needed: a checkpoint loads under any plan.
+        zch_size: The number of rows, equal to the table's `num_embeddings`; all ids without a
+            number share the last row.
+        device: The device of the numbers of an unsharded table; None takes the CPU. On the meta
+            device there are no numbers, and the table must be sharded.
+        eviction_policy: The policy that chooses the ids with numbers.
+        eviction_interval: The number of training steps between two runs of the policy. Dynamic
+            tables add and evict rows in every step.
+        input_hash_size: Ignored, because any int64 is an id.
+        input_hash_func: Must be None, because recapp does not hash ids.
+        mch_size: Must be None; TorchRec ignores it.
+        mch_hash_func: Must be None; TorchRec ignores it.
+        name: The name of the module.
+        output_global_offset: Must be 0, the first number.
+        output_segments: Must be None, because a plan cuts the table.
+        buckets: Ignored, because a checkpoint loads under any plan.
 
     Raises:
-        ConfigError: A number is out of range, `eviction_policy` is no policy, or an argument is
-            given that would have to have an effect.
+        ConfigError: A number is out of range, `eviction_policy` is no policy, or an argument has a
+            value that recapp does not support.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             self.begin(where)
 
     def begin(self, device: torch.device) -> None:
-        """Have rows without ids, with their numbers on a device."""
+        """Create the buffers on a device, without an id for any row."""
         none_Z = torch.zeros(self._zch_size, dtype=torch.int64, device=device)
         self.register_buffer("_mch_sorted_raw_ids", none_Z + NO_ID)
         self.register_buffer("_mch_remapped_ids_mapping", torch.arange(self._zch_size).to(none_Z))
@@ -136,14 +137,14 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
     @property
     def needs_numbers(self) -> bool:
-        """Return whether its table is looked up by numbers where it is sharded, too: dynamic tables
-        have no functions of counts and no fewer rows than parts.
+        """Return whether the table needs numbers when it is sharded, too. Dynamic tables have no
+        threshold functions, and need at least one row for each of their runs.
         """
         return self._zch_size < RUNS or self.policy.threshold_filtering_func is not None
 
     @property
     def numbers_ids(self) -> bool:
-        """Return whether it has memory for ids and has numbered some."""
+        """Return whether the module has buffers and has counted at least one step."""
         return bool(self._buffers) and int(self._buffer("_current_iter_tensor")) > 0
 
     def _buffer(self, name: str) -> Tensor:
@@ -156,11 +157,11 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         return held
 
     def dynamic(self) -> DynamicRows:
-        """Return the settings of the dynamic table that stands for it where it is sharded."""
+        """Return the settings of the dynamic table that replaces the table when it is sharded."""
         return DynamicRows(max_rows=max(RUNS, self._zch_size), eviction=self.policy.eviction)
 
     def settings_alone(self, table: str) -> "MCHManagedCollisionModule":
-        """Return the same settings without numbers: what is left beside a dynamic table.
+        """Return a copy with the settings and without numbers, to keep beside a dynamic table.
 
         Raises:
             ConfigError: Ids have numbers.
@@ -181,37 +182,37 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         return self._zch_size
 
     def input_size(self) -> int:
-        """Return the `input_hash_size`; larger ids are ids, too."""
+        """Return the argument `input_hash_size`; larger ids are allowed, too."""
         return self._input_hash_size
 
     def buckets(self) -> int:
-        """Return the `buckets`."""
+        """Return the argument `buckets`."""
         return self._buckets
 
     def open_slots(self) -> Tensor:
-        """Return how many numbers no id has, [1]."""
+        """Return the count of numbers that no id has, [1]."""
         return (self._buffer("_mch_sorted_raw_ids")[:-1] == NO_ID).sum().view(1)
 
     def evict(self) -> Tensor | None:
-        """Return the numbers that went to other ids since this was asked last; None for none."""
+        """Return the numbers that went to other ids since the last call; None for none."""
         gone = self._evicted
         self._evicted = None
         return gone
 
     def forward(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Count ids, in training mode, and replace them by numbers (`profile`, `remap`)."""
+        """Count ids in training mode, and replace them by numbers (`profile`, `remap`)."""
         return self.remap(self.profile(features))
 
     @torch.no_grad()
     def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Count a step's ids, in training mode; every `eviction_interval` steps decide which ids
-        have numbers.
+        """Count the ids of a step in training mode; every `eviction_interval` steps run the policy
+        that chooses the ids with numbers.
 
         Args:
-            features: Ids; all count alike.
+            features: The ids; all features count alike.
 
         Returns:
-            The same.
+            The argument, unchanged.
 
         Raises:
             ConfigError: The module is on the meta device, or its table is sharded.
@@ -227,8 +228,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         return features
 
     def _decide(self, now: int) -> None:
-        """Give numbers to the ids with the highest scores among those that occurred in an interval
-        and those that have numbers.
+        """Give numbers to the ids with the highest scores. The candidates are the ids of the
+        interval and the ids that have numbers.
         """
         first = now - len(self._seen) + 1
         at_L = torch.cat([torch.full_like(ids, first + i) for i, ids in enumerate(self._seen)])
@@ -242,7 +243,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             may_U = torch.zeros_like(some_U)
             may_U[passed] = True
             some_U &= may_U
-        # the most frequent first: of equal scores those win that come first
+        # sort by frequency, because among equal scores the first ids win
         order_N = counts_U[some_U].argsort(descending=True, stable=True)
         chosen_N = some_U.nonzero()[:, 0][order_N]
         self._replace(ids_U[chosen_N], counts_U[chosen_N], used_U[chosen_N], now)
@@ -285,14 +286,14 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             data.copy_(data[sorted_Z])
 
     def _find(self, ids_L: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where ids stand among those with numbers, and whether they do."""
+        """Return the position of each id among those with numbers, and whether it has one."""
         held = self._buffer("_mch_sorted_raw_ids")
         at_L = torch.searchsorted(held[:-1], ids_L)
         return at_L, (held[at_L] == ids_L) & (ids_L != NO_ID)
 
     @torch.no_grad()
     def remap(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Replace ids by their numbers, those without one by the last number.
+        """Replace ids by their numbers; an id without a number gets the last one.
 
         Raises:
             ConfigError: The module is on the meta device, or its table is sharded.
@@ -312,7 +313,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
-        """Load numbers; where there are none, there are none now either."""
+        """Load numbers; a state dict without numbers clears those of the module."""
         if any(prefix + name in state_dict for name in self._buffers):
             super()._load_from_state_dict(state_dict, prefix, *others)
         elif self._buffers:
@@ -320,7 +321,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self._seen = []
 
     def extra_repr(self) -> str:
-        """Return the number of rows and which of them leave."""
+        """Return the number of rows and the eviction policy."""
         return f"{self._zch_size:,} rows, {type(self.policy).__name__}"
 
 
@@ -329,12 +330,12 @@ class ManagedCollisionCollection(nn.Module):
 
     Args:
         managed_collision_modules: A module for each table, by the table's name.
-        embedding_configs: The tables, `num_embeddings` as their modules' `zch_size`.
-        need_preprocess: Not needed: nothing is preprocessed.
+        embedding_configs: The tables; `num_embeddings` equals the `zch_size` of the module.
+        need_preprocess: Ignored, because recapp preprocesses nothing.
 
     Raises:
-        ConfigError: Tables and modules are not the same, or have other sizes; a table has an id
-            rule or a smallest key.
+        ConfigError: A table or a module lacks its partner, their sizes differ, or a table is
+            dynamic or has an id rule or a `min_key`.
     """
 
     def __init__(
@@ -363,7 +364,7 @@ class ManagedCollisionCollection(nn.Module):
         self.comm: Comm | None = None
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """Return the tables as they were given, in order."""
+        """Return the tables of the constructor, in order."""
         return list(self._embedding_configs)
 
     def _module(self, table: str) -> MCHManagedCollisionModule:
@@ -372,7 +373,7 @@ class ManagedCollisionCollection(nn.Module):
         return found
 
     def dynamic_tables(self) -> dict[str, EmbeddingConfig]:
-        """Return the dynamic tables that stand for them where they are sharded, by name."""
+        """Return the dynamic tables that replace the tables when they are sharded, by name."""
         found = {}
         for t in self._embedding_configs:
             dynamic = self._module(t.name).dynamic()
@@ -382,8 +383,8 @@ class ManagedCollisionCollection(nn.Module):
 
     @property
     def needs_numbers(self) -> bool:
-        """Return whether a table is looked up by numbers where it is sharded, too: a module wants
-        it, or start values that dynamic tables do not have.
+        """Return whether a table needs numbers when it is sharded, too: because of its module, or
+        because dynamic tables do not have its start values.
         """
         return any(
             self._module(t.name).needs_numbers or t.init_fn is not None or bool(t.start_middle)
@@ -391,7 +392,7 @@ class ManagedCollisionCollection(nn.Module):
         )
 
     def settings_alone(self) -> "ManagedCollisionCollection":
-        """Return the same settings without numbers: what is left beside dynamic tables.
+        """Return a copy with the settings and without numbers, to keep beside dynamic tables.
 
         Raises:
             ConfigError: Ids have numbers.
@@ -402,11 +403,11 @@ class ManagedCollisionCollection(nn.Module):
         return ManagedCollisionCollection(modules, self._embedding_configs)
 
     def on_ranks(self, comm: Comm) -> "ManagedCollisionCollection":
-        """Return a copy that numbers the ids of all ranks alike: it counts those of all, and begins
-        with what rank 0 has. Every rank calls it.
+        """Return a copy that gives ids the same numbers on all ranks: it counts the ids of all
+        ranks, and starts from the numbers of rank 0. Every rank calls this.
 
         Args:
-            comm: The ranks, and the device of the numbers.
+            comm: The communicator of the ranks; its device holds the numbers.
         """
         made = copy.deepcopy(self)
         for t in self._embedding_configs:
@@ -419,24 +420,24 @@ class ManagedCollisionCollection(nn.Module):
         return made
 
     def open_slots(self) -> dict[str, Tensor]:
-        """Return how many numbers no id has, by table."""
+        """Return the count of numbers that no id has, by table."""
         return {t.name: self._module(t.name).open_slots() for t in self._embedding_configs}
 
     def evict(self) -> dict[str, Tensor | None]:
-        """Return the numbers that went to other ids since this was asked last, by table."""
+        """Return the numbers that went to other ids since the last call, by table."""
         return {t.name: self._module(t.name).evict() for t in self._embedding_configs}
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Replace the ids of the tables' features by numbers, and count them in training mode.
 
         Args:
-            features: Ids of at least these features.
+            features: Ids of at least the tables' features.
 
         Returns:
-            Their bags, in the order of the tables.
+            The bags of these features with numbers as values, in the order of the tables.
 
         Raises:
-            ConfigError: Two tables read one feature, a module numbers no ids, or in torch.export.
+            ConfigError: Two tables have one feature, a module has no buffers, or torch.export runs.
         """
         if torch.compiler.is_exporting():
             raise ConfigError(
@@ -473,7 +474,7 @@ class ManagedCollisionCollection(nn.Module):
         )
 
     def _of_all(self, ids_T: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the ids of all ranks, by table, where they will be counted."""
+        """Return the ids of all ranks by table, in training mode; else those of this rank."""
         if self.comm is None or self.comm.world == 1 or not self.training:
             return ids_T
         said = self.comm.all_gather([ids.cpu() for ids in ids_T])
@@ -485,10 +486,10 @@ def _one_bag(ids: Tensor) -> JaggedTensor:
 
 
 def _check_fits(table: EmbeddingConfig, module: MCHManagedCollisionModule | None) -> None:
-    """Check that a module manages a table.
+    """Check that a table and its module fit each other.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: The module is missing, or they do not fit.
     """
     if module is None:
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""Small functions of TorchRec about modules and their state dicts, names and sizes.
+"""Small functions of TorchRec for modules, state dicts, names and sizes.
 
-`recapp.gathered_state_dict(model)` does at once what programs do with `state_dict_gather` and
+`recapp.gathered_state_dict(model)` does in one call the work of `state_dict_gather` and
 `state_dict_to_device`.
 """
 
@@ -35,14 +35,14 @@ def get_device_type() -> str:
 
 
 def get_module_to_default_sharders() -> dict[type[nn.Module], CollectionSharder]:
-    """Return the sharders that are used where none are given, by the class that they shard."""
+    """Return the default sharders, by the class that they shard."""
     made = (EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder())
     return {sharder.module_type: sharder for sharder in made}
 
 
 def get_unsharded_module_names(model: nn.Module) -> list[str]:
-    """Return the paths of the largest parts of a model without a sharded collection in them, next
-    to those with one; none where nothing is sharded.
+    """Return the paths of the largest submodules that contain no sharded collection; an empty list
+    for a model without sharded collections.
 
     Args:
         model: The model, sharded or not.
@@ -61,10 +61,10 @@ def get_unsharded_module_names(model: nn.Module) -> list[str]:
 
 
 def none_throws(optional: T | None, message: str = "Unexpected `None`") -> T:
-    """Return a value that must be there.
+    """Return a value that must not be None.
 
     Raises:
-        AssertionError: It is None.
+        AssertionError: The value is None.
     """
     if optional is None:
         raise AssertionError(message)
@@ -77,7 +77,7 @@ def append_prefix(prefix: str, name: str) -> str:
 
 
 def filter_state_dict(state_dict: Mapping[str, T], name: str) -> "OrderedDict[str, T]":
-    """Return the entries of a state dict that belong to a module, by their names in it.
+    """Return the entries of a module in a state dict, by their names in the module.
 
     Args:
         state_dict: The state dict of a model.
@@ -96,7 +96,7 @@ def add_prefix_to_state_dict(state_dict: dict[str, Any], prefix: str) -> None:
 
     Args:
         state_dict: The state dict.
-        prefix: The path of the module and the dot behind it.
+        prefix: The path of the module with a dot at the end.
     """
     for key in list(state_dict):
         state_dict[f"{prefix}{key}"] = state_dict.pop(key)
@@ -113,13 +113,13 @@ def gb_to_bytes(gb: float) -> int:
 
 
 def data_type_to_dtype(data_type: DataType | str) -> torch.dtype:
-    """Return torch's dtype of a data type; of quantised rows, one that only names them.
+    """Return torch's dtype of a data type; for quantised rows a dtype that only names them.
 
     Args:
         data_type: The data type of a table: `DataType.BF16`, or "bf16".
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: No data type has this name.
     """
     return DataType(data_type).dtype
 
@@ -127,12 +127,12 @@ def data_type_to_dtype(data_type: DataType | str) -> torch.dtype:
 def state_dict_to_device(
     state_dict: Mapping[str, Any], pg: "dist.ProcessGroup | None", device: torch.device
 ) -> dict[str, Any]:
-    """Return a copy of a state dict whose tensors lie on a device.
+    """Return a copy of a state dict with its tensors on a device.
 
     Args:
         state_dict: The part of a sharded model's state dict that this rank holds.
-        pg: Not needed: nothing is sent.
-        device: Where tensors shall lie.
+        pg: Ignored, because nothing is sent.
+        device: The device of the copies.
 
     Raises:
         ConfigError: An entry is neither a tensor nor the strips of a table.
@@ -149,12 +149,13 @@ def state_dict_to_device(
 
 
 def state_dict_gather(src: Mapping[str, Any], dst: Mapping[str, Tensor]) -> None:
-    """Fill the state dict of an unsharded model on rank 0 from what all ranks hold, in place. Every
-    rank of the default group calls it; what another rank gives as `dst` only names the entries.
+    """Gather the state dicts of all ranks into that of an unsharded model on rank 0, in place.
+    Every rank of the default group calls this; on ranks other than 0, only the names in `dst`
+    matter.
 
     Args:
         src: The state dict of the sharded model on this rank.
-        dst: That of the unsharded model; names that it lacks are left out.
+        dst: The state dict of the unsharded model; only its names are gathered.
 
     Raises:
         ConfigError: `src` lacks a name, or sizes differ.
@@ -186,7 +187,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _strips(name: str, value: Any) -> list[Any]:
-    """Return the strips of a table of a state dict."""
+    """Return the strips of a table from its entry in a state dict."""
     strips = strips_in(value)
     if strips is None:
         raise ConfigError(

@@ -1,9 +1,9 @@
-"""The names of MovieLens' columns and a plain reader of its files, as TorchRec has them.
+"""TorchRec's reader of MovieLens: the names of the columns and an iterator of rows.
 
     for row in movielens_25m("ml-25m"):
         row["userId"], row["movieId"], row["rating"], row["timestamp"]
 
-To train on them with recapp's own data sets, convert them once: `docs/logs.md`.
+To train on MovieLens with recapp's data sets, convert the files once: `docs/logs.md`.
 """
 
 import csv
@@ -30,11 +30,11 @@ class MovieLens(IterableDataset[Any]):
 
     Args:
         root: The directory of the files.
-        include_movies_data: Whether title and genres of `movies.csv` stand behind a rating.
-        row_mapper: A function of the texts of a row; None hands out the texts.
+        include_movies_data: Whether to append title and genres of `movies.csv` to each rating.
+        row_mapper: A function that takes the texts of a row; None yields the texts.
 
     Raises:
-        DataError: A file is not there.
+        DataError: A file is missing.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class MovieLens(IterableDataset[Any]):
         """Yield the rows.
 
         Raises:
-            DataError: A row that is not as long as its columns, a text that is no number, or a
-                rated movie that `movies.csv` lacks; file and line are named.
+            DataError: A row has the wrong number of columns, a text is no number, or `movies.csv`
+                lacks a rated movie; the error names the file and the line.
         """
         movies: Mapping[str, list[str]] | None = None
         if self.movies is not None:
@@ -72,10 +72,10 @@ class MovieLens(IterableDataset[Any]):
 
 
 def named_values(row: list[str]) -> dict[str, Any]:
-    """Return the values of a row by the names of their columns: whole numbers, ratings and texts.
+    """Return the values of a row by the names of their columns, as `int`, `float` and `str`.
 
     Args:
-        row: The texts of a rating, with or without those of its movie.
+        row: The texts of a rating, with or without those of the movie.
     """
     columns = zip(DEFAULT_COLUMN_NAMES, TYPES, row, strict=False)
     return {name: kind(text) for name, kind, text in columns}
@@ -87,7 +87,7 @@ def movielens_20m(
     include_movies_data: bool = False,
     row_mapper: RowMapper | None = named_values,
 ) -> MovieLens:
-    """Return the rows of MovieLens 20M; arguments as of `MovieLens`."""
+    """Return the rows of MovieLens 20M; the arguments are those of `MovieLens`."""
     return MovieLens(root, include_movies_data, row_mapper)
 
 
@@ -97,12 +97,12 @@ def movielens_25m(
     include_movies_data: bool = False,
     row_mapper: RowMapper | None = named_values,
 ) -> MovieLens:
-    """Return the rows of MovieLens 25M, whose files are alike; arguments as of `MovieLens`."""
+    """Return the rows of MovieLens 25M; the arguments are those of `MovieLens`."""
     return MovieLens(root, include_movies_data, row_mapper)
 
 
 def _rows(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows behind the headings, with the number of their last line."""
+    """Yield the rows after the header, each with the number of its last line."""
     with path.open(newline="", encoding="utf-8") as text:
         reader = csv.reader(text)
         next(reader, None)

@@ -1,11 +1,11 @@
-"""TorchRec's arguments of the planner, its topology and its constraints, as recapp's.
+"""TorchRec's arguments of the planner, the topology and the constraints, converted to recapp's.
 
-`Topology` and `ParameterConstraints` here are functions that return recapp's records: TorchRec
-counts memory in caps and names kernels, recapp's records say the same in other words.
+`Topology` and `ParameterConstraints` of this file are functions that return recapp's records.
+TorchRec sets memory by caps and sharding by kernels; the records have other fields for the same.
 
-TorchRec's price of a plan is bytes over bandwidths. Here a price has latencies and costs of single
-ids as well, which stay those of the device's default hardware; `python -m recapp.plan calibrate`
-measures all of them.
+TorchRec estimates the cost of a plan as bytes over bandwidths. recapp's cost also has latencies and
+costs per id. These keep the values of the device's default hardware;
+`python -m recapp.plan calibrate` measures all of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,24 +27,24 @@ from recapp.planner.problem import Dense, PlanningProblem, dense_of
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import BUILT_IN, ShardingType
 
-BYTES_PER_MS = 1e-6  # of 10^9 bytes a second
-RANKS = [2**k for k in range(1, 11)]  # for which a ring is priced; between them it is interpolated
+BYTES_PER_MS = 1e-6  # in 10^9 bytes a second
+RANKS = [2**k for k in range(1, 11)]  # world sizes with a rate of a ring; others are interpolated
 BETWEEN = {"intra_host_bw": "host", "inter_host_bw": "network"}
 
 
 def hardware_of_bandwidths(
     compute_device: str, bandwidths: Mapping[str, float | None]
 ) -> Hardware | None:
-    """Return the default hardware of a device with other bandwidths; None where none is given.
+    """Return the default hardware of a device with the given bandwidths; None if none is given.
 
     Args:
         compute_device: "cpu" or "cuda".
-        bandwidths: Bytes a millisecond. `intra_host_bw` and `inter_host_bw`: between two ranks of
-            one host and of two. `hbm_mem_bw` and `ddr_mem_bw`: of a GPU's and of a CPU rank's
-            memory; the one of the other device is not used.
+        bandwidths: Bandwidths in bytes a millisecond. `intra_host_bw` and `inter_host_bw` are those
+            between ranks of one host and of two hosts. `hbm_mem_bw` and `ddr_mem_bw` are those of
+            the memory of a GPU and of a CPU rank; only the one of `compute_device` is used.
 
     Raises:
-        ConfigError: A bandwidth that is no number above 0.
+        ConfigError: A bandwidth is no number above 0.
     """
     given = {name: value for name, value in bandwidths.items() if value is not None}
     for name, value in given.items():
@@ -74,13 +74,13 @@ def hardware_of_bandwidths(
 
 
 def _all_to_all(link: Link, gb_per_s: float) -> Link:
-    """Return a link on which the busiest rank sends at a given rate."""
+    """Return a link whose busiest rank sends at a given rate in an all-to-all."""
     return replace(link, gb_per_s=dict.fromkeys(link.gb_per_s, gb_per_s))
 
 
 def _ring(link: Link, gb_per_s: float) -> Link:
-    """Return a link whose all-reduce is a ring: of n ranks each sends 2 (n - 1) / n of the bytes
-    that are reduced.
+    """Return a link with a ring all-reduce, in which each of n ranks sends 2 (n - 1) / n times the
+    reduced bytes.
     """
     return replace(link, gb_per_s={n: gb_per_s * n / (2 * (n - 1)) for n in RANKS})
 
@@ -89,7 +89,7 @@ TORCHRECS_BATCH = 512
 
 
 class EmbeddingComputeKernel(Enum):
-    """Kernels of TorchRec that mean something here: `dense` for replicated tables, `fused` for all
+    """The kernels of TorchRec that recapp accepts: `dense` for replicated tables, `fused` for all
     others.
     """
 
@@ -110,23 +110,25 @@ def Topology(
     inter_host_bw: float | None = None,
     **others: Any,
 ) -> recapp_topology.Topology:
-    """Return the topology of some ranks.
+    """Return recapp's topology for TorchRec's arguments.
 
     Args:
-        world_size: Ranks W.
+        world_size: The number of ranks W.
         compute_device: "cpu" or "cuda".
-        hbm_cap: Bytes of each rank for tables on GPUs.
-        ddr_cap: Bytes of each rank for tables on CPUs.
-        local_world_size: Ranks of a host; None puts all of them on one.
-        hbm_mem_bw: Bytes a millisecond of a GPU's memory; None of all four takes those of the
-            device's default hardware (`recapp/compat/planning.py`).
-        ddr_mem_bw: The same of a CPU rank's memory.
-        intra_host_bw: Bytes a millisecond between ranks of one host.
-        inter_host_bw: The same between ranks of two hosts.
-        others: None. What else steps cost is measured: `python -m recapp.plan calibrate`.
+        hbm_cap: The bytes for tables on each GPU rank.
+        ddr_cap: The bytes for tables on each CPU rank.
+        local_world_size: The number of ranks on a host; None puts all ranks on one host.
+        hbm_mem_bw: The bandwidth of a GPU's memory in bytes a millisecond. None takes the device's
+            default hardware, as for the next three.
+        ddr_mem_bw: The bandwidth of a CPU rank's memory in bytes a millisecond.
+        intra_host_bw: The bandwidth between ranks of one host in bytes a millisecond.
+        inter_host_bw: The bandwidth between ranks of two hosts in bytes a millisecond.
+        others: No other argument is allowed. `python -m recapp.plan calibrate` measures the
+            remaining costs.
 
     Raises:
-        ConfigError: Another argument, ranks that do not fill hosts, or no bandwidth.
+        ConfigError: Another argument is given, the ranks do not fill the hosts, or a bandwidth is
+            no number above 0.
     """
     _refuse_others(
         "Topology", others, "what steps cost is measured: python -m recapp.plan calibrate"
@@ -159,16 +161,17 @@ def ParameterConstraints(
     """Return the constraints of a table.
 
     Args:
-        sharding_types: Names of sharding types; None allows all.
+        sharding_types: The names of allowed sharding types; None allows all.
         compute_kernels: `dense` allows replication, `fused` every other type; None allows all.
             `dense` alone makes the table a parameter with a gradient.
-        min_partition: Least columns of a vertical strip.
-        pooling_factors: Mean ids of a bag, of each feature.
-        others: Fields of recapp's constraints (`modes`, `ranks`, `hosts`, `together`, `apart`).
+        min_partition: The smallest number of columns of a strip.
+        pooling_factors: The mean number of ids in a bag, for each feature.
+        others: Fields of recapp's constraints: `modes`, `ranks`, `hosts`, `together`, `apart`,
+            `statistics`, `data_type`.
 
     Raises:
-        ConfigError: A kernel that is not there, types that no named kernel has, or an argument
-            that has no effect here.
+        ConfigError: A kernel is unknown, no allowed type runs with the kernels, or an argument is
+            unknown.
     """
     known = ("modes", "ranks", "hosts", "together", "apart", "statistics", "data_type")
     unknown = {name: value for name, value in others.items() if name not in known}
@@ -186,7 +189,7 @@ def ParameterConstraints(
 
 
 def _types_of_kernels(kernels: Sequence[str], types: Sequence[str] | None) -> list[str]:
-    """Return the sharding types, of those that are allowed, that some kernels run."""
+    """Return the allowed sharding types that run with one of the kernels."""
     allowed = [record.name for record in BUILT_IN] if types is None else list(types)
     runs: dict[str, list[str]] = {kernel.value: [] for kernel in EmbeddingComputeKernel}
     for name in allowed:
@@ -209,13 +212,13 @@ def _types_of_kernels(kernels: Sequence[str], types: Sequence[str] | None) -> li
 
 
 class FixedPercentageStorageReservation:
-    """Memory that is not given to tables, as a share of all.
+    """Reserves a share of each rank's memory, which tables do not get.
 
     Args:
         percentage: The share, 0 to 1.
 
     Raises:
-        ConfigError: Another number.
+        ConfigError: The share is out of range.
     """
 
     def __init__(self, percentage: float) -> None:
@@ -224,7 +227,7 @@ class FixedPercentageStorageReservation:
         self.percentage = percentage
 
     def dense_bytes(self, dense: Dense) -> int:
-        """Return the bytes that the dense part of a model needs beside the share."""
+        """Return the bytes to reserve for the dense part of a model in addition to the share."""
         return 0
 
     def reserve(
@@ -235,14 +238,14 @@ class FixedPercentageStorageReservation:
         sharders: Sequence[Any],
         constraints: Mapping[str, recapp_constraints.ParameterConstraints] | None = None,
     ) -> recapp_topology.Topology:
-        """Return the ranks with the bytes that tables must leave free for a model.
+        """Return the topology with the bytes that tables must leave free for a model.
 
         Args:
-            topology: The ranks; it must have a cap.
-            batch_size: Not needed: the share stands for batches and messages as well.
-            module: The model, whose dense part is counted.
-            sharders: Not needed.
-            constraints: Not needed.
+            topology: The ranks, with a memory cap.
+            batch_size: Ignored, because the share also covers batches and messages.
+            module: The model, whose dense part counts.
+            sharders: Ignored.
+            constraints: Ignored.
 
         Raises:
             ConfigError: The topology has no cap.
@@ -257,24 +260,24 @@ class FixedPercentageStorageReservation:
     def reserved(
         self, topology: recapp_topology.Topology, dense: Dense
     ) -> recapp_topology.Topology:
-        """Return ranks of known memory with the bytes that tables must leave free.
+        """Return a topology that has a cap with the bytes that tables must leave free.
 
         Args:
             topology: The ranks.
-            dense: The part of the model that is not sharded.
+            dense: The dense part of the model.
         """
         share = int(self.percentage * min(topology.memory_bytes or [0]))
         return replace(topology, reserve_bytes=share + self.dense_bytes(dense))
 
 
 class FixedAbsoluteStorageReservation(FixedPercentageStorageReservation):
-    """Memory that is not given to tables, in bytes of each rank.
+    """Reserves a number of bytes on each rank, which tables do not get.
 
     Args:
-        hbm_reserved_bytes: The bytes; of a CPU rank where the topology is of CPUs.
+        hbm_reserved_bytes: The bytes on each rank, of GPUs or of CPUs.
 
     Raises:
-        ConfigError: A negative number.
+        ConfigError: The number is negative.
     """
 
     def __init__(self, hbm_reserved_bytes: int) -> None:
@@ -291,18 +294,18 @@ class FixedAbsoluteStorageReservation(FixedPercentageStorageReservation):
         return cls(gb_to_bytes(hbm_reserved_gb))
 
     def dense_bytes(self, dense: Dense) -> int:
-        """Return the bytes that are left free, whatever the dense part of a model needs."""
+        """Return the reserved bytes, which do not depend on the dense part of a model."""
         return self.reserved_bytes
 
 
 class HeuristicalStorageReservation(FixedPercentageStorageReservation):
-    """A share of the memory, and several times the dense parameters: their gradients, the state
-    of their optimiser and DDP's buffers.
+    """Reserves a share of each rank's memory and a multiple of the bytes of the dense parameters,
+    for their gradients, the state of their optimiser and DDP's buffers.
 
     Args:
         percentage: The share, 0 to 1.
-        parameter_multiplier: How many times the bytes of the dense parameters.
-        dense_tensor_estimate: The bytes that the dense part needs, instead of a multiple.
+        parameter_multiplier: The multiple.
+        dense_tensor_estimate: The bytes for the dense part, which replace the multiple.
     """
 
     def __init__(
@@ -316,7 +319,7 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
         self.dense_tensor_estimate = dense_tensor_estimate
 
     def dense_bytes(self, dense: Dense) -> int:
-        """Return the bytes that the dense part of a model needs beside the share."""
+        """Return the bytes to reserve for the dense part of a model in addition to the share."""
         if self.dense_tensor_estimate is not None:
             return self.dense_tensor_estimate
         return int(self.parameter_multiplier * dense.bytes)
@@ -326,20 +329,20 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
     """recapp's planner with TorchRec's arguments.
 
     Args:
-        topology: The ranks; None as of recapp's planner.
-        batch_size: Samples of a rank; None takes TorchRec's default of 512.
-        enumerator: None: recapp has one search, without parts to exchange.
+        topology: The ranks; None takes the default of recapp's planner.
+        batch_size: The number of samples on a rank; None takes TorchRec's default of 512.
+        enumerator: Must be None, because recapp's search has no exchangeable parts.
         storage_reservation: The memory that tables leave free; it needs a topology with a cap.
-        proposer: None.
-        partitioner: None.
-        performance_model: None.
-        stats: None.
-        constraints: What a plan must respect, by table name or glob.
-        debug: Whether the plan is printed on standard error once it is made.
-        others: `rule`, `statistics` and `dense` of recapp's planner.
+        proposer: Must be None.
+        partitioner: Must be None.
+        performance_model: Must be None.
+        stats: Must be None.
+        constraints: The constraints on tables, by table name or glob.
+        debug: Whether to print the plan on standard error.
+        others: The arguments `rule`, `statistics` and `dense` of recapp's planner.
 
     Raises:
-        ConfigError: An argument that has no effect here.
+        ConfigError: An argument is given that recapp does not support.
     """
 
     def __init__(
@@ -377,24 +380,24 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
         sharders: Sequence[Any] | None = None,
         pg: "dist.ProcessGroup | None" = None,
     ) -> ShardingPlan:
-        """Plan on rank 0 and return that plan on every rank; every rank calls it.
+        """Plan on rank 0 and return that plan on every rank. Every rank calls this.
 
         Args:
             module: The model, or a collection.
-            sharders: The sharders, as `DistributedModelParallel` takes them.
-            pg: The ranks; None takes the default group, or this process alone.
+            sharders: The sharders, as for `DistributedModelParallel`.
+            pg: The process group of the ranks; None takes the default group, or this process alone.
         """
         return super().collective_plan(module, sharders, pg)
 
     def plan_problem(self, found: PlanningProblem) -> ShardingPlan:
-        """Return the best plan for what a run has found; arguments as of recapp's planner."""
+        """Return the best plan for a planning problem, and print it if `debug` is set."""
         made = super().plan_problem(found)
         if self.debug:
             note(str(made))
         return made
 
     def topology_for(self, problem: PlanningProblem) -> recapp_topology.Topology:
-        """Return the ranks that a problem is planned for, with the bytes that stay free."""
+        """Return the topology for a planning problem, with the bytes that tables leave free."""
         topology = super().topology_for(problem)
         reservation = self.storage_reservation
         if reservation is None:
@@ -409,6 +412,6 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
 
 
 def _refuse_others(what: str, given: Mapping[str, Any], why: str) -> None:
-    """Raise for arguments that would have no effect."""
+    """Raise an error for arguments that recapp does not support."""
     if given:
         raise ConfigError(f"{what}: {', '.join(given)} would have no effect here: {why}")

@@ -1,4 +1,5 @@
-"""Plans that a program writes itself, in TorchRec's words: by sharding type, or shard by shard.
+"""Plans that a program writes by hand with TorchRec's functions: by sharding type, or shard by
+shard.
 
     plan = construct_module_sharding_plan(
         collection,
@@ -8,8 +9,8 @@
     )
     model = DistributedModelParallel(model, plan=ShardingPlan({"collection": plan}))
 
-Each function names a sharding type and where its shards go; `tile` (`recapp/sharding/tilings.py`)
-cuts the table. A table may be written down shard by shard instead:
+Each function names a sharding type and the ranks of the shards; `tile`
+(`recapp/sharding/tilings.py`) cuts the table. A program may also list the shards of a table:
 
     strips = [
         ShardMetadata(shard_offsets=[0, 0], shard_sizes=[70, 16], placement="rank:0/cpu"),
@@ -22,9 +23,9 @@ cuts the table. A table may be written down shard by shard instead:
         sharding_spec=EnumerableShardingSpec(strips),
     )
 
-`ShardMetadata` and `EnumerableShardingSpec` are torch's own classes, which TorchRec shows at its
-paths. The result is recapp's record of rectangles: strips may be of any size, and one rank may hold
-several.
+`ShardMetadata` and `EnumerableShardingSpec` are classes of torch, which TorchRec exports as well.
+The result is recapp's record of rectangles: strips may have any size, and one rank may hold several
+strips.
 """
 
 import re
@@ -57,17 +58,18 @@ def ParameterSharding(
     """Return the rectangles of one table.
 
     Args:
-        sharding_type: The name of a sharding type, for people; what runs is what the shards say.
+        sharding_type: The name of a sharding type, for reports; the shards alone decide what runs.
         compute_kernel: "dense" for data_parallel, whose table becomes a parameter with a gradient;
             "fused" for every other type.
         ranks: The ranks of the shards; None takes those of their placements.
-        sharding_spec: The shards: an object that has them as `shards`, each with `shard_offsets`,
+        sharding_spec: An object with the list `shards`, in which each shard has `shard_offsets`,
             `shard_sizes` and `placement`.
-        others: None: caches, rounding and output types of single tables have no effect here.
+        others: Must be None: recapp has no caches, rounding or output types of single tables.
 
     Raises:
-        PlanError: An unknown type, a kernel that does not go with it, no shards, a shard that names
-            no rank, ranks that are not those of the shards, or another argument.
+        PlanError: The type is unknown, the kernel does not fit the type, shards are missing, a
+            shard names no rank, `ranks` differ from those of the shards, or another argument is
+            given.
     """
     given = [name for name, value in others.items() if value is not None]
     if given:
@@ -98,12 +100,12 @@ def ParameterSharding(
 
 
 def placement(compute_device: str, rank: int, local_size: int) -> str:
-    """Return how `ShardMetadata` writes where a shard lies: `rank:5/cuda:1`.
+    """Return the placement of a shard in the form of `ShardMetadata`: `rank:5/cuda:1`.
 
     Args:
         compute_device: "cpu" or "cuda".
-        rank: The rank that holds it.
-        local_size: Ranks of a host, each with a GPU of its own.
+        rank: The rank that holds the shard.
+        local_size: The number of ranks on a host, each with its own GPU.
     """
     check_device("placement: compute_device", compute_device)
     number = f":{rank % local_size}" if compute_device == "cuda" else ""
@@ -111,7 +113,7 @@ def placement(compute_device: str, rank: int, local_size: int) -> str:
 
 
 def _shard(shard: Any) -> Shard:
-    """Return the rectangle that a shard's metadata describe."""
+    """Return the rectangle that the metadata of a shard describe."""
     if isinstance(shard, Shard):
         return shard
     placement = str(shard.placement)
@@ -132,20 +134,20 @@ def _shard(shard: Any) -> Shard:
 
 
 def word(value: Any) -> Any:
-    """Return the text that a member of an enumeration stands for; other values as they are."""
+    """Return the value of a member of an enumeration; return any other object unchanged."""
     return value.value if isinstance(value, Enum) else value
 
 
 def check_kernel(where: str, kernel: Any, *, replicated: bool) -> None:
-    """Check that a kernel is the one that a sharding type has.
+    """Check that a kernel fits a sharding type.
 
     Args:
-        where: The function that was given it, for the message.
-        kernel: Its name or TorchRec's enumeration; None is right for every type.
-        replicated: Whether the type keeps copies of a table.
+        where: The function that got the kernel, for the message.
+        kernel: The name of the kernel, or a member of TorchRec's enumeration; None fits every type.
+        replicated: Whether the type keeps a copy of the table on every rank.
 
     Raises:
-        PlanError: It is another one.
+        PlanError: The kernel does not fit.
     """
     own = "dense" if replicated else "fused"
     if word(kernel) not in (None, own):
@@ -156,14 +158,14 @@ def check_kernel(where: str, kernel: Any, *, replicated: bool) -> None:
 
 
 def check_device(where: str, *devices: str | None) -> None:
-    """Check that shards lie where ranks have their tables: all on CPUs or all on GPUs.
+    """Check that the shards are all on CPUs or all on GPUs.
 
     Args:
-        where: The argument that names them, for the message.
-        devices: Their types; None stands for that of the rank.
+        where: The argument with the devices, for the message.
+        devices: The types of the shards' devices; None stands for the device of the rank.
 
     Raises:
-        PlanError: Another type, or both.
+        PlanError: A type is unknown, or shards are on CPUs and on GPUs.
     """
     named = sorted({device.partition(":")[0] for device in devices if device})
     if len(named) > 1 or not set(named) <= set(DEVICES):
@@ -174,11 +176,11 @@ def check_device(where: str, *devices: str | None) -> None:
 
 
 class EmbeddingModuleShardingPlan(dict[str, TableSharding]):
-    """How each table of one collection is sharded, by its name.
+    """The sharding of each table of one collection, by table name.
 
     Args:
-        tables: The tables; they can be added later.
-        world_size: The ranks W; None takes those of the default group, or one.
+        tables: The shardings by table name; a program may add them later.
+        world_size: The number of ranks W; None takes that of the default group, or 1.
     """
 
     def __init__(
@@ -190,11 +192,11 @@ class EmbeddingModuleShardingPlan(dict[str, TableSharding]):
 
 @dataclass(frozen=True)
 class Machine:
-    """The ranks that a table is cut for.
+    """The ranks and hosts of a plan.
 
     Args:
-        world_size: Ranks W.
-        local_size: Ranks of a host.
+        world_size: The number of ranks W.
+        local_size: The number of ranks on a host.
     """
 
     world_size: int
@@ -221,7 +223,7 @@ class Machine:
 
 
 Cut = Callable[[EmbeddingConfig, Machine], TableSharding]
-"""Cuts one table for some ranks; TorchRec's ParameterShardingGenerator."""
+"""A function that shards one table over the ranks; TorchRec's ParameterShardingGenerator."""
 
 
 def data_parallel(compute_kernel: str | None = None) -> Cut:
@@ -229,7 +231,7 @@ def data_parallel(compute_kernel: str | None = None) -> Cut:
 
     Args:
         compute_kernel: "dense" makes the table a parameter with a gradient, as TorchRec always
-            does; None updates the copies in backward, as other tables.
+            does; None updates the copies in backward, like other tables.
     """
     check_kernel("data_parallel", compute_kernel, replicated=True)
 
@@ -245,8 +247,8 @@ def table_wise(rank: int, device: str | None = None, compute_kernel: str | None 
 
     Args:
         rank: The rank.
-        device: The device of ranks; rows lie in the memory of their rank.
-        compute_kernel: "fused".
+        device: The type of the ranks' devices, "cpu" or "cuda".
+        compute_kernel: "fused", or None.
     """
     check_device("table_wise: device", device)
     check_kernel("table_wise", compute_kernel, replicated=False)
@@ -261,13 +263,15 @@ def row_wise(
     """Cut the table by rows over all ranks, equally or into strips of given sizes.
 
     Args:
-        sizes_placement: The rows of each strip, of rank 0 first, and the device of ranks, or of
-            each of them. On CPUs strips lie on their ranks as well (TorchRec: all on rank 0).
-        compute_kernel: "fused".
-        num_buckets: None: strips need no equal buckets, as keys of dynamic tables have runs.
+        sizes_placement: The number of rows of each strip, beginning with rank 0, and one device
+            type for all ranks or one for each. On CPUs each strip lies on its own rank as well
+            (TorchRec puts all of them on rank 0).
+        compute_kernel: "fused", or None.
+        num_buckets: Must be None, because strips need no equal buckets: dynamic tables have runs.
 
     Raises:
-        PlanError: Sizes that are not the rows of the table, devices that differ, or buckets.
+        PlanError: The sizes do not sum to the rows of the table, the devices differ, or buckets are
+            given.
     """
     if num_buckets is not None:
         raise PlanError(
@@ -305,14 +309,14 @@ def column_wise(
     """Cut the table by columns, into equal strips for some ranks or into strips of given widths.
 
     Args:
-        ranks: The rank of each strip.
-        size_per_rank: The columns of each strip, of rank 0 first.
-        compute_kernel: "fused".
-        device_types: The device of each strip's rank, the same for all.
+        ranks: The rank of each equal strip.
+        size_per_rank: The number of columns of each strip, beginning with rank 0.
+        compute_kernel: "fused", or None.
+        device_types: The device type of each strip's rank, the same for all.
 
     Raises:
-        PlanError: Neither or both are given, widths that are not those of the table, or devices
-            that differ.
+        PlanError: Neither or both of `ranks` and `size_per_rank` are given, the widths do not sum
+            to the columns of the table, or the devices differ.
     """
     check_device("column_wise: device_types", *(device_types or ()))
     check_kernel("column_wise", compute_kernel, replicated=False)
@@ -345,10 +349,10 @@ def column_wise(
 
 
 def _strips(table: EmbeddingConfig, what: str, sizes: Sequence[int], whole: int) -> list[range]:
-    """Return the ranges of strips of given sizes, one behind the other.
+    """Return the ranges of consecutive strips of given sizes.
 
     Raises:
-        PlanError: Together they are not the whole, or one is negative.
+        PlanError: The sizes do not sum to `whole`, or one is negative.
     """
     if sum(sizes) != whole or min(sizes) < 0:
         raise PlanError(f"table {table.name}: strips of {list(sizes)} {what} are not its {whole}")
@@ -378,11 +382,11 @@ def _tiled(
 
 
 def apply_to_all(module: TableCollection, cut: Cut) -> dict[str, Cut]:
-    """Return the same cut for every table of a collection.
+    """Return the same cut for every table of a collection, by table name.
 
     Args:
         module: The collection.
-        cut: How each of its tables is cut.
+        cut: The cut for each table.
     """
     return {table.name: cut for table in module.tables()}
 
@@ -399,14 +403,14 @@ def construct_module_sharding_plan(
 
     Args:
         module: The collection.
-        per_param_sharding: How each of its tables is cut, by name.
-        sharder: Not needed: every sharder makes the same shards.
-        local_size: Ranks of a host; None puts all of them on one.
-        world_size: Ranks W; None takes those of the default group, or one.
-        device_type: Not needed: a plan is the same on every device.
+        per_param_sharding: The cut for each table, by table name.
+        sharder: Ignored, because every sharder makes the same shards.
+        local_size: The number of ranks on a host; None puts all ranks on one host.
+        world_size: The number of ranks W; None takes that of the default group, or 1.
+        device_type: Ignored, because a plan is the same on every device.
 
     Raises:
-        PlanError: Tables that are missing or unknown, or shards that do not tile them.
+        PlanError: A table is missing or unknown, or its shards do not tile it.
     """
     world = _world_size() if world_size is None else world_size
     machine = Machine(world, local_size or world)
@@ -425,13 +429,13 @@ def construct_module_sharding_plan(
 
 
 def ShardingPlan(plan: Mapping[str, Mapping[str, TableSharding]]) -> sharding_plan.ShardingPlan:
-    """Return a plan of the form that TorchRec's constructor takes.
+    """Return recapp's plan for the argument of TorchRec's constructor.
 
     Args:
-        plan: How each table is sharded, by the path of its collection and by its name.
+        plan: The sharding of each table, by the path of the collection and the name of the table.
 
     Raises:
-        PlanError: Collections that were planned for different numbers of ranks, or two tables of
+        PlanError: The plans of two collections have different numbers of ranks, or two tables have
             one name.
     """
     sizes = {getattr(part, "world_size", None) or _world_size() for part in plan.values()}

@@ -1,7 +1,8 @@
-"""TorchRec's classes around a model that answers requests: who makes it, and how it is called.
+"""TorchRec's classes around a model for inference: the factory that makes the model, and the module
+that a server calls.
 
-recapp's own servers need neither (`python -m recapp.export`, `python -m recapp.serve`); these are
-for programs that call what they made themselves.
+recapp's own servers need neither (`python -m recapp.export`, `python -m recapp.serve`). The classes
+are for programs with their own server.
 """
 
 import json
@@ -15,12 +16,12 @@ from torch import Tensor, nn
 
 @dataclass
 class BatchingMetadata:
-    """How requests of one input are put together.
+    """Describes the batching of one input of requests.
 
     Args:
         type: The kind of the input, such as "dense" or "sparse".
         device: "cpu" or "cuda".
-        pinned: Suffixes of tensors that lie in page-locked memory; "" for all.
+        pinned: The suffixes of the tensors in page-locked memory; "" for all.
     """
 
     type: str
@@ -30,44 +31,44 @@ class BatchingMetadata:
 
 @dataclass
 class QualNameMetadata:
-    """How a method of the model is called.
+    """Describes the call of a method of the model.
 
     Args:
-        need_preproc: Whether its input is prepared first.
+        need_preproc: Whether the input needs preprocessing.
     """
 
     need_preproc: bool
 
 
 class PredictFactory(ABC):
-    """Makes a model that answers requests, and says of what form they are."""
+    """Makes a model for inference, and describes its requests and answers."""
 
     @abstractmethod
     def create_predict_module(self) -> nn.Module:
-        """Return the model with its weights; sharded, where there are several ranks."""
+        """Return the model with its weights, sharded if there are several ranks."""
 
     @abstractmethod
     def batching_metadata(self) -> dict[str, BatchingMetadata]:
-        """Return how requests are put together, by the name of the input."""
+        """Return the batching of requests, by the name of the input."""
 
     @abstractmethod
     def result_metadata(self) -> str:
-        """Return the kind of the answer, by which it is split into those of requests."""
+        """Return the kind of the model's output, by which a server splits it into answers."""
 
     @abstractmethod
     def run_weights_independent_tranformations(self, predict_module: nn.Module) -> nn.Module:
-        """Return the model changed in ways that need no weights. The name is TorchRec's."""
+        """Return the model after transformations that need no weights. The name is TorchRec's."""
 
     @abstractmethod
     def run_weights_dependent_transformations(self, predict_module: nn.Module) -> nn.Module:
-        """Return the model changed in ways that need its weights."""
+        """Return the model after transformations that need its weights."""
 
     def batching_metadata_json(self) -> str:
         """Return `batching_metadata()` as JSON."""
         return _json(self.batching_metadata())
 
     def qualname_metadata(self) -> dict[str, QualNameMetadata]:
-        """Return how methods of the model are called, by their names."""
+        """Return the descriptions of the model's methods, by name."""
         return {}
 
     def qualname_metadata_json(self) -> str:
@@ -75,16 +76,16 @@ class PredictFactory(ABC):
         return _json(self.qualname_metadata())
 
     def model_inputs_data(self) -> dict[str, Any]:
-        """Return what is needed to make inputs for a measurement."""
+        """Return the data from which a benchmark makes inputs."""
         return {}
 
 
 class PredictModule(nn.Module, ABC):
-    """A model and how it is called with a dict of tensors: override `predict_forward`.
+    """Wraps a model for calls with a dict of tensors; a subclass implements `predict_forward`.
 
     Args:
-        module: The model; it is put into evaluation mode.
-        device: The device of calls; None takes the current GPU, or the CPU where there is none.
+        module: The model; the constructor puts it into evaluation mode.
+        device: The device of the inputs; None takes the current GPU, or the CPU if there is none.
     """
 
     def __init__(self, module: nn.Module, device: str | torch.device | None = None) -> None:
@@ -99,7 +100,7 @@ class PredictModule(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Return the device of calls."""
+        """Return the device of the inputs."""
         if self._device is not None:
             return self._device
         if torch.cuda.is_available():
@@ -108,15 +109,15 @@ class PredictModule(nn.Module, ABC):
 
     @abstractmethod
     def predict_forward(self, batch: dict[str, Tensor]) -> Any:
-        """Call the model with a batch, and return its answer as a dict of tensors."""
+        """Call the model with a batch, and return its output as a dict of tensors."""
 
     def forward(self, batch: dict[str, Tensor]) -> Any:
-        """Return the answer to a batch; nothing is recorded for gradients."""
+        """Return the output for a batch, in inference mode."""
         with torch.inference_mode():
             return self.predict_forward(batch)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state of the model, under its own names."""
+        """Return the state dict of the model, without a prefix in its names."""
         return self._module.state_dict(*args, **kwargs)
 
 

@@ -1,14 +1,15 @@
-"""TorchRec's quantised collections: of one process, only read, with a state dict of stored rows.
+"""TorchRec's quantised collections: read-only collections of one process, with the stored rows in
+their state dict.
 
     collection.qconfig = QuantConfig(activation=..., weight=...)
     EmbeddingBagCollection.from_float(collection)          # or torch's quantize_dynamic
 
-They are the engine's collections of a single rank (`recapp/inference/one_rank.py`).
-`recapp/compat/quantised_models.py` makes them of all collections of a model.
+They are the engine's collections on a single rank (`recapp/inference/one_rank.py`).
+`recapp/compat/quantised_models.py` quantises all collections of a model.
 
-Their state dict has each table under its own name: uint8 [R, K], a record of K bytes for each row
-(`recapp/kernels/quantised.py`: its values, scale and bias), or floats [R, D]. It loads into a model
-that was quantised alike.
+The state dict has each table under its usual name: as uint8 [R, K] with a record of K bytes for
+each row (values, scale and bias: `recapp/kernels/quantised.py`), or as floats [R, D]. It loads into
+a model that was quantised in the same way.
 """
 
 from collections.abc import Mapping
@@ -36,12 +37,12 @@ C = TypeVar("C", bound=nn.Module)
 
 
 class QuantConfig(NamedTuple):
-    """Which types the rows of a collection and its vectors get.
+    """The types of a collection's rows and vectors.
 
     Args:
-        activation: Makes an observer whose `dtype` is that of the vectors.
-        weight: Makes an observer whose `dtype` says how rows are stored.
-        per_table_weight_dtype: How rows of some tables are stored, by their names.
+        activation: A function that returns an observer; its `dtype` is the type of the vectors.
+        weight: A function that returns an observer; its `dtype` is the type of the stored rows.
+        per_table_weight_dtype: The type of the stored rows of some tables, by table name.
     """
 
     activation: Any
@@ -50,11 +51,11 @@ class QuantConfig(NamedTuple):
 
 
 class QuantisedCollection:
-    """What quantised collections of both kinds have.
+    """The common part of both quantised collections.
 
     Args:
-        held: All tables of their model, where they lie whole; None where ranks share them, whose
-            state dicts then leave tables out.
+        held: All tables of the model, if this process holds them whole. None if they are sharded
+            over ranks; the state dict then leaves the tables out.
         output_dtype: The type of the vectors.
     """
 
@@ -68,12 +69,12 @@ class QuantisedCollection:
 
 
 class EmbeddingBagCollection(ShardedEmbeddingBagCollection, QuantisedCollection):
-    """A quantised collection of bags; made by `from_float`.
+    """A quantised collection of bags; `from_float` makes it.
 
     Args:
-        shared: As of the sharded collection, like `member`.
-        member: Number of the collection.
-        held: As of `QuantisedCollection`, like `output_dtype`.
+        shared: The tables that it shares with other collections, as in the sharded collection.
+        member: The number of the collection.
+        held: The tables of the model, as in `QuantisedCollection`.
         output_dtype: The type of the vectors.
     """
 
@@ -96,15 +97,15 @@ class EmbeddingBagCollection(ShardedEmbeddingBagCollection, QuantisedCollection)
 
         Args:
             module: The collection.
-            use_precomputed_fake_quant: False; rows are rounded here.
+            use_precomputed_fake_quant: Must be False, because this function rounds the rows itself.
 
         Raises:
-            ConfigError: Another module, no `qconfig`, or a type that is not there.
+            ConfigError: The module is no such collection or has no `qconfig`, or a type is unknown.
         """
         return _from_float(cls, module, use_precomputed_fake_quant)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Pool every bag; vectors have the output type."""
+        """Pool every bag into a vector of the output type."""
         found = super().forward(features)
         if self.vector_dtype == found.values().dtype:
             return found
@@ -113,13 +114,13 @@ class EmbeddingBagCollection(ShardedEmbeddingBagCollection, QuantisedCollection)
 
 
 class EmbeddingCollection(ShardedEmbeddingCollection, QuantisedCollection):
-    """A quantised collection of sequences; made by `from_float`.
+    """A quantised collection of sequences; `from_float` makes it.
 
     Args:
-        shared: As of the sharded collection, like `member` and `need_indices`.
-        member: Number of the collection.
-        need_indices: Whether outputs carry rows.
-        held: As of `QuantisedCollection`, like `output_dtype`.
+        shared: The tables that it shares with other collections, as in the sharded collection.
+        member: The number of the collection.
+        need_indices: Whether outputs carry the rows of ids.
+        held: The tables of the model, as in `QuantisedCollection`.
         output_dtype: The type of the vectors.
     """
 
@@ -139,13 +140,13 @@ class EmbeddingCollection(ShardedEmbeddingCollection, QuantisedCollection):
     def from_float(
         cls, module: nn.Module, use_precomputed_fake_quant: bool = False
     ) -> "EmbeddingCollection":
-        """Return the quantised twin of a collection of sequences with a `qconfig`; arguments and
-        errors as of `EmbeddingBagCollection.from_float`.
+        """Return the quantised twin of a collection of sequences with a `qconfig`. Arguments and
+        errors are those of `EmbeddingBagCollection.from_float`.
         """
         return _from_float(cls, module, use_precomputed_fake_quant)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """Look up every id; vectors have the output type."""
+        """Look up a vector of the output type for every id."""
         found = super().forward(features)
         return {
             name: jagged
@@ -185,11 +186,11 @@ def _from_float(kind: type[C], module: nn.Module, precomputed: bool) -> C:
 def as_quantised(
     collection: ShardedCollection, held: HeldTables | None, output_dtype: torch.dtype
 ) -> EmbeddingBagCollection | EmbeddingCollection:
-    """Return the collection of the same tables whose state dict has stored rows.
+    """Return a quantised collection of the same tables.
 
     Args:
-        collection: A sharded collection that only reads.
-        held: As of `QuantisedCollection`, like `output_dtype`.
+        collection: A sharded collection that is read-only.
+        held: The tables of the model, as in `QuantisedCollection`.
         output_dtype: The type of the vectors.
     """
     if isinstance(collection, ShardedEmbeddingCollection):
@@ -199,7 +200,7 @@ def as_quantised(
 
 
 def keep_rows_in_state(collection: EmbeddingBagCollection | EmbeddingCollection) -> None:
-    """Let the state dict of a quantised collection have its rows as they are stored."""
+    """Make the state dict of a quantised collection save and load the stored rows."""
     collection.tables_in_state = False
     if collection.held is not None:
         collection.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
@@ -235,7 +236,7 @@ def _load(
     unexpected: list[str],
     errors: list[str],
 ) -> None:
-    """Copy stored rows of a state dict to where they lie, and take them out of it."""
+    """Copy the stored rows of a state dict into the held tables, and remove them from it."""
     loaded = []
     for name, table, held in _of_state(collection, prefix):
         if table.dynamic is not None:
@@ -259,7 +260,7 @@ def _load(
 
 
 def _refill(collection: Any) -> None:
-    """Bring the rows of held tables into the stores that read them."""
+    """Copy the rows of the held tables into the stores."""
     for store in collection.shared.stores:
         assert isinstance(store, ReadOnlyStore)
         again: Any = collection.held.make_store(store.group)

@@ -1,5 +1,5 @@
-"""TorchRec's quantised communication as recapp's payload: the type in which vectors and their
-gradients travel (`engine.payload` under Lightning).
+"""TorchRec's quantised communication as recapp's payload: the type in which ranks send vectors and
+their gradients (`engine.payload` under Lightning).
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from recapp.errors import ConfigError
 
 
 class CommType(Enum):
-    """Types in which vectors travel; recapp has the first three."""
+    """TorchRec's types of messages; recapp has the first three."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -38,25 +38,24 @@ _OF_OTHER_TYPES = (
 
 @dataclass(frozen=True)
 class QCommsConfig:
-    """Types of vectors (forward) and of their gradients (backward).
+    """The types of sent vectors (forward) and of their gradients (backward).
 
     Args:
         forward_precision: The type of vectors.
-        backward_precision: The type of gradients. recapp has one type for both directions: of two
-            that differ it takes the one with the larger range, bf16 or else fp32, and a note says
-            so.
-        forward_loss_scale: None; gradients are not scaled.
-        backward_loss_scale: None.
-        fp8_quantize_dim: A setting of FP8, as the next two: no effect on the types sent here, in
-            TorchRec too; a note says so where one is given.
-        fp8_quantize_dim_bwd: A setting of FP8.
-        fp8_bwd_uses_143: A setting of FP8.
-        mx4_quantize_dim: A setting of MX4, as the next two, also without effect.
-        mx4_quantize_dim_bwd: A setting of MX4.
-        mx4_rounding_mode: A setting of MX4.
+        backward_precision: The type of gradients. recapp has one type for both directions. If the
+            two differ, it takes fp32 if that is one of them, else bf16, and prints a note.
+        forward_loss_scale: Must be None, because gradients are not scaled.
+        backward_loss_scale: Must be None.
+        fp8_quantize_dim: A setting of FP8. It has no effect on recapp's types, nor on these types
+            in TorchRec; recapp prints a note if it is given.
+        fp8_quantize_dim_bwd: A setting of FP8, without effect.
+        fp8_bwd_uses_143: A setting of FP8, without effect.
+        mx4_quantize_dim: A setting of MX4, without effect.
+        mx4_quantize_dim_bwd: A setting of MX4, without effect.
+        mx4_rounding_mode: A setting of MX4, without effect.
 
     Raises:
-        ConfigError: A type that does not travel here, or a loss scale.
+        ConfigError: recapp does not have a type, or a loss scale is given.
     """
 
     forward_precision: CommType = CommType.FP32
@@ -88,7 +87,7 @@ class QCommsConfig:
 
     @property
     def payload(self) -> torch.dtype | None:
-        """Return the dtype in which vectors travel; None for the compute type."""
+        """Return the dtype in which ranks send vectors; None for the compute type."""
         kinds = (self.forward_precision, self.backward_precision)
         if kinds[0] is kinds[1]:
             return _DTYPES[kinds[0]]
@@ -102,10 +101,10 @@ class QCommsConfig:
 
 @dataclass(frozen=True)
 class QCommsRegistry:
-    """What `EmbeddingBagCollectionSharder` takes as `qcomm_codecs_registry`.
+    """The argument `qcomm_codecs_registry` of `EmbeddingBagCollectionSharder`.
 
     Args:
-        payload: The dtype in which vectors travel.
+        payload: The dtype in which ranks send vectors.
     """
 
     payload: torch.dtype
@@ -116,16 +115,16 @@ def get_qcomm_codecs_registry(
     comm_ops: Any = None,
     device: torch.device | str | None = None,
 ) -> QCommsRegistry | None:
-    """Return the registry of a configuration; None where vectors travel as they are computed.
+    """Return the registry of a configuration; None if ranks send vectors in the compute type.
 
     Args:
         qcomms_config: The types.
-        comm_ops: None: all messages of vectors travel alike.
-        device: Not needed: every type travels on every device. TorchRec sends FP16 for BF16 on
-            CPUs.
+        comm_ops: Must be None, because all messages of vectors have one type.
+        device: Ignored, because every type works on every device. (TorchRec sends FP16 for BF16 on
+            CPUs.)
 
     Raises:
-        ConfigError: Operations are named.
+        ConfigError: `comm_ops` is given.
     """
     if comm_ops is not None:
         raise ConfigError(

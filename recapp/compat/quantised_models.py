@@ -1,11 +1,11 @@
-"""TorchRec's way from a trained model to one that serves: `quantize_embeddings`, then
-`shard_quant_model`.
+"""TorchRec's functions that make a model for serving from a trained one: `quantize_embeddings`, and
+then `shard_quant_model`.
 
     model = quantize_embeddings(model, dtype=torch.qint8)          # one process
     model, plan = shard_quant_model(model, world_size=2)           # every rank, its part
 
-What both make only answers. `python -m recapp.export` makes the same of a checkpoint, table by
-table, and needs no process that holds the model.
+Both models are read-only. `python -m recapp.export` makes the same from a checkpoint, table by
+table, without a process that holds the whole model.
 """
 
 import copy
@@ -49,7 +49,7 @@ TWINS: dict[type[nn.Module], type[nn.Module]] = {
     FloatSequences: EmbeddingCollection,
 }
 DEFAULT_QUANT_MAPPING = {torch.typename(kind): twin for kind, twin in TWINS.items()}
-"""Which class collections of a kind become, by the path of theirs."""
+"""The quantised class of each class of collections, by the path of the latter."""
 
 
 def quantize_embeddings(
@@ -61,18 +61,19 @@ def quantize_embeddings(
     output_dtype: torch.dtype = torch.float32,
     per_table_weight_dtype: Mapping[str, torch.dtype] | None = None,
 ) -> nn.Module:
-    """Return a model whose tables are stored in fewer bits and only read, on one process. All
-    collections are quantised, of bags and of sequences (TorchRec: of bags alone).
+    """Return a read-only model whose tables are stored in fewer bits, in one process. It quantises
+    the collections of bags and of sequences (TorchRec: of bags alone).
 
     Args:
-        module: A trained model with collections that hold their rows, or that this process alone
-            holds sharded; or such a collection.
-        dtype: How rows are stored: torch.qint8, torch.quint4x2, torch.float16 or torch.float32.
-        inplace: Whether the collections of the model itself are replaced.
-        additional_qconfig_spec_keys: Classes of collections; those of recapp are quantised anyway.
-        additional_mapping: Which class becomes which; recapp's become those of `torchrec.quant`.
+        module: A trained model or collection. Its collections are unsharded, or sharded over this
+            process alone.
+        dtype: The type of the stored rows: torch.qint8, torch.quint4x2, torch.float16 or
+            torch.float32.
+        inplace: Whether to replace the collections of the model itself instead of those of a copy.
+        additional_qconfig_spec_keys: Classes of recapp's collections; all are quantised anyway.
+        additional_mapping: The quantised class of each class; it must agree with recapp's.
         output_dtype: The type of the vectors: torch.float32, torch.float16 or torch.bfloat16.
-        per_table_weight_dtype: The `dtype` of some tables, by name.
+        per_table_weight_dtype: The type of the stored rows of some tables, by table name.
 
     Raises:
         ConfigError: A type, a class or a table is unknown, tables are on the meta device, or
@@ -98,14 +99,14 @@ def quantize_inference_model(
     Args:
         model: A model that `quantize_embeddings` takes.
         quantization_mapping: None, or entries of `DEFAULT_QUANT_MAPPING`.
-        per_table_weight_dtype: How rows of some tables are stored, by name.
-        fp_weight_dtype: As `quantization_dtype`: tables behind feature processors are stored as
-            the others; name theirs in `per_table_weight_dtype` where they differ.
-        quantization_dtype: How rows are stored.
+        per_table_weight_dtype: The type of the stored rows of some tables, by table name.
+        fp_weight_dtype: Must equal `quantization_dtype` or its default. To store tables of feature
+            processors in another type, name them in `per_table_weight_dtype`.
+        quantization_dtype: The type of the stored rows.
         output_dtype: The type of the vectors.
 
     Raises:
-        ConfigError: As of `quantize_embeddings`, and other classes or types.
+        ConfigError: An argument is wrong, here or in `quantize_embeddings`.
     """
     for path, twin in (quantization_mapping or {}).items():
         if DEFAULT_QUANT_MAPPING.get(path) is not twin:
@@ -139,29 +140,29 @@ def shard_quant_model(
     sharding_plan: ShardingPlan | None = None,
     env: Any = None,
 ) -> tuple[nn.Module, ShardingPlan]:
-    """Return a quantised model whose tables lie where a plan says, and the plan. Every rank calls
-    it; answers are those of the quantised model, bit for bit.
+    """Shard a quantised model by a plan, and return the sharded model and the plan. Every rank
+    calls this. The outputs are those of the quantised model, bit for bit.
 
     Args:
-        model: From `quantize_embeddings`, the same on every rank; it stays as it is.
-        world_size: The number of ranks; None takes those of `env`.
+        model: The result of `quantize_embeddings`, the same on every rank; it is not changed.
+        world_size: The number of ranks; None takes that of `env`.
         compute_device: "cpu" or "cuda".
-        sharding_device: Not needed: rows are copied to where they lie, once.
-        sharders: None: what is only read has no optimiser.
-        device_memory_size: The bytes of a rank for tables; None takes what is free.
-        constraints: What the plan must respect, by table name or glob.
-        ddr_cap: The same as `device_memory_size`, of CPU ranks.
-        sharding_plan: Where tables lie; None lets recapp decide, for reading alone.
-        env: The ranks, as of `DistributedModelParallel`.
+        sharding_device: Ignored, because each row is copied once, to its rank.
+        sharders: Must be None, because a read-only model has no optimiser.
+        device_memory_size: The bytes of a rank for tables; None takes the free memory.
+        constraints: The constraints of the plan, by table name or glob.
+        ddr_cap: The same as `device_memory_size`, for CPU ranks.
+        sharding_plan: The plan; None lets recapp plan for lookups alone.
+        env: The ranks, as for `DistributedModelParallel`.
 
     Returns:
-        The model and the plan. The state dict of this model leaves tables out; that of the
+        The model and the plan. The state dict of this model leaves the tables out; that of the
         quantised model has them.
 
     Raises:
-        ConfigError: The model was not quantised, there are other ranks, sharders are given, or
-            GPU ranks are given memory of the host.
-        PlanError: The tables do not fit.
+        ConfigError: The model is not quantised, the number of ranks differs, sharders are given, or
+            `ddr_cap` is given for GPU ranks.
+        PlanError: The tables do not fit into memory.
     """
     if sharders is not None:
         raise ConfigError(
@@ -211,7 +212,7 @@ def _quantised(
 
     Args:
         module: The model, or a collection.
-        held: Its tables, where they lie whole.
+        held: The tables of the model if this process holds them whole, else None.
         output_dtypes: The type of each collection's vectors, by its path.
     """
     twins: dict[int, nn.Module] = {}
@@ -226,10 +227,10 @@ def _quantised(
 def _check_classes(
     keys: Sequence[type[nn.Module]], mapping: Mapping[type[nn.Module], type[nn.Module]]
 ) -> None:
-    """Check that classes which a program names are quantised as it says.
+    """Check that the classes of a program are collections of recapp with the right twins.
 
     Raises:
-        ConfigError: One is not.
+        ConfigError: A class is no such collection, or the program names another twin for it.
     """
     for kind in (*keys, *mapping):
         if kind not in TWINS:

@@ -1,5 +1,5 @@
-"""A model whose tables are stored in fewer bits and only read, on one process: what TorchRec's
-`quantize_embeddings` and the `from_float` of its quantised collections have in common.
+"""Makes a read-only model whose tables are stored in fewer bits, in one process: the common part of
+TorchRec's `quantize_embeddings` and of `from_float` of its quantised collections.
 """
 
 import copy
@@ -37,15 +37,15 @@ DATA_TYPES = {
     torch.bfloat16: DataType.BF16,
     torch.float32: DataType.FP32,
 }
-"""How rows are stored that TorchRec calls by these types."""
+"""The data type of stored rows for each torch type that TorchRec accepts."""
 OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_output_dtype(output_dtype: torch.dtype) -> None:
-    """Check that vectors may have a type.
+    """Check that a type is allowed for vectors.
 
     Raises:
-        ConfigError: They may not.
+        ConfigError: The type is not allowed.
     """
     if output_dtype not in OUTPUTS:
         raise ConfigError(
@@ -59,13 +59,13 @@ def read_only_model(
     inplace: bool,
     per_table_weight_dtype: Mapping[str, torch.dtype],
 ) -> tuple[nn.Module, HeldTables]:
-    """Return a model whose collections are the engine's of one rank, and its tables.
+    """Return a model with read-only collections of the engine on one rank, and its tables.
 
     Args:
-        module: A model with collections that hold their rows, or a collection.
-        dtype: How rows are stored.
-        inplace: Whether the collections of the model itself are replaced.
-        per_table_weight_dtype: The same of some tables, by name.
+        module: A model with collections that hold their rows, or such a collection.
+        dtype: The type of the stored rows.
+        inplace: Whether to replace the collections of the model itself instead of those of a copy.
+        per_table_weight_dtype: The type of the stored rows of some tables, by table name.
 
     Raises:
         ConfigError: A type or a table is unknown, tables are on the meta device, or several ranks
@@ -90,17 +90,18 @@ def read_only_model(
 def meta_twins(
     collections: Sequence[Any], seeds: Mapping[str, int]
 ) -> dict[int, UnshardedCollection]:
-    """Return collections like others, their tables on the meta device, by the others' identity.
+    """Return an unsharded copy of each collection with its tables on the meta device, by the `id`
+    of the collection.
 
     Args:
-        collections: The others, sharded or not; those that share a table share it again.
-        seeds: The seed of each table's start values; 0 where it is not there.
+        collections: The collections, sharded or not. Copies share a table if the originals do.
+        seeds: The seed of each table's start values; a missing seed is 0.
     """
     made: dict[int, UnshardedCollection] = {}
     weights: dict[tuple[str, int], Any] = {}
     for collection in collections:
         twin = made[id(collection)] = _meta_twin(collection, seeds)
-        twin.dtype = collection.dtype  # also where all its tables are stored narrower by now
+        twin.dtype = collection.dtype  # even if all its tables have a narrower type by now
         for t in collection.tables():
             own = getattr(twin, twin.tables_of)[t.name]
             own.weight = weights.setdefault((t.name, id(collection.holder_of(t.name))), own.weight)
@@ -142,7 +143,7 @@ def _chosen(
 def _rows_of(
     module: nn.Module, found: Sequence[Any]
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor | None, int]]:
-    """Return the rows of each table, the keys of a dynamic one, and the seed of start values."""
+    """Return the rows of each table, its keys if it is dynamic, and the seed of start values."""
     made: dict[str, tuple[torch.Tensor, torch.Tensor | None, int]] = {}
     state: dict[str, Any] = {}
     for held in found:
@@ -196,12 +197,12 @@ def _held(
 def with_twins(
     module: nn.Module, found: Sequence[nn.Module], twins: Mapping[int, nn.Module]
 ) -> nn.Module:
-    """Replace collections of a model, in place, and return it.
+    """Replace collections of a model in place, and return the model.
 
     Args:
         module: The model, or a collection.
-        found: The collections.
-        twins: What stands for each, by the identity of the collection.
+        found: The collections to replace.
+        twins: The replacement of each collection, by the `id` of the collection.
     """
     wanted = {id(held) for held in found}
     for path, part in list(module.named_modules(remove_duplicate=False)):

@@ -1,8 +1,8 @@
-"""TorchRec's random data set and its batch, and the names of Criteo's columns: what examples of
-TorchRec train on. Real logs are read by `recapp.ClickData`.
+"""The data of TorchRec's examples: the random data set, its batch, and the names of Criteo's
+columns. `recapp.ClickData` reads real logs.
 
-TorchRec's pipelines ask for batches that are `Pipelineable`. Here any batch with `to` will do, so
-these classes are only a form that a program's own batches may follow.
+TorchRec's pipelines require `Pipelineable` batches. recapp's accept any batch with a method `to`;
+the two base classes are here for programs that derive their batches from them.
 """
 
 import sys
@@ -21,11 +21,11 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 
 class Multistreamable(ABC):
-    """A batch whose memory another stream may use."""
+    """A batch whose memory another stream uses."""
 
     @abstractmethod
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until the work that `stream` has queued by now is done."""
+        """Keep the memory until the work that is queued on `stream` now is done."""
 
 
 class Pipelineable(Multistreamable):
@@ -42,8 +42,8 @@ DEFAULT_LABEL_NAME = "label"
 DEFAULT_INT_NAMES = [f"int_{number}" for number in range(INT_FEATURE_COUNT)]
 DEFAULT_CAT_NAMES = [f"cat_{number}" for number in range(CAT_FEATURE_COUNT)]
 DEFAULT_COLUMN_NAMES = [DEFAULT_LABEL_NAME, *DEFAULT_INT_NAMES, *DEFAULT_CAT_NAMES]
-DAYS = 24  # files of the terabyte data set
-TOTAL_TRAINING_SAMPLES = 4_195_197_692  # in all of them but the last
+DAYS = 24  # the number of files of the terabyte data set
+TOTAL_TRAINING_SAMPLES = 4_195_197_692  # in all files but the last
 FREQUENCY_THRESHOLD = 3  # rarer values share one id
 
 
@@ -52,9 +52,9 @@ class Batch(Pipelineable):
     """Samples of one rank, with TorchRec's names of the parts.
 
     Args:
-        dense_features: Numbers, [B, I].
-        sparse_features: Ids, of stride B.
-        labels: Labels, [B].
+        dense_features: The dense features, [B, I].
+        sparse_features: The ids, with stride B.
+        labels: The labels, [B].
     """
 
     dense_features: Tensor
@@ -78,32 +78,33 @@ class Batch(Pipelineable):
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until the work that `stream` has queued by now is done."""
+        """Keep the memory until the work that is queued on `stream` now is done."""
         self.dense_features.record_stream(stream)
         self.sparse_features.record_stream(stream)
         self.labels.record_stream(stream)
 
 
 class RandomRecDataset(IterableDataset[Batch]):
-    """Batches of random numbers, ids and labels; the same seed gives the batches of TorchRec.
+    """Batches of random numbers, ids and labels; a seed gives the same batches as in TorchRec.
 
     Args:
-        keys: Names of the features.
-        batch_size: Samples B of a batch.
-        hash_size: Ids of every feature are below it; None takes 100.
-        hash_sizes: The same for each feature, instead.
-        ids_per_feature: Most ids of a bag; None takes 2.
-        ids_per_features: The same for each feature, instead.
-        num_dense: Numbers I of a sample.
+        keys: The names of the features.
+        batch_size: The number of samples B in a batch.
+        hash_size: The bound that ids of every feature are below; None takes 100.
+        hash_sizes: The bound for each feature, instead of one for all.
+        ids_per_feature: The largest number of ids in a bag; None takes 2.
+        ids_per_features: The largest number for each feature, instead of one for all.
+        num_dense: The number of dense features I.
         manual_seed: The seed; None takes torch's global generator.
-        num_batches: After how many the data set ends; None goes on for ever.
-        num_generated_batches: How many differ, after which they repeat; a negative number makes
-            every batch anew.
-        min_ids_per_feature: Least ids of a bag; None takes `ids_per_feature`, or 0 without it.
-        min_ids_per_features: The same for each feature, instead.
+        num_batches: The number of batches; None makes the data set endless.
+        num_generated_batches: The number of different batches, which then repeat; a negative number
+            draws every batch anew.
+        min_ids_per_feature: The smallest number of ids in a bag; None takes `ids_per_feature`, or 0
+            without it.
+        min_ids_per_features: The smallest number for each feature, instead of one for all.
 
     Raises:
-        ConfigError: Lists that are not as long as `keys`.
+        ConfigError: A list does not have the length of `keys`.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class RandomRecDataset(IterableDataset[Batch]):
         self._made = [self._make() for _ in range(num_generated_batches)]
 
     def _each(self, name: str, given: Sequence[int] | None, one: int) -> list[int]:
-        """Return a number for each feature."""
+        """Return one number for each feature."""
         numbers = [one] * len(self.keys) if given is None else list(given)
         if len(numbers) != len(self.keys):
             raise ConfigError(
@@ -146,7 +147,7 @@ class RandomRecDataset(IterableDataset[Batch]):
         return numbers
 
     def _make(self) -> Batch:
-        """Draw a batch, in the order in which TorchRec draws."""
+        """Draw a batch in TorchRec's order of draws."""
         B = self.batch_size
         lengths = []
         values = []
@@ -164,7 +165,7 @@ class RandomRecDataset(IterableDataset[Batch]):
         return Batch(dense_BI, sparse, torch.randint(0, 2, (B,), generator=self.generator))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches from the first on."""
+        """Yield the batches, beginning with the first."""
         return islice(self._endless(), self.num_batches)
 
     def _endless(self) -> Iterator[Batch]:
@@ -174,5 +175,5 @@ class RandomRecDataset(IterableDataset[Batch]):
             number += 1
 
     def __len__(self) -> int:
-        """Return the number of batches; a very large one where the data set does not end."""
+        """Return the number of batches; `sys.maxsize` for an endless data set."""
         return sys.maxsize if self.num_batches is None else self.num_batches

@@ -1,5 +1,5 @@
-"""Row-wise Adagrad as an optimiser of torch, for `apply_optimizer_in_backward` and for dense
-parameters that follow the same arithmetic.
+"""Row-wise Adagrad as a torch optimiser, for `apply_optimizer_in_backward` and for dense parameters
+that need the same arithmetic.
 """
 
 from collections.abc import Callable
@@ -17,17 +17,18 @@ class RowWiseAdagrad(Optimizer):
 
         s_r += mean of g_r^2;   w_r -= lr * g_r / (sqrt(s_r) + eps)
 
-    Rows are all dimensions but the last. Applied in backward to tables it names the row rule
-    `rowwise_adagrad`, which computes the same on the rows that a batch touches. Source: FBGEMM's
-    EXACT_ROWWISE_ADAGRAD; the name and the defaults are those of `torchrec.optim.RowWiseAdagrad`.
+    The last dimension is the columns; all others are rows. In `apply_optimizer_in_backward` it
+    selects the row rule `rowwise_adagrad`, which computes the same on the rows that a batch
+    touches. Source: FBGEMM's EXACT_ROWWISE_ADAGRAD; name and defaults are those of
+    `torchrec.optim.RowWiseAdagrad`.
 
     Args:
-        params: Parameters, or param groups.
+        params: The parameters, or param groups.
         lr: The learning rate.
-        eps: The number that keeps the divisor above zero.
+        eps: The number that keeps the divisor above 0.
 
     Raises:
-        ConfigError: Numbers below 0.
+        ConfigError: `lr` or `eps` is below 0.
     """
 
     def __init__(self, params: Any, lr: float = 1e-2, eps: float = 1e-10) -> None:

@@ -1,5 +1,5 @@
-"""TorchRec's ways to say which ranks there are, and its functions that shard modules in place
-without DDP around them.
+"""TorchRec's description of the ranks, `ShardingEnv`, and its functions that shard modules without
+DDP around them.
 """
 
 import os
@@ -26,16 +26,16 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class ModuleSharder(Generic[M]):
-    """A name for type annotations; the one sharder is `EmbeddingBagCollectionSharder`."""
+    """A class for type annotations; recapp's sharder is `EmbeddingBagCollectionSharder`."""
 
 
 class ShardingEnv:
     """The ranks of a model.
 
     Args:
-        world_size: Ranks W.
+        world_size: The number of ranks W.
         rank: The number of this rank.
-        pg: Their process group; None where this process is alone.
+        pg: The process group of the ranks; None if this process is the only one.
     """
 
     def __init__(self, world_size: int, rank: int, pg: dist.ProcessGroup | None = None) -> None:
@@ -50,25 +50,25 @@ class ShardingEnv:
 
     @classmethod
     def from_local(cls, world_size: int, rank: int) -> "ShardingEnv":
-        """Return ranks without a process group; only one rank alone can be sharded over."""
+        """Return ranks without a process group; sharding then works for one rank only."""
         return cls(world_size, rank)
 
 
 def get_local_rank(world_size: int | None = None) -> int:
-    """Return the number of this rank on its host, which launchers leave in LOCAL_RANK.
+    """Return the number of this rank on its host, from LOCAL_RANK of the launcher.
 
     Args:
-        world_size: Ranks W; None takes those of the default group.
+        world_size: The number of ranks W; None takes that of the default group.
     """
     return int(os.environ.get("LOCAL_RANK", dist.get_rank() % get_local_size(world_size)))
 
 
 def get_local_size(world_size: int | None = None) -> int:
-    """Return the ranks of this host, which launchers leave in LOCAL_WORLD_SIZE; without it all
-    ranks are taken to be on one.
+    """Return the number of ranks on this host, from LOCAL_WORLD_SIZE of the launcher; without that
+    variable, all ranks are on one host.
 
     Args:
-        world_size: Ranks W; None takes those of the default group.
+        world_size: The number of ranks W; None takes that of the default group.
     """
     world = dist.get_world_size() if world_size is None else world_size
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
@@ -82,14 +82,14 @@ def shard(
     device: torch.device | None = None,
     sharder: CollectionSharder | None = None,
 ) -> ShardedCollection:
-    """Return the sharded twin of a collection. Every rank calls it.
+    """Return the sharded twin of a collection. Every rank calls this.
 
     Args:
         module: The collection.
-        plan: How each table is sharded or cut, by name; or one cut for all of them.
-        env: The ranks, as of `DistributedModelParallel`.
-        device: Device of this rank.
-        sharder: How; None takes the default.
+        plan: The sharding or the cut of each table, by table name; or one cut for all tables.
+        env: The ranks, as for `DistributedModelParallel`.
+        device: The device of this rank.
+        sharder: The sharder; None takes the default.
     """
     group = process_group_of(env)
     world = 1 if group is None else dist.get_world_size(group)
@@ -116,18 +116,18 @@ def shard_modules(
     init_params: bool = False,
 ) -> nn.Module:
     """Replace every collection of a model by its sharded twin, in place, without DDP around the
-    rest, which moves to the device. Every rank calls it.
+    rest, which moves to the device. Every rank calls this.
 
     Args:
         module: The model.
-        env: The ranks, as of `DistributedModelParallel`.
-        device: Device of this rank.
-        plan: Where tables lie; None lets recapp decide.
-        sharders: As of `DistributedModelParallel`.
-        init_params: As `init_parameters` of `DistributedModelParallel`.
+        env: The ranks, as for `DistributedModelParallel`.
+        device: The device of this rank.
+        plan: The sharding plan; None lets recapp plan.
+        sharders: The sharders, as for `DistributedModelParallel`.
+        init_params: The argument `init_parameters` of `DistributedModelParallel`.
 
     Returns:
-        The model; where it is a collection itself, its twin.
+        The model; or the twin, if the model is a collection itself.
     """
     sharded = DistributedModelParallel(
         module,

@@ -14,7 +14,7 @@ class SwishLayerNorm(nn.Module):
     """x * sigmoid(LayerNorm(x)).
 
     Args:
-        input_dims: Sizes of the last dimensions, which are normalised over; a number is one.
+        input_dims: The sizes of the last dimensions, over which to normalise; a number is one size.
         device: The device of the parameters.
     """
 
@@ -27,23 +27,22 @@ class SwishLayerNorm(nn.Module):
         self.norm = nn.Sequential(nn.LayerNorm(input_dims, device=device), nn.Sigmoid())
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the activations, of the shape of the input."""
+        """Return the activations in the shape of the input."""
         gate: Tensor = self.norm(input)
         return input * gate
 
 
 class KTRegroupAsDict(nn.Module):
-    """Arranges the blocks of keyed tensors in named groups: `KeyedTensor.regroup_as_dict` as a
-    module.
+    """Concatenates the vectors of keys in named groups: `KeyedTensor.regroup_as_dict` as a module.
 
     Args:
         groups: The keys of each group; a key may be in several.
         keys: A name for each group.
-        emb_dtype: The type of the results; None leaves it.
-        multi_device: Not needed: nothing is kept on a device.
+        emb_dtype: The type of the results; None keeps the type.
+        multi_device: Ignored, because the module keeps no tensor on a device.
 
     Raises:
-        ConfigError: There are not as many names as groups.
+        ConfigError: The number of names differs from the number of groups.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class KTRegroupAsDict(nn.Module):
         self._dtype = None if emb_dtype is None else DataType(emb_dtype).dtype
 
     def forward(self, keyed_tensors: Sequence[KeyedTensor]) -> dict[str, Tensor]:
-        """Return the groups by name; arguments and errors as of `KeyedTensor.regroup_as_dict`."""
+        """Return the groups by name, with the errors of `KeyedTensor.regroup_as_dict`."""
         found = KeyedTensor.regroup_as_dict(keyed_tensors, self._groups, self._keys)
         if self._dtype is None:
             return found

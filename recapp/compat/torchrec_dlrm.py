@@ -1,11 +1,11 @@
-"""TorchRec's DLRM: the same model as `recapp.DLRM`, in TorchRec's parts, under TorchRec's parameter
-names and with its order of pairs, so that a state dict of one loads into the other.
+"""TorchRec's DLRM: the same model as `recapp.DLRM`, with TorchRec's modules, parameter names and
+order of pairs, so that state dicts load from TorchRec and into TorchRec.
 
     logits_B1 = DLRM(collection, 13, [512, 128], [512, 1])(dense_features, sparse_features)
     loss, (loss, logits, labels) = DLRMTrain(dlrm)(batch)
 
-`recapp.DLRM` takes a `Batch`, allows tables of other widths and copies less; it is what
-`python -m recapp.train` trains.
+`recapp.DLRM` takes a `Batch`, allows tables of different widths and copies less;
+`python -m recapp.train` trains that class.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,10 +29,10 @@ class Perceptron(nn.Module):
     """A linear layer and an activation.
 
     Args:
-        in_size: Columns of the input.
-        out_size: Columns of the output.
+        in_size: The columns of the input.
+        out_size: The columns of the output.
         bias: Whether the linear layer has a bias.
-        activation: The function behind the linear layer.
+        activation: The function after the linear layer.
         device: The device of the parameters.
     """
 
@@ -57,14 +57,14 @@ class MLP(nn.Module):
     """A stack of perceptrons.
 
     Args:
-        in_size: Columns of the input.
-        layer_sizes: Columns of each layer's output, first to last.
+        in_size: The columns of the input.
+        layer_sizes: The columns of each layer's output, first to last.
         bias: Whether the linear layers have biases.
-        activation: The function behind each of them, or "relu" or "sigmoid".
+        activation: The function after each linear layer, or "relu" or "sigmoid".
         device: The device of the parameters.
 
     Raises:
-        ConfigError: Another activation, or widths that are no whole numbers of at least 1.
+        ConfigError: The activation is unknown, or a width is no whole number of at least 1.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class SparseArch(nn.Module):
     """The tables: ids to vectors, [B, F, D].
 
     Args:
-        embedding_bag_collection: Tables of one width D.
+        embedding_bag_collection: The tables, all of width D.
 
     Raises:
-        ConfigError: Widths that differ.
+        ConfigError: The widths differ.
     """
 
     def __init__(self, embedding_bag_collection: BagCollection) -> None:
@@ -119,11 +119,11 @@ class SparseArch(nn.Module):
 
 
 class DenseArch(nn.Module):
-    """The bottom MLP: dense numbers to a vector, [B, D].
+    """The bottom MLP: dense features to a vector, [B, D].
 
     Args:
-        in_features: Dense numbers I.
-        layer_sizes: Columns of each layer; the last is D.
+        in_features: The number of dense features I.
+        layer_sizes: The columns of each layer; the last is D.
         device: The device of the parameters.
     """
 
@@ -140,13 +140,13 @@ class DenseArch(nn.Module):
 
 
 class InteractionArch(nn.Module):
-    """The dense vector and the dots of all pairs of vectors, [B, D + F + F (F - 1) / 2].
+    """Concatenates the dense vector and the dot products of all pairs, [B, D + F + F (F - 1) / 2].
 
-    Pairs stand in the order of the upper triangle, row by row, as TorchRec has them; the published
-    model has the lower one.
+    Pairs are in the order of the upper triangle, row by row, as in TorchRec; the published model
+    takes the lower triangle.
 
     Args:
-        num_sparse_features: Vectors F of the tables.
+        num_sparse_features: The number of vectors F of the tables.
     """
 
     order_P: Tensor
@@ -156,15 +156,15 @@ class InteractionArch(nn.Module):
         self.F = num_sparse_features
         self.interaction = DotInteraction(self.F + 1)
         low_P, high_P = torch.triu_indices(self.F + 1, self.F + 1, 1, device="cpu")
-        order_P = high_P * (high_P - 1) // 2 + low_P  # where the lower triangle has that pair
+        order_P = high_P * (high_P - 1) // 2 + low_P  # the place of the pair in the lower triangle
         self.register_buffer("order_P", order_P, persistent=False)
 
     def forward(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
-        """Return the dense vector and the dots, side by side.
+        """Return the dense vector and the dot products, concatenated.
 
         Args:
-            dense_features: [B, D].
-            sparse_features: [B, F, D].
+            dense_features: The output of the bottom MLP, [B, D].
+            sparse_features: The pooled vectors, [B, F, D].
         """
         vectors_BFD = torch.cat([dense_features[:, None], sparse_features], 1)
         dots_BP = self.interaction(vectors_BFD).index_select(1, self.order_P)
@@ -172,15 +172,15 @@ class InteractionArch(nn.Module):
 
 
 class OverArch(nn.Module):
-    """The top MLP: to logits, [B, 1].
+    """The top MLP: the concatenation to logits, [B, 1].
 
     Args:
-        in_features: Columns of the input.
-        layer_sizes: Columns of each layer, at least two; a ReLU follows each but the last.
+        in_features: The columns of the input.
+        layer_sizes: The columns of each layer, at least two; a ReLU follows each but the last.
         device: The device of the parameters.
 
     Raises:
-        ConfigError: Fewer than two layers.
+        ConfigError: There are fewer than two layers.
     """
 
     def __init__(
@@ -203,17 +203,17 @@ class OverArch(nn.Module):
 
 
 class DLRM(nn.Module):
-    """Click logits from dense numbers and ids.
+    """Click logits from dense features and ids.
 
     Args:
-        embedding_bag_collection: Tables of one width D.
-        dense_in_features: Dense numbers I of a sample.
-        dense_arch_layer_sizes: Columns of the bottom MLP's layers; the last is D.
-        over_arch_layer_sizes: Columns of the top MLP's layers; the last is 1.
+        embedding_bag_collection: The tables, all of width D.
+        dense_in_features: The number of dense features I of a sample.
+        dense_arch_layer_sizes: The columns of the bottom MLP's layers; the last is D.
+        over_arch_layer_sizes: The columns of the top MLP's layers; the last is 1.
         dense_device: The device of the dense parameters.
 
     Raises:
-        ConfigError: Widths that do not fit each other.
+        ConfigError: The widths do not fit each other.
     """
 
     def __init__(
@@ -242,8 +242,8 @@ class DLRM(nn.Module):
         """Return logits, [B, 1].
 
         Args:
-            dense_features: [B, I].
-            sparse_features: Ids of stride B.
+            dense_features: The dense features, [B, I].
+            sparse_features: The ids, with stride B.
         """
         pooled_BFD = self.sparse_arch(sparse_features)
         bottom_BD = self.dense_arch(dense_features)
@@ -266,7 +266,7 @@ class DLRMTrain(nn.Module):
         """Return the mean binary cross-entropy, and (loss, logits, labels) without gradients.
 
         Args:
-            batch: With `dense_features`, `sparse_features` and `labels`.
+            batch: A batch with `dense_features`, `sparse_features` and `labels`.
         """
         logits_B = self.model(batch.dense_features, batch.sparse_features).squeeze(-1)
         loss = F.binary_cross_entropy_with_logits(logits_B, batch.labels.float())

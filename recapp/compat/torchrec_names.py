@@ -1,11 +1,11 @@
-"""The names of TorchRec 1.8 that recapp has, by the path at which TorchRec's documentation shows
-them, and the module here that defines each (`module:name` where the name differs).
+"""The names of TorchRec 1.8 that recapp has, by their path in TorchRec's documentation, and the
+module of recapp that defines each (`module:name` if the name differs).
 
-`docs/from_torchrec.md` says of each what is the same and what differs.
+`docs/from_torchrec.md` lists the differences of each.
 """
 
 _OF_EVERY_HOME = {
-    # not of TorchRec: what notebooks about it import from files beside them
+    # not names of TorchRec: notebooks about TorchRec import these from files of their own
     "recapp.compat.benchmark_helpers": (
         "utils.benchmark.TorchRecBenchmark",
         "utils.debugging.TorchRecDebugger",
@@ -286,10 +286,10 @@ _OF_EVERY_HOME = {
     ),
     "torch.optim:SparseAdam": ("optim.Adam", "optim.optimizers.Adam"),
 }
-"""What each module here defines, by the paths of TorchRec."""
+"""The paths of TorchRec's names that each module of recapp defines."""
 
 NAMES = {path: home for home, paths in _OF_EVERY_HOME.items() for path in paths}
-"""Where each name of TorchRec is at home, by its path."""
+"""The module of recapp that defines each name, by the path of the name."""
 
 _ABSENT_PARTS = {
     "rows that leave when they were not used for a time are those of a dynamic table: "
@@ -347,7 +347,7 @@ _ABSENT_PARTS = {
         "distributed.quant_embeddingbag.QuantEmbeddingBagCollectionSharder",
     ),
 }
-"""What to do instead of names that stay out, which programs import."""
+"""The replacements for names that programs import and recapp leaves out."""
 
 ABSENT = {path: what for what, paths in _ABSENT_PARTS.items() for path in paths}
-"""Why an import of a name of TorchRec fails here, by its path."""
+"""The text of the error for each name that recapp leaves out, by the path of the name."""

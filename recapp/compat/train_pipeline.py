@@ -1,5 +1,5 @@
-"""TorchRec's train pipelines on recapp's look-ahead: the next batch is copied and its ids are
-exchanged while a batch computes.
+"""TorchRec's train pipelines on recapp's look-ahead: while one batch computes, the pipeline copies
+the next batch to the device and exchanges its ids.
 
     pipeline = TrainPipelineSparseDist(model, optimizer, device)
     while True:
@@ -8,9 +8,9 @@ exchanged while a batch computes.
         except StopIteration:
             break
 
-Under Lightning `engine.look_ahead` does the same. Nothing is traced: the ids of a batch go to every
-collection, and one that the model calls with something else is left alone
-(`recapp/trainer/lookahead.py`).
+Under Lightning `engine.look_ahead` does the same. recapp does not trace the model: it exchanges the
+ids of the next batch for every collection. A collection that the model calls with other ids gets no
+look-ahead (`recapp/trainer/lookahead.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -28,18 +28,18 @@ Out = TypeVar("Out")
 
 
 class TrainPipelineBase(Generic[In, Out]):
-    """Trains a model batch by batch; the types of a batch and of an output may be named,
+    """Trains a model batch by batch. Type parameters may name the types of batch and output:
     `TrainPipelineBase[Batch, Tensor]`.
 
     Args:
-        model: Returns (losses, output) for a batch.
-        optimizer: The optimiser of the dense parameters; tables are updated in backward.
-        device: Where batches are computed.
-        custom_model_fwd: Called with a batch instead of the model.
+        model: A model that returns (losses, output) for a batch.
+        optimizer: The optimiser of the dense parameters; backward updates the tables.
+        device: The device of the batches.
+        custom_model_fwd: A function of a batch that the pipeline calls instead of the model.
     """
 
     depth = 0
-    """How many batches are looked ahead."""
+    """The number of batches to look ahead."""
 
     def __init__(
         self,
@@ -57,13 +57,14 @@ class TrainPipelineBase(Generic[In, Out]):
         self._batches: Iterator[In] = iter(())
 
     def progress(self, dataloader_iter: Iterator[In]) -> Out:
-        """Train the next batch and return the model's output; a model in eval mode is only called.
+        """Train on the next batch and return the model's output; in eval mode only run the forward.
 
         Args:
-            dataloader_iter: Batches with a `to(device, non_blocking)`. Every rank has as many.
+            dataloader_iter: Batches with a method `to(device, non_blocking)`; the same number of
+                batches on every rank.
 
         Raises:
-            StopIteration: There is no further batch.
+            StopIteration: The iterator has no further batch.
         """
         if self._source is not dataloader_iter:
             self._source = dataloader_iter
@@ -80,7 +81,7 @@ class TrainPipelineBase(Generic[In, Out]):
         return output
 
     def _read(self, batches: Iterator[In]) -> Iterator[In]:
-        """Return the batches on the device."""
+        """Return an iterator of the batches on the device."""
         if not self.depth:
             return map(self._moved, batches)
         tables = sharded_tables(self.model)
@@ -93,8 +94,8 @@ class TrainPipelineBase(Generic[In, Out]):
 
 
 class TrainPipelineSparseDist(TrainPipelineBase[In, Out]):
-    """A pipeline that exchanges the ids of the next batch while a batch computes; arguments as of
-    `TrainPipelineBase`.
+    """A pipeline that exchanges the ids of the next batch while a batch computes. The arguments are
+    those of `TrainPipelineBase`.
     """
 
     depth = 1

@@ -1,5 +1,5 @@
-"""The pictures that notebooks about TorchRec draw with a `utils` of their own: plans, and what was
-measured.
+"""The pictures of plans and measurements that notebooks about TorchRec import from their own
+`utils`.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from recapp.reporting.strategy_figures import latency_picture, memory_picture
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.collections import embedding_lookups, embedding_tables
 
-BATCH_SIZE = 1024  # samples of a rank
+BATCH_SIZE = 1024  # samples on a rank
 
 
 class TorchRecVisualizer:
-    """Draws pictures that a notebook shows and that `picture.write(folder, "svg")` keeps.
+    """Draws pictures; a notebook shows them, and `picture.write(folder, "svg")` saves them.
 
     Args:
         compute_device: "cpu" or "cuda", for predicted times.
@@ -30,14 +30,14 @@ class TorchRecVisualizer:
         self.compute_device = compute_device
 
     def plot_plan(self, plan: ShardingPlan, module: nn.Module) -> Picture:
-        """Draw the tables as rectangles, and in them the shards in the colours of their ranks.
+        """Draw the tables as rectangles, with the shards in the colours of their ranks.
 
         Args:
             plan: The plan.
-            module: The model whose tables it is of.
+            module: The model.
 
         Raises:
-            PlanError: It is of other tables.
+            PlanError: The plan is for other tables.
         """
         return tables_picture(self._explained(plan, module))
 
@@ -49,11 +49,11 @@ class TorchRecVisualizer:
 
         Args:
             plan: The plan.
-            module: The model whose tables it is of.
-            batch_size: The samples of a rank.
+            module: The model.
+            batch_size: The number of samples on a rank.
 
         Raises:
-            PlanError: It is of other tables.
+            PlanError: The plan is for other tables.
         """
         return ranks_picture(self._explained(plan, module, batch_size))
 
@@ -61,11 +61,11 @@ class TorchRecVisualizer:
         """Draw `batch_time_ms` of each strategy.
 
         Args:
-            results: What was measured, by the name of a strategy; `vars()` of what
-                `TorchRecBenchmark` returns has all that is drawn.
+            results: The measurements by the name of a strategy. The picture uses entries that
+                `vars()` of a result of `TorchRecBenchmark` has.
 
         Raises:
-            ConfigError: A strategy has no such entry.
+            ConfigError: A strategy lacks the entry.
         """
         return latency_picture(results)
 
@@ -73,10 +73,10 @@ class TorchRecVisualizer:
         """Draw `memory_gb` of each strategy.
 
         Args:
-            results: What was measured, by the name of a strategy.
+            results: The measurements by the name of a strategy.
 
         Raises:
-            ConfigError: A strategy has no such entry.
+            ConfigError: A strategy lacks the entry.
         """
         return memory_picture(results)
 

@@ -6,13 +6,13 @@
     ]
     optimizer = WarmupOptimizer(CombinedOptimizer([model.fused_optimizer, dense]), stages, lr=0.1)
 
-A step of number i = 0, 1, ... runs at lr times the factor of the stage that i lies in: stages end
-with their `max_iters`, which count from the beginning of training; after the last one the factor
-is 1. The rate of a step is set when the step before has ended, so tables, which are updated in
-backward, follow it like all else.
+Step i = 0, 1, ... has the learning rate lr times the factor of its stage. A stage ends with its
+`max_iters`, which counts from the beginning of training; after the last stage the factor is 1. The
+end of each step sets the rate of the next one, so tables, which update in backward, follow the
+schedule as well.
 
-Names, argument order and arithmetic are those of `torchrec/optim/warmup.py`. For a schedule of
-recapp's own, which Lightning drives, see `recapp/optim/schedule.py`.
+Names, argument order and arithmetic are those of `torchrec/optim/warmup.py`. recapp's own schedule,
+which Lightning drives, is in `recapp/optim/schedule.py`.
 """
 
 import math
@@ -31,7 +31,7 @@ from recapp.optim.keyed import KeyedOptimizer
 
 @unique
 class WarmupPolicy(Enum):
-    """How the factor of a stage follows the number of the step, i."""
+    """The formulas for the factor of a stage in step i (`WarmupStage`)."""
 
     NONE = "none"
     LINEAR = "linear"
@@ -44,7 +44,7 @@ class WarmupPolicy(Enum):
 
 @dataclass
 class WarmupStage:
-    """A stage of a schedule. In step i the learning rate has the factor lr_scale times
+    """A stage of a schedule. In step i the factor of the learning rate is lr_scale times
 
         NONE        1
         LINEAR      value + (1 - value) i / max_iters
@@ -55,12 +55,12 @@ class WarmupStage:
         COSINE_...  value + (1 - value) (1 + cos(pi (i mod sgdr_period) / sgdr_period)) / 2
 
     Args:
-        policy: One of these.
+        policy: The formula.
         max_iters: The last step of the stage, counted from the beginning of training.
-        value: The number that the policy needs.
-        lr_scale: A factor of the whole stage.
-        decay_iters: The length of POLY's decay, by default `max_iters`; of one step of STEP, by
-            default 1.
+        value: The number `value` in the formula.
+        lr_scale: A factor for the whole stage.
+        decay_iters: For POLY the length of the decay, by default `max_iters`; for STEP the number
+            of iterations between two decays, by default 1.
         sgdr_period: The steps between two restarts of COSINE_ANNEALING_WARM_RESTARTS.
     """
 
@@ -73,18 +73,18 @@ class WarmupStage:
 
 
 class WarmupOptimizer(OptimizerWrapper):
-    """A keyed optimiser whose learning rate goes through stages.
+    """A keyed optimiser whose learning rate follows stages.
 
     Args:
-        optimizer: The keyed optimiser; all its param groups follow, those of tables too.
+        optimizer: The keyed optimiser; all its param groups follow the stages, those of tables too.
         stages: The stages, in order.
-        lr: The learning rate that factors are of.
-        lr_param: The entry of param groups that is set.
-        param_name: The name under which a state dict keeps the number of the step and the stage.
+        lr: The learning rate that the factors multiply.
+        lr_param: The entry of param groups to set.
+        param_name: The name under which a state dict keeps the numbers of step and stage.
 
     Raises:
-        ConfigError: Stages that do not follow each other or whose factor is not defined, or a name
-            that a parameter has.
+        ConfigError: A stage ends before it begins, the factor of a stage is not defined, or a
+            parameter has the name `param_name`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class WarmupOptimizer(OptimizerWrapper):
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Step the wrapped optimiser, then set the rate of the next step."""
+        """Step the wrapped optimiser, then set the learning rate of the next step."""
         loss = super().step(closure)
         number, stage = self._position()
         number += 1
@@ -133,17 +133,17 @@ class WarmupOptimizer(OptimizerWrapper):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimiser's state dict, with step and stage beside its state."""
+        """Return the wrapped optimiser's state dict, with step and stage added to its state."""
         whole = super().state_dict()
         own = {self.param_name: dict(self._count)} if self._count else {}
         return whole | {"state": whole["state"] | own}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned.
+        """Load a result of `state_dict`.
 
         Raises:
-            ConfigError: What the wrapped optimiser refuses, or no step and stage where this
-                optimiser has gone on already.
+            ConfigError: The wrapped optimiser refuses the state, the state has an unknown stage, or
+                it has no step and stage and this optimiser has made steps.
         """
         state = dict(state_dict["state"])
         own = state.pop(self.param_name, None)
@@ -159,12 +159,12 @@ class WarmupOptimizer(OptimizerWrapper):
         super().load_state_dict({**state_dict, "state": state})
 
     def post_load_state_dict(self) -> None:
-        """Set the rate of the step that comes next."""
+        """Set the learning rate of the next step."""
         super().post_load_state_dict()
         self._set_lr()
 
     def _position(self) -> tuple[int, int]:
-        """Return how many steps are done, and the stage."""
+        """Return the number of finished steps, and the stage."""
         number, stage = self._count["warmup"].tolist() if self._count else (0, 0)
         return number, stage
 
@@ -175,7 +175,7 @@ class WarmupOptimizer(OptimizerWrapper):
 
 
 def _checked(stages: list[WarmupStage]) -> list[WarmupStage]:
-    """Return the stages with their defaults filled in, and the one that follows the last.
+    """Return the stages with their defaults filled in, and an endless last stage of factor 1.
 
     Raises:
         ConfigError: A stage ends before it begins, or has no factor for one of its steps.
@@ -217,7 +217,7 @@ def _check_factor(where: str, stage: WarmupStage, first: int) -> None:
 
 
 def _factor(stage: WarmupStage, number: int) -> float:
-    """Return the factor on the learning rate in step `number` = 0, 1, ..."""
+    """Return the factor of the learning rate in step `number` = 0, 1, ..."""
     value = stage.value
     if stage.policy is WarmupPolicy.LINEAR:
         factor = value + (1.0 - value) * number / stage.max_iters

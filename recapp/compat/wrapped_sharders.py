@@ -1,7 +1,7 @@
 """TorchRec's sharders of modules that wrap a collection: feature processors and managed collisions.
 
-They shard the collection inside, and the module stands over its twin. Programs pass them to
-`DistributedModelParallel`, where any sharder shards every collection of a model.
+They shard the collection inside and put its sharded twin into the module. Programs pass them to
+`DistributedModelParallel`, in which any sharder shards every collection of a model.
 """
 
 from collections.abc import Mapping
@@ -26,17 +26,17 @@ class WrappedSharder(CollectionSharder):
     """A sharder of modules that wrap a collection.
 
     Args:
-        sharder: Names the optimiser and the type in which vectors travel; None takes the next
+        sharder: A sharder with the optimiser and the type of sent vectors; None takes the next two
             arguments.
         fused_params: The optimiser, as `CollectionSharder` takes it.
-        qcomm_codecs_registry: The type in which vectors travel (`CollectionSharder`).
+        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
 
     Raises:
-        ConfigError: Both a sharder and what it would name.
+        ConfigError: A sharder is given together with one of the other arguments.
     """
 
     wraps: ClassVar[type]
-    """The class of the modules that are sharded."""
+    """The class of the modules that the sharder shards."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class WrappedSharder(CollectionSharder):
 
     @property
     def module_type(self) -> type[Any]:
-        """Return the class of the modules that are sharded."""
+        """Return the class of the modules that the sharder shards."""
         return self.wraps
 
     def shardable_parameters(self, module: Any) -> dict[str, nn.Parameter]:
-        """Return the weights of the collection by table name; those of dynamic tables have no rows
-        before they are sharded.
+        """Return the weights of the collection by table name. Weights of dynamic tables have no
+        rows before sharding.
         """
         return super().shardable_parameters(module.collection)
 
@@ -73,11 +73,11 @@ class WrappedSharder(CollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> Any:
-        """Return the same module over the sharded twin of its collection; arguments as of
+        """Return the module around the sharded twin of its collection. The arguments are those of
         `CollectionSharder.shard`.
 
         Raises:
-            ConfigError: The module is of another kind.
+            ConfigError: The module has another class.
         """
         if not isinstance(module, self.module_type):
             raise ConfigError(
@@ -89,12 +89,12 @@ class WrappedSharder(CollectionSharder):
 
 
 class FeatureProcessedEmbeddingBagCollectionSharder(WrappedSharder):
-    """A sharder of collections with feature processors, by every sharding type; TorchRec has no
-    row-wise types for them.
+    """A sharder of collections with feature processors. It allows every sharding type; TorchRec has
+    no row-wise types for them.
 
     Args:
         ebc_sharder: The `sharder` of `WrappedSharder`.
-        qcomm_codecs_registry: The type in which vectors travel (`CollectionSharder`).
+        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
     """
 
     wraps = FeatureProcessedEmbeddingBagCollection
@@ -110,9 +110,9 @@ class ManagedCollisionEmbeddingBagCollectionSharder(WrappedSharder):
 
     Args:
         ebc_sharder: The `sharder` of `WrappedSharder`.
-        mc_sharder: Not needed: managed collisions lie with the rows.
+        mc_sharder: Ignored, because managed collisions are sharded with the tables.
         fused_params: The optimiser, as `CollectionSharder` takes it.
-        qcomm_codecs_registry: The type in which vectors travel (`CollectionSharder`).
+        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
     """
 
     wraps = ManagedCollisionEmbeddingBagCollection
@@ -132,9 +132,9 @@ class ManagedCollisionEmbeddingCollectionSharder(WrappedSharder):
 
     Args:
         ec_sharder: The `sharder` of `WrappedSharder`.
-        mc_sharder: Not needed: managed collisions lie with the rows.
+        mc_sharder: Ignored, because managed collisions are sharded with the tables.
         fused_params: The optimiser, as `CollectionSharder` takes it.
-        qcomm_codecs_registry: The type in which vectors travel (`CollectionSharder`).
+        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
     """
 
     wraps = ManagedCollisionEmbeddingCollection
@@ -150,10 +150,10 @@ class ManagedCollisionEmbeddingCollectionSharder(WrappedSharder):
 
 
 class ManagedCollisionCollectionSharder(CollectionSharder):
-    """A sharder of managed collisions, which lie with the rows of their tables.
+    """A sharder of managed collisions, which recapp shards with their tables only.
 
     Args:
-        qcomm_codecs_registry: The type in which vectors travel (`CollectionSharder`).
+        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
     """
 
     def __init__(self, qcomm_codecs_registry: Any = None) -> None:
@@ -161,7 +161,7 @@ class ManagedCollisionCollectionSharder(CollectionSharder):
 
     @property
     def module_type(self) -> type[ManagedCollisionCollection]:
-        """Return the class of the modules that are sharded."""
+        """Return the class of the modules that the sharder shards."""
         return ManagedCollisionCollection
 
     def shard(

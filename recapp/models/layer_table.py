@@ -1,9 +1,9 @@
-"""A model's layers with the shapes of their outputs, for the print before the first step.
+"""The table of a model's layers and output shapes that a run prints before the first step.
 
-The model runs once on a made-up batch, with zeros of the right shape in place of its tables'
-outputs, so that no id is looked up, nothing is exchanged between tables and they may still be on
-the meta device. Every sample has one id, 0, of every feature. Any model is taken: a layer may
-return whatever it likes, and a model that cannot run on such a batch ends the table, not the run.
+The model runs once on a probe batch in which every sample has the id 0 of every feature. The
+collections return zeros of the right shape instead of lookups, so ranks exchange nothing and the
+tables may still be on the meta device. Any model is allowed: a layer may return any object, and a
+model that fails on the probe batch ends the table, not the run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.collections import TableCollection, collections_in
 from recapp.tables.lookups import TableLookup
 
-PROBE_ROWS = 61  # a prime that few layers have as a width: sizes equal to it are printed as B
+PROBE_ROWS = 61  # a prime that is rarely a width, because sizes equal to it are printed as B
 
 
 def layer_table(
@@ -29,18 +29,19 @@ def layer_table(
 ) -> tuple[list[dict[str, Any]], str | None]:
     """List the layers of a model in the order in which they run.
 
-    Layers that have no parameters and keep their input's shape (activations, dropout) are left out.
-    Where the model talks to other ranks, all ranks have to call this together.
+    The list leaves out layers that have no parameters and keep the shape of their input
+    (activations, dropout). If the model exchanges data with other ranks, all ranks must call this
+    together.
 
     Args:
-        model: A module forward(batch); it is left as it was.
-        dense_in_features: Dense numbers of a sample, I.
-        features: The features of a batch, by name; those that tables read need not be named.
+        model: A module with forward(batch); its state does not change.
+        dense_in_features: The number of dense features of a sample, I.
+        features: The names of further features in the batch; those of the tables are always there.
 
     Returns:
-        A record per layer: layer (its name in the model), kind (class), output (shapes, B samples
-        and L ids symbolic), parameters (of all ranks). And why the records end early, None where
-        the model has run to its end.
+        A record for each layer: layer (its name in the model), kind (class), output (shapes, with
+        the symbols B for samples and L for ids), parameters (their number over all ranks). And the
+        error that ended the list early; None if the model ran to its end.
     """
     collections = dict(collections_in(model))
     inside = tuple(f"{name}." for name in collections)
@@ -76,18 +77,18 @@ def layer_table(
                 )
                 stack.callback(hook.remove)
         stack.enter_context(_left_as_it_was(model, inside, like.device))
-        # Nothing is to be compiled for the probe's shape.
+        # The probe's shape must not cause a compilation.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         try:
             model(batch)
-        # Whatever somebody's model raises on this batch says nothing about real ones.
+        # A model may fail on the probe batch and still run on real ones.
         except Exception as error:
             return records, f"{type(error).__name__}: {' '.join(str(error).split())}"
     return records, None
 
 
 def _made_up_batch(dense_in_features: int, features: list[str], like: Tensor) -> Batch:
-    """Return a batch of zeros: every sample has one id of every feature."""
+    """Return a batch of zeros, in which every sample has one id of every feature."""
     dense_BI = like.new_zeros(PROBE_ROWS, dense_in_features)
     ids_L = torch.zeros(PROBE_ROWS * len(features), dtype=torch.int64, device=like.device)
     sparse = KeyedJaggedTensor(features, ids_L, lengths=torch.ones_like(ids_L), stride=PROBE_ROWS)
@@ -116,13 +117,13 @@ def _shapes(value: Any) -> list[str]:
 
 
 def _folded(shapes: Sequence[str]) -> str:
-    """Return shapes as one text; of equal neighbours their number."""
+    """Return shapes as one text, in which equal neighbours become `n of shape`."""
     runs = [(shape, len(list(equal))) for shape, equal in groupby(shapes)]
     return ", ".join(shape if n == 1 else f"{n} of {shape}" for shape, n in runs) or "-"
 
 
 def _zeros(lookups: Sequence[TableLookup], like: Tensor) -> KeyedTensor | dict[str, JaggedTensor]:
-    """Return zeros of the shape of a collection's output; a bag of a sequence has one id."""
+    """Return zeros in the shape of a collection's output; each sequence has one id."""
     if not all(x.columns for x in lookups):
         ones_B = torch.ones(PROBE_ROWS, dtype=torch.int64, device=like.device)
         return {
@@ -136,7 +137,7 @@ def _zeros(lookups: Sequence[TableLookup], like: Tensor) -> KeyedTensor | dict[s
 
 @contextmanager
 def _zeros_as_output(collection: Any, like: Tensor) -> Iterator[None]:
-    """Make a collection return zeros of its output's shape while this lasts."""
+    """Make a collection return zeros in the shape of its output during the `with` block."""
     zeros = _zeros(collection.lookups, like)
     own = collection.__dict__.get("forward")
     collection.__dict__["forward"] = lambda features: zeros
@@ -152,14 +153,14 @@ def _zeros_as_output(collection: Any, like: Tensor) -> Iterator[None]:
 def _left_as_it_was(
     model: nn.Module, inside: tuple[str, ...], device: torch.device
 ) -> Iterator[None]:
-    """Put a model into evaluation mode while this lasts, and undo what its layers change.
+    """Put a model into evaluation mode during the `with` block, and then restore its state.
 
-    In evaluation mode no layer draws random numbers (dropout) or notes what it sees (batch
-    statistics); buffers and random numbers are put back for models that do so in any mode.
+    In evaluation mode layers draw no random numbers (dropout) and update no batch statistics. For
+    models that do so in any mode, this restores the buffers and the state of the generators.
 
     Args:
         model: The model.
-        inside: How the names of what lies in collections begin; that is not touched.
+        inside: The prefixes of names inside collections; these are left alone.
         device: The device of the model.
     """
     training = [m for m in model.modules() if m.training]

@@ -1,8 +1,8 @@
-"""The dense layers that models are put together from: a stack of linear layers, and the dot product
-of every pair of vectors.
+"""The dense layers of recapp's models: a stack of linear layers, and the dot product of every pair
+of vectors.
 
-They know neither ranks nor tables. Start values come from torch's global generator, so ranks that
-are seeded alike start alike.
+They know neither ranks nor tables. Start values come from torch's global generator, so ranks with
+the same seed get the same values.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def published_linear(in_features: int, out_features: int, bias: bool = True) -> 
     (facebookresearch/dlrm, `dlrm_s_pytorch.py: create_mlp`).
     """
     layer = nn.Linear(in_features, out_features, bias)
-    if layer.weight.is_meta:  # has no values; and torch would import its compiler to draw them
+    if layer.weight.is_meta:  # it has no values, and to draw them torch would import its compiler
         return layer
     nn.init.normal_(layer.weight, 0.0, (2 / (in_features + out_features)) ** 0.5)
     if bias:
@@ -34,18 +34,18 @@ def published_linear(in_features: int, out_features: int, bias: bool = True) -> 
 
 
 class MLP(nn.Sequential):
-    """Linear layers with a ReLU behind each, or behind each but the last.
+    """Linear layers with a ReLU after each, or after each but the last.
 
     The input is [B, in_features], the output [B, layers[-1]].
 
     Args:
-        in_features: Columns of the input.
-        layers: Outputs of each linear layer, first to last.
-        last_relu: Whether there is a ReLU behind the last layer too.
+        in_features: The columns of the input.
+        layers: The output columns of each linear layer, first to last.
+        last_relu: Whether a ReLU follows the last layer, too.
         setting: The name of `layers` in the configuration, for messages.
 
     Raises:
-        ConfigError: Widths that are no whole numbers of at least 1.
+        ConfigError: A width is no whole number of at least 1.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class MLP(nn.Sequential):
         widths = [in_features, *check_widths(setting, layers)]
         modules: list[nn.Module] = []
         for width_in, width_out in pairwise(widths):
-            # ReLU works in place, because backward needs its result alone.
+            # ReLU works in place, because its backward needs only the result.
             modules += [published_linear(width_in, width_out), nn.ReLU(inplace=True)]
         super().__init__(*(modules if last_relu else modules[:-1]))
 
@@ -66,7 +66,8 @@ class MLP(nn.Sequential):
 class DotInteraction(nn.Module):
     """The dot product of every pair of F vectors: [B, F, D] -> [B, F (F - 1) / 2].
 
-    The lower triangle without the diagonal, row by row, as published (arXiv 1906.00091):
+    The pairs are the lower triangle without the diagonal, row by row, as published (arXiv
+    1906.00091):
 
               f1   f2   f3
         f1    .    .    .
@@ -83,10 +84,10 @@ class DotInteraction(nn.Module):
     def __init__(self, vectors: int) -> None:
         super().__init__()
         self.vectors = vectors
-        # numpy's: torch would import its compiler for indices on the meta device
+        # numpy, because torch would import its compiler for indices on the meta device
         row_P, col_P = np.tril_indices(vectors, -1)
-        # The inverse map: which pair an entry of the full product belongs to. The diagonal belongs
-        # to one entry behind the last pair, which is zero.
+        # The inverse map: the pair of each entry of the full product. The diagonal maps to one
+        # entry after the last pair, which is zero.
         entry_FF = np.full((vectors, vectors), len(row_P))
         entry_FF[row_P, col_P] = entry_FF[col_P, row_P] = np.arange(len(row_P))
         self.register_buffer("pair_P", torch.tensor(row_P * vectors + col_P), persistent=False)
@@ -94,14 +95,14 @@ class DotInteraction(nn.Module):
 
     @property
     def pairs(self) -> int:
-        """The number of pairs, which is that of the output's columns."""
+        """The number of pairs, equal to the number of output columns."""
         return self.vectors * (self.vectors - 1) // 2
 
     def forward(self, vectors_BFD: Tensor) -> Tensor:
         """Return the dot products of all pairs, [B, F (F - 1) / 2].
 
         Raises:
-            ConfigError: Vectors of another shape; it names it.
+            ConfigError: The vectors have another shape, which the error names.
         """
         if vectors_BFD.dim() != 3 or vectors_BFD.shape[1] != self.vectors:
             raise ConfigError(
@@ -120,12 +121,12 @@ class DotInteraction(nn.Module):
 
 
 class _PairDots(torch.autograd.Function):
-    """Computes the dot products of pairs, and their gradients by a single product.
+    """Computes the dot products of pairs, and their gradients by a single matrix product.
 
-    Backward reads the pairs' gradients as the symmetric matrix they stand for: one product instead
-    of a scatter and two products. At B = 1024, F = 27, D = 16 on one core forward and backward take
-    1.3 ms; bmm and `gather` left to autograd take 2.5 ms, indexing with the triangle's rows and
-    columns 4.4 ms.
+    Backward expands the gradients of the pairs into a symmetric matrix, which needs one product
+    instead of a scatter and two products. At B = 1024, F = 27, D = 16 on one core, forward and
+    backward take 1.3 ms; autograd's backward of bmm and `gather` makes it 2.5 ms, indexing with the
+    rows and columns of the triangle 4.4 ms.
     """
 
     @staticmethod

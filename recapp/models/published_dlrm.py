@@ -5,12 +5,12 @@ Systems", arXiv 1906.00091.
                                          |                            |
     ids ------ embedding tables - f_BFD -+- dots of all pairs - p_BP -+- concat - top MLP - logits_B
 
-Without dense numbers (I = 0) there is no bottom MLP and no x: the top MLP gets the dots of all
-pairs of embeddings and nothing else.
+Without dense features (I = 0) there is no bottom MLP and no x: the top MLP gets only the dot
+products of all pairs of embeddings.
 
-It is a plain module and knows no ranks: the collection of tables may be replaced by a sharded one.
-Published DLRM has one dim everywhere; here a table of another dim than the bottom MLP's output gets
-a linear map without bias to it.
+The model is a plain module and knows no ranks; a sharded collection may replace its collection of
+tables. The published DLRM has one dim for all tables. In recapp a linear map without bias projects
+the vectors of a table of another dim to the dim of the bottom MLP's output.
 
 Shapes: B batch, I dense features, F lookups, D bottom output, P pairs, K columns of all vectors.
 """
@@ -31,20 +31,20 @@ from recapp.tables.module_by_name import ModuleByName
 
 
 class DLRM(nn.Module):
-    """Click logits from dense numbers and pooled embeddings.
+    """Click logits from dense features and pooled embeddings.
 
     Args:
         embedding_bag_collection: A module that is a `BagCollection`. Each vector of a concatenation
-            interacts by itself.
-        dense_in_features: Dense numbers I of a sample; with 0 there is no bottom MLP, and only the
-            embeddings interact.
-        bottom_layers: Widths of the bottom MLP, a ReLU follows each; the last is the dim D of the
-            interaction, also without a bottom MLP.
-        top_layers: Widths of the top MLP; the last is the logit and must be 1, a ReLU follows each
-            other one.
+            is an input of the interaction by itself.
+        dense_in_features: The number of dense features I of a sample. With 0 there is no bottom
+            MLP, and the interaction has only the embeddings.
+        bottom_layers: The widths of the bottom MLP, whose layers all have a ReLU. The last width is
+            the dim D of the interaction, also without a bottom MLP.
+        top_layers: The widths of the top MLP, with a ReLU after each layer but the last, which is
+            the logit and has width 1.
 
     Raises:
-        ConfigError: Widths that do not fit; the message names the setting.
+        ConfigError: The widths do not fit; the message names the setting.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class DLRM(nn.Module):
         lookups = embedding_bag_collection.lookups
         odd = {x.table.name: x.dim for x in lookups if x.dim != dim}
         if self.bottom is not None and not odd:
-            # The bottom's output is written there, so that no copy joins it with the vectors.
+            # The bottom MLP's output goes into this room, which saves a copy of the vectors.
             embedding_bag_collection.leave_room(dim)
         self.projections = ModuleByName(
             {name: published_linear(width, dim, bias=False) for name, width in odd.items()}
@@ -84,7 +84,7 @@ class DLRM(nn.Module):
     def flops_per_sample(self) -> float:
         """Return the floating-point operations of the interaction per sample, with backward.
 
-        Forward multiplies all its vectors with all of them; backward costs one such product more.
+        Forward multiplies all vectors with all vectors; backward costs one more such product.
         """
         return 4.0 * self.interaction.vectors**2 * self.interaction_dim
 
@@ -92,7 +92,7 @@ class DLRM(nn.Module):
         """Compute logits, [B].
 
         Args:
-            batch: Samples with as many dense numbers as the model was made for.
+            batch: Samples with `dense_in_features` dense features.
 
         Raises:
             ConfigError: The batch has another number of dense features.
@@ -103,8 +103,8 @@ class DLRM(nn.Module):
                 f"the model was made for {self.dense_in_features} dense features and got a batch "
                 f"of shape {list(dense_BI.shape)}: dataset.dense must be the one it was made with"
             )
-        # Tables first: backward then reaches them last, and DDP reduces all dense gradients while
-        # rows are exchanged and updated.
+        # Tables come first, so that backward reaches them last, and DDP reduces all dense gradients
+        # during the exchange and update of rows.
         pooled: KeyedTensor = self.embedding_bag_collection(batch.sparse)
         bottom_BD = self.bottom(dense_BI) if self.bottom is not None else None
         joined_BK = self._joined(bottom_BD, pooled)

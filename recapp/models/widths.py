@@ -1,5 +1,5 @@
-"""The widths of stacks of layers, checked: no torch is imported, so that a command can tell before
-ranks are started.
+"""Checks of the widths of layers. This file does not import torch, so that a command can check
+widths before it starts ranks.
 """
 
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from recapp.errors import ConfigError
 
 
 def check_widths(setting: str, widths: Sequence[int]) -> list[int]:
-    """Return the widths of a stack of layers as a list.
+    """Check the widths of a stack of layers, and return them as a list.
 
     Args:
         setting: The setting's full name, for the message.
-        widths: Outputs of each layer, first to last.
+        widths: The output columns of each layer, first to last.
 
     Raises:
         ConfigError: There is no layer, or a width is no whole number of at least 1.
@@ -32,8 +32,8 @@ def check_dlrm(bottom_layers: Sequence[int], top_layers: Sequence[int]) -> None:
     """Check the widths of a DLRM, `recapp.models.published_dlrm.DLRM`.
 
     Args:
-        bottom_layers: Those of the bottom MLP.
-        top_layers: Those of the top MLP, of which the last must be 1.
+        bottom_layers: The widths of the bottom MLP.
+        top_layers: The widths of the top MLP; the last must be 1.
 
     Raises:
         ConfigError: There is no layer, or a width is not allowed.

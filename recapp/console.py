@@ -4,9 +4,8 @@ Standard output carries the result and nothing else: a table for people, or with
 document for machines. Everything else (progress, notes, errors) goes to standard error, so that
 `recapp ... format=json | jq` works.
 
-On a terminal tables are drawn by rich; elsewhere the same table is plain aligned text, 80 columns
-wide (or `COLUMNS`). rich is imported when something is drawn, because `--help` must not wait for
-it.
+On a terminal rich draws tables; elsewhere the same table is plain aligned text, 80 columns wide (or
+`COLUMNS`). Functions import rich when they draw, because the import would slow `--help` down.
 """
 
 import json
@@ -24,7 +23,7 @@ from typing import Any
 from recapp.errors import ConfigError
 
 FORMATS = ("text", "json")
-# Between lines of progress where the output is no terminal: often enough to see that it is alive.
+# The interval between lines of progress without a terminal; users see that the process is alive.
 SECONDS_BETWEEN_LINES = 5.0
 
 
@@ -33,11 +32,11 @@ class Column:
     """One column of a table.
 
     Args:
-        key: The entry of each row that is shown.
-        title: The heading; a newline in it makes a narrow column.
+        key: The key of the entry that the column shows.
+        title: The heading; a newline in the heading makes a narrow column.
         spec: A format specification for numbers, such as `,.1f`.
-        scale: Numbers are divided by it, such as `1e6` for MB.
-        meaning: What the heading means, in a line below the table; empty where it says all.
+        scale: The divisor of numbers, such as `1e6` for MB.
+        meaning: The explanation of the heading for a line below the table; empty for none.
     """
 
     key: str
@@ -71,12 +70,12 @@ def print_table(
     *,
     title: str | None = None,
 ) -> None:
-    """Print rows on standard output as a table; numbers are right-aligned, long texts wrap. What
-    headings mean stands below.
+    """Print rows on standard output as a table, with explanations of headings below. Numbers are
+    right-aligned; long texts wrap.
 
     Args:
         rows: A record for each line.
-        columns: What is shown of them and how; by default every key.
+        columns: The columns to show; by default one for each key.
         title: A line above the table.
     """
     from rich import box
@@ -87,7 +86,7 @@ def print_table(
 
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     pretty = console.is_terminal
-    # Two blanks between columns, or one where the table is too wide; a box draws one itself.
+    # Two spaces between columns, or one if the table is too wide; a box itself adds one.
     apart, close = ((0, 1, 0, 0), (0, 0)) if pretty else ((0, 1), (0, 1, 0, 0))
     table = Table(
         box=box.SIMPLE_HEAD if pretty else None,
@@ -111,7 +110,7 @@ def print_table(
         Measurement.get(console, console.options.update(width=sys.maxsize), table).maximum
         > console.width
     ):
-        table.padding = close  # before long texts wrap
+        table.padding = close  # narrower columns before texts wrap
     if title:
         console.print(Text(readable(title), style="bold"), soft_wrap=True)
     if pretty:
@@ -126,7 +125,7 @@ def print_table(
 
 
 def meanings(columns: Sequence[Column]) -> list[str]:
-    """Return a line for each heading that does not say all by itself, with its meaning."""
+    """Return a line for each heading that has an explanation, after an empty line."""
     said = {
         column.title.replace("-\n", "").replace("\n", " "): column.meaning
         for column in columns
@@ -149,11 +148,11 @@ def emit(
         rows: A flat record for each line of the table.
         format: `text`, a table for people, or `json`: `{"rows": [...]}` with every key of every
             record.
-        columns: What the table shows, see `print_table`. JSON shows all.
+        columns: The columns of the table, as for `print_table`; JSON has all keys.
         title: A line above the table; JSON has none.
 
     Raises:
-        ConfigError: `format` is neither of the two.
+        ConfigError: `format` is neither `text` nor `json`.
     """
     check_format(format)
     if format == "json":
@@ -164,7 +163,7 @@ def emit(
 
 
 def emit_document(document: Mapping[str, Any]) -> None:
-    """Print one JSON document: the result of a command that consists of more than rows."""
+    """Print one JSON document, as the result of a command that has more than rows."""
     print(json.dumps(_json_value(document), allow_nan=False), flush=True)
 
 
@@ -179,7 +178,7 @@ def check_format(format: object) -> None:
 
 
 def _json_value(value: Any) -> Any:
-    """Return a value as JSON can hold it: without NaN, infinity, paths and numpy scalars."""
+    """Return a value in types of JSON: without NaN, infinity, paths and numpy scalars."""
     if isinstance(value, Mapping):
         return {str(key): _json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -192,25 +191,25 @@ def _json_value(value: Any) -> Any:
 
 
 def short_path(path: str | Path) -> str:
-    """Return a path relative to the working directory, or as it is where that is shorter."""
+    """Return a path relative to the working directory, or unchanged if that is shorter."""
     return min(str(path), os.path.relpath(path), key=len)
 
 
 def tracebacks_wanted() -> bool:
-    """Return whether the user wants tracebacks too, by `RECAPP_TRACEBACK=1`."""
+    """Return whether the user asks for tracebacks by `RECAPP_TRACEBACK=1`."""
     return os.environ.get("RECAPP_TRACEBACK") == "1"
 
 
 def stop_printing() -> None:
-    """Discard what is printed from now on, because whoever read standard output has ended."""
+    """Discard all further output, because the reader of standard output has ended."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def readable(text: str) -> str:
-    """Return a text as a screen may show it, with `?` for control characters.
+    """Return a text for a screen, with `?` in place of control characters.
 
-    Names in a file may hold such characters, which would move the cursor, recolour the screen or
-    hide other output. Lines and tabs stay.
+    Names in a file may have such characters, which would move the cursor, change colours or hide
+    other output. Line breaks and tabs stay.
     """
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
 
@@ -222,22 +221,22 @@ def note(text: str) -> None:
 
 @cache
 def note_once(text: str) -> None:
-    """Print a note on standard error the first time only: a script may make many models alike."""
+    """Print a note on standard error at the first call only; a script may repeat the same step."""
     note(text)
 
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show how far something is, on standard error.
+    """Show the progress of some work on standard error.
 
-    On a terminal that is a bar, elsewhere a line every few seconds.
+    A terminal shows a bar; other outputs get a line every few seconds.
 
     Args:
-        title: What is being done.
-        total: How many steps that takes.
+        title: The name of the work.
+        total: The number of its steps.
 
     Yields:
-        `advance(n)`, to be called when n more steps are done.
+        `advance(n)`, which the caller calls after n more steps.
     """
     if not sys.stderr.isatty():
         yield _progress_in_lines(title, total)
@@ -261,7 +260,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     task = bar.add_task(readable(title), total=total)
 
     def advance(steps: int) -> None:
-        bar.start()  # at the first step: work that turns out to be done already shows no bar
+        bar.start()  # at the first step, so that work without steps shows no bar
         bar.advance(task, steps)
 
     try:

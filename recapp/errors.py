@@ -1,8 +1,8 @@
-"""Errors meant for people: each is one line that names the setting, its value, what is allowed and
-the fix.
+"""Errors for users: each is one line that names the setting, its value, the allowed values and the
+fix.
 
-Commands print such a line alone and exit with code 1; `RECAPP_TRACEBACK=1` shows the traceback as
-well. Anything that is not a `RecappError` is a fault of recapp, and its traceback is always shown.
+Commands print only this line and exit with code 1; `RECAPP_TRACEBACK=1` adds the traceback. Any
+other exception is a bug of recapp, and commands always print its traceback.
 
     RecappError
       ConfigError       a setting, a config group, a model's shapes
@@ -20,22 +20,22 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-ALIKE = 0.61  # of the letters of two names: from here on one may have been meant by the other
-PART = 3  # letters of the shortest name that counts as a part of another
+ALIKE = 0.61  # the smallest similarity of two names for a suggestion, as a share of equal letters
+PART = 3  # the fewest letters of a name that counts as a part of another
 
 
 class RecappError(Exception):
-    """An error that a user can act on; its text is one line. Names of files and columns may hold
-    control characters: ends of lines and tabs become blanks in it, others are escaped.
+    """An error that a user can fix; its text is one line. Names of files and columns in it may have
+    control characters: line breaks and tabs become spaces, others are escaped.
 
-    `secondhand` is true where the error repeats what another rank reported. That rank has the
-    traceback that helps, so its own error is printed instead of this one where there is one.
+    `secondhand` is true if the error repeats the report of another rank. The error of that rank has
+    the useful traceback, so the launcher prints that error instead of this one if it can.
     """
 
     secondhand = False
 
     def __str__(self) -> str:
-        """Return the text, as a screen and a log may show it."""
+        """Return the text without control characters, for a screen or a log."""
         return "".join(
             letter
             if letter.isprintable()
@@ -47,11 +47,11 @@ class RecappError(Exception):
 
 
 class ConfigError(RecappError, ValueError):
-    """A setting has a value it may not have."""
+    """A setting has a value that is not allowed."""
 
 
 class DataError(RecappError, ValueError):
-    """The data set is missing, broken or holds values that cannot be trained on."""
+    """The data set is missing, damaged or has values that training cannot use."""
 
 
 class IdError(RecappError, IndexError):
@@ -71,11 +71,11 @@ class ArtefactError(RecappError, RuntimeError):
 
 
 class LaunchError(RecappError, RuntimeError):
-    """A rank could not be started, or one of them died."""
+    """A rank could not be started, or a rank died."""
 
 
 class RankError(RecappError, RuntimeError):
-    """Another rank failed first; the launcher names that rank's own error instead of this one."""
+    """Another rank failed first; the launcher prints the error of that rank instead of this one."""
 
     secondhand = True
 
@@ -85,9 +85,10 @@ class TrainingError(RecappError, ArithmeticError):
 
 
 def alike(name: str, known: Iterable[str]) -> list[str]:
-    """Return the names, at most three, that somebody may have meant by another, the closest first.
+    """Return at most three known names that a user may have meant by `name`, the closest first.
 
-    Most of their letters are the same in the same order; or else one is a part of the other.
+    These are names with mostly the same letters in the same order. If there are none, they are
+    names that contain `name` or are contained in it.
     """
     names = list(known)
     parts = (
@@ -99,24 +100,24 @@ def alike(name: str, known: Iterable[str]) -> list[str]:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return what to append to 'unknown NAME': the names that are alike, or else all known ones."""
+    """Return the end of an 'unknown NAME' message: the similar names, or else all known names."""
     names = _sorted(known)
     return meant(close) if (close := alike(name, names)) else listed(names)
 
 
 def meant(names: Iterable[str]) -> str:
-    """Return the question whether one of some names was meant."""
+    """Return the question 'did you mean ...?' for some names."""
     return f"did you mean {' or '.join(names)}?"
 
 
 def listed(known: Iterable[str]) -> str:
-    """Return which names there are, at most thirty."""
+    """Return a text that lists the known names, at most thirty."""
     names = _sorted(known)
     return f"known: {', '.join(names[:30]) or 'none'}{', ...' if len(names) > 30 else ''}"
 
 
 def _sorted(names: Iterable[str]) -> list[str]:
-    """Sort names as people count: C2 before C10."""
+    """Sort names with numbers in numeric order: C2 before C10."""
     return sorted(
         names,
         key=lambda name: [

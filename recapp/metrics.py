@@ -1,19 +1,19 @@
-"""The metrics of a click model: AUC, log loss, normalised entropy and calibration, from logits, in
-bounded memory, over any number of ranks.
+"""The metrics of a click model: AUC, log loss, normalised entropy and calibration. They take logits,
+use bounded memory and work over any number of ranks.
 
-Every state is a sum over samples, so it does not matter how samples are dealt to batches and ranks,
-and empty batches change nothing. Sums are fp64 or integers: 10^9 samples lose no digit. A metric
-that is undefined (no samples, one class only) is nan.
+Every state is a sum over samples, so the split into batches and ranks does not matter, and empty
+batches change nothing. Sums are fp64 or integers: 10^9 samples lose no digit. A metric that is
+undefined (no samples, one class only) is nan.
 
-Sorting all logits for an exact AUC takes memory without bound. Here clicks and non-clicks are
-counted in bins of the logit, and a pair in one bin counts half, as a tie does:
+An exact AUC has to sort all logits, which takes unbounded memory. recapp counts clicks and
+non-clicks in bins of the logit instead. A pair in one bin counts half, like a tie:
 
     bin          0    1    2    3     AUC = pairs (click, non-click) in the right order / all pairs
     clicks       0    1    2    4         = (1 * (5 + 3/2) + 2 * (8 + 1/2) + 4 * (9 + 0/2))
     non-clicks   5    3    1    0           / (7 * 9)
 
-Only pairs in one bin can be counted wrongly, each by at most a half: that is the error bound, and
-it is known after counting.
+Only pairs in one bin can be wrong, each by at most a half. This gives the error bound, which is
+known after counting.
 
 Shapes: B samples of a batch on this rank, K bins.
 """
@@ -34,11 +34,11 @@ MANTISSA_BITS = 23  # in an IEEE fp32 number
 
 
 def logit_bins(logits_B: Tensor) -> Tensor:
-    """Return the bin of each logit, int64 in 0..BINS, [B]; that of nan is BINS.
+    """Return the bin of each logit, int64 in 0..BINS, [B]; nan has the bin BINS.
 
-    A bin is some leading bits of 1 + |logit| as an fp32 number, so bins are equally wide up to 1
-    and widen by the octave from there on. Bits are the same on every device; no logarithm is
-    rounded.
+    The leading bits of 1 + |logit| as an fp32 number give the bin. So bins have equal width up to
+    |logit| = 1, and their width then doubles with each octave of 1 + |logit|. The bits are the same
+    on every device, because no logarithm is rounded.
     """
     bits_B = (logits_B.float().abs() + 1).view(torch.int32) - _bits_of_one()
     step = MANTISSA_BITS - (BINS // 2 // OCTAVES).bit_length() + 1
@@ -54,9 +54,10 @@ def _bits_of_one() -> int:
 class AUC(Metric):
     """Area under the ROC curve: the share of (click, non-click) pairs in the right order.
 
-    Ties count half. It is computed from counts in `BINS` bins of the logit, so it differs from the
-    exact value by at most `error_bound()`; for the logits of a trained click model that is about
-    1e-5, and the difference itself far less. It is nan with one class only, or if a logit was nan.
+    Ties count half. The metric counts samples in `BINS` bins of the logit, so it differs from the
+    exact value by at most `error_bound()`. For the logits of a trained click model this bound is
+    about 1e-5, and the difference itself is far smaller. The area is nan for one class only, or if
+    a logit was nan.
     """
 
     higher_is_better = True
@@ -76,7 +77,7 @@ class AUC(Metric):
             labels_B: 0 or 1, of any dtype, [B].
         """
         bin_B = logit_bins(logits_B.detach()) + (labels_B > 0.5) * (BINS + 1)
-        # Not bincount: it would make and add 4 MB per batch.
+        # bincount would allocate and add 4 MB for each batch.
         self.counts.view(-1).index_add_(0, bin_B, torch.ones_like(bin_B))
 
     def compute(self) -> Tensor:
@@ -86,14 +87,14 @@ class AUC(Metric):
         return (clicks_K * (below_K + others_K / 2)).sum() / pairs
 
     def error_bound(self) -> Tensor:
-        """Return how far `compute` can be from the exact area at most, an fp64 scalar."""
+        """Return the largest possible error of `compute`, an fp64 scalar."""
         others_K, clicks_K, pairs = self._pairs()
         return (clicks_K * others_K).sum() / 2 / pairs
 
     def _pairs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the counts of non-clicks and clicks by bin, and the number of pairs.
 
-        They are fp64, because a product of counts outgrows int64.
+        All are fp64, because a product of counts overflows int64.
         """
         others_K, clicks_K = self.counts[:, :-1].double()
         pairs = others_K.sum() * clicks_K.sum()
@@ -115,7 +116,7 @@ _SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class _Sums(Metric):
-    """A metric made of fp64 sums over samples, in which counts are exact up to 2^53."""
+    """The base of metrics from fp64 sums over samples, in which counts are exact up to 2^53."""
 
     full_state_update = False
     is_differentiable = False
@@ -146,7 +147,7 @@ class _Sums(Metric):
 class LogLoss(_Sums):
     """Mean cross entropy in nats: -mean(y ln p + (1 - y) ln(1 - p)).
 
-    It is computed from the logit, so p = 0 and 1 need no clipping.
+    The metric computes it from the logit, so p = 0 and p = 1 need no clipping.
     """
 
     higher_is_better = False
@@ -158,10 +159,10 @@ class LogLoss(_Sums):
 
 
 class NormalizedEntropy(_Sums):
-    """Log loss divided by that of always predicting the share of clicks.
+    """Log loss divided by the log loss of a model that always predicts the share of clicks.
 
-    It is below 1 where a model predicts better than that share, and nan with one class only. He et
-    al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook".
+    The value is below 1 if the model predicts better than that share, and nan for one class only.
+    Source: He et al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook".
     """
 
     higher_is_better = False
@@ -177,7 +178,7 @@ class NormalizedEntropy(_Sums):
 class Calibration(_Sums):
     """Mean prediction / mean label.
 
-    1 is right; above 1 the model predicts too many clicks. It is nan without a click.
+    1 is the ideal; above 1 the model predicts too many clicks. Without a click the value is nan.
     """
 
     higher_is_better = None
@@ -199,12 +200,12 @@ _METRICS: dict[str, type[Metric]] = {
 def click_metrics(
     names: Sequence[str] = tuple(_METRICS), sync_on_compute: bool = True
 ) -> dict[str, Metric]:
-    """Return fresh metrics.
+    """Return new metrics.
 
     Args:
-        names: Some of auc, log_loss, normalized_entropy, calibration.
-        sync_on_compute: Whether `compute` covers all ranks' batches; all ranks then have to call
-            it.
+        names: Names out of auc, log_loss, normalized_entropy, calibration.
+        sync_on_compute: Whether `compute` covers the batches of all ranks; all ranks must then call
+            `compute`.
 
     Returns:
         The metrics by name.

@@ -1,1 +1,1 @@
-"""Plans explained before a run, and the files that a run leaves: one writer, all readers."""
+"""Explanations of plans before a run, and the writers and readers of the files of a run."""

@@ -1,11 +1,11 @@
-"""What a run was made with: what a person needs to repeat it, or to doubt it.
+"""The facts that a person needs to repeat a run, or to doubt it.
 
     {"dataset": "/data/clicks", "rows_train": 5142, "rows_val": 858, "model": "DLRM", "tables": 26,
      "table_rows": 1008234, "batch_size": 1024, "precision": "32-true", "hosts": ["node7"],
      "device": "cpu", "version_recapp": "0.1.0", ..., "date": "2026-11-22T10:15:00+00:00"}
 
-Rank 0 writes these entries into `metrics.json`, which is flat, when training ends; the foot of a
-report shows them. Seed, ranks and plan stand beside them there.
+Rank 0 writes these entries into `metrics.json`, which is flat, when training ends. The foot of a
+report shows them, with seed, ranks and plan.
 """
 
 import platform
@@ -17,7 +17,7 @@ from typing import Any
 from recapp.dataset.data_settings import DataSettings
 from recapp.tables.config import EmbeddingConfig
 
-VERSION = "version_"  # before the name of a package
+VERSION = "version_"  # prefix of a package's name
 PACKAGES = ("recapp", "torch", "lightning")
 
 
@@ -31,13 +31,13 @@ def about(
     tables: Sequence[EmbeddingConfig],
     device: str,
 ) -> dict[str, Any]:
-    """Return the entries that say what a training run was made with; it has just ended.
+    """Return the entries of a training run that has just ended.
 
     Args:
         dataset: The settings of the data set.
         model: The dotted class of the model.
         precision: The precision of the trainer.
-        rows: The number of rows to train on and of rows to validate on.
+        rows: The number of training rows and the number of validation rows.
         hosts: The host of each rank.
         tables: The embedding tables of the model.
         device: The device of rank 0.
@@ -60,21 +60,22 @@ def about(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that decide what a run computes."""
+    """Return the versions of Python and of the packages on which a run's results depend."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
             found[name] = version(name)
-        except PackageNotFoundError:  # imported from a directory, not installed
+        except PackageNotFoundError:  # the package is imported from a directory, not installed
             continue
     return {name: found[name] for name in (*PACKAGES, "python") if name in found}
 
 
 def foot(runs: Sequence[Mapping[str, Any]], seeds: Sequence[Any]) -> list[tuple[str, str]]:
-    """Return what runs were made with, as pairs of a name and a text; where they differ, all texts.
+    """Return the facts about some runs as pairs of a name and a text. If the runs differ in a fact,
+    the text lists all values.
 
     Args:
-        runs: What `about` returned for each run; empty where it recorded nothing.
+        runs: The entries that `about` returned for each run; empty for a run without entries.
         seeds: The seed of each run.
     """
 
@@ -117,6 +118,6 @@ def _versions(run: Mapping[str, Any]) -> str:
 
 
 def _minute(date: str) -> str:
-    """Return an ISO date to the minute: `2026-11-22 10:15 +00:00`."""
+    """Return an ISO date without its seconds: `2026-11-22 10:15 +00:00`."""
     found = datetime.fromisoformat(date)
     return f"{found:%Y-%m-%d %H:%M} {found:%Z}".replace("UTC+", "+").strip()

@@ -1,15 +1,15 @@
-"""The table that compares the jobs of a sweep, read from the directories that the jobs left.
+"""The table that compares the jobs of a sweep, read from the directories of the jobs.
 
     SWEEP/multirun.yaml               the sweep's overrides: +plan=mixed,row_wise
     SWEEP/0/.hydra/overrides.yaml     this job's overrides: +plan=mixed
     SWEEP/0/metrics.json              its results
-    SWEEP/0/error.json                why it failed or was stopped, in one line
-    SWEEP/comparison.csv              all of it, a line for each job
+    SWEEP/0/error.json                the reason of its failure or stop, in one line
+    SWEEP/comparison.csv              the table, a line for each job
 
-It is read anew after each job: jobs need not know of each other, and an interrupted sweep has its
-table. Only which jobs are of the sweep is taken from `comparison.csv`, which lists each from its
-start: those of an earlier sweep may lie in the same directory, and times of files do not survive
-every copy.
+The table is made again after each job. So jobs need not know each other, and an interrupted sweep
+has a table too. `comparison.csv` lists each job from its start, and so tells which jobs belong to
+the sweep: jobs of an earlier sweep may lie in the same directory, and the times of files cannot
+tell them apart after a copy.
 """
 
 import csv
@@ -32,8 +32,8 @@ from recapp.tasks.measures import VALIDATION, Measures
 COSTS = ("ranks", "step_ms", "step_ms_q1", "step_ms_q3", "samples_per_second", "train_seconds")
 SIZES = ("bytes_per_rank", "bytes_exchanged_per_step")
 COMPARISON_FILE = "comparison.csv"
-RUNNING = "running"  # status of a job that has begun and not ended
-# keys of every record beside the metrics of validation; all others are settings that were varied
+RUNNING = "running"  # status of a job that has not ended
+# keys of every record; a record also has validation metrics, and all other keys are varied settings
 FIXED = ("job", "status", "plan", "error", *COSTS, *SIZES)
 SEED = "seed"
 
@@ -44,7 +44,7 @@ def is_setting(key: str) -> bool:
 
 
 def columns_of(measures: Measures) -> list[Column]:
-    """Return the columns of the table that is printed; for clicks 80 characters hold it.
+    """Return the columns of the printed table; for clicks it fits into 80 characters.
 
     Args:
         measures: The metrics of the task.
@@ -74,14 +74,15 @@ def compare(
 
     Args:
         sweep: The directory of the sweep.
-        jobs: The directories of its jobs; by default those that `jobs_of` finds.
-        running: Whether the last of them has only begun: what lies there is an earlier run's.
+        jobs: The directories of its jobs; None takes the directories that `jobs_of` finds.
+        running: Whether the last job still runs, so that results in its directory belong to an
+            earlier run.
 
     Returns:
-        Records with `job, status, plan`, the other settings that were varied, times, the metrics
-        that their task shows, bytes (per rank: the fullest rank's), and `error`. The status is
-        what `metrics.json` says (`ok`, or `stopped` with results), `failed`, or `stopped` by Ctrl-C
-        or without any message.
+        Records with `job, status, plan`, the other varied settings, times, the metrics that the
+        task shows, bytes (per rank: of the fullest rank), and `error`. The status is the status in
+        `metrics.json` (`ok`, or `stopped` with results), `failed`, or `stopped` by Ctrl-C or
+        without any message.
     """
     jobs = jobs_of(sweep) if jobs is None else jobs
     overrides = [overrides_of(job) for job in jobs]
@@ -102,8 +103,8 @@ def compare(
 def jobs_of(sweep: Path) -> list[Path]:
     """Return the directories of a sweep's jobs so far, in the order of their numbers.
 
-    They are those that its `comparison.csv` lists; without one all runs in the directory. Where the
-    directory is not a sweep's there are none.
+    These are the jobs in the sweep's `comparison.csv`; without this file, all runs in the
+    directory. The list is empty if the directory does not belong to a sweep.
     """
     found = [file.parent.parent for file in sweep.glob("*/.hydra/overrides.yaml")]
     listed = _listed(sweep / COMPARISON_FILE)
@@ -114,7 +115,7 @@ def jobs_of(sweep: Path) -> list[Path]:
 
 
 def _listed(path: Path) -> set[str]:
-    """Return the names of the jobs in a table that `write_csv` has written."""
+    """Return the names of the jobs in a `comparison.csv`."""
     try:
         with path.open(newline="") as file:
             return {row["job"] for row in csv.DictReader(file) if "job" in row}
@@ -127,8 +128,8 @@ def varied(jobs: Sequence[Mapping[str, str]], sweep: Mapping[str, str]) -> list[
 
     Args:
         jobs: The overrides of each job so far.
-        sweep: The overrides of the sweep, `seed=1,2`, if it has left them (Optuna's sweeper does
-            not): with them the first job alone has the columns of the whole sweep.
+        sweep: The overrides of the sweep, `seed=1,2`; empty if it has written none (Optuna's
+            sweeper does not). With them the table has all its columns after the first job.
     """
     names = dict.fromkeys(name for job in jobs for name in job if name != "plan")
     return [
@@ -140,7 +141,7 @@ def varied(jobs: Sequence[Mapping[str, str]], sweep: Mapping[str, str]) -> list[
 
 
 def record_of(job: Path) -> dict[str, Any]:
-    """Return the flat record of a run that no sweep has started; `compare` lists its keys.
+    """Return the flat record of a single run; `compare` lists the keys of a record.
 
     Args:
         job: The directory of the run.
@@ -149,7 +150,7 @@ def record_of(job: Path) -> dict[str, Any]:
 
 
 def write_csv(records: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write records as CSV; after a crash either the whole new file is there or the old one."""
+    """Write records as CSV. After a crash the file is either the old one or the whole new one."""
     names = list(dict.fromkeys(name for record in records for name in record))
     last = [name for name in names if name in (*COSTS, *SIZES) or name.startswith(VALIDATION)]
     last += ["error"] if "error" in names else []
@@ -161,20 +162,20 @@ def write_csv(records: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def lines_of_table(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the records as `TABLE` shows them, each with a name made of what differs."""
+    """Return the records with a name in the column `what`, made of the settings that differ."""
     return [
         {**record, "what": name} for record, name in zip(records, names_of(records), strict=True)
     ]
 
 
 def names_of(records: Sequence[Mapping[str, Any]], leave_out: Sequence[str] = ()) -> list[str]:
-    """Return a name for each record made of the settings that differ: `mixed lr=0.01`.
+    """Return a name for each record, made of the settings that differ: `mixed lr=0.01`.
 
-    Where nothing differs it is the plan.
+    If no setting differs, the name is the plan.
 
     Args:
         records: The records of the runs.
-        leave_out: Settings that stand in no name, such as the seed.
+        leave_out: Settings that the names leave out, such as the seed.
     """
     columns = {
         name: [record.get(name) for record in records]
@@ -216,7 +217,7 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def texts_of(values: Sequence[Any]) -> list[str]:
-    """Return settings as text: numbers with the fewest digits, at least three, that differ."""
+    """Return settings as text; numbers get at least three digits, and enough to tell them apart."""
     for digits in range(3, 17):
         texts = [
             f"{value:.{digits}g}" if isinstance(value, float) else str(value) for value in values
@@ -234,7 +235,7 @@ def overrides_of(job: Path) -> dict[str, str]:
 def _overrides(path: Path) -> dict[str, str]:
     """Return `{"plan": "mixed", "seed": "2"}` from the file of a job's or a sweep's overrides.
 
-    Settings have the names of today.
+    Settings get their current names.
     """
     try:
         content = yaml.safe_load(path.read_text())
@@ -256,7 +257,7 @@ def _record(
     failure = read_document(job / ERROR_FILE) or {}
     metrics = {} if running else read_document(job / "metrics.json") or {}
     if failure and metrics.get("status") != failure.get("status", "failed"):
-        metrics = {}  # of an earlier run: this one left its error
+        metrics = {}  # they belong to an earlier run, because this run has left an error
     status = (
         failure.get("status", "failed")
         if failure
@@ -285,12 +286,12 @@ def _record(
 
 
 def finite(value: Any) -> Any:
-    """Return a finite number as it is, and None for anything else: NaN, an infinity, a text."""
+    """Return a finite number unchanged, and None for other values: NaN, infinity, text."""
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _number(text: str) -> int | float | str:
-    """Return a text as a number if it is one; `inf` and `nan` stay text."""
+    """Return the number in a text; a text without a number, and `inf` and `nan`, stay text."""
     try:
         return int(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Pictures of a metric over the steps of training: validation's curve, and training's beside it."""
+"""Pictures of a metric over the steps of training: the curves of validation and of training."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,16 +22,16 @@ from recapp.reporting.variants import Interval, Run, Variant
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLORED = 6  # up to so many curves have a colour each
-BEST_COLORED = 3  # of more curves only so many of the best have one
-START = 0.25  # share of the steps whose readings may lie outside of the picture
-FLAT = 2.5  # they do where the picture would have to be so many times as high
+COLORED = 6  # the most curves that have a colour each
+BEST_COLORED = 3  # of more curves, only this number of the best has a colour each
+START = 0.25  # share of the steps whose readings may lie outside the picture
+FLAT = 2.5  # they lie outside if they would make the picture more than 2.5 times as high
 QUIET_NAME = "the other runs"
-ALT_VALUES = 12  # listed in the text for readers who cannot see the picture
+ALT_VALUES = 12  # number of values in the text for readers who cannot see the picture
 
 
 def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Picture | str:
-    """Draw a metric of validation over the steps of training, and training's beside it.
+    """Draw a validation metric over the steps of training, and the training metric with it.
 
     Args:
         name: The name of the metric: `val_auc`.
@@ -39,7 +39,7 @@ def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Pict
         objective: The metric that decides which variants are best.
 
     Returns:
-        The picture, or a sentence that says why there is none.
+        The picture, or a sentence with the reason why there is none.
     """
     measure = objective.measures.get(name)
     training = measure.training if measure else None
@@ -77,7 +77,7 @@ def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Pict
 
 
 def _one_reading(variant: Variant, names: Sequence[str], objective: Objective) -> str:
-    """Return in words what was read where no curve has two readings; empty where one has."""
+    """Return a sentence with the readings if no curve has two of them; else an empty text."""
     curves = {name: [run.curve(name) for run in variant.runs] for name in names}
     if any(len(curve) > 1 for found in curves.values() for curve in found):
         return ""
@@ -92,7 +92,7 @@ def _one_reading(variant: Variant, names: Sequence[str], objective: Objective) -
 
 
 def file_of(name: str) -> str:
-    """Return the name of that picture's file, without suffix."""
+    """Return the name of the picture's file for a metric, without suffix."""
     return f"curve_of_{name}"
 
 
@@ -102,7 +102,9 @@ def title_of(name: str, objective: Objective) -> str:
 
 
 def _colors(variants: Sequence[Variant], objective: Objective) -> list[str]:
-    """Return a colour for each variant; of many only the best have one, the others are grey."""
+    """Return a colour for each variant; of many variants only the best have colours, the others are
+    grey.
+    """
     if len(variants) <= COLORED:
         return list(SERIES_COLORS[: len(variants)])
     best = [variant.name for variant, _ in objective.ranked(variants)[:BEST_COLORED]]
@@ -112,7 +114,9 @@ def _colors(variants: Sequence[Variant], objective: Objective) -> list[str]:
 def _curve(
     axes: "Axes", variant: Variant, name: str, color: str, *, order: int, validation: bool
 ) -> None:
-    """Draw the mean of a variant's runs, and for validation a band from lowest to highest."""
+    """Draw the mean of a variant's runs, and for validation a band from the lowest run to the
+    highest.
+    """
     runs = [curve for run in variant.runs if (curve := run.curve(name))]
     at = sorted(set(runs[0]).intersection(*runs[1:])) if runs else []
     if not at:
@@ -137,10 +141,10 @@ def _style(validation: bool, readings: int = 2) -> dict[str, Any]:
 def _leave_out_the_start(
     axes: "Axes", variants: Sequence[Variant], names: Sequence[str]
 ) -> list[str]:
-    """Let the first readings lie outside where they would press all others flat.
+    """Limit the axis to the later readings if the first readings would flatten their curves.
 
     Returns:
-        A sentence that says so, if they do.
+        A sentence about the first readings if the axis leaves them out; else an empty list.
     """
     curves_ = [run.curve(name) for variant in variants for run in variant.runs for name in names]
     end = max(step for curve in curves_ for step in curve)
@@ -158,7 +162,7 @@ def _leave_out_the_start(
 
 
 def _mark_best(axes: "Axes", run: Run, name: str, objective: Objective) -> None:
-    """Mark where the kept checkpoint was written, on the curve of the metric that chose it."""
+    """Mark the step of the kept checkpoint on the curve of the metric that chose it."""
     readings = run.curve(name)
     step = run.metrics.get("checkpoint_step")
     if name == objective.name and step in readings:
@@ -170,7 +174,7 @@ def _mark_best(axes: "Axes", run: Run, name: str, objective: Objective) -> None:
 
 
 def _named(variants: Sequence[Variant], colors: Sequence[str]) -> list[str]:
-    """Return the names that the legend will have."""
+    """Return the names in the legend."""
     own = [variant.name for variant, color in zip(variants, colors, strict=True) if color != GRID]
     return [*(own if len(variants) > 1 else []), QUIET_NAME, "validation", "training"]
 
@@ -178,7 +182,7 @@ def _named(variants: Sequence[Variant], colors: Sequence[str]) -> list[str]:
 def _legend(
     axes: "Axes", variants: Sequence[Variant], colors: Sequence[str], training: bool
 ) -> None:
-    """Add to the legend the variants by colour, if there are several, then the kinds of lines."""
+    """Add the variants to the legend by colour, if there are several; then add the line styles."""
     if len(variants) > 1:
         for variant, color in zip(variants, colors, strict=True):
             if color != GRID:

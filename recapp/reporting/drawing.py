@@ -1,9 +1,9 @@
-"""What all pictures share: colours that colour-blind eyes tell apart, dark text on white, sizes as
-people read them, files.
+"""The base of all pictures: colours that colour-blind readers can tell apart, dark text on white,
+readable sizes, files.
 
-Colours of few things are Okabe and Ito's, of phases and of memory Paul Tol's; many ranks share the
-scale `viridis`. Nothing is marked by its colour alone: bars are stacked in the order of the legend,
-shards carry their rank's number where there is room.
+A few series have the colours of Okabe and Ito, phases and kinds of memory the colours of Paul Tol;
+many ranks share the scale `viridis`. Colour is never the only mark: bars are stacked in the order
+of the legend, and shards show the number of their rank if there is room.
 """
 
 import io
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 120
-# inches: a page's column, so that texts stay legible on a phone and pictures stand side by side
-# elsewhere
+# inches, the width of a column of the page: labels stay legible on a phone, and a wider window
+# shows pictures side by side
 COLUMN = 5.0
-LEGEND_LETTERS = 66  # that fit into the width of a column
+LEGEND_LETTERS = 66  # letters that fit into the width of a column
 LEGEND_LINE = 0.185  # inches
 BAR = "#0072B2"
 BEST = "#D55E00"
@@ -95,10 +95,10 @@ class Picture:
     """A finished figure in both formats, with its title and texts.
 
     Args:
-        name: The name of its files, without suffix.
-        title: The title above it.
-        alt: What it shows, with its main numbers, for readers who cannot see it.
-        caption: How to read it.
+        name: The name of the picture's files, without suffix.
+        title: The title above the picture.
+        alt: A description with the main numbers, for readers who cannot see the picture.
+        caption: An explanation of how to read the picture.
         svg: The SVG as text.
         png: The bytes of the PNG.
     """
@@ -111,20 +111,20 @@ class Picture:
     png: bytes = field(repr=False)
 
     def _repr_png_(self) -> bytes:
-        """Return what a notebook shows."""
+        """Return the PNG, which a notebook shows."""
         return self.png
 
     @property
     def least_width(self) -> int:
-        """The width in screen pixels below which its labels are too small to read.
+        """The width in screen pixels below which the labels are too small to read.
 
-        That is its width in points: a pixel a point keeps the size that the labels were given.
+        It equals the width in points: at one pixel per point the labels keep their font size.
         """
         width = re.match(r'<svg[^>]* width="([\d.]+)pt"', self.svg)
         return math.ceil(float(width[1])) if width else 0
 
     def write(self, folder: Path, *suffixes: str) -> list[Path]:
-        """Write its files and return their paths.
+        """Write the picture's files and return their paths.
 
         Args:
             folder: The directory to write to.
@@ -137,29 +137,31 @@ class Picture:
 
 
 class Sheet:
-    """A figure that is being drawn on: its `axes` from top to bottom; `finish` makes a picture."""
+    """A figure under construction, with its `axes` from top to bottom; `finish` makes the
+    picture.
+    """
 
     def __init__(self, figure: "Figure", axes: "list[Axes]") -> None:
         self.figure = figure
         self.axes = axes
 
     def finish(self, name: str, title: str, alt: str, caption: str) -> Picture:
-        """Return what was drawn as a picture; equal figures give equal bytes.
+        """Return the figure as a picture; equal figures give equal bytes.
 
-        The PNG, which stands alone, has the title above it.
+        Only the PNG contains the title, because it is used without the page.
 
         Args:
-            name: The name of its files, without suffix.
+            name: The name of the picture's files, without suffix.
             title: The title.
-            alt: What the picture shows, for readers who cannot see it.
-            caption: How to read it.
+            alt: A description of the picture, for readers who cannot see it.
+            caption: An explanation of how to read the picture.
         """
         svg = io.StringIO()
         png = io.BytesIO()
         self.figure.savefig(
             svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
         )
-        self.figure.set_layout_engine("none")  # it is laid out already: keep that
+        self.figure.set_layout_engine("none")  # keep the layout of the SVG
         self.figure.text(
             0.01,
             1 + 0.1 / self.figure.get_figheight(),
@@ -177,20 +179,20 @@ class Sheet:
 
 @contextmanager
 def sheet(width: float, height: float, rows: int = 1, columns: int = 1) -> Iterator[Sheet]:
-    """Open an empty figure in the style of all pictures, which holds inside the `with`.
+    """Open an empty figure in the style of all pictures; the style is set inside the `with`.
 
     Args:
         width: The width in inches.
         height: The height in inches.
-        rows: The number of axes below each other; 0 makes a single one without frame, ticks or
-            margins, whose units are inches.
-        columns: The number of axes side by side.
+        rows: The number of rows of axes; 0 makes a single axes without frame, ticks or margins,
+            whose units are inches.
+        columns: The number of columns of axes.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        # letters that the font lacks are boxes here; the texts have them
+        # a letter that the font lacks becomes a box here, but is right in the alt text
         warnings.filterwarnings("ignore", "Glyph .* missing")
         figure = Figure(figsize=(width, height), layout="constrained" if rows else None, dpi=DPI)
         if rows:
@@ -202,7 +204,9 @@ def sheet(width: float, height: float, rows: int = 1, columns: int = 1) -> Itera
 
 
 def byte_unit(most: float) -> tuple[float, str]:
-    """Return scale and name of the unit for numbers of bytes up to `most`: `(1e6, "MB")`."""
+    """Return the scale and the name of the unit for numbers of bytes up to `most`:
+    `(1e6, "MB")`.
+    """
     return next((unit for unit in BYTE_UNITS if most >= unit[0]), (1.0, "B"))
 
 
@@ -215,7 +219,7 @@ def size(n: float) -> str:
 def spec_of(values: Iterable[float | None]) -> str:
     """Return one number format for all values of a column.
 
-    It has as many decimals as show three digits of the largest value; below 1000 at least one.
+    The format shows three digits of the largest value, and at least one decimal below 1000.
     """
     largest = max((abs(value) for value in values if value), default=0.0)
     decimals = 2 - math.floor(math.log10(largest)) if largest else 1
@@ -223,14 +227,16 @@ def spec_of(values: Iterable[float | None]) -> str:
 
 
 def step_axis(axis: Any) -> None:
-    """Set the ticks of an axis of steps to whole numbers, also where there is a single reading."""
+    """Set the ticks of an axis of steps to whole numbers, also for a single reading."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(nbins=9, min_n_ticks=1, integer=True, steps=[1, 2, 5, 10]))
 
 
 def byte_axis(axis: Any) -> None:
-    """Set the ticks of an axis to sizes: whole bytes, all in the unit of the largest."""
+    """Set the ticks of an axis of bytes to whole numbers of bytes, all in the unit of the largest
+    tick.
+    """
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     def tick(n: float, position: int | None) -> str:
@@ -244,8 +250,8 @@ def byte_axis(axis: Any) -> None:
 
 
 def rank_colors(world: int) -> list[str]:
-    """Return a colour for each rank: up to eight distinct ones; for more ranks a scale of colours
-    on which neighbours look alike.
+    """Return a colour for each rank: distinct colours for up to eight ranks; for more ranks a scale
+    of colours on which neighbours look alike.
     """
     if world <= len(RANK_COLORS):
         return list(RANK_COLORS[:world])
@@ -256,7 +262,7 @@ def rank_colors(world: int) -> list[str]:
 
 
 def ink_on(color: Any) -> str:
-    """Return black or white, whichever reads better on a colour."""
+    """Return black or white, the one that is easier to read on a colour."""
     from matplotlib.colors import to_rgb
 
     red, green, blue = to_rgb(color)
@@ -276,10 +282,10 @@ def stacked(
 
     Args:
         axes: The axes to draw on.
-        positions: Where each bar lies on the axis across the bars.
-        parts: For each part its length in every bar.
+        positions: The position of each bar on the axis across the bars.
+        parts: The lengths of each part, one for every bar.
         colors: The colour of each part.
-        width: How thick a bar is, in units of that axis.
+        width: The thickness of a bar, in units of the axis across the bars.
         horizontal: Whether bars grow to the right instead of upwards.
 
     Returns:
@@ -297,18 +303,19 @@ def stacked(
                 positions, values, width, bottom=ends, label=name, color=colors[name], **line
             )
         for bar in bars:
-            # inside the axes: a thousand of them would be asked for their extent
+            # bars lie inside the axes, and a layout would compute the extent of each bar
             bar.set_in_layout(False)
         ends = [a + b for a, b in zip(ends, values, strict=True)]
     return ends
 
 
 def legend_beside(axes: "Axes", *, of_stack: bool = False) -> None:
-    """Put the legend to the right of the axes, where it covers nothing.
+    """Put the legend to the right of the axes, where it covers no data.
 
     Args:
-        axes: The axes with what is drawn.
-        of_stack: Whether it names the parts of vertical bars, to be listed from top to bottom.
+        axes: The axes whose data the legend names.
+        of_stack: Whether the legend names the parts of vertical bars, which it then lists from top
+            to bottom.
     """
     axes.legend(
         loc="upper left",
@@ -319,7 +326,7 @@ def legend_beside(axes: "Axes", *, of_stack: bool = False) -> None:
 
 
 def legend_below(figure: "Figure", axes: "Axes") -> None:
-    """Put the legend below the figure, no name cut: as many side by side as there is room for."""
+    """Put the legend below the figure, with whole names and as many columns as fit."""
     handles, names = axes.get_legend_handles_labels()
     columns, texts = _set_legend(names)
     figure.legend(
@@ -333,13 +340,13 @@ def legend_below(figure: "Figure", axes: "Axes") -> None:
 
 
 def legend_height(names: Sequence[str]) -> float:
-    """Return the height in inches that `legend_below` takes for some names."""
+    """Return the height in inches of the legend that `legend_below` makes for some names."""
     columns, texts = _set_legend(names)
     return LEGEND_LINE * (-(-len(texts) // columns) + sum(text.count("\n") for text in texts)) + 0.1
 
 
 def _set_legend(names: Sequence[str]) -> tuple[int, list[str]]:
-    """Return how many names stand side by side, and each name on as many lines as it needs."""
+    """Return the number of columns of a legend, and each name wrapped into lines."""
     texts = [
         "\n".join(textwrap.wrap(name, LEGEND_LETTERS, break_on_hyphens=False)) for name in names
     ]

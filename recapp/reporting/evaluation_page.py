@@ -1,6 +1,7 @@
-"""The page of an evaluation: the metrics of a checkpoint on which data, and its settings.
+"""The page of an evaluation: the metrics of a checkpoint on validation or test data, and the
+settings.
 
-An evaluation takes no steps, so there are no curves, no phases and no memory to show.
+An evaluation trains no steps, so its page has no curves, no phases and no memory.
 """
 
 from recapp.console import Column
@@ -9,16 +10,16 @@ from recapp.reporting.comparison import finite
 from recapp.reporting.settings_table import Defaults, settings_table
 from recapp.reporting.variants import Run
 
-ROWS = {"val": "validation", "test": "test"}  # what a split is called
-SHOWN_ELSEWHERE = ("ckpt_path", "split")  # settings that stand elsewhere on the page
+ROWS = {"val": "validation", "test": "test"}  # the names of splits
+SHOWN_ELSEWHERE = ("ckpt_path", "split")  # settings that other parts of the page show
 
 
 def evaluation_page(run: Run, defaults: Defaults) -> tuple[str, list[str]]:
     """Return the title and the parts of an evaluation's page.
 
     Args:
-        run: An evaluation that has ended, well or not.
-        defaults: Composes the default settings under some options of groups.
+        run: An evaluation that has ended, with or without success.
+        defaults: Composes the default settings for some options of groups.
     """
     rows = ROWS.get(str(run.split), str(run.split))
     kept = {name: value for name, value in run.settings.items() if name not in SHOWN_ELSEWHERE}
@@ -58,7 +59,7 @@ def _opening(run: Run, rows: str) -> list[str]:
 
 
 def _foot(run: Run) -> list[tuple[str, str]]:
-    """Return directory and data for the foot: an evaluation records nothing else of its making."""
+    """Return directory and data for the foot: an evaluation records no other facts about itself."""
     dataset = run.settings.get("dataset")
     given = dataset if isinstance(dataset, dict) else {}
     path = given.get(f"{run.split}_path") or given.get("path")

@@ -1,4 +1,4 @@
-"""The pictures of a report: each goes into the page and as PNG beside it, or is left out."""
+"""The pictures of a report: each is part of the page and a PNG file, or is left out."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ class Gallery:
     """Collects the pictures of a report.
 
     Args:
-        folder: The directory of the report, into which the pictures are written.
+        folder: The directory of the report and its pictures.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,15 +29,15 @@ class Gallery:
         """Write a picture and return it as HTML.
 
         Args:
-            name: The name of its file, without suffix.
+            name: The name of the picture's file, without suffix.
             title: The title of the picture.
-            drawn: The picture, or a sentence that says why there is none.
+            drawn: The picture, or a sentence with the reason why there is none.
 
         Returns:
-            HTML; None where there is no picture.
+            HTML; None if there is no picture.
         """
         if isinstance(drawn, str):
-            (self.folder / f"{name}.png").unlink(missing_ok=True)  # of an earlier report
+            (self.folder / f"{name}.png").unlink(missing_ok=True)  # it belongs to an earlier report
             self.made.append({"what": title, "file": None, "left_out": drawn})
             return None
         self.made.append(
@@ -50,8 +50,8 @@ class Gallery:
 
         Args:
             title: The heading.
-            paragraphs: HTML of the paragraphs above the pictures.
-            shown: What `show` has just returned for each picture of this part.
+            paragraphs: The HTML of the paragraphs above the pictures.
+            shown: The results of the last calls of `show`, one for each picture of this part.
         """
         drawn = [html for html in shown if html]
         missing = (

@@ -1,9 +1,10 @@
-"""Horizontal bars as a newspaper sets them: above each its whole name, at the right its numbers.
+"""Horizontal bars in the style of a newspaper: above each bar its whole name, at the right its
+numbers.
 
     mixed batch_size=256                    7.06 ms (6.21 to 7.74), 20,700 samples/s
     ██████████████████████████|─|
 
-A name that is too long for its line goes on in the next one; it is never cut.
+A name that is too long for one line continues on the next line; it is never cut.
 """
 
 import textwrap
@@ -16,20 +17,20 @@ from recapp.reporting.drawing import COLUMN, QUIET, Sheet, legend_height, sheet
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LETTERS = 64  # on a line as wide as a column of the page
+LETTERS = 64  # letters on a line as wide as a column of the page
 # inches
 LINE = 0.175
 BAR = 0.2
 GAP = 0.13
-BELOW = 0.55  # inches: ticks and title of the axis
+BELOW = 0.55  # for ticks and title of the axis
 
 
 class HorizontalBars(Sheet):
-    """A figure with room for named bars."""
+    """A figure with free space for named bars."""
 
     axes: "list[Axes]"
     positions: list[list[float]]
-    """Where the bars of each name lie on the vertical axis, in inches."""
+    """The positions of each name's bars on the vertical axis, in inches."""
 
     @property
     def chart(self) -> "Axes":
@@ -47,7 +48,7 @@ def horizontal_bars(
         names: The names of the bars, from top to bottom.
         labels: The text at the right end of each name's line.
         bars: The number of bars under each name.
-        legend: The names that `legend_below` will have.
+        legend: The names in the legend of `legend_below`; empty for no legend.
     """
     lines = [_wrapped(name, label) for name, label in zip(names, labels, strict=True)]
     heights = [LINE * len(wrapped) + BAR * bars + GAP for wrapped in lines]
@@ -75,6 +76,6 @@ def horizontal_bars(
 
 
 def _wrapped(name: str, label: str) -> list[str]:
-    """Return a name in lines, with an empty last one where the label has no room beside it."""
+    """Return the lines of a name. If the last line has no room for the label, add an empty line."""
     lines = textwrap.wrap(name, LETTERS, break_on_hyphens=False) or [""]
     return lines if len(lines[-1]) + len(label) + 2 <= LETTERS else [*lines, ""]

@@ -1,12 +1,12 @@
-"""A run has its directory for itself: whoever writes there holds a lock, and a second run is
-refused.
+"""The lock of a run's directory: a process that writes there holds the lock, and a second run gets
+an error.
 
     DIR/.lock     {"pid": 4711, "host": "node07", "since": "2026-01-31 18:05:11"},
                   and the kernel's lock (flock) on it
 
-The kernel frees the lock however its holder ends, so a file that a killed run has left locks
-nothing. The file is removed by its holder. Where a file system has no locks (some network file
-systems), a note says that nothing is locked.
+The kernel frees the lock at every end of its holder, so a file that a killed run leaves behind does
+not block the next run. The holder removes the file. If a file system has no locks (some network
+file systems), a note warns that the directory is not locked.
 """
 
 import fcntl
@@ -39,16 +39,16 @@ PRINTING_FLAGS = (
 
 @contextmanager
 def locked(directory: Path, setting: str = "hydra.run.dir") -> Iterator[None]:
-    """Hold the lock of a directory inside the `with`; make the directory if it is not there.
+    """Hold the lock of a directory inside the `with`; make the directory if it does not exist.
 
-    A process that holds the lock already may take it again.
+    A process that holds the lock may take it again.
 
     Args:
         directory: The directory of a run or of a sweep.
         setting: The setting that chooses another directory, for the error text.
 
     Raises:
-        ConfigError: Another process holds the lock; the text says which one.
+        ConfigError: Another process holds the lock; the text names the process.
         OSError: The directory cannot be written.
     """
     directory = directory.absolute()
@@ -64,7 +64,9 @@ def locked(directory: Path, setting: str = "hydra.run.dir") -> Iterator[None]:
         _held.discard(directory)
         if file is not None:
             with suppress(OSError):
-                (directory / LOCK_FILE).unlink()  # while it is locked: nobody else can hold it
+                (
+                    directory / LOCK_FILE
+                ).unlink()  # before the close, so that no other process holds it
             os.close(file)
 
 
@@ -73,13 +75,13 @@ def locked_as_named(
 ) -> AbstractContextManager[None]:
     """Return the lock of the directory that a command line names, for the time before Hydra runs.
 
-    Nothing is locked where the command line names no directory, or one that is not there yet: then
-    nobody writes there. Each job of a sweep locks its own directory besides.
+    The lock does nothing if the command line names no directory, or if the directory does not exist
+    yet, so that no process can write there. Each job of a sweep also locks its own directory.
 
     Args:
         flags: Hydra's flags on the command line; `-m` starts a sweep.
         overrides: The settings on the command line, as `key=value`.
-        writes: Whether the command writes into its directory at all.
+        writes: Whether the command writes into its directory.
     """
     setting = "hydra.sweep.dir" if {"-m", "--multirun"} & set(flags) else "hydra.run.dir"
     named = [
@@ -94,12 +96,12 @@ def locked_as_named(
 
 
 def new_directory(wanted: str) -> str:
-    """Make a directory that was not there, and return its path: two runs that begin in the same
-    second get one each.
+    """Make a new directory and return its path. Two runs that begin in the same second get
+    different directories.
 
     Args:
-        wanted: Its path. Where that exists, `_2`, `_3` and so on stand behind it. Where none can be
-            made it is returned, and whoever writes there meets the error.
+        wanted: The path. If it exists, `_2`, `_3` and so on are appended. If no directory can be
+            made, this path is returned, and the first write there raises the error.
     """
     with suppress(OSError):
         Path(wanted).parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +116,7 @@ _held: set[Path] = set()
 
 
 def _take(directory: Path, setting: str) -> int | None:
-    """Lock the directory's file and return its descriptor; None where the file system has no locks.
+    """Lock the directory's file and return its descriptor; None if the file system has no locks.
 
     Raises:
         ConfigError: Another process holds the lock.
@@ -141,7 +143,7 @@ def _take(directory: Path, setting: str) -> int | None:
         if _is_still_there(file, path):
             _write_holder(file)
             return file
-        os.close(file)  # its holder has removed it meanwhile
+        os.close(file)  # the earlier holder has just removed the file
 
 
 def _is_still_there(file: int, path: Path) -> bool:
@@ -152,18 +154,18 @@ def _is_still_there(file: int, path: Path) -> bool:
 
 
 def _write_holder(file: int) -> None:
-    """Write process, host and time of the lock into its file."""
+    """Write the process, its host and the time into the lock's file."""
     now = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": now}
-    with suppress(OSError):  # a full disk: it is locked all the same
+    with suppress(OSError):  # on a full disk the lock still holds
         os.truncate(file, 0)
         os.pwrite(file, json.dumps(holder).encode(), 0)
 
 
 def _holder(file: int) -> str:
-    """Return who holds the lock, as the subject of a sentence."""
+    """Return the holder of the lock, as the subject of a sentence."""
     try:
         found = json.loads(os.pread(file, 4096, 0))
         return f"process {found['pid']} on {found['host']}, since {found['since']},"
-    except (ValueError, KeyError, TypeError):  # it has not written its name yet
+    except (ValueError, KeyError, TypeError):  # the holder has not written the file yet
         return "another run"

@@ -1,4 +1,4 @@
-"""Pictures of the metric of each run against a setting that was varied."""
+"""Pictures of the metric of each run against a varied setting."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -12,24 +12,24 @@ from recapp.reporting.variants import Interval, Run, varied_settings
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DECADE = 10.0  # numbers whose ratio is at least this stand on a logarithmic axis
-TICKS = 6  # up to so many numbers are ticks themselves
-HORIZONTAL_NAMES = 4  # more names than that are written upright
+DECADE = 10.0  # the axis is logarithmic if the ratio of largest to smallest number is at least this
+TICKS = 6  # the most numbers that are all ticks
+HORIZONTAL_NAMES = 4  # more names than these are turned by 90 degrees
 LETTER = 0.075  # inches
 FOLDED = 16  # letters on a line below the axis
-ALT_VALUES = 12  # listed in the text for readers who cannot see the picture
+ALT_VALUES = 12  # number of values in the text for readers who cannot see the picture
 
 
 def metric_by(name: str, runs: Sequence[Run], objective: Objective) -> Picture | str:
-    """Draw the metric of each run against one setting that was varied.
+    """Draw the metric of each run against one varied setting.
 
     Args:
         name: The name of the setting; `plan` for the plan.
-        runs: Runs that ended well; of runs that differ only in what has no effect, one.
+        runs: Runs that ended well; only one of the runs that differ in settings without effect.
         objective: The metric.
 
     Returns:
-        The picture, or a sentence that says why there is none.
+        The picture, or a sentence with the reason why there is none.
     """
     points = [
         (_setting(run, name), value)
@@ -57,7 +57,7 @@ def metric_by(name: str, runs: Sequence[Run], objective: Objective) -> Picture |
         axes.plot(positions[best[0]], best[1], "o", color=BEST, markersize=8, zorder=4, **white)
         _axis(axes, positions, names, numbers=numbers)
         _name_best(axes, positions[best[0]], best[1], objective)
-        label = short_names(list(varied_settings(runs))).get(name, name)  # as legends say it
+        label = short_names(list(varied_settings(runs))).get(name, name)  # as in the legends
         axes.set(xlabel=label, ylabel=objective.title)
         axes.grid(True, axis="y")
         first = list(means.items())[:ALT_VALUES]
@@ -73,7 +73,7 @@ def title_of(name: str, objective: Objective) -> str:
 
 
 def file_of(name: str) -> str:
-    """Return the name of that picture's file, without suffix."""
+    """Return the name of the picture's file for a setting, without suffix."""
     return f"metric_by_{name.replace('/', '.')}"
 
 
@@ -91,9 +91,9 @@ def _short(name: str) -> str:
 
 
 def _one_number_alone(runs: Sequence[Run], name: str) -> bool:
-    """Return whether nothing but this setting and the seed was varied.
+    """Return whether only this setting and the seed were varied.
 
-    Only then a line through the runs means something.
+    Only then has a line through the runs a meaning.
     """
     return {n for n, values in varied_settings(runs).items() if len(values) > 1} <= {name, SEED}
 
@@ -108,9 +108,9 @@ def _means(axes: "Axes", means: Mapping[float, float], *, joined: bool) -> None:
 def _axis(
     axes: "Axes", positions: Mapping[Any, float], names: Mapping[Any, str], *, numbers: bool
 ) -> None:
-    """Set the axis of the setting: logarithmic for numbers over a decade or more.
+    """Set the axis of the setting: logarithmic if the numbers span a decade or more.
 
-    Each word is a tick, and so is each number where there are few.
+    Each word is a tick; each number is a tick if there are few.
     """
     from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
@@ -132,7 +132,7 @@ def _axis(
 
 
 def _folded(text: str) -> str:
-    """Return a name on several lines where it would run into the next one."""
+    """Return a name on several lines, if it is so long that it would overlap the next name."""
     return "\n".join(textwrap.wrap(text, FOLDED, break_on_hyphens=False))
 
 

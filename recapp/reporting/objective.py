@@ -1,7 +1,7 @@
-"""Which runs of a sweep are best by the metric that checkpoints are chosen by; how sure that is.
+"""Finds the best runs of a sweep by the metric that chooses checkpoints, and how sure the order is.
 
-A setting that does not change the trained model, such as the plan, makes no variants here. Where
-seeds differ by as much as variants do, the order of the variants is called noise.
+A setting that does not change the trained model, such as the plan, makes no variants here. If seeds
+differ by as much as variants do, the order of the variants is called noise.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from recapp.reporting.variants import Interval, Run, Variant, together, varied_s
 from recapp.tasks.click import CLICK
 from recapp.tasks.measures import VALIDATION, Measures
 
-EQUAL = 5e-6  # metrics are shown with five digits
+EQUAL = 5e-6  # metrics are shown with five decimals
 NAMED = 4  # variants in a sentence, before "and 12 more"
 
 
@@ -55,29 +55,29 @@ class Objective:
         return sorted(found, key=lambda one: one[1].mean, reverse=self.highest)
 
     def best_runs(self, runs: Sequence[Run]) -> list[Run]:
-        """Return the runs with the best metric: several where the shown digits are equal."""
+        """Return the runs with the best metric: several runs if their shown digits are equal."""
         found = [(run, value) for run in runs if (value := run.value(self.name)) is not None]
         best = (max if self.highest else min)((value for _, value in found), default=0.0)
         return [run for run, value in found if abs(value - best) < EQUAL]
 
 
 def objective_of(run: Run) -> Objective:
-    """Return the metric of a run's best checkpoint, `callbacks.checkpoint.monitor` and `mode`; that
-    of its task where no callback chooses one.
+    """Return the metric that chooses a run's best checkpoint, `callbacks.checkpoint.monitor` and
+    `mode`; the best metric of the task if no callback chooses checkpoints.
     """
     callbacks = run.settings.get("callbacks")
     found = callbacks.get("checkpoint") if isinstance(callbacks, dict) else None
     if not isinstance(found, dict) or not isinstance(found.get("monitor"), str):
         best = run.measures
         return Objective(best.objective, highest=best.mode == "max", measures=best)
-    mode = found.get("mode", "min")  # as Lightning has it
+    mode = found.get("mode", "min")  # Lightning's default
     return Objective(found["monitor"], highest=mode == "max", measures=run.measures)
 
 
 def without_effect(runs: Sequence[Run], objective: Objective) -> list[str]:
     """Return the varied settings, except the seed, that do not change the metric.
 
-    Runs that differ in such a setting alone have the same metric, to the digits that are shown.
+    Runs that differ in such a setting alone have the same metric, to the shown digits.
     """
     found: list[str] = []
     good = [run for run in runs if run.value(objective.name) is not None]
@@ -95,7 +95,7 @@ def _equal(runs: Sequence[Run], objective: Objective) -> bool:
 
 
 def learned_variants_of(runs: Sequence[Run], objective: Objective) -> list[Variant]:
-    """Return the variants that may differ in their metric, each with one run for each seed."""
+    """Return the variants that may differ in their metric, each with one run per seed."""
     variants = together(runs, {SEED, *without_effect(runs, objective)})
     return [
         Variant(v.name, tuple({str(run.setting(SEED)): run for run in v.runs[::-1]}.values())[::-1])
@@ -106,7 +106,7 @@ def learned_variants_of(runs: Sequence[Run], objective: Objective) -> list[Varia
 def metric_verdict(
     variants: Sequence[Variant], objective: Objective, no_effect: Sequence[str] = ()
 ) -> list[str]:
-    """Return sentences on which variant is best by the metric; the first one is the verdict.
+    """Return sentences about the best variant by the metric; the first sentence is the verdict.
 
     Args:
         variants: The variants to compare.
@@ -137,7 +137,7 @@ def _no_effect(names: Sequence[str], objective: Objective) -> list[str]:
 
 
 def _how_sure(ranked: Sequence[tuple[Variant, Interval]]) -> list[str]:
-    """Return sentences on whether the order is more than chance, as far as seeds show it."""
+    """Return sentences on whether the order is more than chance, as far as the seeds show."""
     (best, first), *others = ranked
     close = [variant.name for variant, interval in others if interval.overlaps(first)]
     if all(len(interval.values) == 1 for _, interval in ranked):
@@ -158,12 +158,14 @@ def _metric(found: Interval) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names as part of a sentence: `a, b and c`; of many the first ones and a count."""
+    """Return names as part of a sentence: `a, b and c`; of many names the first ones and a
+    count.
+    """
     more = len(names) - NAMED
     shown = [*names[:NAMED], f"{more} more"] if more > 0 else list(names)
     return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
 
 
 def objectives_of(runs: Sequence[Run]) -> list[Objective]:
-    """Return the metrics by which some runs chose their checkpoints, each once."""
+    """Return the metrics that chose the checkpoints of some runs, each once."""
     return list(dict.fromkeys(map(objective_of, runs)))

@@ -1,11 +1,12 @@
-"""A report as one HTML file: texts, tables and pictures inside it, so that it can be mailed,
+"""A report as one HTML file that contains its texts, tables and pictures, so that it can be mailed,
 archived and read without a network.
 
-It needs no script, asks for nothing from elsewhere, and prints. Pictures are SVG, so they stay
-sharp; each has a text that says what it shows. What is wider than a window scrolls in a box of its
-own, with a shadow at the edge behind which there is more: two shadows stand still at the edges of
-the box, and two white patches, which travel with what is in it, hide them where it ends. Pictures
-are multiplied with these because they are white themselves.
+The page needs no script and no other file, and can be printed. Pictures are SVG, so they stay
+sharp, and each has an alt text. A table or picture that is wider than the window scrolls in a box
+of its own. A shadow at the edge of the box shows that the content continues there. The shadows are
+fixed to the two edges of the box. Two white patches scroll with the content and cover a shadow
+where the content ends. Pictures are white, so they are blended by multiplication, and do not hide
+shadows and patches.
 """
 
 import base64
@@ -66,7 +67,7 @@ dt { font-weight: 600 } dd { margin: 0; overflow-wrap: anywhere }
 @media print { body { max-width: none; padding: 0 } figure, tr { break-inside: avoid } }
 """
 _MARKED = ' class="best"'
-LONG = 60  # a table of more lines is folded
+LONG = 60  # a table with more lines is folded
 
 
 def heading(text: str) -> str:
@@ -79,7 +80,7 @@ def paragraph(text: str, kind: str = "") -> str:
 
     Args:
         text: The text, not yet escaped.
-        kind: How it is set: `lead`, `quiet` or `failed`; an ordinary paragraph without one.
+        kind: The style: `lead`, `quiet` or `failed`; empty for an ordinary paragraph.
     """
     return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
 
@@ -89,7 +90,7 @@ def figure(picture: Picture, level: int = 2) -> str:
 
     Args:
         picture: The picture.
-        level: The level of the title: 2 begins a part of the page, 3 stands inside one.
+        level: The level of the title: 2 begins a part of the page, 3 is inside a part.
     """
     data = base64.b64encode(picture.svg.encode()).decode()
     image = (
@@ -107,11 +108,11 @@ def figure(picture: Picture, level: int = 2) -> str:
 
 
 def columns(parts: Sequence[str], *, wide: bool = False) -> str:
-    """Return parts of a page as HTML: side by side where the window is wide, else below each other.
+    """Return parts of a page as HTML: side by side in a wide window, else below each other.
 
     Args:
-        parts: HTML of each part.
-        wide: Whether parts need a wider window to stand side by side.
+        parts: The HTML of each part.
+        wide: Whether the parts are so wide that they need a wider window to be side by side.
     """
     kind = "columns wide" if wide else "columns"
     return f'<div class="{kind}">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
@@ -129,13 +130,13 @@ def table(
     title: str = "",
     marked: Collection[int] = (),
 ) -> str:
-    """Return records as an HTML table; one of more than `LONG` lines is folded under its title.
+    """Return records as an HTML table; a table of more than `LONG` lines is folded under its title.
 
     Args:
         rows: A record for each line.
-        columns: The columns: a key of the records each, with its title and format.
+        columns: The columns, each a key of the records with its title and format.
         title: A line above the table.
-        marked: The numbers of the rows that stand out, from 0.
+        marked: The numbers of the highlighted rows, from 0.
     """
     kinds = [_kind([row.get(column.key) for row in rows]) for column in columns]
     head = "".join(
@@ -161,19 +162,19 @@ def table(
 
 
 def _kind(values: Sequence[Any]) -> str:
-    """Return the HTML class of a column: numbers stand at the right, sentences not too narrow."""
+    """Return the HTML class of a column: `number` aligns right, `long` wraps at a least width."""
     if all(isinstance(value, int | float | None) for value in values):
         return ' class="number"'
     return ' class="long"' if max(len(str(value)) for value in values) > 40 else ""
 
 
 def write_page(path: Path, title: str, parts: Sequence[str]) -> Path:
-    """Write a page; after a crash either the whole new file is there or the old one.
+    """Write a page. After a crash the file is either the old one or the whole new one.
 
     Args:
         path: The file of the page.
         title: The heading of the page.
-        parts: HTML from the functions above.
+        parts: The HTML from the functions above.
 
     Returns:
         The path.

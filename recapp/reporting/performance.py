@@ -1,12 +1,12 @@
-"""What a training run records of its performance: `performance.json`, its writer and its readers.
+"""The performance record of a training run, `performance.json`: its writer and its readers.
 
-    {"batch_per_rank": 2048, "ranks": 2, "steps": 90,      measured, without the first ones
-     "step_ms": 12.3,                                      median, waiting for data included
+    {"batch_per_rank": 2048, "ranks": 2, "steps": 90,      measured steps, without the first ones
+     "step_ms": 12.3,                                      median, with the wait for data
      "phases_ms": [{"input": 1.2, ...}, ...],              per rank: medians of
                                                            recapp/reporting/phases.py
      "phases_quartiles_ms": [{"input": [1.1, 1.4], ...}],  per rank: half of the steps lie between
                                                            them
-     "parts_ms": [{"data": .1, "route": .4, ...}, ...],    per rank: medians of each mark; data,
+     "parts_ms": [{"data": .1, "route": .4, ...}, ...],    per rank: medians of each part; data,
                                                            counts, ids, vectors and gradients are
                                                            waits
      "memory": [{"weights", "state", "buffers",            bytes
@@ -14,8 +14,8 @@
                  "reserved", "allocated_peak"}, ...],
      "sent_bytes": [1234, ...]}                            per rank and step
 
-Beside it may lie `predicted.json`, what the planner predicted before the first step: `step_ms` and
-`<phase>_ms`, of the step or of each entry of `ranks`.
+The directory may also hold `predicted.json`, the prediction of the planner before the first step:
+`step_ms` and `<phase>_ms`, for the step or for each entry of `ranks`.
 """
 
 import json
@@ -31,12 +31,12 @@ PREDICTED_FILE = "predicted.json"
 
 
 def write_performance(measured: Mapping[str, Any], directory: Path) -> None:
-    """Write `performance.json`; after a crash either the whole new file is there or the old one."""
+    """Write `performance.json`. After a crash the file is the old one or the whole new one."""
     _write(measured, directory / PERFORMANCE_FILE)
 
 
 def write_predicted(predicted: Mapping[str, Any], directory: Path) -> None:
-    """Write `predicted.json`; after a crash either the whole new file is there or the old one."""
+    """Write `predicted.json`. After a crash the file is the old one or the whole new one."""
     _write(predicted, directory / PREDICTED_FILE)
 
 
@@ -45,24 +45,24 @@ def _write(document: Mapping[str, Any], path: Path) -> None:
 
 
 def read_performance(directory: Path) -> dict[str, Any] | None:
-    """Return what a run measured; None where it recorded nothing."""
+    """Return the performance record of a run; None if there is none."""
     return read_document(directory / PERFORMANCE_FILE)
 
 
 def measured_phases(measured: Mapping[str, Any]) -> dict[str, float]:
-    """Return the milliseconds of each phase, the mean of the ranks.
+    """Return the milliseconds of each phase, as the mean over the ranks.
 
-    The mean, because a rank that waits in a phase waits for another rank's work.
+    The mean is right, because a rank that waits in a phase waits for the work of another rank.
     """
     ranks = measured["phases_ms"]
     return {phase: sum(rank[phase] for rank in ranks) / len(ranks) for phase in PHASES}
 
 
 def read_predicted(directory: Path) -> dict[str, float] | None:
-    """Return the milliseconds that were predicted of a run; None where nothing was.
+    """Return the predicted milliseconds of a run; None without a prediction.
 
     Returns:
-        `step_ms`, and each phase under its name, the mean of the ranks.
+        `step_ms`, and each phase under its name, as the mean over the ranks.
     """
     found = read_document(directory / PREDICTED_FILE)
     if not found or "step_ms" not in found:
@@ -77,7 +77,7 @@ def read_predicted(directory: Path) -> dict[str, float] | None:
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """Return the content of a run's JSON file; None where there is none, or half of one."""
+    """Return the content of a run's JSON file; None if the file is missing or incomplete."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -1,21 +1,21 @@
 """The phases of a training step, and a clock that measures them between a collection's marks.
 
-| phase       | what it holds                           | parts that `EngineObserver.ends` names   |
+| phase       | work in the phase                       | parts that `EngineObserver.ends` names   |
 |-------------|-----------------------------------------|------------------------------------------|
 | `input`     | ids become rows, counts and ids travel, | route, counts, place, ids, link, serve   |
-|             | what is asked here is linked            |                                          |
+|             | this rank's requests are linked         |                                          |
 | `lookup`    | rows are read and summed, for the       | answer, combine                          |
-|             | others and for this rank                |                                          |
-| `output`    | waiting for vectors                     | vectors                                  |
+|             | other ranks and for this rank           |                                          |
+| `output`    | the wait for vectors                    | vectors                                  |
 | `dense`     | the rest of a step: dense part, its     | data, outside, autograd                  |
 |             | all-reduce and optimiser, data          |                                          |
-| `gradients` | gradients are sent, requested rows      | spread, group, gradients                 |
-|             | brought together                        |                                          |
+| `gradients` | gradients are sent, requests of equal   | spread, group, gradients                 |
+|             | rows are grouped                        |                                          |
 | `update`    | touched rows and their optimiser state  | update                                   |
 |             | are written                             |                                          |
 
-A mark ends a part: the time since the last mark is its own. What plans predict, runs record and
-pages draw goes by these names.
+A mark ends a part: the part takes the time since the last mark. Predictions of plans, records of
+runs and pages use these names.
 """
 
 import statistics
@@ -24,8 +24,8 @@ from collections import deque
 from collections.abc import Sequence
 
 PHASES = ("input", "lookup", "output", "dense", "gradients", "update")
-# marks of whoever measures a step; the collection makes the others
-OUTSIDE = "outside"  # ends a part that was not the collection's
+# these two marks are set by the code that measures a step; a collection sets all others
+OUTSIDE = "outside"  # ends work outside collections
 DATA = "data"  # ends the wait for a batch
 MARKS = {
     **dict.fromkeys(("route", "counts", "place", "ids", "link", "serve"), "input"),
@@ -35,7 +35,7 @@ MARKS = {
     **dict.fromkeys(("spread", "group", "gradients"), "gradients"),
     "update": "update",
 }
-KEPT_STEPS = 4096  # a run of millions of steps is described by its last ones
+KEPT_STEPS = 4096  # of a longer run, only this number of last steps counts
 
 
 def quartiles(values: Sequence[float]) -> list[float]:
@@ -50,11 +50,11 @@ def quartiles(values: Sequence[float]) -> list[float]:
 
 
 class PhaseClock:
-    """Milliseconds between the marks of steps, on the host: a collection's observer calls it.
+    """A clock of the host for the parts of steps, in milliseconds; a collection calls it.
 
-    A mark costs some 200 ns. A batch whose exchange starts ahead of its turn (look-ahead) has its
-    first marks inside the step before its own: they count there, under their own names, which is
-    what a step of a steady run costs.
+    A mark costs about 200 ns. With look-ahead, the first marks of a batch lie in the step before
+    its own, and count in that step, under their own names. In a steady run, a step so gets the
+    marks of one whole batch.
     """
 
     def __init__(self) -> None:
@@ -63,12 +63,12 @@ class PhaseClock:
         self._last = 0.0
 
     def start(self) -> None:
-        """Begin a step; drop what was marked since the last one ended."""
+        """Begin a step; drop the marks since the end of the last step."""
         self._step = {}
         self._last = time.perf_counter()
 
     def __call__(self, mark: str) -> None:
-        """End a part of the step, and add its milliseconds to those of the same name.
+        """End a part of the step, and add its milliseconds to the sum of its name.
 
         Args:
             mark: The name of the part, a key of `MARKS`.
@@ -86,7 +86,7 @@ class PhaseClock:
     def means(self) -> dict[str, float]:
         """Return the mean milliseconds of each part over the middle half of the steps by length.
 
-        The parts add up to the mean of these steps, and the slowest steps do not count.
+        The parts add up to the mean of these steps. The slowest and the fastest steps do not count.
         """
         ordered = sorted(self._steps, key=lambda step: sum(step.values()))
         middle = ordered[len(ordered) // 4 : -(-3 * len(ordered) // 4)]
@@ -97,7 +97,8 @@ class PhaseClock:
         """Return the milliseconds of each part in each kept step.
 
         Args:
-            warm_up: How many first steps to leave out; none where there are no more than these.
+            warm_up: The number of first steps to leave out; if there are no more steps than these,
+                none is left out.
         """
         return list(self._steps)[warm_up:] or list(self._steps)
 

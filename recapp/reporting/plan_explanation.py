@@ -1,5 +1,5 @@
-"""Explain a plan: the place of every shard, the memory of each rank, the cost of a step, and why
-each table is sharded as it is.
+"""Explains a plan: the place of every shard, the memory of each rank, the cost of a step, and the
+reason for each table's sharding.
 """
 
 from collections import Counter
@@ -22,15 +22,15 @@ from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.statistics import TableStatistics
 
-ANALYZED_BATCH = 1024  # samples of a rank, where neither the caller nor the plan says how many
-SHOWN_SHARDS = 4  # of a table that has more, these and their number are shown
+ANALYZED_BATCH = 1024  # samples per rank, if neither the caller nor the plan has a batch size
+SHOWN_SHARDS = 4  # of a table with more shards, only these and the number of shards are shown
 
 
 def plan_rows(tables: Sequence[EmbeddingConfig], plan: ShardingPlan) -> list[dict[str, Any]]:
-    """Return a record for each table: name, rows, dim, type, weights of the rank that holds most of
-    it, and which rank holds what.
+    """Return a record for each table: name, rows, dim, type, bytes of weights on the rank with the
+    most of them, and the place of each shard.
 
-    The mode stands with the type where the type and the default do not say it: `row_wise (pooled)`.
+    The mode follows the type, unless the type or the default implies it: `row_wise (pooled)`.
     """
     held = bytes_per_rank(tables, plan, None)
     return [
@@ -55,8 +55,8 @@ def _type(sharding: TableSharding) -> str:
 
 
 def where(table: EmbeddingConfig, sharding: TableSharding) -> str:
-    """Return as text which rank holds what of a table: `0: rows 0-499, 1: rows 500-999`, `0:
-    positions 0-499` where rows are mixed, `0: all`, `all ranks`.
+    """Return the shards of a table as text, by rank: `0: rows 0-499, 1: rows 500-999`; `0:
+    positions 0-499` if rows are mixed; `0: all`; `all ranks`.
     """
     if sharding.mode == "replicated":
         return "all ranks"
@@ -81,8 +81,8 @@ def _part(table: EmbeddingConfig, s: Shard, unit: str) -> str:
 def rank_rows(
     tables: Sequence[EmbeddingConfig], plan: ShardingPlan, rule: Rules | None
 ) -> list[dict[str, Any]]:
-    """Return a record for each rank: tables held, bytes of weights, of optimiser state, and of
-    both.
+    """Return a record for each rank: the number of tables, the bytes of weights, of optimiser
+    state, and of both.
     """
     rows = []
     for rank, held in enumerate(bytes_per_rank(tables, plan, rule)):
@@ -110,21 +110,21 @@ def explained(
     lower_bound_seconds: float | None = None,
     alternatives: bool = True,
 ) -> dict[str, Any]:
-    """Return everything known of a plan before it runs, as plain values that are printed, drawn,
+    """Return all facts about a plan before it runs, as plain values that can be printed, drawn,
     compared and written as JSON.
 
     Args:
         plan: Any plan of the problem's tables.
-        problem: Tables, machine, batch, optimiser and ids it is priced for.
-        lower_bound_seconds: The least time of a step, where the planner knows it.
-        alternatives: Whether the best other type of every table is looked for.
+        problem: The tables, machine, batch, optimiser and ids for which the plan is priced.
+        lower_bound_seconds: The least possible time of a step; None if it is not known.
+        alternatives: Whether to search for the best other sharding type of every table.
 
     Returns:
         `name`, `world_size`, `hosts`, `batch_per_rank`, `step_ms`, `lower_bound_ms`, `notes`;
-        `reserve`, the bytes that tables leave free on each rank, by what needs them;
-        `rows`, a record for each table; `uses`, where tables are read or trained in several ways,
-        what reads each and by which rule it trains; `ranks`, a record for each rank;
-        `between_ranks`, who sends how many bytes to whom in a step.
+        `reserve`, the bytes that tables leave free on each rank, by their use; `rows`, a record for
+        each table; `uses`, the lookups and the row rule of each table, empty if all tables are
+        alike; `ranks`, a record for each rank; `between_ranks`, the bytes of a step by sending and
+        receiving rank.
     """
     tables = problem.tables
     options = [option_of(t, plan.tables[t.name], problem) for t in tables]
@@ -230,21 +230,22 @@ def analyze_plan(
     """Count the bytes that a plan puts on each rank and sends between ranks.
 
     Args:
-        plan: Any plan; one from the planner or a file knows what it was made for, a plan made by
-            hand needs the other arguments.
-        tables: The tables of the plan; None takes those that it was made for.
-        batch_size: Samples of a rank; None takes what the plan was made for, else 1024.
+        plan: Any plan. A plan from the planner or a file stores its tables, batch size and
+            statistics; a plan made by hand needs the other arguments.
+        tables: The tables of the plan; None takes the tables stored in the plan.
+        batch_size: The samples of a rank; None takes the number stored in the plan, else 1024.
         statistics: Id statistics by table name, `TableStatistics` or their plain values; None takes
-            those that the plan was made for.
+            the statistics stored in the plan.
 
     Returns:
-        `sharding_types`: how many tables have each; `memory_distribution`: bytes of weights on each
-            rank, in their real types;
-        `communication_patterns`: Bytes of a training step from each rank (row) to each (column).
+        `sharding_types`: The number of tables of each type;
+        `memory_distribution`: The bytes of weights on each rank, in their real dtypes;
+        `communication_patterns`: The bytes of a training step from each rank (row) to each rank
+            (column).
 
     Raises:
-        PlanError: Neither the plan nor `tables` says which tables it is of, or it is not a plan of
-            those.
+        PlanError: Neither the plan nor `tables` lists the plan's tables, or the plan does not fit
+            them.
     """
     made_for = plan.made_for
     if tables is None and made_for is None:

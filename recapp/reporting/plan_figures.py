@@ -3,8 +3,8 @@ between ranks.
 
     explained plan (plain dict: `rows` by table, `ranks`, `between_ranks`) -> Pictures -> PNG, SVG
 
-They serve two ranks as well as a thousand, one table as well as thousands: where single ones could
-not be seen any more, groups are shown.
+The pictures work for two ranks and for a thousand, for one table and for thousands of tables. If
+there are too many to show each one, they show groups.
 """
 
 import math
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 Explained = Mapping[str, Any]
 """A plan with its predicted cost, as `recapp.reporting.plan_explanation` returns it."""
 
-LINEAR_UP_TO = 8  # sides are drawn to scale while the longest is at most so many times the shortest
+LINEAR_UP_TO = 8  # the scale is linear if the longest side is at most 8 times the shortest
 REPLICATED = "#e6e6e6"
 HATCH = "#8c8c8c"
 WIDTH = 12.0  # inches, of a picture as wide as the page
-FEW_RANKS = 4  # with so many a picture of few tables is no wider than they are
-MANY_SHARDS = 4000  # more are drawn as pixels inside the SVG: as shapes they would be megabytes
+FEW_RANKS = 4  # up to this number of ranks, a picture of few tables is as narrow as the tables
+MANY_SHARDS = 4000  # more shards are drawn as pixels in the SVG: as shapes they would be megabytes
 
 
 class Cells(NamedTuple):
@@ -42,7 +42,7 @@ class Cells(NamedTuple):
     text: float
     """The height of the text below a rectangle."""
     least: float
-    """The least height of a line of tables, text included."""
+    """The least height of a line of tables, with its text."""
     left: float
     """The room left of a line of tables, for its text."""
 
@@ -57,10 +57,10 @@ def draw_plan(explained: Explained, folder: Path) -> list[Path]:
 
     Args:
         explained: The plan as `recapp.reporting.plan_explanation.explained` returns it.
-        folder: The directory; made if it is not there.
+        folder: The directory; made if it does not exist.
 
     Returns:
-        The files: `plan_tables`, `plan_ranks` and, where ranks send anything, `plan_traffic`.
+        The files: `plan_tables`, `plan_ranks` and, if ranks send any bytes, `plan_traffic`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     return [
@@ -69,7 +69,7 @@ def draw_plan(explained: Explained, folder: Path) -> list[Path]:
 
 
 def plan_pictures(explained: Explained) -> list[Picture]:
-    """Return the pictures of a plan, in the order in which they are read."""
+    """Return the pictures of a plan, in the order in which a page shows them."""
     drawn = [tables_picture(explained), ranks_picture(explained)]
     return [*drawn, traffic_picture(explained)] if explained["between_ranks"] else drawn
 
@@ -80,7 +80,7 @@ def plan_pictures(explained: Explained) -> list[Picture]:
 def tables_picture(explained: Explained) -> Picture:
     """Draw every table as a rectangle of rows by columns.
 
-    Inside, its shards lie as they do in the table, in the colours of their ranks.
+    The shards lie inside the rectangle as they lie in the table, in the colours of their ranks.
     """
     rows = sorted(explained["rows"], key=lambda row: (-row["rows"], -row["dim"], row["table"]))
     longest = rows[0]
@@ -93,7 +93,7 @@ def tables_picture(explained: Explained) -> Picture:
     height = head + sum(heights)
     colors = drawing.rank_colors(explained["world_size"])
     step = (WIDTH - cells.left - 0.1) / cells.columns
-    few = len(colors) <= FEW_RANKS  # the legend leaves room
+    few = len(colors) <= FEW_RANKS  # the legend is narrow enough
     width = max(drawing.COLUMN, cells.left + step * len(shelves[0]) + 0.1) if few else WIDTH
     with sheet(width, height, rows=0) as s:
         axes = s.axes[0]
@@ -140,11 +140,11 @@ def tables_picture(explained: Explained) -> Picture:
 def _scale(lengths: Sequence[int], longest: float) -> tuple[Callable[[int], float], str]:
     """Return a function from lengths to inches, and the name of its scale.
 
-    The scale is linear, or logarithmic where lengths differ by more than `LINEAR_UP_TO`.
+    The scale is linear, or logarithmic if lengths differ by more than a factor of `LINEAR_UP_TO`.
 
     Args:
-        lengths: The lengths that will be drawn: rows or columns of tables.
-        longest: The inches of the longest.
+        lengths: The lengths to draw: rows or columns of tables.
+        longest: The inches of the longest length.
     """
     most = max(lengths)
     if most <= LINEAR_UP_TO * min(lengths):
@@ -153,7 +153,7 @@ def _scale(lengths: Sequence[int], longest: float) -> tuple[Callable[[int], floa
 
 
 class _Shards:
-    """The shards of all tables as rectangles in inches; they are collected, then drawn at once."""
+    """The shards of all tables as rectangles in inches; `draw` draws all collected rectangles."""
 
     def __init__(self, colors: Sequence[str]) -> None:
         self.colors = colors
@@ -162,10 +162,10 @@ class _Shards:
         self.frames: list[tuple[float, float, float, float]] = []
 
     def add(self, row: Mapping[str, Any], box: tuple[float, float, float, float]) -> None:
-        """Add the shards of a table; its first rows are at the top.
+        """Add the shards of a table; the table's first rows are at the top.
 
         Args:
-            row: The table in the explained plan.
+            row: The record of the table in the explained plan.
             box: Left, bottom, width and height of the table's rectangle.
         """
         x, y, wide, high = box
@@ -186,13 +186,13 @@ class _Shards:
                 )
 
     def draw(self, axes: "Axes", *, numbers: bool) -> None:
-        """Draw what was added.
+        """Draw the added shards.
 
-        Thin shards have no white line around them, which would cover them.
+        Thin shards have no white line around them, because the line would cover them.
 
         Args:
             axes: Axes whose units are inches.
-            numbers: Whether shards carry the number of their rank where it fits.
+            numbers: Whether to write the number of its rank on each shard, if the number fits.
         """
         from matplotlib.collections import PolyCollection
 
@@ -246,7 +246,7 @@ def _corners(boxes: Sequence[tuple[float, ...]]) -> list[list[tuple[float, float
 def _name(
     axes: "Axes", row: Mapping[str, Any], cells: Cells, box: tuple[float, float, float, float]
 ) -> None:
-    """Write below a table its name and, where there is room, its size and sharding type."""
+    """Write the name of a table below it and, if there is room, its size and sharding type."""
     x = box[0]
     y = box[1] - 0.05
     if cells is DETAILED:
@@ -265,7 +265,7 @@ def _name(
 
 
 def _cut(name: str, length: int) -> str:
-    """Return a name without its middle where it is longer than `length`: ends differ most."""
+    """Return a name of at most `length` letters: cut the middle, because ends differ most."""
     return name if len(name) <= length else f"{name[: length - 6]}…{name[-5:]}"
 
 
@@ -280,7 +280,7 @@ def _short(n: int) -> str:
 def _ranks_legend(
     axes: "Axes", colors: Sequence[str], hosts: Sequence[Sequence[int]], y: float
 ) -> None:
-    """Draw which colour is which rank: one by one, or as a scale with the hosts marked."""
+    """Draw the legend of the ranks' colours: one by one, or as a scale with marks between hosts."""
     from matplotlib.patches import Rectangle
 
     if len(colors) <= len(drawing.RANK_COLORS):
@@ -318,7 +318,9 @@ def _ranks_legend(
 
 
 def _counts(explained: Explained) -> str:
-    """Return how many tables there are of each type, most first: `12 row_wise, 3 table_wise`."""
+    """Return the number of tables of each type, the most frequent first: `12 row_wise, 3
+    table_wise`.
+    """
     types = [row["type"] for row in explained["rows"]]
     return ", ".join(
         f"{types.count(kind)} {kind}"
@@ -396,7 +398,9 @@ def _over_mean(values: Sequence[float]) -> str:
 
 
 def _by_rank(axes: "Axes", hosts: Sequence[Sequence[int]], world: int) -> None:
-    """Set an axis of ranks: whole numbers, lines between hosts, bars no wider than for five."""
+    """Set an axis of ranks: whole numbers, lines between hosts, bars at most as wide as for five
+    ranks.
+    """
     beside = max(0.0, (5 - world) / 2)
     axes.set_xlim(-0.6 - beside, world - 0.4 + beside)
     _whole_numbers(axes.xaxis, world)
@@ -406,7 +410,9 @@ def _by_rank(axes: "Axes", hosts: Sequence[Sequence[int]], world: int) -> None:
 
 
 def _whole_numbers(axis: Any, world: int) -> None:
-    """Set the ticks of an axis of ranks: one for each of up to 16, else some whole numbers."""
+    """Set the ticks of an axis of ranks: one tick per rank for up to 16 ranks, else some whole
+    numbers.
+    """
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
     axis.set_major_locator(
@@ -420,7 +426,7 @@ def _whole_numbers(axis: Any, world: int) -> None:
 
 
 def traffic_picture(explained: Explained) -> Picture:
-    """Draw the bytes that ranks send each other in a step as a matrix; pairs that send none are
+    """Draw the bytes that ranks send each other in a step as a matrix; pairs without traffic are
     white.
     """
     import numpy as np

@@ -1,4 +1,4 @@
-"""A plan as one page: its predicted cost, its pictures, and every table and rank in numbers."""
+"""The page of a plan: its predicted cost, its pictures, and the numbers of every table and rank."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,9 @@ TABLE = [
     Column("ranks", "ranks"),
     Column("bytes", "MB", ",.1f", 1e6),
     Column("predicted_ms", "predicted\nms", ".3f"),
-    *(column for column in _PHASES if column.key != "dense_ms"),  # belongs to no table
+    *(
+        column for column in _PHASES if column.key != "dense_ms"
+    ),  # the dense phase belongs to no table
     Column("runner_up", "runner-up"),
     Column("runner_up_ms", "its\nms", ".3f"),
     Column("why", "why"),
@@ -45,7 +47,7 @@ def plan_page(explained: Explained, path: Path) -> Path:
 
     Args:
         explained: The plan as `recapp.reporting.plan_explanation.explained` returns it.
-        path: The file of the page; its directory is made if it is not there.
+        path: The file of the page; its directory is made if it does not exist.
 
     Returns:
         The path.

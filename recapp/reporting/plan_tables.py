@@ -1,5 +1,5 @@
-"""Tables and sentences about a plan for a terminal of 80 columns. They show what
-`recapp.reporting.plan_explanation.explained` returns.
+"""Tables and sentences about a plan, for a terminal of 80 columns. They show the result of
+`recapp.reporting.plan_explanation.explained`.
 """
 
 from collections import Counter
@@ -15,8 +15,8 @@ from recapp.sharding.sharding_types import SHARDING_TYPES
 
 BAR = "█"
 BAR_WIDTH = 12  # characters of the longest bar
-MATRIX_RANKS = 8  # up to which every pair is shown
-MOST_TABLES = 60  # in a list; JSON and the page have all
+MATRIX_RANKS = 8  # the most ranks for which every pair is shown
+MOST_TABLES = 60  # the most tables in a list; JSON and the page have all
 
 Explained = Mapping[str, Any]
 
@@ -88,12 +88,12 @@ _TIMES = [
 
 
 def uses_columns(uses: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """Return the columns of a table of lookups and rules that some of its records have."""
+    """Return the columns of the table of lookups and rules, without columns that no record has."""
     return [column for column in USES if any(column.key in row for row in uses)]
 
 
 def _print_wrapped(text: str, after: str = "") -> None:
-    """Print a sentence, broken where the terminal ends."""
+    """Print a sentence, wrapped to the width of the terminal."""
     print(fill(readable(text), get_terminal_size((80, 24)).columns, subsequent_indent=after))
 
 
@@ -126,7 +126,7 @@ def _table_line(row: Mapping[str, Any], world: int) -> dict[str, Any]:
     kind = [row["type"]]
     if row["mode"] not in ("unique", "replicated"):
         kind.append(row["mode"])
-    if row.get("row_order") == "mixed":  # records of earlier runs have no order
+    if row.get("row_order") == "mixed":  # records of early runs have no row order
         kind.append("mixed rows")
     return {
         **row,
@@ -138,7 +138,7 @@ def _table_line(row: Mapping[str, Any], world: int) -> dict[str, Any]:
 
 
 def ranks_text(ranks: Sequence[int], world: int) -> str:
-    """Write ranks as people do: `all`, `0-3,6`."""
+    """Return ranks as a short text: `all`, `0-3,6`."""
     if len(ranks) == world:
         return "all"
     parts = []
@@ -239,8 +239,8 @@ def _print_types(explained: Explained) -> None:
 
 
 def difference(a: Explained, b: Explained) -> list[dict[str, Any]]:
-    """Return a record for each table on which two plans differ: type, mode and ranks of each, and
-    by how much its own time changes.
+    """Return a record for each table that two plans shard differently: type, mode and ranks in each
+    plan, and the change of the table's own time.
     """
     others = {r["table"]: r for r in b["rows"]}
     found = []
@@ -265,12 +265,12 @@ def difference(a: Explained, b: Explained) -> list[dict[str, Any]]:
 
 
 def print_difference(a: Explained, b: Explained, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print two plans' tables where they differ, then their phases and ranks side by side.
+    """Print the tables that two plans shard differently, then phases and ranks side by side.
 
     Args:
         a: A plan, as `recapp.reporting.plan_explanation.explained` returns it.
         b: Another plan of the same tables.
-        rows: What `difference` says of them.
+        rows: The records of `difference` for these plans.
     """
     world = a["world_size"]
     _print_wrapped(

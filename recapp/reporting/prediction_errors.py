@@ -1,7 +1,8 @@
-"""Compare predictions with runs: by phase, memory and ranks, and by the order of plans.
+"""Compares predictions with runs: by phase, memory and ranks, and by the order of plans.
 
-Runs that repeat one plan (a sweep over seeds and plans takes turns) count as one: their median,
-with the least and the most of them: two plans whose ranges overlap count as equal on that machine.
+Runs that repeat one plan count as one: the median, with the least and the greatest value. (A sweep
+over seeds and plans alternates the plans.) Two plans whose ranges overlap count as equal on the
+machine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,8 @@ Run = tuple[str, Mapping[str, Any], Mapping[str, Any]]  # name, `predicted.json`
 
 
 def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the records of every plan, as of one run: medians over its repeats, `least` and `most`
-    measured, and how many `runs` there were.
+    """Return the records of every plan: medians over its runs, the `least` and the `most` measured
+    value, and the number of `runs`.
 
     Args:
         runs: Name, `predicted.json` and `performance.json` of each run.
@@ -55,8 +56,8 @@ def order_of_plans(rows: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def separated_pairs(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    """Count the pairs of plans whose measured ranges do not overlap, and how many of them come in
-    the predicted order.
+    """Return the number of pairs of plans whose measured ranges do not overlap, and the number of
+    these pairs that have the predicted order.
     """
     steps = [r for r in rows if r["what"] == STEP]
     pairs = [
@@ -70,13 +71,13 @@ def separated_pairs(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
 def _of_run(
     name: str, predicted: Mapping[str, Any], measured: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return the records of one run: the step, each phase (the mean of the ranks) and the bytes of
-    the fullest rank.
+    """Return the records of one run: the step, each phase (as the mean over the ranks) and the
+    bytes of the fullest rank.
 
     Args:
         name: The name of the run.
-        predicted: Its `predicted.json`, an explained plan.
-        measured: Its `performance.json`.
+        predicted: The run's `predicted.json`, an explained plan.
+        measured: The run's `performance.json`.
     """
 
     def mean(records: Sequence[Mapping[str, Any]], key: str) -> float:
@@ -112,8 +113,8 @@ def _of_run(
 
 
 def compared_by_ranks(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return how step and traffic grow with the ranks: a record for each run with its plan, batch
-    and ranks, and the step and the bytes sent by a rank beside their prediction.
+    """Return the growth of step and traffic with the ranks: a record for each run with plan, batch,
+    ranks, and measured and predicted step and bytes sent by a rank.
 
     Args:
         runs: Name, `predicted.json` and `performance.json` of each run.
@@ -154,10 +155,10 @@ def _row(run: str, plan: str, what: str, predicted: float, measured: float) -> d
 
 
 def kendall_tau(predicted: Sequence[float], measured: Sequence[float]) -> float | None:
-    """Return how far two lists have one order: 1 for one order, -1 for opposite orders (Kendall's
-    tau-b, 1945: of equal numbers none comes first).
+    """Return Kendall's tau-b (1945) of two lists: 1 for the same order, -1 for opposite orders.
+    Equal numbers have no order.
 
-    None where a list orders nothing: fewer than two numbers, or all equal.
+    Return None if a list has no order: fewer than two numbers, or all equal.
     """
     pairs = list(combinations(range(len(predicted)), 2))
     signs = [

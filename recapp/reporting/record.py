@@ -1,19 +1,18 @@
-"""What a run leaves in its directory, and from when on: a run that cannot begin leaves what an
-earlier one wrote there.
+"""The files of a run in its directory, and the times at which they are written. A run that cannot
+start keeps the files of an earlier run.
 
-    resolved.yaml.tmp   the settings, as the ranks read them, until the run writes a curve's first
-                        row or a checkpoint
-    resolved.yaml       the settings, from then on
-    task.json           the metrics of its task in words (recapp/tasks/measures.py)
-    performance.json    where time and memory went (recapp/reporting/performance.py); from then to
-                        the end there is none
-    metrics.json        how it ended; from then to the end there is none
-    error.json          why it failed or was stopped: {"error": one line}, with "status" where it
-                        was stopped; none where it ended well
+    resolved.yaml.tmp   the settings for the ranks, until the run claims the directory
+    resolved.yaml       the settings, from the claim on
+    task.json           the metrics of the run's task, with their titles (recapp/tasks/measures.py)
+    performance.json    time and memory of the run (recapp/reporting/performance.py), written at the
+                        end
+    metrics.json        the results of the run, written at the end
+    error.json          the reason of a failure or a stop: {"error": one line}, with "status" after
+                        a stop; missing if the run ended well
 
-Data, plan and memory are looked at before the first step, so most mistakes are found while nothing
-is lost. Once checkpoints and curves are the new run's, an earlier run's results would stand beside
-them as if they were its own.
+A run claims its directory before it writes the first row of a curve or a checkpoint. The claim
+deletes the results of an earlier run, because they would look like results of the new run. Most
+errors come before it, while data, plan and memory are checked, and so lose no earlier results.
 """
 
 import json
@@ -35,7 +34,7 @@ ERROR_FILE = "error.json"
 METRICS_FILE = "metrics.json"
 SETTINGS_FILE = "resolved.yaml"
 TASK_FILE = "task.json"
-# status of a run that has ended well, but with a metric that its data do not determine
+# status of a run that has ended well, but with a metric that is not defined on its data
 UNDEFINED = "undefined"
 
 
@@ -47,11 +46,12 @@ def pending_settings(directory: Path) -> Path:
 def claim_directory(directory: Path, measures: Measures | None = None) -> None:
     """Publish this run's settings and delete an earlier run's results. One rank calls it.
 
-    A run calls it when it first writes a curve or a checkpoint.
+    Call it just before the run's first write of a curve or a checkpoint.
 
     Args:
         directory: The directory of the run.
-        measures: The metrics of its task; None leaves no `task.json`, which is read as clicks.
+        measures: The metrics of the run's task; None writes no `task.json`, so that reports take
+            the click metrics.
     """
     for name in (METRICS_FILE, ERROR_FILE, PERFORMANCE_FILE, PREDICTED_FILE, TASK_FILE):
         (directory / name).unlink(missing_ok=True)
@@ -66,9 +66,10 @@ def write_measures(measures: Measures, directory: Path) -> None:
 
 
 def read_measures(*directories: Path) -> Measures:
-    """Return the metrics of the tasks of some runs together, with the best one of the first.
+    """Return the metrics of all tasks of some runs, with the best metric of the first run's task.
 
-    Where no run has left any they are those of clicks, for which all runs were trained once.
+    If no run has a `task.json`, return the click metrics: early runs wrote no such file and all
+    trained on clicks.
     """
     found = []
     for directory in directories:
@@ -82,22 +83,22 @@ def read_measures(*directories: Path) -> Measures:
 
 
 def update_settings(settings: Mapping[str, Any], directory: Path) -> None:
-    """Write the settings as they are now over those that the ranks have read. One rank calls it.
+    """Overwrite the settings that the ranks have read with the current ones. One rank calls it.
 
-    By then a run has found out more from its data, such as how many rows its tables have.
+    The current settings include facts from the data, such as the number of rows of each table.
     """
     text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
     pending_settings(directory).write_text(text)
 
 
 def publish_settings(directory: Path) -> None:
-    """Rename the file of the settings to `resolved.yaml`, unless that has happened already."""
+    """Rename the file of the settings to `resolved.yaml`, unless it has this name already."""
     if pending_settings(directory).is_file():
         os.replace(pending_settings(directory), directory / SETTINGS_FILE)
 
 
 def write_metrics(metrics: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """Write `metrics.json`; after a crash either the whole new file is there or the old one.
+    """Write `metrics.json`. After a crash the file is either the old one or the whole new one.
 
     Args:
         metrics: A flat mapping with a `status`. JSON has neither nan nor infinity: such a number
@@ -105,7 +106,7 @@ def write_metrics(metrics: Mapping[str, Any], directory: Path) -> dict[str, Any]
         directory: The directory of the run.
 
     Returns:
-        What was written.
+        The content of the file.
     """
     undefined = [
         name
@@ -129,13 +130,13 @@ def read_metrics(directory: Path) -> dict[str, Any]:
 
 
 def written_at(directory: Path, name: str = METRICS_FILE) -> int | None:
-    """Return when a file of a run was written, in nanoseconds; None where there is none.
+    """Return the time at which a file of a run was written, in nanoseconds; None without the file.
 
-    The time distinguishes a run's own results from an earlier run's.
+    The time distinguishes a run's own results from an earlier run's results.
 
     Args:
         directory: The directory of the run.
-        name: The file.
+        name: The name of the file.
     """
     file = directory / name
     return file.stat().st_mtime_ns if file.is_file() else None

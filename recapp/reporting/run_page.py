@@ -1,4 +1,4 @@
-"""The page of a single run: its metric and curves, each rank's time and memory, its settings."""
+"""The page of a single run: metric and curves, time and memory of each rank, settings."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,16 +16,16 @@ from recapp.reporting.speed_figures import FIGURES
 from recapp.reporting.speed_figures import TITLES as FIGURE_TITLES
 from recapp.reporting.variants import Run, Variant
 
-OWN_FIGURES = ("phases", "memory", "predicted")  # of FIGURES; the others compare variants
+OWN_FIGURES = ("phases", "memory", "predicted")  # the other pictures of FIGURES compare variants
 
 
 def run_page(run: Run, gallery: Gallery, defaults: Defaults) -> tuple[str, list[str]]:
     """Return the title and the parts of a run's page.
 
     Args:
-        run: A training run that has ended, well or not.
+        run: A training run that has ended, with or without success.
         gallery: Collects the pictures.
-        defaults: Composes the default settings under some options of groups.
+        defaults: Composes the default settings for some options of groups.
     """
     objective = objective_of(run)
     variant = Variant(run.name, (run,))
@@ -69,7 +69,7 @@ def _title(run: Run) -> str:
 
 
 def _opening(run: Run) -> list[str]:
-    """Return the paragraphs at the top: the run's metrics and checkpoint, or how it failed."""
+    """Return the paragraphs at the top: the run's metrics and checkpoint, or its error."""
     if not run.metrics:
         return [page.paragraph(run.record["error"] or "It ended without a word.", "failed")]
     objective = objective_of(run)
@@ -101,7 +101,7 @@ def _opening(run: Run) -> list[str]:
 
 
 def _of_steps(found: Mapping[str, Any]) -> str:
-    """Return after which step the checkpoint was written, and of how many: `400 of 1,000`."""
+    """Return the step of the checkpoint and the number of steps: `400 of 1,000`."""
     behind = found.get("checkpoint_step")
     steps = found.get("steps_planned") or found.get("steps")
     return f"{behind:,} of {steps:,}" if behind and steps and behind != steps else f"{behind:,}"
@@ -122,7 +122,7 @@ def _speed(run: Run) -> Iterator[str]:
 
 
 def _phases(run: Run) -> str:
-    """Return the table of each rank's phases, with the quartiles where they were recorded."""
+    """Return the table of each rank's phases, with the quartiles if they were recorded."""
     measured = run.performance
     if measured is None:
         return ""

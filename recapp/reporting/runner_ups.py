@@ -1,8 +1,8 @@
-"""The runner-up of every table of a plan: the best other sharding type, all other tables staying
-where they are, and what it would change.
+"""The runner-up of every table of a plan: the best other sharding type while all other tables keep
+their places, and the phases that it would change.
 
-It works for any plan, also for one that rules or a person made: the plan's own rectangles become
-one option beside those the planner knows.
+It works for any plan, also for a plan made by plan rules or by hand: the plan's own rectangles are
+one more option for the planner.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from recapp.planner.problem import PlanningProblem
 from recapp.planner.search_space import Placement, SearchSpace, TableBundle
 from recapp.sharding.sharding_plan import ShardingPlan
 
-SMALL = 0.001  # of the step: a phase that differs by less is not worth naming
+SMALL = 0.001  # share of the step; a phase that changes by less is not named
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class RunnerUp:
     """The best other sharding type for one table.
 
     Args:
-        sharding_type: Its name.
-        seconds: Seconds of the step with it; infinite where there is no room for it.
+        sharding_type: The name of the type.
+        seconds: The seconds of the step with this type; infinite if the table does not fit.
         why: The phases that would change, in words.
     """
 
@@ -38,12 +38,12 @@ class RunnerUp:
 def runner_ups(
     plan: ShardingPlan, problem: PlanningProblem, step: float
 ) -> dict[str, RunnerUp | None]:
-    """Return the runner-up of each table; None where no other type is possible, as on one rank.
+    """Return the runner-up of each table; None if no other type is possible, as on one rank.
 
     Args:
         plan: Any plan of the problem's tables.
-        problem: The problem that the plan is priced for.
-        step: Seconds of its step.
+        problem: The problem for which the plan is priced.
+        step: The seconds of the plan's step.
     """
     tables = problem.tables
     others = options_of(tables, {t.name: ParameterConstraints() for t in tables}, problem)
@@ -86,7 +86,7 @@ def runner_ups(
 
 
 def _why(before: Floats, after: Floats, change: float, step: float) -> str:
-    """Return the phases that would differ most: `0.21 ms more: update +0.15, output +0.06`."""
+    """Return the phases that would change most: `0.21 ms more: update +0.15, output +0.06`."""
     parts = dict(zip(PHASES, phases_of(after) - phases_of(before), strict=True))
     parts["calls of kernels"] = change - sum(parts.values())
     largest = [

@@ -1,5 +1,5 @@
-"""Pictures of growth: step time, efficiency and bytes as ranks grow, a line for each plan and
-mode.
+"""Pictures of scaling: step time, efficiency and bytes by the number of ranks, with a line for each
+plan and mode.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ def draw_scale(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
 
     Args:
         rows: The records of `recapp.reporting.scaling.scaled`.
-        folder: The directory for the pictures; made if it is not there.
+        folder: The directory for the pictures; made if it does not exist.
 
     Returns:
         The paths of the pictures.

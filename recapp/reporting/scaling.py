@@ -1,12 +1,11 @@
-"""Predict scaling on paper: the time, traffic and memory of a step as ranks grow, by the calibrated
-costs, and the least traffic that any cut could have.
+"""Predicts scaling on paper: the time, traffic and memory of a step by the number of ranks, from
+calibrated costs, and the least traffic that any sharding could have.
 
-    weak      every rank keeps its batch: a perfect machine's step would stay as long as it is
-    strong    all ranks share one batch: a perfect machine's step would halve as ranks double
+    weak      every rank keeps its batch: the step of a perfect machine would keep its length
+    strong    all ranks share one batch: the step of a perfect machine would halve as ranks double
 
-The tables are those of MLPerf Training's DLRM-DCNv2 (multi-hot Criteo 1TB, 204 M rows of 128
-columns, 214 ids a sample). A plan that does not fit is shown as such. Bytes are counted and
-compared with the least that any cut could send.
+The tables come from MLPerf Training's DLRM-DCNv2 (multi-hot Criteo 1TB, 204 M rows of 128 columns,
+214 ids a sample). A plan that does not fit into memory gets a record without numbers.
 """
 
 from collections.abc import Sequence
@@ -51,11 +50,11 @@ MLPERF_ROWS = (
     108,
     36,
 )
-# ids of a bag: 214 of a sample
+# ids of a bag; 214 ids per sample
 MLPERF_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 MLPERF_DIM = 128  # columns of each table
-MLPERF_WEIGHTS = 16_100_000  # of the dense part: three cross layers of rank 512 and two MLPs
-STRONG_BATCH = 65_536  # of all ranks, as in its reference runs
+MLPERF_WEIGHTS = 16_100_000  # weights of the dense part: three cross layers of rank 512, two MLPs
+STRONG_BATCH = 65_536  # samples of all ranks, as in MLPerf's reference runs
 
 
 def mlperf_tables() -> list[EmbeddingConfig]:
@@ -83,11 +82,11 @@ def scaled(
     """Return a record for each growth (weak or strong), plan, mode and number of ranks.
 
     Args:
-        ranks: Numbers of ranks, ascending.
-        plans: `best`, the planner's own, or a sharding type for all tables.
-        hardware: The costs of steps; ranks fill its hosts.
+        ranks: The numbers of ranks, ascending.
+        plans: `best` for the planner's plan, or a sharding type for all tables.
+        hardware: The costs of steps; the ranks fill hosts of this hardware.
         rule: The row rule of the tables.
-        weak_batch: Samples of a rank where every rank keeps its batch.
+        weak_batch: The samples of a rank under weak scaling.
         advance: Called with 1 after each record.
     """
     found = []
@@ -112,8 +111,8 @@ def scaled(
 
 
 def _efficiency(growth: str, first: dict[str, Any] | None, row: dict[str, Any]) -> float | None:
-    """Return the efficiency against the first number of ranks that holds the tables; None where
-    there is none.
+    """Return the efficiency against the smallest number of ranks that can hold the tables; None if
+    the tables do not fit.
     """
     if first is None or not row["step_ms"]:
         return None
@@ -166,11 +165,10 @@ def _one(
 
 
 def least_sent(problem: PlanningProblem) -> float:
-    """Return the bytes that a rank sends at least in a step, on average, if no table is on every
-    rank.
+    """Return the least bytes that a rank sends in a step, on average, if no table is replicated.
 
-    A table sends the fewer of two: the ids, vectors and gradients of its distinct rows; or all its
-    ids, and the vectors and gradients of its bags.
+    For each table take the smaller of two sums: the ids, vectors and gradients of its distinct
+    rows; or all its ids, and the vectors and gradients of its bags.
     """
     world = problem.topology.world_size
     total = 0.0

@@ -1,7 +1,7 @@
 """The settings of a run that differ from the defaults, as a table.
 
-An option of a group is one row, `plan  mixed`: what stands in its file differs from the default
-because of it. Only what differs from that file as well has a row of its own.
+A chosen option of a group is one row, `plan  mixed`. It explains all settings in the option's file,
+so a setting has a row of its own only if it also differs from this file.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,11 +12,11 @@ import yaml  # type: ignore[import-untyped]
 from recapp.console import Column
 from recapp.reporting import page
 
-CHOICES = "choices"  # the options of groups, which resolved.yaml has beside the settings
+CHOICES = "choices"  # the key in resolved.yaml of the options of groups
 ABSENT = object()
 Defaults = Callable[[Mapping[str, str]], Mapping[str, Any]]
-"""A function from the options of groups to the default settings under these options, as
-`resolved.yaml` has them: `{"plan": "mixed"}` -> `{"plan": {...}, "tables": {...}, ...}`.
+"""A function from the options of groups to the default settings under these options, in the form of
+`resolved.yaml`: `{"plan": "mixed"}` -> `{"plan": {...}, "tables": {...}, ...}`.
 """
 
 
@@ -24,8 +24,8 @@ def settings_table(settings: Mapping[str, Any], defaults: Defaults) -> str:
     """Return the settings that differ from the defaults as HTML.
 
     Args:
-        settings: The content of `resolved.yaml`; empty where there is none.
-        defaults: Composes the settings that they are compared with.
+        settings: The content of `resolved.yaml`; empty if there is no such file.
+        defaults: Composes the default settings for the comparison.
     """
     if not settings:
         return page.paragraph("Its settings were not left (resolved.yaml).", "quiet")
@@ -56,7 +56,7 @@ def _chosen(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _shown(settings: Mapping[str, Any], name: str) -> str | None:
-    """Return a setting as YAML has it on one line; None where there is none of that name."""
+    """Return a setting as one line of YAML; None if there is no setting of this name."""
     value = settings.get(name, ABSENT)
     if value is ABSENT or isinstance(value, str):
         return None if value is ABSENT else str(value)

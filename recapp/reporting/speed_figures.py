@@ -1,8 +1,7 @@
 """Pictures of the cost of a step: its length and spread, phases, memory, bytes, the prediction.
 
-A function draws one picture of some variants, or returns a sentence that says why it cannot. A bar
-is the mean of a variant's runs. Of a single run each rank has a bar of its own where that shows
-more.
+A function draws one picture of some variants, or returns a sentence with the reason why it cannot.
+A bar is the mean of a variant's runs. For a single run, phases and memory have a bar for each rank.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from recapp.reporting.speed_verdict import Pace, pace_of
 from recapp.reporting.variants import Interval, Run, Variant
 
 Drawn = Picture | str
-"""A picture, or a sentence that says why there is none."""
+"""A picture, or a sentence with the reason why there is none."""
 
 TITLES = {
     "steps": "Speed",
@@ -27,11 +26,11 @@ TITLES = {
     "predicted": "Predicted against measured",
 }
 NO_RECORD = "no run has a performance.json, which training writes at its end"
-RANKS_SHOWN = 32  # up to so many ranks are shown one by one
+RANKS_SHOWN = 32  # the most ranks that are shown one by one
 
 
 def steps(variants: Sequence[Variant]) -> Drawn:
-    """Draw the length of a step with its spread; where batch sizes differ, samples a second."""
+    """Draw the length of a step with its spread; if batch sizes differ, draw samples per second."""
     pace = pace_of(variants)
     rows = [(v, found) for v in variants if (found := pace.of(v))]
     if not rows:
@@ -114,7 +113,9 @@ def bytes_exchanged(variants: Sequence[Variant]) -> Drawn:
 
 
 def phases(variants: Sequence[Variant]) -> Drawn:
-    """Draw where a step's milliseconds go: of each variant, or of each rank of a single run."""
+    """Draw the milliseconds of each phase of a step: for each variant, or for each rank of a single
+    run.
+    """
     rows = _phase_rows(variants)
     if not rows:
         return NO_RECORD
@@ -153,7 +154,7 @@ def _whole_ticks(s: HorizontalBars) -> None:
 
 
 def _alone(variants: Sequence[Variant]) -> Run | None:
-    """Return the run if there is only one and it recorded its performance."""
+    """Return the run if there is only one, with a performance record; else None."""
     runs = [run for variant in variants for run in variant.runs]
     return runs[0] if len(runs) == 1 and runs[0].performance else None
 
@@ -165,7 +166,9 @@ def _phase_rows(variants: Sequence[Variant]) -> list[tuple[str, dict[str, float]
 
 
 def mean_phases(variant: Variant) -> dict[str, float] | None:
-    """Return the milliseconds of each phase, the mean of ranks and runs; None without a record."""
+    """Return the milliseconds of each phase, as the mean over ranks and runs; None without a
+    record.
+    """
     runs = [measured_phases(run.performance) for run in variant.runs if run.performance]
     return (
         {phase: sum(run[phase] for run in runs) / len(runs) for phase in PHASES} if runs else None
@@ -173,7 +176,9 @@ def mean_phases(variant: Variant) -> dict[str, float] | None:
 
 
 def memory(variants: Sequence[Variant]) -> Drawn:
-    """Draw the bytes of the tables on the fullest rank by kind; the process's are in its label."""
+    """Draw the bytes of the tables on the fullest rank by kind; the labels add the peak of the
+    process or GPU.
+    """
     rows = _memory_rows(variants)
     if not rows:
         return NO_RECORD
@@ -229,7 +234,7 @@ def _held(row: Mapping[str, Any]) -> float:
 
 
 def predicted(variants: Sequence[Variant]) -> Drawn:
-    """Draw the time that the planner predicted for each variant above what was measured."""
+    """Draw the predicted time of each variant above the measured time."""
     rows = []
     for variant in variants:
         said = next((found for run in variant.runs if (found := run.predicted)), None)

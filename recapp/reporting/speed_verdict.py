@@ -1,12 +1,13 @@
-"""Which runs of a sweep are fastest, and what of that order is noise.
+"""Finds the fastest runs of a sweep, and the part of their order that is noise.
 
-It is noise where a second look would give another one. No plan changes the dense phase, so by as
-much as it differs between runs that differ in their plan alone the machine was not equally fast for
-them, however much it scatters within a run. An order of two of them is claimed only where the
-middle halves of their steps lie further apart than that, of other runs where they do not overlap.
+An order is noise if a second measurement could reverse it. No plan changes the dense phase. So if
+the dense phase differs between runs that differ in their plan alone, the machine was not equally
+fast for them, whatever the spread within a run: this difference is their drift. Two such runs have
+an order only if the middle halves of their steps lie further apart than the drift. Two other runs
+have an order only if the middle halves do not overlap.
 
-Where runs differ in their batch size they are compared by samples per second, otherwise by the
-length of a step.
+Runs with different batch sizes are compared by samples per second, other runs by the length of a
+step.
 """
 
 from collections.abc import Sequence
@@ -21,10 +22,10 @@ from recapp.reporting.variants import Interval, Run, Variant, alike_but_for_plan
 
 @dataclass(frozen=True)
 class Pace:
-    """The number by which speed is compared: milliseconds a step, or samples a second.
+    """The number by which speed is compared: milliseconds per step, or samples per second.
 
     Args:
-        by_rate: Whether it is samples a second, at the median step.
+        by_rate: Whether the number is samples per second, at the median step.
         spec: The format of milliseconds.
     """
 
@@ -36,7 +37,9 @@ class Pace:
         return variant.measure(lambda run: self._at(run, run.record["step_ms"]))
 
     def spread(self, variant: Variant) -> Interval | None:
-        """Return where the middle half of the steps of a variant's runs lies, or their medians."""
+        """Return the interval of the middle half of the steps of a variant's runs; the interval of
+        the medians if the runs recorded no quartiles.
+        """
         first = variant.measure(lambda run: self._at(run, run.record["step_ms_q1"]))
         third = variant.measure(lambda run: self._at(run, run.record["step_ms_q3"]))
         return Interval(first.values + third.values) if first and third else self.of(variant)
@@ -64,7 +67,7 @@ class Pace:
 
 
 def pace_of(variants: Sequence[Variant]) -> Pace:
-    """Return the pace by which some variants are compared: a rate where batch sizes differ."""
+    """Return the pace that compares some variants: a rate if batch sizes differ."""
     batches = {run.batch_size for variant in variants for run in variant.runs}
     medians = (run.record["step_ms"] for variant in variants for run in variant.runs)
     return Pace(len(batches) > 1 and None not in batches, spec_of(medians))
@@ -72,10 +75,10 @@ def pace_of(variants: Sequence[Variant]) -> Pace:
 
 @dataclass(frozen=True)
 class Drift:
-    """How the dense phase differs between variants that only differ in their plan.
+    """The difference of the dense phase between variants that differ only in their plan.
 
     Args:
-        variants: Those variants.
+        variants: The variants.
         fastest: The variant whose dense phase is shortest, and its milliseconds.
         slowest: The variant whose dense phase is longest, and its milliseconds.
         spread: The greater distance in milliseconds between the quartiles of these two dense
@@ -89,7 +92,7 @@ class Drift:
 
     @property
     def ms(self) -> float:
-        """The difference in milliseconds: by so much the machine was not equally fast for all."""
+        """The difference in milliseconds between the slowest and the fastest dense phase."""
         return self.slowest[1] - self.fastest[1]
 
 
@@ -116,8 +119,8 @@ def _dense_spread(run: Run) -> float | None:
 
 
 def speed_verdict(variants: Sequence[Variant]) -> list[str]:
-    """Return sentences on speed: first which variant is fastest and whether that is noise, then
-    remarks on the machine.
+    """Return sentences about speed: first the fastest variant and whether the order is noise, then
+    remarks about the machine.
     """
     pace = pace_of(variants)
     ranked = pace.ranked(variants)
@@ -149,7 +152,7 @@ def speed_verdict(variants: Sequence[Variant]) -> list[str]:
 
 
 def tied_with_fastest(variants: Sequence[Variant]) -> list[Variant]:
-    """Return the variants that differ from the fastest by no more than noise."""
+    """Return the variants that differ from the fastest variant by no more than noise."""
     return _tied_with(pace_of(variants).ranked(variants)[0][0], variants)
 
 
@@ -184,9 +187,10 @@ def _tied(pace: Pace, one: Variant, other: Variant, moved: Sequence[Drift]) -> b
 
 
 def _overlap(pace: Pace, one: Variant, other: Variant, apart: float = 0.0) -> bool:
-    """Return whether the middle halves of two variants' steps lie at most `apart` apart.
+    """Return whether the distance between the middle halves of two variants' steps is at most
+    `apart`.
 
-    Of old runs, which recorded no quartiles, the medians are compared.
+    Compare the medians of old runs, because they recorded no quartiles.
     """
     known = all(v.recorded("step_ms_q1") for v in (one, other))
     a, b = (pace.spread(v) if known else pace.of(v) for v in (one, other))

@@ -1,4 +1,4 @@
-"""Pictures of sharding strategies side by side: a bar of each for its time and for its memory.
+"""Pictures that compare sharding strategies: a bar for the time and for the memory of each.
 
 results by strategy (`batch_time_ms`, `memory_gb`, ...) -> Picture
 """
@@ -10,7 +10,7 @@ from recapp.reporting.drawing import BAR, INK, Picture, byte_axis, size, spec_of
 from recapp.reporting.horizontal_bars import horizontal_bars
 
 Results = Mapping[str, Mapping[str, float]]
-"""What was measured, by the name of a strategy."""
+"""The measurements by the name of a strategy."""
 
 TIME = "batch_time_ms"
 QUARTILES = (f"{TIME}_q1", f"{TIME}_q3")
@@ -18,14 +18,14 @@ MEMORY = "memory_gb"
 
 
 def latency_picture(results: Results) -> Picture:
-    """Draw the milliseconds of a batch, with the middle half of the readings where that is known.
+    """Draw the milliseconds of a batch, with the middle half of the readings if it is known.
 
     Args:
-        results: Each has `batch_time_ms`, and may have `batch_time_ms_q1` and `..._q3` and
-            `throughput`.
+        results: The measurements by strategy: each has `batch_time_ms`, and may have
+            `batch_time_ms_q1`, `batch_time_ms_q3` and `throughput`.
 
     Raises:
-        ConfigError: There are no results, or one has no time.
+        ConfigError: There are no results, or a result has no time.
     """
     times = _entries(results, TIME)
     spec = spec_of(times)
@@ -55,10 +55,10 @@ def memory_picture(results: Results) -> Picture:
     """Draw the memory of each strategy.
 
     Args:
-        results: Each has `memory_gb`, in units of 1e9 bytes.
+        results: The measurements by strategy: each has `memory_gb`, in units of 1e9 bytes.
 
     Raises:
-        ConfigError: There are no results, or one has no memory.
+        ConfigError: There are no results, or a result has no memory.
     """
     held = [gb * 1e9 for gb in _entries(results, MEMORY)]
     said = [size(n) for n in held]
@@ -76,7 +76,7 @@ def memory_picture(results: Results) -> Picture:
 
 
 def _entries(results: Results, key: str) -> list[float]:
-    """Return an entry of each result."""
+    """Return the entry of each result under a key."""
     if not results:
         raise ConfigError("results={}: give what was measured, by strategy")
     for name, result in results.items():

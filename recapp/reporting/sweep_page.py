@@ -21,16 +21,16 @@ from recapp.reporting.speed_verdict import pace_of, speed_verdict
 from recapp.reporting.sweep_tables import table_by_metric, table_by_speed, table_of_runs
 from recapp.reporting.variants import Run, Variant, speed_variants_of, varied_settings
 
-SHOWN_FAILURES = 5  # different ones, before the first picture
-SHOWN_VARIANTS = 40  # in pictures of the cost of a step
-VALUES_LISTED = 6  # of a setting, before "and 12 more"
+SHOWN_FAILURES = 5  # the most different errors that are listed before the first picture
+SHOWN_VARIANTS = 40  # the most variants in pictures of the cost of a step
+VALUES_LISTED = 6  # the most listed values of a setting, before "and 12 more"
 
 
 def sweep_page(runs: Sequence[Run], gallery: Gallery) -> tuple[str, list[str]]:
     """Return the title and the parts of a sweep's page.
 
     Args:
-        runs: All runs of the sweep, failed ones as well.
+        runs: All runs of the sweep, with failed runs.
         gallery: Collects the pictures.
     """
     good = [run for run in runs if run.ended_well]
@@ -54,11 +54,11 @@ def sweep_page(runs: Sequence[Run], gallery: Gallery) -> tuple[str, list[str]]:
 
 
 def verdicts(good: Sequence[Run]) -> list[str]:
-    """Return sentences on which runs of a sweep are best by the metric, and which are fastest; the
-    first one is the verdict.
+    """Return sentences about the best runs of a sweep by the metric, and about the fastest runs;
+    the first sentence is the verdict.
 
     Args:
-        good: Its runs that ended well, at least one.
+        good: The sweep's runs that ended well, at least one.
     """
     objective = objective_of(good[0])
     variants = learned_variants_of(good, objective)
@@ -79,7 +79,7 @@ def _varied(runs: Sequence[Run]) -> str:
 
 
 def _values(values: Sequence[Any]) -> str:
-    """Return the values of a setting as text; of many numbers only the least and the greatest."""
+    """Return the values of a setting as text; for many numbers only the least and the greatest."""
     known = [value for value in values if value is not None]
     if len(known) > VALUES_LISTED and all(finite(value) is not None for value in known):
         return f"{len(known)} values from {min(known):.3g} to {max(known):.3g}"
@@ -90,9 +90,10 @@ def _values(values: Sequence[Any]) -> str:
 
 
 def _best_run(good: Sequence[Run], variants: Sequence[Variant], objective: Objective) -> list[str]:
-    """Return sentences on the best single run, where variants have several, and on other metrics.
+    """Return sentences about the best single run, if variants have several runs, and about the
+    metrics of other runs.
 
-    Runs may have chosen their checkpoints by other metrics than the sweep's.
+    Runs may have chosen their checkpoints by another metric than the first run.
     """
     said = []
     if any(len(v.runs) > 1 for v in variants) and (best := objective.best_runs(good)):
@@ -104,7 +105,7 @@ def _best_run(good: Sequence[Run], variants: Sequence[Variant], objective: Objec
 
 
 def _failures(runs: Sequence[Run]) -> list[str]:
-    """Return a paragraph for each different error, with the jobs that ended in it."""
+    """Return a paragraph for each different error, with the jobs that had it."""
     ends: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         if not run.ended_well:
@@ -146,9 +147,10 @@ def _learned(
 
 
 def _costs(speeds: Sequence[Variant], gallery: Gallery) -> list[str]:
-    """Return the part on the cost of a step: pictures where runs differ in it, else numbers alone.
+    """Return the part about the cost of a step: pictures if the runs differ in it, else only
+    numbers.
 
-    Which variant is fastest stands at the top of the page and not here again.
+    The top of the page names the fastest variant, so this part does not.
     """
     said = [*map(page.paragraph, speed_verdict(speeds)[1 if len(speeds) > 1 else 0 :])]
     if len(speeds) > SHOWN_VARIANTS:
@@ -173,7 +175,9 @@ def _costs(speeds: Sequence[Variant], gallery: Gallery) -> list[str]:
 
 
 def _foot(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Return what the runs were made with and the settings that they share, for the foot."""
+    """Return the entries of the foot: the facts about the runs, and the settings that they
+    share.
+    """
     seeds = [run.metrics.get("seed") for run in runs]
     plans = dict.fromkeys(str(run.record["plan"]) for run in runs)
     ranks = dict.fromkeys(str(run.record["ranks"]) for run in runs if run.record["ranks"])

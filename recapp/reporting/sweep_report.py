@@ -1,10 +1,10 @@
-"""The report of a sweep, a training run or an evaluation: `report.html`, pictures as PNG beside it.
+"""The report of a sweep, a training run or an evaluation: `report.html`, and its pictures as PNG.
 
     FOLDER/**/{metrics.json, performance.json, predicted.json, csv/metrics.csv} -> runs -> variants
         -> verdicts and pictures -> FOLDER/report.html, FOLDER/*.png
 
-It is made anew from the directories whenever somebody asks for it; runs need not know of each
-other. Runs that failed are listed with their errors, and the rest is reported all the same.
+Each call makes the report again from the directories, so runs need not know each other. The report
+lists failed runs with their errors, and covers all other runs.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ from recapp.reporting.sweep_page import sweep_page
 from recapp.reporting.variants import read_runs
 
 REPORT_FILE = "report.html"
-SCORED = "rows_scored"  # the number that predictions alone have
+SCORED = "rows_scored"  # a number that only predictions have
 
 
 def write_report(folder: Path, defaults: Defaults = lambda chosen: {}) -> list[dict[str, Any]]:
@@ -28,15 +28,15 @@ def write_report(folder: Path, defaults: Defaults = lambda chosen: {}) -> list[d
 
     Args:
         folder: The directory of a sweep or of a run.
-        defaults: Composes the default settings under some options of groups; called for a single
-            run only.
+        defaults: Composes the default settings for some options of groups; called only for a
+            single run.
 
     Returns:
-        A record for the page and one for each picture: `what`, `file` (None where it was left out)
-        and `left_out` (why).
+        A record for the page and for each picture: `what`, `file` (None if the picture was left
+        out) and `left_out` (the reason).
 
     Raises:
-        ConfigError: There is no such directory, no run in it, or a prediction.
+        ConfigError: The directory does not exist, has no run, or has a prediction.
     """
     runs = read_runs(folder)
     if any(SCORED in run.metrics for run in runs):

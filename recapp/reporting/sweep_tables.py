@@ -1,4 +1,6 @@
-"""Tables of a sweep: its variants with the best one marked, and every run; one unit a column."""
+"""Tables of a sweep: its variants, with the best one marked, and its runs; each column has one
+unit.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,12 +43,13 @@ def table_by_metric(runs: Sequence[Run], variants: Sequence[Variant], objective:
 
 
 def table_by_speed(runs: Sequence[Run], speeds: Sequence[Variant], objective: Objective) -> str:
-    """Return the table of variants by speed as HTML, the fastest first, marked unless it is noise.
+    """Return the table of variants by speed as HTML, the fastest first, and marked unless the order
+    is noise.
 
     Args:
         runs: The runs that ended well.
         speeds: The variants of these runs that may differ in speed.
-        objective: The metric, which has a column as well.
+        objective: The metric, which also has a column.
     """
     pace = pace_of(speeds)
     ranked = pace.ranked(speeds)
@@ -72,10 +75,10 @@ def table_by_speed(runs: Sequence[Run], speeds: Sequence[Variant], objective: Ob
 
 
 def table_of_runs(runs: Sequence[Run], objective: Objective) -> str:
-    """Return the table of all runs of a sweep as HTML; those with the best metric are marked.
+    """Return the table of all runs of a sweep as HTML; the runs with the best metric are marked.
 
     Args:
-        runs: All runs, failed ones as well.
+        runs: All runs of the sweep, with failed runs.
         objective: The metric, and whether its highest value is best.
     """
     good = [run for run in runs if run.ended_well]
@@ -116,7 +119,7 @@ def _row(run: Run, settings: "_Settings", objective: Objective, spec: str) -> di
 
 @dataclass(frozen=True)
 class _Settings:
-    """The settings that were varied, as columns of a table with the texts of their values."""
+    """The varied settings, as columns of a table with the texts of their values."""
 
     columns: list[Column]
     texts: Mapping[str, Mapping[Any, str]]
@@ -142,6 +145,6 @@ def _metric(key: str, objective: Objective) -> Column:
 
 
 def _bytes(key: str, title: str, rows: Sequence[Mapping[str, Any]]) -> Column:
-    """Return a column of bytes, all in the unit of its largest number."""
+    """Return a column of bytes, all in the unit of the column's largest number."""
     scale, unit = byte_unit(max((row[key] for row in rows if row[key] is not None), default=0.0))
     return Column(key, f"{unit}\n{title}", ",.1f" if scale > 1 else ",.0f", scale)

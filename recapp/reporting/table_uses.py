@@ -1,5 +1,5 @@
-"""What tables are for: the lookups that read each, the rule that trains it, and what becomes of the
-rows of dynamic ones, as records that people read.
+"""The uses of tables as readable records: the lookups of each table, its row rule, and the
+admission and eviction of the rows of dynamic tables.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,17 @@ from recapp.tables.lookups import TableLookup
 def table_uses(
     tables: Sequence[EmbeddingConfig], lookups: Sequence[TableLookup], rules: Rules | None
 ) -> list[dict[str, Any]]:
-    """Return a record for each table: its lookups, the name of its rule, and its rows, where some
-    table is dynamic.
+    """Return a record for each table: its lookups, the name of its row rule, and, if some table is
+    dynamic, its rows.
 
-    It is empty where there is nothing to say: every table is read by its features alone, all of
-    them as sums or all as means, and trained by one rule, and none is dynamic.
+    The list is empty if all tables are used alike: each feature has one lookup per table, all
+    lookups have the same pooling (sums or means), all tables have the same row rule, and no table
+    is dynamic.
 
     Args:
         tables: The tables of a model.
-        lookups: The lookups that read them.
-        rules: The rule of all, or rules by table; None where they are only read.
+        lookups: The lookups of these tables.
+        rules: The row rule of all tables, or row rules by table; None if tables are only read.
     """
     of_T = [[x for x in lookups if x.table.name == t.name] for t in tables]
     rule_T = [rule_of(rules, t.name) for t in tables]

@@ -1,9 +1,9 @@
-"""The runs of a directory, and which of them are compared with which.
+"""The runs of a directory, and their variants, which reports compare with each other.
 
     directory of a sweep or of a run -> runs -> variants
 
-A variant is a set of runs that are compared as one: they differ in nothing but their seed and
-settings that have no effect on what is compared, metric or speed.
+A variant is a set of runs that count as one in a comparison: they differ only in their seed and in
+settings that have no effect on the compared number, a metric or the speed.
 """
 
 import csv
@@ -46,7 +46,7 @@ SAME_SPEED = (  # settings that do not change the length of a step
     "dataset.val_*",
 )
 LEFT_BY_RUNS = ("metrics.json", "error.json", ".hydra/overrides.yaml")
-RATES = "optimizer.*"  # its numbers: rates, decays, epsilons
+RATES = "optimizer.*"  # the numbers of this group, rates, decays and epsilons, do not change speed
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Run:
     """A run that has left results in its directory.
 
     Args:
-        directory: The directory that it wrote to.
-        record: Its record in the comparison.
-        name: The settings in which it differs from the other runs of its sweep, as text.
+        directory: The directory of the run.
+        record: The run's record in the comparison.
+        name: The settings in which the run differs from the other runs of its sweep, as text.
     """
 
     directory: Path
@@ -65,21 +65,23 @@ class Run:
 
     @property
     def ended_well(self) -> bool:
-        """Whether it has results that may be compared; one that failed or was stopped has none."""
+        """Whether the run has results to compare; a run that failed or was stopped has none."""
         return str(self.record["status"]) == "ok"
 
     @property
     def varied(self) -> dict[str, Any]:
-        """The settings that its sweep varies, without the plan."""
+        """The settings that the run's sweep varies, without the plan."""
         return {name: value for name, value in self.record.items() if is_setting(name)}
 
     def setting(self, name: str) -> Any:
-        """Return a setting that its sweep varies, or the plan; None where the default holds."""
+        """Return a setting that the run's sweep varies, or the plan; None if this run has the
+        default.
+        """
         return self.record["plan"] if name == "plan" else self.varied.get(name)
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of a batch, all ranks together; None where it is not known."""
+        """The number of samples of a batch over all ranks; None if it is not known."""
         found = self.about.get("batch_size") or self.varied.get("dataset.batch_size")
         if found is None and isinstance(dataset := self.settings.get("dataset"), dict):
             found = dataset.get("batch_size")
@@ -87,46 +89,48 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """The content of `metrics.json`; empty where this run did not get to write it."""
+        """The content of `metrics.json`; empty if this run ended before it wrote the file."""
         found = read_document(self.directory / "metrics.json") or {}
         return found if found.get("status", "ok") == self.record["status"] else {}
 
     @cached_property
     def measures(self) -> Measures:
-        """The metrics of its task."""
+        """The metrics of the run's task."""
         return read_measures(self.directory)
 
     @cached_property
     def split(self) -> str | None:
-        """The rows that an evaluation looked at, `val` or `test`; None of a training run."""
+        """The rows of an evaluation, `val` or `test`; None for a training run."""
         asked = _read_yaml(self.directory / ".hydra" / "config.yaml").get("split")
         found = self.metrics.get("split") or asked
         return str(found) if found else None
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the run was made with (`recapp.reporting.about`); empty where it is not recorded."""
+        """The facts about the run (`recapp.reporting.about`); empty if they were not recorded."""
         return self.metrics if "rows_train" in self.metrics else {}
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings as the ranks read them, under the names of today; empty where the run has
-        left none.
+        """The settings that the ranks read, under their current names; empty if the run has written
+        none.
         """
         return with_names_of_today(_read_yaml(self.directory / "resolved.yaml"))
 
     @cached_property
     def performance(self) -> dict[str, Any] | None:
-        """What it recorded of phases and memory; None where it recorded nothing."""
+        """The run's record of phases and memory; None without a record."""
         return read_performance(self.directory) if self.metrics else None
 
     @cached_property
     def predicted(self) -> dict[str, float] | None:
-        """Milliseconds of the step and its phases as the planner predicted them, or None."""
+        """The predicted milliseconds of the step and its phases; None without a prediction."""
         return read_predicted(self.directory) if self.metrics else None
 
     def value(self, name: str) -> float | None:
-        """Return a number of `metrics.json`, or the last reading of a curve of that name."""
+        """Return a number of `metrics.json`; if it is missing, the last reading of the curve of the
+        same name.
+        """
         found: float | None = finite(self.metrics.get(name))
         if found is None and self.metrics:
             return next(reversed(self.curve(name).values()), None)
@@ -151,7 +155,7 @@ class Run:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a file; empty where there is none."""
+    """Return the mapping in a YAML file; empty if there is none."""
     try:
         found = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError):
@@ -161,13 +165,13 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Interval:
-    """The values that several runs have for one number, with their mean, lowest and highest."""
+    """The values of one number in several runs, with mean, lowest and highest value."""
 
     values: tuple[float, ...]
 
     @property
     def mean(self) -> float:
-        """The mean of all runs."""
+        """The mean over all runs."""
         return sum(self.values) / len(self.values)
 
     @property
@@ -187,10 +191,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class Variant:
-    """Runs that ended well and are compared as one.
+    """Runs that ended well and count as one in a comparison.
 
     Args:
-        name: The settings in which they differ from the other variants, as text.
+        name: The settings in which the variant differs from the other variants, as text.
         runs: The runs; at least one.
     """
 
@@ -198,20 +202,22 @@ class Variant:
     runs: tuple[Run, ...]
 
     def measure(self, of: Callable[[Run], float | None]) -> Interval | None:
-        """Return what a function finds in its runs; None where it finds nothing in any."""
+        """Return the interval of a function's values over the variant's runs; None if no run has a
+        value.
+        """
         values = tuple(float(value) for run in self.runs if (value := of(run)) is not None)
         return Interval(values) if values else None
 
     def recorded(self, key: str) -> Interval | None:
-        """Return an entry of its runs' records; None where no run has it."""
+        """Return the interval of an entry of the runs' records; None if no run has the entry."""
         return self.measure(lambda run: run.record[key])
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """Return the runs in a sweep's directory, or the one in a run's directory.
+    """Return the runs in a sweep's directory, or the single run in a run's directory.
 
     Raises:
-        ConfigError: There is no such directory, or no run in it.
+        ConfigError: The directory does not exist, or has no run.
     """
     if not folder.is_dir():
         raise ConfigError(
@@ -230,7 +236,7 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def speed_variants_of(runs: Sequence[Run]) -> list[Variant]:
-    """Return the runs that ended well as variants that differ in settings that may change speed."""
+    """Return the runs that ended well, as variants by the settings that may change speed."""
     return together(runs, same_speed(runs))
 
 
@@ -243,7 +249,7 @@ def same_speed(runs: Sequence[Run]) -> set[str]:
 
 
 def changes_speed(name: str, values: Sequence[Any]) -> bool:
-    """Return whether the length of a step may depend on a setting that takes these values."""
+    """Return whether the length of a step may depend on a setting with these values."""
     numbers = all(isinstance(value, int | float | None) for value in values)
     return not any(fnmatchcase(name, pattern) for pattern in SAME_SPEED) and not (
         fnmatchcase(name, RATES) and numbers
@@ -251,8 +257,8 @@ def changes_speed(name: str, values: Sequence[Any]) -> bool:
 
 
 def alike_but_for_plan(variants: Sequence[Variant]) -> list[list[Variant]]:
-    """Return the variants in sets whose members differ in no setting that changes speed but the
-    plan.
+    """Return the variants in sets. Of the settings that change speed, the members of a set differ
+    only in the plan.
     """
     sets: dict[str, list[Variant]] = {}
     for variant in variants:
@@ -262,7 +268,7 @@ def alike_but_for_plan(variants: Sequence[Variant]) -> list[list[Variant]]:
 
 
 def _shared(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the varied settings that may change speed and are equal in all of some runs."""
+    """Return the varied settings that may change speed and have the same value in all runs."""
     first, *others = (run.varied for run in runs)
     return {
         name: value
@@ -272,11 +278,11 @@ def _shared(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def together(runs: Sequence[Run], leave_out: set[str]) -> list[Variant]:
-    """Return the runs that ended well as variants; some settings make no variants.
+    """Return the runs that ended well as variants, without a distinction by some settings.
 
     Args:
         runs: The runs of a sweep.
-        leave_out: The settings that make no variants; `plan` for the plan.
+        leave_out: The settings that distinguish no variants; `plan` for the plan.
     """
     sets: dict[str, list[Run]] = {}
     for run in runs:

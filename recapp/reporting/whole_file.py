@@ -1,15 +1,15 @@
-"""Writes files of which readers never see a half."""
+"""Writes files so that readers never see an incomplete file."""
 
 import os
 from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file; after a crash either the whole new file is there or the old one.
+    """Write a file. After a crash the file is either the old one or the whole new one.
 
     Args:
         path: The file.
-        text: What it holds, with the ends of lines as they are.
+        text: The content; line ends are written unchanged.
     """
     unfinished = path.with_name(f"{path.name}.tmp")
     unfinished.write_text(text, newline="")

@@ -8,9 +8,9 @@ batch, never during its look-ahead:
 
     a key without a row    gets a slot with its start value; it is a *guest* until it is admitted
     admitted               its row stays and trains (`recapp/engine/admission.py` decides)
-    guest                  answers its start value and learns nothing: its slot is free again after
+    guest                  answers its start value and is not trained: its slot is free again after
                            the update
-    evicted                its slot is free; should the key come back, it begins anew
+    evicted                its slot is free; a key that comes back starts again without a row
 
 These decisions depend only on the keys of this step and of earlier steps, run by run. So they are
 the same under every plan and number of ranks. A batch that is not trained changes nothing: a key

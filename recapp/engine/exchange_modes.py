@@ -127,7 +127,7 @@ class UniqueRequests(HomeRequests):
         self.local = self.everywhere = routes.mode == "replicated"
 
     def route(self, bags: Bags) -> Counts:
-        """Return how many rows, vectors and words are requested of each rank: [W, 3]."""
+        """Return the numbers of rows, vectors and words in the request to each rank: [W, 3]."""
         n_IW = self._find(bags)
         if self.everywhere:
             n_IW = np.repeat(self.rows_I[:, None], self.world, 1)

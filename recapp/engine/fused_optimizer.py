@@ -69,7 +69,7 @@ class FusedOptimizer(KeyedOptimizer):
         return [shared.gradients for shared in self.shared]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank holds of the optimiser's state. Every rank calls it.
+        """Return this rank's strips of the optimiser's state. Every rank calls it.
 
         Each tensor consists of strips, as tables do in the state dict of the model. `updates` is
         the number of updates of the table.

@@ -211,7 +211,7 @@ class ShardedTables(nn.Module):
                 statistics.means_G if statistics else [0] * len(state.stores),
             )
 
-    # ---- what the rest of the package reads
+    # ---- read by the rest of the package
 
     @property
     def rule(self) -> RowRule | None:

@@ -1,5 +1,5 @@
-"""The metrics of a click model: AUC, log loss, normalised entropy and calibration. They take logits,
-use bounded memory and work over any number of ranks.
+"""The metrics of a click model: AUC, log loss, normalised entropy and calibration. They take
+logits, use bounded memory and work over any number of ranks.
 
 Every state is a sum over samples, so the split into batches and ranks does not matter, and empty
 batches change nothing. Sums are fp64 or integers: 10^9 samples lose no digit. A metric that is

@@ -56,7 +56,7 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper, ABC):
             managed collisions.
 
     The start values of sharded dynamic tables depend on the keys, and are the same under every
-    plan. Rows that the collection had before sharding are lost.
+    plan. Dynamic tables do not take over the rows of the unsharded collection.
     """
 
     holds = "_embedding_module"

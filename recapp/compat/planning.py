@@ -260,7 +260,7 @@ class FixedPercentageStorageReservation:
     def reserved(
         self, topology: recapp_topology.Topology, dense: Dense
     ) -> recapp_topology.Topology:
-        """Return a topology that has a cap with the bytes that tables must leave free.
+        """Return a topology with a memory cap, and with the bytes that tables must leave free.
 
         Args:
             topology: The ranks.

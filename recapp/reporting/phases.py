@@ -53,8 +53,8 @@ class PhaseClock:
     """A clock of the host for the parts of steps, in milliseconds; a collection calls it.
 
     A mark costs about 200 ns. With look-ahead, the first marks of a batch lie in the step before
-    its own, and count in that step, under their own names. In a steady run, a step so gets the
-    marks of one whole batch.
+    its own, and count in that step, under their own names. So each step of a steady run contains
+    the marks of one whole batch.
     """
 
     def __init__(self) -> None:

@@ -11,8 +11,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 class BatchCallback(Callback):
     """Calls `on_step` or `on_batch` after every batch.
 
-    Lightning has one hook for each stage, with arguments that most callbacks do not need. In
-    recapp each stage has one loader, so the index of the loader is not passed on.
+    Lightning has one hook for each stage, with arguments that most callbacks do not need. Each
+    stage of recapp has one loader, so the methods get no index of the loader.
     """
 
     def on_step(self, trainer: Trainer, done: int) -> None:

@@ -6,7 +6,7 @@ message. With look-ahead they get it one step later on the CPU, and two steps la
 because a GPU's loss is read one step late.
 
     a signal, on any rank     checkpoint, then `Stopped` on all ranks; no validation, because a
-                              validation may take longer than the scheduler waits before it kills
+                              validation may take longer than the scheduler waits for the run's end
     a loss that is nan        `TrainingError` on all ranks, with the rank and the step; nothing is
                               saved
 """
@@ -166,9 +166,7 @@ def _strategy(trainer: Trainer) -> EmbeddingShardingStrategy:
 
 
 def _advice(trainer: Trainer) -> str:
-    """Return an advice: lower the learning rates, with the highest rate first, or check the
-    data.
-    """
+    """Return advice: lower the learning rates, with the highest rate first, or check the data."""
     groups = sorted(trainer.optimizers[0].param_groups, key=lambda group: -group["lr"])
     rates = dict.fromkeys(
         f"optimizer.{str(group.get('name', 'dense')).partition('/')[0]}.lr (now {group['lr']:g})"

@@ -1,15 +1,14 @@
-"""recapp: from click logs to a trained, evaluated recommender whose embedding tables are sharded
-over ranks.
+"""recapp trains and evaluates recommenders on click logs, with embedding tables sharded over ranks.
 
-The public names are here: `from recapp import KeyedJaggedTensor`. Each is loaded when it is first
-asked for, so `import recapp` costs no import of torch. Where TorchRec has the same thing, the name
-is TorchRec's. The modules below are private: they may move, these names do not.
+The public names are here: `from recapp import KeyedJaggedTensor`. Each name is loaded on first use,
+so `import recapp` does not import torch. Objects that TorchRec has, too, have TorchRec's names. The
+modules below are private: they may move, but the public names stay.
 
-TorchRec's other module paths and names are found as well, so that a program written for it changes
-its import lines and nothing else (`recapp/compat`).
+TorchRec's other module paths and names also work, so a TorchRec program changes only its import
+lines (`recapp/compat`).
 
-Commands are modules: `python -m recapp.train`, or `recapp train` where the package is installed;
-`python -m recapp` lists them. `docs/` explains how all of it works, and why.
+Commands are modules: `python -m recapp.train`, or `recapp train` if the package is installed;
+`python -m recapp` lists them. `docs/` explains how recapp works, and why.
 """
 
 from importlib import import_module
@@ -240,9 +239,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its file when it is first asked for; the version from the package's
-    metadata.
-    """
+    """Load a public name from its module on first use, or the version from the metadata."""
     if name == "__version__":
         from importlib.metadata import version
 

@@ -29,10 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command with the rest of the command line.
 
     Args:
-        arguments: The command and its arguments, by default those of the process.
+        arguments: The command and its arguments; None takes those of the process.
 
     Returns:
-        The exit code, where the command does not end the process with one of its own.
+        The exit code, unless the command ends the process with its own.
     """
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("--help", "-h"):

@@ -1,4 +1,4 @@
-"""`python -m recapp.bench VERB`: measures recapp, and what it is compared with, in the same rounds.
+"""`python -m recapp.bench VERB`: measure recapp and other systems in the same rounds.
 
     settings, checked -> JOB/resolved.yaml -> ranks (`recapp.benchmarks.bench_worker`)
                       -> JOB/metrics.json -> a table
@@ -6,8 +6,8 @@
 | verb         | measures                                         | against                        |
 |--------------|--------------------------------------------------|--------------------------------|
 | `kernels`    | lookup, backward and update in one process       | FBGEMM, plain torch, bandwidth |
-| `quantised`  | lookups of rows in 8 and 4 bits, one process     | FBGEMM, torch, bandwidth       |
-| `memory`     | what a backward and its update need beside a     | `nn.EmbeddingBag`              |
+| `quantised`  | lookups of rows in 8 and 4 bits, in one process  | FBGEMM, torch, bandwidth       |
+| `memory`     | memory of a backward and its update, besides the | `nn.EmbeddingBag`              |
 |              | table                                            |                                |
 | `step`       | the embedding step on several ranks, under plans | TorchRec, the best plan        |
 |              | and transports                                   |                                |
@@ -15,13 +15,13 @@
 | `strategies` | sharding strategies: latency, memory, bytes      | each other                     |
 |              | exchanged                                        |                                |
 | `data`       | reading Parquet, and training from it            | training from memory           |
-| `dynamic`    | tables of any keys, which grow                   | static tables, Python's dict   |
-| `inference`  | how fast a trained model answers: p50, p99, rows | `nn.EmbeddingBag`, TorchRec    |
-|              | a second, eager, compiled and in C++             |                                |
+| `dynamic`    | dynamic tables, which grow                       | static tables, Python's dict   |
+| `inference`  | latency of a trained model: p50, p99, rows a     | `nn.EmbeddingBag`, TorchRec    |
+|              | second; eager, compiled and in C++               |                                |
 | `serve`      | a server under a rising load, in each protocol   | JSON rows, its own model       |
 | `start`      | commands from the command line to the first step | another recapp                 |
 
-A setting that cannot be is refused here, before anything is measured.
+Wrong settings are refused here, before the measurement starts.
 """
 
 if __name__ == "__main__":
@@ -50,8 +50,8 @@ from recapp.settings.option_files import options
 from recapp.settings.records import to_plain
 
 ROWS_FILE = "rows.json"
-SHORT = ("plan", "model")  # groups have these names, and Hydra would look for an option there
-PLANS: dict[str, Sequence[str]] = {  # that are measured without plan=...
+SHORT = ("plan", "model")  # also the names of groups, in which Hydra would look for an option
+PLANS: dict[str, Sequence[str]] = {  # plans of each verb without plan=...
     "step": (
         "table_wise",
         "row_wise",
@@ -70,14 +70,14 @@ ALONE = {
     "start": "runs whole commands",
     "inference": "measures one process",
 }
-"""The verbs that no ranks may be started for beside their own process, and why."""
+"""The verbs that must not run under torchrun or srun, with the reason."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
     Args:
-        argv: The arguments, by default those of the process.
+        argv: The arguments; None takes those of the process.
     """
     arguments = [_in_full(argument) for argument in (sys.argv[1:] if argv is None else argv)]
     return run("bench", measure, verbs=VERBS["bench"], argv=arguments)
@@ -93,7 +93,7 @@ def measure(given: Bench, job: Job) -> None:
     settings = settings_of(given, job)
     with TemporaryDirectory(prefix="recapp_bench_") as folder:
         found = _measured(replace(settings, folder=folder), given, job)
-    if found:  # ranks other than the first have nothing to print
+    if found:  # empty on ranks other than 0
         _report(found, job.verb, given.format)
 
 
@@ -106,22 +106,21 @@ def _in_full(argument: str) -> str:
 
 
 def settings_of(given: Bench, job: Job) -> BenchSettings:
-    """Return the settings of the measurement: checked, with the rules of each plan and no open
-    value.
+    """Return the checked, complete settings of the measurement, with the rules of each plan.
 
     Args:
         given: The settings of the command.
         job: The job: its verb and the folders of its options.
 
     Raises:
-        ConfigError: An unknown name, a backend that is not installed, a Python without TorchRec, or
-            ranks that were started beside this process, where it measures alone.
+        ConfigError: A name is unknown, a backend is not installed, a Python has no TorchRec, or
+            torchrun or srun started a verb that runs alone.
     """
     verb = job.verb
     if verb in ALONE and external_rank() is not None:
         raise ConfigError(f"bench {verb} {ALONE[verb]}: start it without torchrun or srun")
     own = given.bench
-    if verb == "start":  # needs nothing that computes
+    if verb == "start":  # needs neither plans nor torch
         caches = given.cache if isinstance(given.cache, tuple) else (given.cache,)
         return BenchSettings(
             verb=verb,
@@ -144,15 +143,15 @@ def settings_of(given: Bench, job: Job) -> BenchSettings:
 
 
 def _absolute(path: str | None) -> str | None:
-    """Return a path as an absolute one, with its links.
+    """Return an absolute path without resolving links.
 
-    The Python of an environment is a link; what it points to is a Python without the environment.
+    The Python of a virtual environment is a link. Its target is a Python without the environment.
     """
     return None if path is None else str(Path(path).expanduser().absolute())
 
 
 def _write_logs(dataset: DataSettings) -> None:
-    """Write the generated logs, unless they are there."""
+    """Write the generated logs, unless they exist."""
     if dataset.naming != "criteo":
         raise ConfigError(
             f"dataset.naming={dataset.naming}: data trains DLRMs over Criteo's columns; use "
@@ -204,9 +203,7 @@ def _commands_timed(settings: BenchSettings, job: Job) -> dict[str, Any]:
 
 
 def _served(settings: BenchSettings, job: Job) -> dict[str, str]:
-    """Return the checkpoint or artefact of each model that is measured; a generated model is
-    trained first.
-    """
+    """Return the checkpoint or artefact of each model. Generated models are trained first."""
     if settings.artefact is not None:
         return {Path(settings.artefact).name.partition(".")[0]: settings.artefact}
     from recapp.app.bench_inference import train_generated
@@ -223,7 +220,7 @@ def _served(settings: BenchSettings, job: Job) -> dict[str, str]:
 
 
 def _report(found: dict[str, Any], verb: str, format: str) -> None:
-    """Print records, and say where pictures are."""
+    """Print records, and the paths of pictures."""
     from recapp.benchmarks import columns
 
     pictures = found.pop("pictures")

@@ -3,9 +3,9 @@ plan.
 
     DIR/manifest.json (settings, plan) + command line -> ranks (`recapp.worker`) -> JOB/metrics.json
 
-Model, tables, data and split come from the checkpoint alone; exactly what the command line sets
-replaces them (`+plan=row_wise`, `trainer.devices=4`, `split=test`). On the data it was validated on
-a checkpoint reproduces the metrics it was saved with.
+Model, tables, data and split come from the checkpoint. The command line replaces only the settings
+that it names (`+plan=row_wise`, `trainer.devices=4`, `split=test`). On its validation data, a
+checkpoint reproduces the metrics that it was saved with.
 """
 
 if __name__ == "__main__":
@@ -13,7 +13,7 @@ if __name__ == "__main__":
     from recapp.processes.stopping import end_on_signals
 
     end_on_signals()  # before the imports below, which take a while
-    start_early()  # what ranks need is imported meanwhile
+    start_early()  # imports the ranks' modules meanwhile
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
     Args:
-        argv: The arguments, by default those of the process.
+        argv: The arguments; None takes those of the process.
     """
     return run("eval", evaluate, argv=argv)
 
@@ -40,8 +40,8 @@ def evaluate(recipe: Eval, job: Job) -> float | None:
     """Measure the checkpoint of one job on its ranks, and return the best metric of its task.
 
     Args:
-        recipe: The checkpoint's, with exactly what the command line sets replaced.
-        job: Where the metrics are written.
+        recipe: The checkpoint's recipe, changed by the command line.
+        job: The job. The metrics are written into its directory.
 
     Raises:
         ConfigError: No checkpoint is named, or there are no test data.

@@ -1,10 +1,10 @@
-"""`python -m recapp.export ckpt_path=DIR output=DIR quantize=int8`: make an artefact of a
-checkpoint, which is scored and served without the trainer.
+"""`python -m recapp.export ckpt_path=DIR output=DIR quantize=int8`: export a checkpoint as an
+artefact, to score and serve it without the trainer.
 
     DIR (checkpoint) -> tables in fewer bits, dense part, an example with its scores -> DIR
 
-Model and data come from the checkpoint alone. `recapp.load_model`, `recapp.predict` and
-`recapp.serve` take what it writes (`recapp/stored/artefact_manifest.py` says what that is).
+Model and data come from the checkpoint. `recapp.load_model`, `recapp.predict` and `recapp.serve`
+read the artefact. `recapp/stored/artefact_manifest.py` describes its files.
 """
 
 if __name__ == "__main__":
@@ -29,14 +29,14 @@ WITHOUT_EFFECT = (
     *("plan", "planner", "topology", "trainer", "engine", "launch", "optimizer", "metrics"),
     *("logger", "callbacks", "seed"),
 )
-"""Settings of training that mean nothing here."""
+"""Settings of training that have no effect on an artefact."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
     Args:
-        argv: The arguments, by default those of the process.
+        argv: The arguments; None takes those of the process.
     """
     return run("export", export, writes=False, argv=argv)
 
@@ -45,7 +45,7 @@ def export(recipe: ExportCommand, job: Job) -> None:
     """Write the artefact of one job, and print its report.
 
     Args:
-        recipe: The checkpoint's, with exactly what the command line sets replaced.
+        recipe: The checkpoint's recipe, changed by the command line.
         job: The job.
 
     Raises:

@@ -3,18 +3,18 @@ without data.
 
 | verb        | prints or writes                                                                   |
 |-------------|------------------------------------------------------------------------------------|
-| `explain`   | what lies where, what it costs, the next best, which rank sends what to which;     |
-|             | with `out=DIR` drawn                                                               |
-| `types`     | what each sharding type is for                                                     |
+| `explain`   | shards and costs of each rank, the next best plans, the bytes that ranks exchange; |
+|             | `out=DIR` draws them                                                               |
+| `types`     | the use of each sharding type                                                      |
 | `compare`   | two plans side by side: `a=mixed b=row_wise`, names or files                       |
 | `export`    | the plan as a file to edit and to train with, or `as=hugectr`                      |
-| `check`     | what was predicted beside what runs have measured: `path=RUN_OR_SWEEP`             |
+| `check`     | predictions next to the measurements of runs: `path=RUN_OR_SWEEP`                  |
 | `calibrate` | timings of this machine, as a hardware file for `topology.hardware=FILE`           |
-| `devices`   | the fewest devices on which tables fit that are only read, in 32, 16, 8 and 4 bits |
-| `scale`     | step time, memory and bytes as ranks grow; `path=RUN_OR_SWEEP` checks it against   |
+| `devices`   | the fewest devices that hold the tables for serving, in 32, 16, 8 and 4 bits       |
+| `scale`     | step time, memory and bytes as ranks grow; `path=RUN_OR_SWEEP` compares them with  |
 |             | runs on few ranks                                                                  |
 
-Without `+plan` the plan is the one that recapp would choose.
+Without `+plan`, recapp's planner chooses the plan.
 """
 
 if __name__ == "__main__":
@@ -40,20 +40,20 @@ VERBS = {
     "devices": "recapp.app.plan_serving",
     "scale": "recapp.app.plan_and_runs",
 }
-"""The module with the function of each verb, which has the verb's name; imported on use."""
+"""The module of each verb, imported on use. It has a function with the verb's name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
     Args:
-        argv: The arguments, by default those of the process.
+        argv: The arguments; None takes those of the process.
     """
     return run("plan", answer, verbs=tuple(VERBS), writes=False, argv=argv)
 
 
 def answer(recipe: OnPaper, job: Job) -> None:
-    """Run the verb."""
+    """Run the verb of the job."""
     with loading():
         verb = getattr(import_module(VERBS[job.verb]), job.verb)
     verb(recipe, job)

@@ -4,9 +4,9 @@ number of ranks, under any plan.
     DIR/manifest.json (settings) + command line -> ranks (`recapp.worker`)
         -> FILE.parquet.parts/part-*.parquet -> FILE.parquet, JOB/metrics.json
 
-Columns, transforms and id rules are those of training, and come from the checkpoint alone: neither
-the training data nor a label need be there. The scores stand in the order of the input, and are the
-same on any number of ranks. The same command again goes on where one was ended.
+Columns, transforms and id rules are those of training. They come from the checkpoint, so neither
+training data nor labels are needed. Scores are in the order of the input, and are the same on any
+number of ranks. If the command was ended, the same command continues its work.
 """
 
 if __name__ == "__main__":
@@ -14,7 +14,7 @@ if __name__ == "__main__":
     from recapp.processes.stopping import end_on_signals
 
     end_on_signals()  # before the imports below, which take a while
-    start_early()  # what ranks need is imported meanwhile
+    start_early()  # imports the ranks' modules meanwhile
 
 from collections.abc import Sequence
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
     Args:
-        argv: The arguments, by default those of the process.
+        argv: The arguments; None takes those of the process.
     """
     return run("predict", predict, argv=argv)
 
@@ -47,8 +47,8 @@ def predict(recipe: Predict, job: Job) -> float | None:
     """Score the input of one job on its ranks, and return the mean score.
 
     Args:
-        recipe: The stored model's, with exactly what the command line sets replaced.
-        job: Where the metrics are written.
+        recipe: The stored model's recipe, changed by the command line.
+        job: The job. The metrics are written into its directory.
 
     Raises:
         ConfigError: No checkpoint, input or output is named.

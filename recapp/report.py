@@ -1,10 +1,11 @@
 """`python -m recapp.report path=DIR`: write the report of a sweep, a training run or an evaluation,
-from what its directory holds.
+from the files in its directory.
 
     DIR -> DIR/report.html, DIR/*.png
 
-A sweep of `recapp.train` ends with it; this command writes it anew, or writes that of a single run.
-Nothing is measured, no rank is started, and the page needs neither network nor script.
+A sweep of `recapp.train` writes its report at the end. This command writes it again, or writes the
+report of a single run. It measures nothing and starts no rank. The page needs neither network nor
+scripts.
 """
 
 if __name__ == "__main__":
@@ -30,13 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
     Args:
-        argv: The arguments, by default those of the process.
+        argv: The arguments; None takes those of the process.
     """
     return run("report", report, writes=False, argv=argv)
 
 
 def report(settings: Report, job: Job) -> None:
-    """Write the report of a directory, and print which files it has.
+    """Write the report of a directory, and print the report's files.
 
     Raises:
         ConfigError: There is no run, or a file cannot be written.
@@ -55,7 +56,7 @@ def report(settings: Report, job: Job) -> None:
 
 
 def _file_or_why(row: Mapping[str, Any]) -> str:
-    """Return the file of a row, or why it was left out.
+    """Return the file of a row, or the reason why it was left out.
 
     One column holds both: a column of reasons, mostly empty, would leave too little room for names
     of files.

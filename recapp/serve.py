@@ -2,8 +2,8 @@
 
     DIR -> model, checked -> socket -> requests -> scores, until a signal comes
 
-What is asked and answered stands in `recapp/serving/app.py`. With `ranks=N` the model's tables lie
-over N processes, of which the first one answers.
+`recapp/serving/app.py` describes requests and answers. With `ranks=N`, N processes hold the model's
+tables, and rank 0 answers.
 """
 
 if __name__ == "__main__":
@@ -32,14 +32,14 @@ from recapp.settings.records import to_plain
 from recapp.transport.pulse import SILENT_SECONDS
 
 NEEDED = ("starlette", "uvicorn")
-SECONDS_TO_END = 5.0  # beyond timeout_s, in which what has come is answered
+SECONDS_TO_END = 5.0  # after timeout_s, during which pending requests are answered
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
     Args:
-        argv: The arguments, by default those of the process.
+        argv: The arguments; None takes those of the process.
     """
     return run("serve", serve, writes=False, argv=argv)
 
@@ -102,12 +102,12 @@ def _serve_on_ranks(settings: Serve) -> None:
                 timeout=SILENT_SECONDS,
                 reloads=True,
             )
-        except Stopped:  # which is how a server ends
+        except Stopped:  # a server ends by a signal
             return
 
 
 def _serve_as_rank(settings: Serve) -> None:
-    """Do the part of a rank that others have started."""
+    """Serve as one of the ranks that torchrun or srun started."""
     from recapp.app.serving_worker import run as run_rank
 
     with as_rank():

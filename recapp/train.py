@@ -4,10 +4,10 @@ devices.
     settings -> JOB/resolved.yaml.tmp -> ranks (`recapp.worker`, each reads it)
              -> JOB/resolved.yaml, JOB/metrics.json
 
-This process only composes the settings, starts the ranks and waits; with `-m` it does so once for
-each job and compares the jobs so far after each; the last one is followed by the sweep's report.
-Under torchrun or srun the ranks have been started: then each of them runs this module, and the
-worker's `run` in its own process.
+This process only composes the settings, starts the ranks and waits. With `-m` it does so for each
+job, compares the jobs so far after each one, and writes the sweep's report at the end. Under
+torchrun or srun the ranks exist already: each rank runs this module, which calls the worker's `run`
+in the same process.
 """
 
 if __name__ == "__main__":
@@ -15,7 +15,7 @@ if __name__ == "__main__":
     from recapp.processes.stopping import end_on_signals
 
     end_on_signals()  # before the imports below, which take a while
-    start_early()  # what ranks need is imported meanwhile
+    start_early()  # imports the ranks' modules meanwhile
 
 from collections.abc import Sequence
 from functools import partial
@@ -30,7 +30,7 @@ from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.recipe.recipe import Train
 
-# no report after a signal, as whoever stops a sweep does not wait: python -m recapp.report makes it
+# a signal ends a sweep at once, without its report: python -m recapp.report writes it
 FIRST_CODE_OF_SIGNALS = 128
 
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") ->
     """Run the command and return its exit code.
 
     Args:
-        argv: The arguments, by default those of the process.
+        argv: The arguments; None takes those of the process.
         worker: The module that the ranks run.
     """
     sweep = SweepProgress()
@@ -51,11 +51,11 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") ->
 
 
 def train_job(recipe: Train, job: Job, *, worker: str, sweep: SweepProgress) -> float | None:
-    """Train one job on its ranks, and return the objective of a sweeper.
+    """Train one job on its ranks, and return the sweeper's objective.
 
     Args:
-        recipe: That of the job.
-        job: Where it writes.
+        recipe: The recipe of the job.
+        job: The job.
         worker: The module that the ranks run.
         sweep: The jobs of the sweep so far.
     """
@@ -75,7 +75,7 @@ def train_job(recipe: Train, job: Job, *, worker: str, sweep: SweepProgress) -> 
 
 
 def note_no_validation_rows(recipe: Train) -> None:
-    """Note where no row validates: such a run has no metrics, and no checkpoint is the best."""
+    """Print if no row validates: the run then has no metrics and no best checkpoint."""
     named = recipe.without_validation
     if named and not external_rank():
         console.note(

@@ -3,9 +3,9 @@
     JOB/resolved.yaml.tmp -> run -> JOB/resolved.yaml, JOB/checkpoints/*.ckpt,
                                     JOB/metrics.json, JOB/csv
 
-Evaluation and prediction leave the first and the last but one of these. `python -m recapp.train`
-starts this module on every rank; under torchrun and srun it calls `run` in the rank's own process.
-Hydra composes nothing here: the settings are plain values. Only rank 0 prints.
+Of these, evaluation and prediction write only `resolved.yaml` and `metrics.json`. `python -m
+recapp.train` starts this module on every rank; under torchrun and srun it calls `run` in the rank's
+own process. The settings are plain values, so ranks need no Hydra. Only rank 0 prints.
 """
 
 from functools import partial
@@ -23,16 +23,17 @@ from recapp.settings.records import to_plain
 
 
 def run(settings: dict[str, Any], job_dir: Path) -> None:
-    """Train or, where the settings name a split, evaluate, or, where they name an input, predict;
-    on rank 0 write `metrics.json` into the job directory.
+    """Train, evaluate or predict, and on rank 0 write `metrics.json` into the job directory.
+
+    Settings with a split evaluate, and settings with an input predict.
 
     Args:
         settings: The settings, composed and resolved, with absolute paths.
         job_dir: The directory in which the run writes.
 
     Raises:
-        RecappError: An error that a person can mend.
-        Stopped: A signal has ended training, and what is left of it is written.
+        RecappError: An error that the user can fix.
+        Stopped: A signal has ended training. Its checkpoint and metrics are written.
     """
     command = "predict" if "input" in settings else "eval" if "split" in settings else "train"
     recipe = recipe_of(settings, command)
@@ -57,8 +58,8 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
     """Train one model.
 
     Returns:
-        On rank 0 what goes into `metrics.json`, on other ranks nothing; and the signal that has
-        ended training early, or None.
+        The content of `metrics.json` on rank 0, an empty dict on other ranks; and the signal that
+        has ended training early, or None.
     """
     from recapp.app.measured import metrics_of_run, note_no_validation, write_prediction
     from recapp.app.resume import catch_up, changed_optimizer, end_without_training
@@ -155,7 +156,7 @@ def evaluate(recipe: Eval) -> dict[str, Any]:
     """Measure a checkpoint.
 
     Returns:
-        On rank 0 what goes into `metrics.json`, on other ranks nothing.
+        The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
     from recapp.recipe import lightning_trainer, training
     from recapp.recipe.model import build_model
@@ -188,7 +189,7 @@ def predict(recipe: Predict) -> dict[str, Any]:
     """Score the rows of the input, and write the scores.
 
     Returns:
-        On rank 0 what goes into `metrics.json`, on other ranks nothing.
+        The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
     from recapp.app.check_prediction import model_of
     from recapp.app.trained_model import model_on_ranks

@@ -1,1 +1,1 @@
-"""What a model is trained for: labels, loss, metrics, outputs by name, what "best" means."""
+"""Tasks: the labels, outputs, loss, metrics and best metric that a model is trained with."""

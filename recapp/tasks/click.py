@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 class ClickTask(Task):
     """Predict whether a row was clicked.
 
-    The model gives the logit of a click for each sample, and the loss is the binary cross entropy
-    of it. Metrics are those of `recapp.metrics`.
+    The model returns the logit of a click for each sample. The loss is the binary cross entropy.
+    Metrics are those of `recapp.metrics`.
 
     Args:
-        names: The metrics that are measured; None takes all of them.
-        label: The label that is predicted; None takes the only one of the data.
+        names: The metrics to measure; None measures all of them.
+        label: The label to predict; None takes the only label of the data.
     """
 
     known = (
-        # seeds of one setting differ by up to .004
+        # between seeds, the AUC of one setting differs by up to .004
         Measure("auc", "AUC", "max", training="train_auc", shown=True, fall=0.005),
         Measure("log_loss", "log loss", "min", training="train_loss", shown=True, defined=True),
         Measure("normalized_entropy", "normalised entropy", "min"),
@@ -38,8 +38,9 @@ class ClickTask(Task):
         self.outputs = (Output("logit", label),)
 
     def loss(self, outputs: "Mapping[str, Tensor]", batch: "Batch") -> "Tensor":
-        """Return the mean binary cross entropy in nats, a scalar; 0 for an empty batch. Weights of
-        samples multiply their entropies.
+        """Return the mean binary cross entropy in nats, a scalar; 0 for an empty batch.
+
+        Sample weights multiply the entropies.
         """
         from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -50,11 +51,11 @@ class ClickTask(Task):
         return loss / max(batch.rows, 1)
 
     def make_metric(self, name: str, sync_on_compute: bool) -> "Metric":
-        """Return a fresh metric of `recapp.metrics`."""
+        """Return a new metric of `recapp.metrics`."""
         from recapp.metrics import click_metrics
 
         return click_metrics([name], sync_on_compute)[name]
 
 
 CLICK = Measures(ClickTask.known, ClickTask.best)
-"""The metrics of clicks, those of every run that has not stored which ones its task has."""
+"""The metrics of clicks, also for runs that did not store the metrics of their task."""

@@ -1,9 +1,9 @@
-"""The metrics of a task in words: title, direction, where each is shown. Plain values, which a run
-stores, so that its report needs no task.
+"""Descriptions of a task's metrics: title, direction, places that show them. A run stores them as
+plain values, so its report needs no task.
 
     JOB/task.json    {"best": "auc", "metrics": [{"name": "auc", "title": "AUC", ...}, ...]}
 
-A metric `auc` is called `val_auc` and `test_auc` where validation and test have measured it.
+Validation logs a metric `auc` as `val_auc`, test as `test_auc`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,18 +16,18 @@ TRAINING = "train_"
 
 @dataclass(frozen=True)
 class Measure:
-    """A metric in words.
+    """The description of a metric.
 
     Args:
         name: The name in `metrics.names`.
-        title: The name as people read it: `AUC`, `log loss`.
-        better: `max` where larger is better, `min` where smaller is, None where neither is.
-        output: The output of the model that it is computed from; empty where there is only one.
-        training: The curve of training that is drawn beside that of validation: `train_loss`, or
-            `train_<name>`, which is then logged while training runs.
-        shown: Whether progress, comparisons and tables of a sweep show it; they do not show all.
-        defined: Whether it is a finite number on any rows, unless the predictions are not finite.
-        fall: How much worse than the best so far is worth a note; None where nothing is.
+        title: The name for people: `AUC`, `log loss`.
+        better: `max` if larger is better, `min` if smaller is, None if neither is.
+        output: The output of the model that the metric reads; empty if there is only one.
+        training: The training curve to draw with the validation curve: `train_loss`, or
+            `train_<name>`, which is then logged during training.
+        shown: Whether progress, comparisons and tables of a sweep show the metric.
+        defined: Whether the metric is finite on any rows if the predictions are finite.
+        fall: The fall below the best value so far that prints a note; None prints no note.
     """
 
     name: str
@@ -41,22 +41,22 @@ class Measure:
 
     @property
     def of_validation(self) -> str:
-        """The name of what validation measures: `val_auc`."""
+        """The name of the metric in validation: `val_auc`."""
         return f"{VALIDATION}{self.name}"
 
     @property
     def running(self) -> bool:
-        """Whether its value over the epoch's training rows so far is logged and shown."""
+        """Whether the metric's value over the epoch's training rows so far is logged and shown."""
         return self.training == f"{TRAINING}{self.name}"
 
 
 @dataclass(frozen=True)
 class Measures:
-    """The metrics of a task, in the order in which they are listed.
+    """The metrics of a task, in the order of lists and tables.
 
     Args:
         metrics: The metrics; `metrics.names` chooses them.
-        best: The name of the metric by which checkpoints are chosen and sweeps are won.
+        best: The name of the metric that chooses the best checkpoint and the best run of a sweep.
     """
 
     metrics: tuple[Measure, ...]
@@ -66,36 +66,36 @@ class Measures:
         return iter(self.metrics)
 
     def get(self, name: str) -> Measure | None:
-        """Return a metric by its name, with or without `val_`; None where there is none."""
+        """Return the metric of a name, with or without `val_`, or None."""
         name = name.removeprefix(VALIDATION)
         return next((measure for measure in self.metrics if measure.name == name), None)
 
     @property
     def objective(self) -> str:
-        """The name of what validation measures of the best: `val_auc`."""
+        """The name of the best metric in validation: `val_auc`."""
         return f"{VALIDATION}{self.best}"
 
     @property
     def mode(self) -> str:
-        """`min` where the least value of the best metric is best, else `max`."""
+        """`min` if smaller values of the best metric are better, else `max`."""
         found = self.get(self.best)
         return found.better or "max" if found else "max"
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """The names of what validation measures and every table shows."""
+        """The validation names of the metrics that every table shows."""
         return tuple(measure.of_validation for measure in self.metrics if measure.shown)
 
     def plain(self) -> dict[str, Any]:
-        """Return them as a file keeps them."""
+        """Return the metrics as plain values for a file."""
         return {"best": self.best, "metrics": [asdict(measure) for measure in self.metrics]}
 
 
 def measures_from(plain: Mapping[str, Any]) -> Measures:
-    """Return the metrics that a file keeps; entries that are not known are left out.
+    """Return the metrics of a file's plain values, without unknown entries.
 
     Raises:
-        ValueError: It keeps no metrics.
+        ValueError: The values are no metrics.
     """
     known = {field.name for field in fields(Measure)}
     try:

@@ -1,12 +1,13 @@
-"""A task is what a model is trained for. It names the outputs that the model gives and the labels
-that they are compared with, and has the loss and the metrics.
+"""A task defines the goal of training a model: the outputs, the labels to compare them with, the
+loss and the metrics.
 
     model(batch) -> outputs by name -> task.loss(outputs, batch) -> backward
                                     -> task.update(metrics, outputs, batch) -> val_auc, ...
                                     -> task.scores(outputs) -> columns of a prediction
 
-A task is one file and one file of settings, inside of recapp or in a folder of your own. Whoever
-trains, prints, compares, draws or predicts asks it. This one has two labels and two outputs:
+A task is a Python file and a file of settings, in recapp or in a folder of your own. Training,
+progress, comparisons, pictures and predictions all use it. This task has two labels and two
+outputs:
 
     # mine/shop_task.py
     from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
@@ -41,7 +42,7 @@ trains, prints, compares, draws or predicts asks it. This one has two labels and
 
 Its model returns `{"click": logits_B, "order": logits_B}`. `PYTHONPATH=mine python -m recapp.train
 --config-dir mine task=shop model=...` trains it on data with `dataset.label=[clicked,ordered]`.
-Artefacts, servers and `load_model` have one output, a logit; `recapp.predict` has all.
+Artefacts, servers and `load_model` support one output, a logit; `recapp.predict` supports several.
 
 Shapes: B samples of a batch on this rank.
 """
@@ -54,7 +55,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from recapp.errors import ConfigError, suggest
 from recapp.tasks.measures import Measure, Measures
 
-if TYPE_CHECKING:  # commands make tasks without the seconds that importing torch takes
+if TYPE_CHECKING:  # commands make tasks without importing torch, which takes seconds
     from torch import Tensor
     from torchmetrics import Metric
 
@@ -68,10 +69,10 @@ class Output:
     """An output of a model: a number for each sample.
 
     Args:
-        name: The name under which the model gives it.
-        label: The label that it is compared with; None takes the only one of the data.
-        real: Whether the label may be any finite number; else it is 0 or 1.
-        column: The column of a prediction that it fills.
+        name: The name under which the model returns the output.
+        label: The label to compare the output with; None takes the only label of the data.
+        real: Whether the label may be any finite number; if not, it is 0 or 1.
+        column: The column of a prediction that the output fills.
         activation: `sigmoid` turns a logit into the probability that is written; `identity` leaves
             the number as it is.
     """
@@ -84,14 +85,14 @@ class Output:
 
 
 class Task(ABC):
-    """What is trained: a subclass names outputs and metrics, and computes the loss.
+    """The base class of tasks: a subclass names outputs and metrics, and computes the loss.
 
-    `outputs` are those of the model. `known` are the metrics that can be measured, and `best` is
-    the name of the one by which checkpoints are chosen and sweeps are won. `measures` are the
-    chosen metrics.
+    `outputs` are the outputs of the model. `known` are the metrics that can be measured. `best`
+    names the metric that chooses the best checkpoint and the best run of a sweep. `measures` are
+    the chosen metrics.
 
     Args:
-        names: The metrics that are measured, `metrics.names`; None takes all that are known.
+        names: The metrics to measure, `metrics.names`; None measures all known ones.
 
     Raises:
         ConfigError: A metric is not known.
@@ -111,30 +112,30 @@ class Task(ABC):
 
     @property
     def known_measures(self) -> Measures:
-        """All metrics that the task knows, in words, whichever were chosen."""
+        """The descriptions of all metrics that the task knows, chosen or not."""
         return Measures(self.known, self.best)
 
     @abstractmethod
     def loss(self, outputs: "Mapping[str, Tensor]", batch: "Batch") -> "Tensor":
-        """Return the mean loss over the samples of a batch, a scalar; 0 where there are none.
+        """Return the mean loss over the samples of a batch, a scalar; 0 for an empty batch.
 
         Args:
             outputs: The outputs of the model by name, each [B].
-            batch: The batch that they were computed from.
+            batch: The batch that the outputs were computed from.
         """
 
     @abstractmethod
     def make_metric(self, name: str, sync_on_compute: bool) -> "Metric":
-        """Return a fresh metric, which is updated with (output_B, label_B).
+        """Return a new metric. Its `update` takes (output_B, label_B).
 
         Args:
-            name: The name of one of `known`.
-            sync_on_compute: Whether `compute` covers the batches of all ranks, which then all have
-                to call it.
+            name: The name of a metric in `known`.
+            sync_on_compute: Whether `compute` covers the batches of all ranks. If so, every rank
+                must call it.
         """
 
     def make_metrics(self, sync_on_compute: bool = True) -> "dict[str, Metric]":
-        """Return fresh metrics by name, those of `measures`."""
+        """Return new metrics by name, one for each of `measures`."""
         return {one.name: self.make_metric(one.name, sync_on_compute) for one in self.measures}
 
     def labels(self, batch: "Batch") -> "dict[str, Tensor]":
@@ -145,23 +146,22 @@ class Task(ABC):
         }
 
     def weights(self, batch: "Batch") -> "dict[str, Tensor]":
-        """Return the weights of the samples by output, each [B]; samples of an output that is
-        missing count 1 each.
+        """Return the sample weights by output, each [B]. If an output is missing, each of its
+        samples counts 1.
         """
         given = batch.weights
         names = {output.name: output.label or next(iter(given), "") for output in self.outputs}
         return {name: given[label] for name, label in names.items() if label in given}
 
     def check_labels(self, labels: Sequence[str]) -> tuple[str, ...]:
-        """Check that the data have the labels of the outputs, and return the names of those that
-        may be any finite number.
+        """Check that the data have the labels of the outputs, and return the names of the labels
+        that may be any finite number.
 
         Args:
             labels: The names of the labels of the data, `dataset.label`.
 
         Raises:
-            ConfigError: A label is missing, or it is not clear which one an output is compared
-                with.
+            ConfigError: A label is missing, or an output names no label and the data have several.
         """
         several = f"[{','.join(labels)}]"
         of_data = f"dataset.label={several if len(labels) != 1 else labels[0]}"
@@ -185,12 +185,12 @@ class Task(ABC):
         outputs: "Mapping[str, Tensor]",
         batch: "Batch",
     ) -> None:
-        """Add a batch to metrics; an empty batch changes nothing.
+        """Update metrics with a batch; an empty batch changes nothing.
 
         Args:
-            metrics: The metrics by name, as `make_metrics` gives them.
+            metrics: The metrics by name, from `make_metrics`.
             outputs: The outputs of the model by name, each [B].
-            batch: The batch that they were computed from.
+            batch: The batch that the outputs were computed from.
         """
         labels = self.labels(batch)
         for name, metric in metrics.items():
@@ -214,9 +214,9 @@ class Task(ABC):
         """Return the outputs of a model by name.
 
         Args:
-            found: What its forward has returned: a mapping, or a tensor, which is taken for the
-                only output.
-            rows: The samples of the batch, B.
+            found: The result of the model's forward: a mapping, or a tensor if there is only one
+                output.
+            rows: The number of samples in the batch, B.
             model: The name of the model's class, for errors.
 
         Raises:
@@ -241,7 +241,7 @@ class Task(ABC):
         return {output.name: given[output.name] for output in self.outputs}
 
     def check_one_logit(self) -> None:
-        """Check that artefacts, servers and scorers can hold the outputs: they have one logit.
+        """Check that the task has one output, a logit, as artefacts, servers and scorers require.
 
         Raises:
             ConfigError: There are several outputs, or the only one is no logit.
@@ -265,10 +265,10 @@ class Task(ABC):
 
 
 def only_output(found: "Tensor | Mapping[str, Tensor]") -> "Tensor":
-    """Return the output of a model that has one: its tensor, or the one of its mapping.
+    """Return the only output of a model: its tensor, or the one value of its mapping.
 
     Raises:
-        ConfigError: The model gives several.
+        ConfigError: The model returns several outputs.
     """
     if not isinstance(found, Mapping):
         return found

@@ -57,8 +57,8 @@ class TorchRecBenchmark:
     def benchmark_forward(self, model: nn.Module, batch: Any, batch_size: int) -> ForwardTimes:
         """Time the forward of a model, without gradients. Every rank of the model calls this.
 
-        The ranks begin each forward together, and its time is that of the slowest rank. The mode
-        of the model stays as it is: call `model.eval()` first if the model has dropout or the like.
+        The ranks begin each forward together, and the time is that of the slowest rank. The mode of
+        the model stays as it is: call `model.eval()` first for a model with layers such as dropout.
 
         Args:
             model: A sharded model, or any other module.

@@ -1,4 +1,4 @@
-"""TorchRec's optimiser that clips gradients before each step: those of the dense part, or those of
+"""TorchRec's optimiser that clips gradients before each step, either of the dense part alone or of
 the dense part and the tables (`recapp/optim/clipping.py`).
 
 Names and argument order are those of `torchrec/optim/clipping.py`.

@@ -31,7 +31,7 @@ class MCHEvictionPolicy(ABC):
     Args:
         threshold_filtering_func: Chooses the ids of an interval that count, by their occurrences
             in the interval (`Threshold`); None takes all. A table with such a function uses
-            numbers of ids as rows when it is sharded, too.
+            numbers of ids as rows even if it is sharded.
 
     Raises:
         ConfigError: `threshold_filtering_func` is no function.

@@ -56,7 +56,7 @@ class ForeignLoader(Loader):
 
 
 class ForeignFinder(MetaPathFinder):
-    """Finds the modules of the table; it stands before Python's own finders."""
+    """Finds the modules of the table; `install` puts this finder before Python's own finders."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -93,7 +93,7 @@ def found(path: str, name: str) -> Any:
 
     Args:
         path: The module, without the name of the package; empty for the package itself.
-        name: A name in it, or a module below it.
+        name: A name in the module, or the name of a submodule.
 
     Raises:
         AttributeError: The table has no such name or module.

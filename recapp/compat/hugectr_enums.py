@@ -122,7 +122,7 @@ class Check_t(NamedEnum):
 
 
 class LrPolicy_t(NamedEnum):
-    """HugeCTR's learning-rate policies; it has one."""
+    """HugeCTR's learning-rate policy; there is only one."""
 
     fixed = "fixed"
 

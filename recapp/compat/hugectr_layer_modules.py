@@ -189,8 +189,8 @@ class WeightMultiply(nn.Module):
 
 
 class MultiCross(nn.Module):
-    """Cross layers: with a projection those of DCN v2, x' = x0 (U (V x) + b) + x; without a
-    projection those of DCN v1, x' = x0 (w . x) + b + x.
+    """Cross layers. With a projection a layer is that of DCN v2, x' = x0 (U (V x) + b) + x; without
+    one it is that of DCN v1, x' = x0 (w . x) + b + x.
 
     Args:
         columns: The columns of the input, K.

@@ -225,7 +225,7 @@ class Model:
         """Train on one rank for each GPU that the solver lists.
 
         The run's directory is the parent of `snapshot_prefix` if that is a path, or a new one in
-        `outputs`. It holds the checkpoints, curves, metrics and the settings of the program.
+        `outputs`. The directory holds checkpoints, curves, metrics and the settings of the program.
 
         Args:
             num_epochs: The number of epochs, if the solver does not repeat the data.

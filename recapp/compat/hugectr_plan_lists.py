@@ -106,8 +106,8 @@ def plan_from_values(
     source: str,
     lookups: Sequence[TableLookup] | None = None,
 ) -> ShardingPlan:
-    """Return a HugeCTR plan as recapp's plan, with one rank for each GPU. It leaves the modes of
-    sharded tables open, unless the plan has a compression strategy.
+    """Return a HugeCTR plan as recapp's plan, with one rank for each GPU. The modes of sharded
+    tables stay open, unless the plan has a compression strategy.
 
     Args:
         values: The plan as plain values of JSON.

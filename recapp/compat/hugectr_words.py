@@ -5,10 +5,10 @@
     tables.lookups   {table_config: table_0, bottom_name: C1, top_name: emb, combiner: average}
                   -> {table: table_0, feature: C1, output: emb, combiner: mean}
 
-Settings may list tables in either vocabulary, or in both. `in_recapp_words` translates them before
-they are checked, those of the command line and those of stored files alike, so that the rest of
-recapp reads recapp's words only. The same tables of words serve programs that were written for
-HugeCTR (`recapp/compat/hugectr_collection.py`).
+Settings may list tables in either vocabulary, or in both. `in_recapp_words` translates the settings
+of command lines and of stored files before recapp checks them, so that the rest of recapp reads
+recapp's words only. Programs for HugeCTR use the same tables of words
+(`recapp/compat/hugectr_collection.py`).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -37,7 +37,7 @@ LOOKUP_WORDS = {
     "bottom_name": "feature",
     "top_name": "output",
 }
-"""recapp's name of each value of a table and of a lookup; a value that is missing has one name."""
+"""recapp's name for each name of a setting of a lookup; `TABLE_WORDS` has those of a table."""
 
 COMBINERS = {"sum": "sum", "mean": "mean", "average": "mean", "concat": "concat"}
 """recapp's name of each combiner."""
@@ -83,7 +83,7 @@ def in_recapp_words(tables: Any) -> Any:
 
 
 def combiner_of(word: str, where: str) -> PoolingType:
-    """Return recapp's name of the way in which a lookup makes one vector of a bag's rows.
+    """Return the pooling type of a lookup for the name of its combiner.
 
     Args:
         word: The combiner's name in HugeCTR or in recapp: `average` is `mean`.
@@ -102,7 +102,7 @@ def combiner_of(word: str, where: str) -> PoolingType:
 
 
 def rows_of(rows: Any) -> Any:
-    """Return a number of rows in recapp's words: HugeCTR's -1 is a table that grows."""
+    """Return a number of rows in recapp's words: HugeCTR's -1 is recapp's `dynamic`."""
     return DYNAMIC if rows == -1 else rows
 
 
@@ -114,10 +114,9 @@ def table_name(
     Args:
         name: The name of the table.
         table_id: The table's number.
-        id_space: The number of the set of keys that the table is read by, which several tables may
-            share.
-        taken: The names of the tables before it. Their count is the table's number where no other
-            number is given.
+        id_space: The number of the set of keys that index the table; several tables may share one.
+        taken: The names of the earlier tables. Their count is the table's number if no other number
+            is given.
     """
     if name is not None:
         return name
@@ -179,11 +178,11 @@ def _lookup(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _checked(
     values: Mapping[str, Any], types: Mapping[str, Any], known: Iterable[str], where: str
 ) -> dict[str, Any]:
-    """Return an entry in which the settings that have a type here are checked.
+    """Check the settings of an entry that have a type in `types`, and return the entry.
 
     Args:
         values: The entry.
-        types: The type of each setting that is HugeCTR's own, or that takes a word of HugeCTR's.
+        types: The type of each setting that has a name or a word of HugeCTR's.
         known: The names of all settings of such an entry.
         where: The entry, for errors.
     """

@@ -403,8 +403,8 @@ class ManagedCollisionCollection(nn.Module):
         return ManagedCollisionCollection(modules, self._embedding_configs)
 
     def on_ranks(self, comm: Comm) -> "ManagedCollisionCollection":
-        """Return a copy that gives ids the same numbers on all ranks: it counts the ids of all
-        ranks, and starts from the numbers of rank 0. Every rank calls this.
+        """Return a copy that gives ids the same numbers on all ranks. The copy counts the ids of
+        all ranks, and starts from the numbers of rank 0. Every rank calls this.
 
         Args:
             comm: The communicator of the ranks; its device holds the numbers.

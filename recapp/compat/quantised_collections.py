@@ -72,7 +72,7 @@ class EmbeddingBagCollection(ShardedEmbeddingBagCollection, QuantisedCollection)
     """A quantised collection of bags; `from_float` makes it.
 
     Args:
-        shared: The tables that it shares with other collections, as in the sharded collection.
+        shared: The tables of all collections of the model, as in the sharded collection.
         member: The number of the collection.
         held: The tables of the model, as in `QuantisedCollection`.
         output_dtype: The type of the vectors.
@@ -117,7 +117,7 @@ class EmbeddingCollection(ShardedEmbeddingCollection, QuantisedCollection):
     """A quantised collection of sequences; `from_float` makes it.
 
     Args:
-        shared: The tables that it shares with other collections, as in the sharded collection.
+        shared: The tables of all collections of the model, as in the sharded collection.
         member: The number of the collection.
         need_indices: Whether outputs carry the rows of ids.
         held: The tables of the model, as in `QuantisedCollection`.

@@ -61,8 +61,8 @@ def quantize_embeddings(
     output_dtype: torch.dtype = torch.float32,
     per_table_weight_dtype: Mapping[str, torch.dtype] | None = None,
 ) -> nn.Module:
-    """Return a read-only model whose tables are stored in fewer bits, in one process. It quantises
-    the collections of bags and of sequences (TorchRec: of bags alone).
+    """Return a read-only model whose tables are stored in fewer bits, in one process. All
+    collections are quantised, those of sequences too (TorchRec: those of bags alone).
 
     Args:
         module: A trained model or collection. Its collections are unsharded, or sharded over this

@@ -17,8 +17,8 @@ class RowWiseAdagrad(Optimizer):
 
         s_r += mean of g_r^2;   w_r -= lr * g_r / (sqrt(s_r) + eps)
 
-    The last dimension is the columns; all others are rows. In `apply_optimizer_in_backward` it
-    selects the row rule `rowwise_adagrad`, which computes the same on the rows that a batch
+    The last dimension is the columns; all others are rows. `apply_optimizer_in_backward` with this
+    class selects the row rule `rowwise_adagrad`, which computes the same for the rows that a batch
     touches. Source: FBGEMM's EXACT_ROWWISE_ADAGRAD; name and defaults are those of
     `torchrec.optim.RowWiseAdagrad`.
 

@@ -89,8 +89,8 @@ class WrappedSharder(CollectionSharder):
 
 
 class FeatureProcessedEmbeddingBagCollectionSharder(WrappedSharder):
-    """A sharder of collections with feature processors. It allows every sharding type; TorchRec has
-    no row-wise types for them.
+    """A sharder of collections with feature processors, for every sharding type; TorchRec has no
+    row-wise types for them.
 
     Args:
         ebc_sharder: The `sharder` of `WrappedSharder`.

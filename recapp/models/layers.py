@@ -125,8 +125,8 @@ class _PairDots(torch.autograd.Function):
 
     Backward expands the gradients of the pairs into a symmetric matrix, which needs one product
     instead of a scatter and two products. At B = 1024, F = 27, D = 16 on one core, forward and
-    backward take 1.3 ms; autograd's backward of bmm and `gather` makes it 2.5 ms, indexing with the
-    rows and columns of the triangle 4.4 ms.
+    backward take 1.3 ms. With autograd's backward, bmm and `gather` take 2.5 ms, and indexing by
+    the rows and columns of the triangle takes 4.4 ms.
     """
 
     @staticmethod

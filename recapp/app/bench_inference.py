@@ -48,8 +48,8 @@ def train_generated(model: ServedModel, folder: Path, job: Job) -> Path:
     """Write logs, train a DLRM on them for one step, and return its checkpoint.
 
     Args:
-        model: The shape of its tables.
-        folder: Where logs and checkpoint are written.
+        model: The model, with the shapes of its tables.
+        folder: The directory of logs and checkpoint.
         job: The job of the command.
     """
     recipe = recipe_under(
@@ -137,7 +137,7 @@ def served_model(
         path: A checkpoint or an artefact. An artefact is measured as it is.
         quantize: The ways to store the tables of a checkpoint.
         compiles: Whether to compile dense parts.
-        folder: Where artefacts are written.
+        folder: The directory of artefacts.
         program: The C++ program; None if it was not built.
     """
     artefacts = {}

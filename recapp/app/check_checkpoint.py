@@ -34,7 +34,7 @@ OF_THE_MODEL = (  # settings that change the shape of tables or of the dense par
 
 
 def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
-    """Check that the tables and the dense part of a stored model are those of its settings.
+    """Check that the tables and the dense part of a stored model match the changed settings.
 
     Args:
         recipe: The recipe of a run that loads `ckpt_path`.

@@ -29,8 +29,8 @@ def check_data(recipe: Train, *, test: bool = False) -> None:
     """Check, before ranks start, for data that every rank would refuse some seconds later.
 
     These are: impossible columns, no label, files that do not exist or are no Parquet files,
-    columns that the first file lacks, text in its first row group where row numbers or numbers are
-    needed, other data where data are to be generated, too few lanes. If the ranks were started from
+    columns that the first file lacks, text instead of row numbers or dense values in its first row
+    group, other data where data are to be generated, too few lanes. If the ranks were started from
     outside, files are not read: they may exist only on the ranks' hosts.
 
     Args:

@@ -137,7 +137,7 @@ def is_sweep(flags: Sequence[str]) -> bool:
 def hydra_process(name: str, arguments: list[str]) -> Iterator[None]:
     """Set the process's arguments and environment for Hydra within the block.
 
-    Hydra reads `sys.argv`, and raises its errors only where `HYDRA_FULL_ERROR` is set.
+    Hydra reads `sys.argv`, and raises its errors only if `HYDRA_FULL_ERROR` is set.
 
     Args:
         name: The command.

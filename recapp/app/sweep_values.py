@@ -27,7 +27,7 @@ def check_sweep(
         command: The command.
         first: Overrides that come before the command line.
         overrides: The overrides of the command line.
-        folders: Directories in which options are looked for beside recapp's own.
+        folders: Directories with further options, besides recapp's own.
 
     Raises:
         ConfigError: A value is not allowed.

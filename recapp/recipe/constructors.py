@@ -42,7 +42,7 @@ def construct(target: Any, setting: str, *args: Any, **extra: Any) -> Any:
 
     Args:
         target: The constructor.
-        setting: The dotted name of its settings, for errors.
+        setting: The dotted name of the constructor's settings, for errors.
         args: Its positional arguments.
         extra: Its keyword arguments.
 

@@ -1,4 +1,4 @@
-"""The model of a recipe, its tables on the meta device, and the row rules of its tables."""
+"""Build the model of a recipe, with its tables on the meta device."""
 
 from collections.abc import Sequence
 

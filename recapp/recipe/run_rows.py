@@ -38,8 +38,8 @@ def statistics_of(recipe: Recipe) -> dict[str, TableStatistics]:
 
 
 def sized_on_paper(recipe: OnPaper) -> OnPaper:
-    """Return a recipe whose tables are sized by their ids, as in training, and print where the
-    sizes come from.
+    """Return a recipe whose tables are sized by their ids, as in training. Print the source of the
+    sizes.
 
     Sizes are assumed, and no ids counted, if `statistics=assumed` or the data do not exist.
     """

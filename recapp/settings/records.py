@@ -1,14 +1,14 @@
-"""Records of settings: a frozen dataclass for each group of `conf/`. It stands in the package that
-the group configures.
+"""Records of settings: a frozen dataclass for each group of `conf/`. It is in the package that the
+group configures.
 
     plain settings, checked   {"dim": 16, ...}          record(TablesOfDataset, plain, "tables")
     a record in hand          tables.dim                attributes that mypy sees
     plain settings again      {"dim": 16, ...}          to_plain(tables), with the same keys
 
 A field is a setting. Its annotation holds the allowed values (`recapp/settings/values.py`), its
-default equals that of the group's first option, and a comment in `conf/` explains it, where users
-look. A setting without a field is refused, so every accepted setting has an effect. Settings that
-depend on each other are checked in `__post_init__`.
+default equals that of the group's first option, and a comment in `conf/`, where users look,
+explains it. A setting without a field is refused, so every accepted setting has an effect. Settings
+that depend on each other are checked in `__post_init__`.
 """
 
 import dataclasses

@@ -225,7 +225,7 @@ def _origin(annotation: Any) -> Any:
     """Return the type in front of the brackets, such as `list` in `list[int]`; None without
     brackets.
 
-    mypy does not allow to compare the result of `get_origin` with a class. This function's result
+    mypy does not allow comparing the result of `get_origin` with a class. This function's result
     is `Any`.
     """
     return get_origin(annotation)

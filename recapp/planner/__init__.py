@@ -1,1 +1,3 @@
-"""Price and choose sharding plans. Pure: a laptop plans for a cluster."""
+"""Price and choose sharding plans, without a process group or a device: a laptop plans for a
+cluster.
+"""

@@ -1,24 +1,24 @@
-"""A lower bound of a step's time over all plans, by the cost model's own prices: it limits how much
-faster than a given plan another one could be.
+"""Compute a lower bound of a step's time over all plans, with the prices of the cost model. The
+bound limits the speed-up of any plan over a given plan.
 
-A step is the sum over components of what the slowest rank takes, and of a fee for every kind of
-calls. Of any plan it is certain that
+The time of a step is the sum over components of the slowest rank's time, plus a fee for each kind
+of kernel calls. For every plan these hold:
 
-    in a component the slowest rank takes at least the mean of any set of ranks, at least the
-        largest piece, and so at least any mean of the two
+    in a component the slowest rank takes at least the mean over any set of ranks, at least the
+        largest piece, and so at least any weighted mean of the two
     a message takes at least any weighted mean of its two links' times, latencies among them
-    every table takes one of its options; the largest piece is at least that of each; every kind of
-        calls that one of them needs is paid once
+    every table takes one of its options; the largest piece is at least the piece of each table;
+        each kind of calls that a table needs is paid once
 
-With the weights fixed a sum over tables is left, beside the largest piece and the fees: each table
-takes its cheapest option among those whose pieces are no larger. Which kinds to pay for and how
-large a piece may be is decided by branch and bound (kinds are the facilities of an uncapacitated
-facility location; Erlenkotter, 1978, is the classic). Every set of weights gives a bound, so the
-largest counts.
+For fixed weights the bound is a sum over tables, plus the largest piece and the fees: each table
+takes its cheapest option among those with no larger piece. Branch and bound decides which kinds to
+pay for and how large a piece may be. (This is an uncapacitated facility location problem with kinds
+as facilities; Erlenkotter, 1978, is the classic.) Every set of weights gives a bound, and the
+largest bound counts.
 
-What it leaves out: that pieces of several tables do not fit together into equal loads, that memory
-is limited, that a host which answers itself sends less. It is never above the best plan
-(`tests/planner/test_bounds.py` tries them all), and equal only by luck.
+The bound ignores three facts: pieces of several tables do not add up to equal loads, memory is
+limited, and a host that answers its own requests sends less. The bound is never above the best plan
+(`tests/planner/test_bounds.py` tries all plans), and equals it only by chance.
 """
 
 from collections.abc import Iterator
@@ -32,11 +32,11 @@ from recapp.planner.cost import MESSAGES, Floats
 from recapp.planner.options import KERNEL_PHASES
 from recapp.planner.search_space import SearchSpace
 
-LINK_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the host's link beside the network's
-PIECE_WEIGHTS = (0.25, 0.5, 1.0)  # of the largest piece beside the mean of ranks
-REGIONS = 4  # sets of ranks that are looked at beside all ranks: those most tables are bound to
-NODES = 80  # that one branch and bound opens at most
-SMALLEST_DIFFERENCE = 1e-4  # of a largest piece: one that is smaller by less counts as equal
+LINK_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # weights of the host's link; the rest: the network's
+PIECE_WEIGHTS = (0.25, 0.5, 1.0)  # weights of the largest piece; the mean of ranks has the rest
+REGIONS = 4  # sets of ranks beside the set of all: those to which most tables are bound
+NODES = 80  # the most nodes that one branch and bound opens
+SMALLEST_DIFFERENCE = 1e-4  # relative; pieces that differ by less count as equal
 _K = len(KERNEL_PHASES)
 _M = len(MESSAGES)
 Bools = npt.NDArray[np.bool_]
@@ -47,9 +47,9 @@ class Bound:
     """A lower bound of the seconds of a step.
 
     Args:
-        seconds: No plan is faster.
-        cost_N: Cost of each option in the relaxed problem, without fees; infinite where it is
-            barred.
+        seconds: The bound: no plan is faster.
+        cost_N: Cost of each option in the relaxed problem, without fees; infinite for an option
+            that is not allowed.
     """
 
     seconds: float
@@ -59,14 +59,15 @@ class Bound:
 def lower_bound(
     space: SearchSpace, world: int, allowed_N: Bools | None = None, *, pieces: bool = True
 ) -> list[Bound]:
-    """Return lower bounds of all plans of these bundles, the highest first, each from another
-    relaxed problem.
+    """Return lower bounds for all plans of some bundles, highest first, one for each relaxed
+    problem.
 
     Args:
-        space: What the options of all bundles cost.
-        world: Ranks.
-        allowed_N: Options that may be taken, at least one of each bundle; None allows all.
-        pieces: Whether the largest piece is looked at as well; without, it is faster and lower.
+        space: The costs of the options of all bundles.
+        world: The number of ranks.
+        allowed_N: The allowed options, at least one of each bundle; None allows all.
+        pieces: Whether to use the largest piece as well; without it, the computation is faster and
+            the bound lower.
     """
     free_N = (
         np.zeros(len(space.all_costs)) if allowed_N is None else np.where(allowed_N, 0.0, np.inf)
@@ -88,8 +89,8 @@ def _nothing() -> Floats:
 
 
 def _shares() -> Iterator[Floats]:
-    """List weights of the largest piece by kernel and message: none, one of them, kernels,
-    messages, all.
+    """Yield weights of the largest piece, by kernel and message: none, one kernel or message, all
+    kernels, all messages, all.
     """
     yield _nothing()
     for weight in PIECE_WEIGHTS:
@@ -99,8 +100,8 @@ def _shares() -> Iterator[Floats]:
 
 
 def _means(c: SearchSpace, world: int) -> Iterator[Floats]:
-    """List what every option surely adds to the mean of a set of ranks, [N, COMPONENTS]: of all
-    ranks, and of those that bundles are bound to.
+    """Yield the least that each option adds to the mean over a set of ranks, [N, COMPONENTS]: over
+    all ranks, and over the sets to which bundles are bound.
     """
     yield c.owned_NC / world
     bound: dict[tuple[int, ...], int] = {}
@@ -117,11 +118,11 @@ class _Relaxed:
     """The problem with weights fixed: a cost and a piece of each option, and fees.
 
     Args:
-        space: What the options of all bundles cost.
-        mean_NC: What each adds to the mean of some ranks.
-        free_N: Infinite for options that may not be taken.
-        near: Weight of the host's link.
-        of_piece: Weights of the largest piece, of kernels and messages.
+        space: The costs of the options of all bundles.
+        mean_NC: The addition of each option to the mean over some ranks.
+        free_N: Infinite for options that are not allowed, else 0.
+        near: The weight of the host's link.
+        of_piece: The weights of the largest piece, by kernel and message.
     """
 
     def __init__(
@@ -146,12 +147,13 @@ class _Relaxed:
         return self.constant + float(np.minimum.reduceat(self.cost_N, self.c.first_B).sum())
 
     def solved(self) -> Bound:
-        """Solve by branch and bound, or return what is certain when that is given up.
+        """Solve the problem by branch and bound; after `NODES` nodes, return the bound reached so
+        far.
 
-        A node has paid for some kinds, does without others, and has a largest piece within an
-        interval, the lower end of which is paid; bundles take the cheapest option that is left. It
-        branches at the kind that most bundles need unpaid, then at the largest piece. The open node
-        that costs least is always the next, so its cost is a bound at any time.
+        A node has paid for some kinds, excludes others, and has a largest piece within an interval,
+        whose lower end is paid. Bundles take their cheapest remaining option. A node branches at
+        the unpaid kind that most bundles need, then at the largest piece. The next node is always
+        the open node with the least cost, so that this cost is a bound at any time.
         """
         queue = [
             _Node(
@@ -192,9 +194,7 @@ class _Node:
         return self.seconds < other.seconds
 
     def children(self) -> "list[_Node]":
-        """Return the two halves of what it stands for; none where what it chooses costs what its
-        bound says.
-        """
+        """Return the two halves of the node; none if its choice costs as much as its bound."""
         r = self.relaxed
         c = self.relaxed.c
         cheapest_N = self.cost_N <= self.least_B[c.bundle_N]

@@ -1,12 +1,12 @@
-"""Bytes that the exchange keeps from batch to batch, beside the tables.
+"""Predict the bytes that the exchange keeps from batch to batch, beside the tables.
 
-    messages     one of vectors (answers and gradients share it), one of ids for each batch in
+    messages     one of vectors (for answers and gradients), one of ids for each batch in
                  flight
-    integers     of each batch in flight: offsets of ids, bags and rows (kernels' scratch)
-    offsets      of every bag in the output, for each size of a batch
+    integers     for each batch in flight: offsets of ids, bags and rows (kernels' scratch)
+    offsets      of each bag in the output, for each batch size
 
-In flight are the training batch, those that are looked ahead to, and a validation batch, which may
-be the largest of them. Everything keeps the size of the largest batch it has held.
+Batches in flight are the training batch, the batches of the look-ahead, and a validation batch,
+which may be the largest. Every buffer keeps the size of the largest batch so far.
 """
 
 from dataclasses import dataclass, replace
@@ -18,10 +18,10 @@ from recapp.planner.pricing import work_of
 from recapp.planner.problem import NUMBER_BYTES, PlanningProblem
 from recapp.sharding.sharding_plan import ShardingPlan
 
-BUFFER_SLACK = 1.2  # buffers grow by more than is asked, so as not to grow again
-HOME_INTEGERS = {"unique": 9, "replicated": 9, "pooled": 3}  # kept for each id at home, by mode
-ANSWER_INTEGERS = 2  # kept for each row that some rank asks of its owner
-UPDATE_INTEGERS = 5  # kept beside them for the update of such a row
+BUFFER_SLACK = 1.2  # buffers grow by more than the request, to grow less often
+HOME_INTEGERS = {"unique": 9, "replicated": 9, "pooled": 3}  # for each id at its home, by mode
+ANSWER_INTEGERS = 2  # for each row that a rank requests from its owner
+UPDATE_INTEGERS = 5  # in addition, for the update of such a row
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class _Batch:
     """Bytes of one batch on each rank, [W].
 
     Args:
-        vectors: Bytes of the message of vectors, in which gradients have room, too.
-        in_flight: Bytes of the message of ids and of the kernels' integers, which every batch in
-            flight has.
-        offsets: Bytes of its bags' offsets in the output, equal on all ranks.
+        vectors: Bytes of the message of vectors, which also carries gradients.
+        in_flight: Bytes of the message of ids and of the kernels' integers, for each batch in
+            flight.
+        offsets: Bytes of the bags' offsets in the output, equal on all ranks.
     """
 
     vectors: Floats
@@ -41,12 +41,11 @@ class _Batch:
 
 
 def buffer_bytes(plan: ShardingPlan, problem: PlanningProblem) -> Floats:
-    """Predict what each rank keeps for its exchange, [W]; 0 where there is only one rank.
+    """Predict the bytes that each rank keeps for its exchange, [W]; 0 for a single rank.
 
     Args:
         plan: Any plan of the problem's tables.
-        problem: Tables, batches of training and validation, how many are looked ahead to, and id
-            statistics.
+        problem: Tables, batch sizes of training and validation, look-ahead and id statistics.
     """
     world = problem.topology.world_size
     if world == 1 or not problem.tables:
@@ -88,8 +87,8 @@ def _of_batch(plan: ShardingPlan, problem: PlanningProblem, batch: int, *, updat
 
 
 def _message(asked_W: Floats, each: float) -> Floats:
-    """Return the bytes of a buffer for both directions, [W]: what the others ask of a rank, and
-    what it asks of all.
+    """Return the bytes of a buffer for both directions, [W]: the requests of the others to a rank,
+    and its own requests to all.
     """
     world = len(asked_W)
     held: Floats = asked_W * (world - 1) + asked_W.sum() + each * (2 * world - 1)

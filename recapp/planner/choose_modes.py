@@ -1,12 +1,12 @@
-"""Decide which tables ask for distinct rows and which for pooled bags, by counted bytes.
+"""Decide by counted bytes which tables request distinct rows and which request pooled bags.
 
     unique   a vector per distinct row of the batch     one-hot features, small tables, ids that
                                                         repeat
     pooled   a vector per non-empty (bag, owner) pair   long bags of rarely repeated ids
 
-Both are counted on the same batches, so the mode follows from data and plan, never from a clock:
-two identical runs stay identical. One-hot features always get `unique`: distinct rows are never
-more than bags.
+Both counts use the same batches, so the mode follows from data and plan, never from a clock: two
+identical runs stay identical. One-hot features always get `unique`, because they have at least as
+many bags as distinct rows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ from recapp.tables.lookups import TableLookup, lookups_of
 ID_BYTES = 4
 LENGTH_BYTES = 4
 NUMBER_BYTES = 4
-# of one rank: enough that a mode does not hang on one batch, few enough not to be felt at start
+# of one rank: enough so that no single batch decides a mode, few enough for a fast start
 SAMPLE_BATCHES = 4
 
 
@@ -35,12 +35,12 @@ def exchanged_bytes(
     features: KeyedJaggedTensor,
     lookups: Sequence[TableLookup] | None = None,
 ) -> dict[str, dict[Mode, int]]:
-    """Return the bytes that one batch of a rank exchanges for each table that is not replicated,
-    there and back, in either mode.
+    """Return the bytes, in both directions and for either mode, that one batch of a rank exchanges
+    for each table that is not replicated.
 
     Args:
         tables: The tables of the plan.
-        plan: A plan whose open modes count as `unique`; modes change no rectangle.
+        plan: The plan; its open modes count as `unique`. Modes change no rectangle.
         features: Raw ids of the batch.
         lookups: The lookups that read the tables; None takes those that the tables declare.
     """
@@ -81,7 +81,7 @@ def _pairs(row_N: Tensor, lengths_M: Tensor, start_K: Tensor, rank_K: Tensor) ->
 
     Args:
         row_N: The row of each id.
-        lengths_M: Ids of each bag.
+        lengths_M: The number of ids of each bag.
         start_K: First row of each piece of the strip, ascending.
         rank_K: Owner of each piece.
     """
@@ -96,13 +96,13 @@ def decide_modes(
     batches: Iterable[KeyedJaggedTensor],
     lookups: Sequence[TableLookup] | None = None,
 ) -> ShardingPlan:
-    """Decide every open mode of a plan: `pooled` where that moves fewer bytes over all the batches,
-    else `unique`, as for every table of which some lookup is no sum.
+    """Decide every open mode of a plan: `pooled` if that moves fewer bytes over all batches, else
+    `unique`. A table with a lookup that does not sum gets `unique`.
 
     Args:
         tables: The tables of the plan.
-        plan: A plan with open modes or without.
-        batches: Batches of one rank, raw ids.
+        plan: A plan, with or without open modes.
+        batches: Batches of one rank, with raw ids.
         lookups: The lookups that read the tables; None takes those that the tables declare.
 
     Returns:

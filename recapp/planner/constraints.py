@@ -1,4 +1,4 @@
-"""What a plan must respect, table by table or by pattern. Names are those of TorchRec's
+"""The constraints of a plan, by table or by pattern. The names are those of TorchRec's
 `ParameterConstraints`, and a few more.
 """
 
@@ -20,22 +20,22 @@ MODES: tuple[Mode, ...] = ("unique", "pooled")
 
 @dataclass(frozen=True)
 class ParameterConstraints:
-    """What is allowed for a table; None leaves it free.
+    """The constraints of a table; None constrains nothing.
 
     Args:
-        sharding_types: Names of sharding types; None allows those that are built in.
+        sharding_types: The names of the allowed sharding types; None allows the built-in types.
         modes: `unique`, `pooled` or both.
-        row_orders: `natural`, `mixed` or both, where it is cut by rows.
-        ranks: Its shards lie on these ranks only.
-        hosts: Its shards lie on these hosts only (counted from 0).
-        together: Tables with the same label here are cut alike and lie on the same ranks.
-        apart: Tables with the same label here share no rank.
-        min_partition: Least columns of a vertical strip.
-        pooling_factors: Mean ids of a bag, one for all features or one for each; for tables without
-            statistics.
-        statistics: Of its ids, instead of measured ones.
-        data_type: The type that its rows are priced as: "fp32", "bf16", ...
-        as_parameter: Whether it is a parameter where it is replicated (`TableSharding`).
+        row_orders: `natural`, `mixed` or both, for cuts by rows.
+        ranks: The only ranks for its shards.
+        hosts: The only hosts for its shards (counted from 0).
+        together: A label; tables with the same label are cut alike and lie on the same ranks.
+        apart: A label; tables with the same label share no rank.
+        min_partition: The least columns of a vertical strip.
+        pooling_factors: The mean ids of a bag, one number for all features or one for each; for
+            tables without statistics.
+        statistics: Statistics of its ids, instead of measured ones.
+        data_type: The data type of its rows in prices: "fp32", "bf16", ...
+        as_parameter: Whether replicas of the table are a parameter (`TableSharding`).
     """
 
     sharding_types: Sequence[str] | None = None
@@ -52,24 +52,26 @@ class ParameterConstraints:
     as_parameter: bool | None = None
 
     def over(self, other: "ParameterConstraints") -> "ParameterConstraints":
-        """Return these constraints, with those of `other` for all that they leave free."""
+        """Return these constraints, with fields of `other` in place of None."""
         mine = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
         return replace(other, **mine)
 
 
 Constraints = Mapping[str, ParameterConstraints]
-"""Constraints by table name or glob; a name wins over a glob, of globs the last."""
+"""Constraints by table name or glob. A name wins over a glob, and the last glob over earlier
+ones.
+"""
 
 
 def constraints_of(
     tables: Sequence[EmbeddingConfig], constraints: Constraints, topology: Topology
 ) -> dict[str, ParameterConstraints]:
-    """Return the constraints of each table, by its name, after checking them.
+    """Check the constraints, and return those of each table, by name.
 
     Raises:
-        PlanError: A pattern matches no table, a type or mode is unknown, ranks or hosts are not
-            there, strips are narrower than a column, or tables that are to lie together are to lie
-            apart as well or can share no type.
+        PlanError: A pattern matches no table, a type or mode is unknown, ranks or hosts do not
+            exist, strips are narrower than a column, or tables that must lie together must also lie
+            apart or share no allowed type.
     """
     names = [t.name for t in tables]
     found = dict.fromkeys(names, ParameterConstraints())
@@ -121,12 +123,12 @@ def _check(pattern: str, c: ParameterConstraints, topology: Topology) -> None:
 
 
 def allowed_types(c: ParameterConstraints) -> Sequence[str]:
-    """Return the names of the sharding types that a table may have."""
+    """Return the names of the sharding types that are allowed for a table."""
     return [record.name for record in BUILT_IN] if c.sharding_types is None else c.sharding_types
 
 
 def allowed_ranks(c: ParameterConstraints, topology: Topology) -> list[int]:
-    """Return the ranks a table may lie on, ascending."""
+    """Return the ranks that are allowed for a table, ascending."""
     ranks = set(range(topology.world_size)) if c.ranks is None else set(c.ranks)
     if c.hosts is not None:
         hosts = topology.host_ranks()

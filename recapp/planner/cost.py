@@ -1,19 +1,19 @@
-"""What a plan costs: counted work, priced with measured hardware. It reads rectangles and modes,
-never a type's name.
+"""Price a plan: counted work times measured costs of hardware. Prices depend on rectangles and
+modes, never on the name of a sharding type.
 
-    table, sharding, id statistics -> TableWork: what each rank does for itself, and what the
-                                      owner of each piece does for all (`pricing.py`)
+    table, sharding, id statistics -> TableWork: the work of each rank for its own batch, and
+                                      of the owner of each piece for all (`pricing.py`)
     all works of a plan            -> seconds per phase and rank, bytes between ranks
     step = sum over phases of the slowest rank's time: ranks meet at every message
 
-Every rank is home to a batch of B samples, so what is done at home (route, link, combine, spread)
-is the same on all ranks, and only the owners' part depends on where pieces lie. One step has four
-messages: header (latency alone), ids, vectors and gradients, and where strips of a row exchange row
-statistics one more. TorchRec's estimator (`planner/estimator`) is the model of the terms; latency,
-input exchange, replicas' touched rows, skew and repeated ids are what it leaves out.
+Every rank is home to a batch of B samples. So the work at home (route, link, combine, spread) is
+the same on all ranks, and only the owners' part depends on the ranks of the pieces. One step has
+four messages: header (latency only), ids, vectors and gradients; strips of a row that exchange row
+statistics need one more. The terms follow TorchRec's estimator (`planner/estimator`), which omits
+latency, input exchange, touched rows of replicas, skew and repeated ids.
 
-W ranks, P phases, n ids of a rank's batch, U distinct rows among them, rho the share of requests
-that falls into a piece's rows.
+Shapes: W ranks, P phases, n ids of a rank's batch, U distinct rows among them, rho the share of
+requests for a piece's rows.
 """
 
 from collections.abc import Sequence
@@ -31,26 +31,26 @@ MESSAGES = ("ids", "vectors", "gradients")
 PHASE_OF_MESSAGE = {"ids": "input", "vectors": "output", "gradients": "gradients"}
 ID_BYTES = 4
 STATISTIC_BYTES = 8
-VECTOR_PASSES = 3  # in training: read, read again backward, gradients written; serving reads once
+VECTOR_PASSES = 3  # training reads twice and writes gradients; serving reads once
 HEADER_BYTES = 64  # from each rank to each other rank, with the counts of a batch
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class TableWork:
-    """What one table costs under one sharding, its M rectangles in order.
+    """The cost of one table under one sharding, with its M rectangles in order.
 
     Args:
         home: Seconds of each rank's kernels for its own batch, by phase, [P].
-        rank_M: Owner of each rectangle; of replicas, every rank.
+        rank_M: The owner of each rectangle; for replicas, every rank.
         seconds_PM: Seconds of the owners' kernels, for all ranks' requests, by phase.
         asked_3M: Bytes that one home exchanges with the owner, by message.
         bytes_M: Bytes of weights and optimiser state.
-        everywhere: Bytes that each rank sends to each other, by message, [3]; zero but for
+        everywhere: Bytes that each rank sends to each other rank, by message, [3]; zero except for
             replicas.
-        statistics_rows: Row statistics that strips exchange: rows times statistics of a row.
-        kinds: Width and mode of each strip and number of the table's rule, which share kernels'
-            calls with those of other tables.
+        statistics_rows: The row statistics that strips exchange: rows times statistics of a row.
+        kinds: The width and mode of each strip, with the number of the table's rule; strips of all
+            tables with an equal kind share kernel calls.
     """
 
     home: Floats
@@ -64,18 +64,19 @@ class TableWork:
 
     @property
     def mode(self) -> Mode:
-        """Return how the table asks: all its strips have one mode."""
+        """Return the mode of the table, which all its strips share."""
         return next(iter(self.kinds))[1]
 
 
 @dataclass(frozen=True)
 class PlanCost:
-    """A plan's price.
+    """The price of a plan.
 
     Args:
         seconds_PW: Seconds of each phase on each rank, messages included.
         asked_3W: Bytes that one home exchanges with each owner in a step, by message.
-        each: Bytes that every rank sends to each other beside them, whatever the plan asks.
+        each: Further bytes that every rank sends to each other rank, by message, independent of
+            requests.
         bytes_W: Bytes of weights and optimiser state on each rank.
     """
 
@@ -86,13 +87,15 @@ class PlanCost:
 
     @property
     def step_seconds(self) -> float:
-        """Return the seconds of a step: ranks meet in every phase, so the slowest sets its time."""
+        """Return the seconds of a step: ranks meet in each phase, so the slowest rank sets its
+        time.
+        """
         return float(self.seconds_PW.max(1).sum())
 
     @cached_property
     def bytes_WW(self) -> Floats:
         """Return the bytes from rank to rank in a step, [W, W]: ids and gradients go to owners,
-        vectors come from them; nobody sends to itself.
+        vectors come back; no rank sends to itself.
         """
         ids, vectors, gradients = self.asked_3W
         sent: Floats = (ids + gradients)[None] + vectors[:, None] + self.each
@@ -153,9 +156,7 @@ _CALLS = {
 
 
 def _calls(problem: PlanningProblem, kinds: int) -> list[tuple[str, float]]:
-    """Return the phase and the seconds of every kernel's calls for so many widths and modes, with
-    nothing to do.
-    """
+    """Return the phase and the seconds of each kernel's empty calls, for a number of kinds."""
     kernels = problem.hardware.kernels
     alone = problem.topology.world_size == 1
     return [
@@ -166,8 +167,8 @@ def _calls(problem: PlanningProblem, kinds: int) -> list[tuple[str, float]]:
 
 
 def call_seconds(problem: PlanningProblem) -> tuple[float, float]:
-    """Return the seconds that kernels' calls take in a step at all, and those that each width or
-    mode adds.
+    """Return the seconds of a step's kernel calls without any kind, and the seconds that each kind
+    adds.
     """
     first, second = (sum(spent for _, spent in _calls(problem, kinds)) for kinds in (1, 2))
     return 2 * first - second, second - first
@@ -175,14 +176,14 @@ def call_seconds(problem: PlanningProblem) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Fixed:
-    """What search and bound add to the tables' own work.
+    """The costs that search and bound add to the work of the tables.
 
     Args:
-        seconds: Seconds of every plan: dense part, header, kernels that are called at all.
-        latency_23: Seconds of each empty message within a host and beyond it, [2, 3].
-        kind_seconds: Seconds that each width and mode adds in calls of kernels.
-        statistics_seconds: Seconds of the message of row statistics, where any table has one.
-        statistics_row_seconds: Seconds of each row in it; never too many.
+        seconds: Seconds of every plan: dense part, header, fixed costs of the kernels.
+        latency_23: Seconds of each empty message, within a host and between hosts, [2, 3].
+        kind_seconds: Seconds of kernel calls that each kind adds.
+        statistics_seconds: Seconds of the message of row statistics, if a table needs it.
+        statistics_row_seconds: Seconds of each row in that message; a lower bound.
     """
 
     seconds: float
@@ -193,7 +194,7 @@ class Fixed:
 
 
 def fixed_of(problem: PlanningProblem) -> Fixed:
-    """Return what every plan for a problem has in common."""
+    """Return the costs that all plans for a problem share."""
     first, each = call_seconds(problem)
     topology = problem.topology
     links = problem.hardware.all_to_all
@@ -208,7 +209,7 @@ def fixed_of(problem: PlanningProblem) -> Fixed:
     if problem.rule is None:
         latency[:, MESSAGES.index("gradients")] = 0.0
     header = message_seconds(np.zeros(W), HEADER_BYTES, problem) if W > 1 else 0.0
-    # of the link whose latency is larger
+    # the slope of the link with the larger latency
     slope = problem.seconds_per_byte[int(H > 1 and far >= near)]
     return Fixed(
         _dense_seconds(problem) + header + first,
@@ -220,19 +221,17 @@ def fixed_of(problem: PlanningProblem) -> Fixed:
 
 
 def by_rank(rank_M: npt.NDArray[np.int64], values_KM: Sequence[Floats], world: int) -> Floats:
-    """Return the sums of rectangles' values over their ranks, [K, W]; a rank may come several
-    times.
-    """
+    """Sum the values of rectangles by rank, [K, W]; a rank may own several rectangles."""
     return np.stack([np.bincount(rank_M, of_M, world) for of_M in np.concatenate(values_KM, 1)])
 
 
 def message_seconds(asked_W: Floats, each: float, problem: PlanningProblem) -> float:
-    """Return the seconds of one all-to-all: of the busiest rank's bytes within its host and beyond
-    it, which travel at the same time.
+    """Return the seconds of one all-to-all: the bytes of the busiest rank within its host and
+    between hosts, which travel at the same time.
 
     Args:
-        asked_W: Bytes that every rank exchanges with each owner, in whichever direction.
-        each: Bytes that every rank sends to each other beside them.
+        asked_W: Bytes that every rank exchanges with each owner, in one direction.
+        each: Further bytes that every rank sends to each other rank.
         problem: The ranks and their links.
     """
     topology = problem.topology
@@ -251,14 +250,14 @@ def message_seconds(asked_W: Floats, each: float, problem: PlanningProblem) -> f
 
 
 def _dense_seconds(problem: PlanningProblem) -> float:
-    """Return the seconds of the dense part: its products, the vectors that it reads, in training
-    the rest of a step's Python, and the part of its gradients' all-reduce that the backward of the
-    tables does not cover.
+    """Return the seconds of the dense part: its products and the vectors that it reads; in training
+    also the overhead of Python, and the part of the all-reduce of its gradients that does not
+    overlap with the backward of the tables.
     """
     topology = problem.topology
     hardware = problem.hardware
     dense = problem.dense
-    share = 1 if problem.rule is not None else 1 / 3  # forward is a third of products and vectors
+    share = 1 if problem.rule is not None else 1 / 3  # forward is a third of training
     products = dense.flops / hardware.flops_per_s
     moved = VECTOR_PASSES * dense.vector_bytes / (hardware.kernels["combine"].gb_per_s * 1e9)
     spent = share * (products + moved) * problem.batch_per_rank

@@ -1,5 +1,5 @@
-"""The planner: constraints -> options -> search -> plan. Pure and deterministic: no process group,
-no clock, no chance.
+"""The planner: constraints -> options -> search -> plan. It is pure and deterministic: no process
+group, no clock, no randomness.
 
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=8, compute_device="cuda"),
@@ -10,8 +10,7 @@ no clock, no chance.
     plan = planner.plan(model, sharders)
 
 Names and arguments are those of TorchRec's class. `plan_tables` does the same for tables without a
-model around them. Only `collective_plan` talks to other ranks: rank 0 plans and broadcasts the
-plan.
+model. Only `collective_plan` communicates with other ranks: rank 0 plans and broadcasts the plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,8 +53,8 @@ from recapp.tables.config import EmbeddingConfig
 from recapp.tables.statistics import TableStatistics
 
 AUTOMATIC = "automatic"
-ROUNDED = 4  # relaxed problems whose options are a start of the search
-LARGE = 20_000  # tables times ranks, from which on only the best start is improved
+ROUNDED = 4  # relaxed problems whose options start the search
+LARGE = 20_000  # tables times ranks; above this, only the best start is improved
 
 
 @dataclass(frozen=True)
@@ -63,13 +62,13 @@ class Outcome:
     """A plan with its price and bound.
 
     Args:
-        plan: Where every table lies.
-        cost: Its price.
-        lower_bound_seconds: No plan under these constraints has a shorter step by the same prices.
-        exact: Whether every combination was weighed.
-        bundles: The options that there were, by bundle.
-        assignment: The options that were chosen.
-        problem: The problem that the plan was priced for.
+        plan: The plan.
+        cost: The price of the plan.
+        lower_bound_seconds: A lower bound of the step under the same constraints and prices.
+        exact: Whether the search tried every combination.
+        bundles: The bundles with their options.
+        assignment: The chosen options and ranks.
+        problem: The problem of the plan and its price.
     """
 
     plan: ShardingPlan
@@ -82,7 +81,7 @@ class Outcome:
 
     @property
     def gap(self) -> float:
-        """Return by how much the step may be longer than the shortest there is: 0.1 is a tenth."""
+        """Return the largest possible excess over the shortest step: 0.1 is a tenth."""
         return (
             self.cost.step_seconds / self.lower_bound_seconds - 1
             if self.lower_bound_seconds
@@ -96,16 +95,16 @@ def plan_tables(
     *,
     name: str = AUTOMATIC,
 ) -> Outcome:
-    """Return the best plan that the search finds; on small problems the best there is.
+    """Return the best plan that the search finds; for small problems, the best of all plans.
 
     Args:
         problem: Tables, machine, batch, optimiser and id statistics.
-        constraints: What a plan must respect, by table name or glob.
+        constraints: The constraints of the plan, by table name or glob.
         name: The name of the plan.
 
     Raises:
-        PlanError: Constraints that cannot hold, or no plan fits: how many bytes are missing, where,
-            and what would help.
+        PlanError: The constraints cannot hold, or no plan fits; the text names the missing bytes,
+            the ranks and the fixes.
     """
     tables = problem.tables
     if not tables:
@@ -126,23 +125,24 @@ def plan_tables(
     if best is None:
         raise _does_not_fit(space, capacity, problem, name)
     cost = _cost(bundles, best, problem)
-    bound = cost.step_seconds if exact else min(bound, cost.step_seconds)  # a rounding error apart
+    bound = cost.step_seconds if exact else min(bound, cost.step_seconds)  # may differ by rounding
     plan = _with_parameters(_plan(bundles, best, problem, name), c)
     return Outcome(plan, cost, bound, exact, tuple(bundles), best, problem)
 
 
 class EmbeddingShardingPlanner:
-    """Plans for the tables of a model.
+    """Plan the tables of a model.
 
     Args:
-        topology: The ranks; None plans for one CPU rank, `collective_plan` for as many as the
-            process group has.
-        batch_size: Samples of a rank, B; None takes those of the run, or 1,024.
-        constraints: What a plan must respect, by table name or glob.
-        rule: The tables' optimiser, or rules by table, where neither sharders nor the model name
+        topology: The ranks; None plans for one CPU rank, or in `collective_plan` for the ranks of
+            the process group.
+        batch_size: Samples of a rank's batch, B; None takes the run's batch, or 1,024.
+        constraints: The constraints of the plan, by table name or glob.
+        rule: The tables' optimiser, or rules by table, if neither the sharders nor the model have
             one; None takes row-wise Adagrad.
-        statistics: Id statistics by table; a table without them is taken to have Zipf-like ids.
-        dense: The rest of the model; None counts that of the model.
+        statistics: Id statistics by table; a table without statistics counts as having Zipf-like
+            ids.
+        dense: The costs of the dense part; None counts them from the model.
     """
 
     def __init__(
@@ -166,13 +166,13 @@ class EmbeddingShardingPlanner:
         """Return the best plan for the tables of a model.
 
         Args:
-            module: Holds collections of tables, sharded or not, on any device.
-            sharders: As of `DistributedModelParallel`; their rule counts, or an optimiser applied
-                in backward to the tables.
+            module: The model; its collections may be sharded or not, on any device.
+            sharders: As for `DistributedModelParallel`. Their rule counts, or an optimiser that is
+                applied to the tables in backward.
 
         Raises:
             PlanError: Constraints cannot hold, or no plan fits.
-            ConfigError: Sharders or optimisers cannot be used or differ.
+            ConfigError: Sharders or optimisers are unusable, or differ from each other.
         """
         made = self.plan_problem(
             PlanningProblem(
@@ -187,11 +187,11 @@ class EmbeddingShardingPlanner:
         return replace(made, modules=modules)
 
     def plan_problem(self, found: PlanningProblem) -> ShardingPlan:
-        """Return the best plan for what a run has found: its tables, lookups, ranks, rule and id
-        statistics. What this planner was given counts instead, but for the rule.
+        """Return the best plan for the problem of a run: its tables, lookups, ranks, rule and id
+        statistics. The planner's own arguments replace these, except for the rule.
 
         Args:
-            found: As `EmbeddingShardingStrategy` hands it to a function that plans.
+            found: The problem that `EmbeddingShardingStrategy` passes to its planner.
 
         Raises:
             PlanError: Constraints cannot hold, or no plan fits.
@@ -206,10 +206,10 @@ class EmbeddingShardingPlanner:
         return plan_tables(problem, self.constraints).plan
 
     def topology_for(self, problem: PlanningProblem) -> Topology:
-        """Return the ranks that a problem is planned for: those of the planner, or the problem's.
+        """Return the ranks to plan for: the planner's own topology, or the problem's.
 
         Args:
-            problem: The rest of the problem is as it will be planned.
+            problem: The problem, final except for its topology.
         """
         return self.topology or problem.topology
 
@@ -219,14 +219,14 @@ class EmbeddingShardingPlanner:
         sharders: Sequence[Any] | None = None,
         process_group: "dist.ProcessGroup | None" = None,
     ) -> ShardingPlan:
-        """Plan on rank 0 and return that plan on every rank; every rank calls it. An error of rank
-        0 is raised by all.
+        """Plan on rank 0 and return that plan on every rank. Every rank calls this; all ranks raise
+        an error of rank 0.
 
         Args:
             module: The model, as `plan` takes it.
             sharders: The sharders, as `plan` takes them.
-            process_group: The ranks; None takes the default group, or this process alone where
-                there is none.
+            process_group: The ranks; None takes the default group, or only this process without
+                one.
         """
         if not (dist.is_available() and dist.is_initialized()):
             return self.plan(module, sharders)
@@ -239,7 +239,7 @@ class EmbeddingShardingPlanner:
 
 
 class _Group:
-    """The ranks of a process group that carries nothing else."""
+    """Broadcast over a process group."""
 
     def __init__(self, group: "dist.ProcessGroup | None") -> None:
         self.group = group
@@ -247,7 +247,7 @@ class _Group:
         self.world = dist.get_world_size(group)
 
     def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value on every rank; every rank calls it."""
+        """Return rank 0's value on every rank; every rank calls this."""
         values = [value]
         dist.broadcast_object_list(values, group=self.group, group_src=0)
         return values[0]
@@ -275,7 +275,7 @@ def _bundles(
     c: Mapping[str, ParameterConstraints],
     problem: PlanningProblem,
 ) -> list[TableBundle]:
-    """Return a bundle for each table, or for tables that lie together."""
+    """Return a bundle for each table, and for each set of tables that must lie together."""
     options = options_of(tables, c, problem)
     for name, found in options.items():
         if not found:
@@ -303,8 +303,8 @@ def _bundles(
 
 
 def _together(options: Sequence[Sequence[Option]]) -> tuple[tuple[Option, ...], ...]:
-    """Return the options that tables can take together: of the same type and mode, with the same
-    candidate ranks.
+    """Return the options that tables can take together: with the same type, mode and candidate
+    ranks.
     """
     if len(options) == 1:
         return tuple((o,) for o in options[0])
@@ -354,7 +354,9 @@ def _cost(
 def chosen_options(
     bundles: Sequence[TableBundle], assignment: Assignment
 ) -> list[tuple[Option, tuple[int, ...]]]:
-    """Return each table's option and the indices of its blocks' candidate ranks."""
+    """Return the option of each table, and for each of its blocks the index of the candidate
+    ranks.
+    """
     return [
         (option, placement.candidates)
         for bundle, placement in zip(bundles, assignment, strict=True)
@@ -365,7 +367,7 @@ def chosen_options(
 def _best_found(
     space: SearchSpace, capacity: Floats, problem: PlanningProblem
 ) -> tuple[Assignment | None, float]:
-    """Return the best of several starts, improved, by the whole price; and a lower bound."""
+    """Improve several starts; return the one with the best whole price, and a lower bound."""
     world = problem.topology.world_size
     bounds = lower_bound(space, world)
     worth = promising(space, bounds[:2])
@@ -419,7 +421,7 @@ def _plan(
 
 
 def _with_parameters(plan: ShardingPlan, c: Mapping[str, ParameterConstraints]) -> ShardingPlan:
-    """Return a plan with the replicas that are to be parameters."""
+    """Return the plan with replicas marked as parameters where the constraints ask for it."""
     tables = {
         name: replace(s, as_parameter=True)
         if c[name].as_parameter and s.mode == "replicated"
@@ -435,8 +437,8 @@ def _does_not_fit(
     problem: PlanningProblem,
     name: str,
 ) -> PlanError:
-    """Return the error of the plan that comes closest: it cuts tables, by rows or by columns, and
-    spreads their bytes over the ranks.
+    """Return the error of the plan that comes closest to fitting, which cuts tables by rows or by
+    columns and spreads their bytes over the ranks.
     """
     free = np.full(len(capacity), np.inf)
     strips = [r.name for r in SHARDING_TYPES.values() if r.cuts in ("rows", "columns")]

@@ -1,35 +1,34 @@
-"""What a machine's steps cost: numbers that were measured, with a sentence that says by whom, when
-and on what.
+"""The costs of a machine: measured numbers, with a sentence about their source.
 
     kernels      a call, an item, a byte      lookup and update, by what they touch
     links        a message, a byte            all-to-all and all-reduce, within a host and between
                                               hosts, by number of ranks
-    dense part   floating point operations    per second of one rank, and what a step takes beside
-                                              them
+    dense part   floating point operations    per second of one rank, and the overhead of a step
 
-`python -m recapp.plan calibrate` measures this machine and writes such a file; `topology=dgx_h100`
-and the others of `conf/topology` carry one each, from data sheets. A time is latency + work / rate
-everywhere, because sums of that form could be fitted to every kernel and every message that was
-measured, and because a person can check it by hand.
+`python -m recapp.plan calibrate` measures this machine and writes such a file. `topology=dgx_h100`
+and the other files of `conf/topology` contain one each, from data sheets. Every time is latency +
+work / rate, because this form fits every measured kernel and message, and because a person can
+check it by hand.
 
 | kernel  | an item is                                | bytes are                                  |
 |---------|-------------------------------------------|--------------------------------------------|
-| route   | an id of the batch, for each strip that   |                                            |
-|         | asks for it                               |                                            |
+| route   | an id of the batch, for each strip with   |                                            |
+|         | requests for it                           |                                            |
 | link    | an id of the batch, for each strip;       |                                            |
-|         | vectors are asked by row or by bag        |                                            |
-| serve   | a row that some rank asks of this one     |                                            |
-| group   | a row that some rank asks of this one     |                                            |
-| answer  | a row that is read for some rank          | rows read, vectors written                 |
+|         | vectors are requested by row or by bag    |                                            |
+| serve   | a row that a rank requests from this one  |                                            |
+| group   | a row that a rank requests from this one  |                                            |
+| answer  | a row that is read for a rank             | rows read, vectors written                 |
 | combine | a vector read: one per id, pooled: per    | vectors read, output written               |
 |         | (bag, owner)                              |                                            |
-| spread  | a vector as of combine, whose gradient is | gradients read, gradients of asked vectors |
+| spread  | a vector as for combine; its gradient is  | gradients read, requested vectors' ones    |
 |         | read from that of the output              | written                                    |
 | update  | a distinct row that is updated            | gradients read, rows and state read and    |
 |         |                                           | written                                    |
 
-A call is one group of tables (`recapp/sharding/layout.py`): width, mode and type alike. Links
-within a host go by its ranks that take part, those between hosts by the number of hosts.
+A call is for one group of tables (`recapp/sharding/layout.py`): tables of equal width, mode and
+type. The cost of a link within a host depends on the number of its ranks that take part, and
+between hosts on the number of hosts.
 """
 
 import math
@@ -49,22 +48,22 @@ from recapp.settings.text_file import read_text
 FILE_BYTES = 2**20
 
 KERNELS = ("route", "link", "serve", "group", "answer", "combine", "spread", "update")
-WITHOUT_BYTES = KERNELS[:4]  # integers: their bytes are counted with their items
+WITHOUT_BYTES = KERNELS[:4]  # kernels of integers, whose items include their bytes
 LINK_KINDS = ("host", "network")
 DEVICES = ("cpu", "cuda")
-DEFAULTS = {"cpu": "cpu_2core", "cuda": "dgx_a100"}  # of a device that was not calibrated
-CONF = "topology"  # the group of settings in which shipped machines lie
+DEFAULTS = {"cpu": "cpu_2core", "cuda": "dgx_a100"}  # the machine of a device without calibration
+CONF = "topology"  # the group of settings with the shipped machines
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a kernel costs: so much a step, a call and an item, so many bytes a second.
+    """The cost of a kernel: a time for each step, call and item, and a rate of bytes.
 
     Args:
-        call_us: Microseconds of a call that has nothing to do.
-        item_ns: Nanoseconds an item.
-        gb_per_s: 10^9 bytes a second; infinite where the bytes are counted with the items.
-        step_us: Microseconds of what stands around the calls of a step, once if there are any.
+        call_us: Microseconds of an empty call.
+        item_ns: Nanoseconds for each item.
+        gb_per_s: 10^9 bytes a second; infinite if the items include the bytes.
+        step_us: Microseconds around the calls of a step, once for a step with calls.
     """
 
     call_us: float
@@ -73,12 +72,12 @@ class Work:
     step_us: float = 0.0
 
     def seconds(self, calls: Any, items: Any, bytes: Any = 0) -> Any:
-        """Return the seconds of a step's calls with so many items and bytes in all.
+        """Return the seconds of a step's calls.
 
         Args:
-            calls: Calls of the kernel, a number or an array of numpy as the others.
-            items: Items of all calls.
-            bytes: Bytes of all calls.
+            calls: The number of calls of the kernel; like the others a number or a numpy array.
+            items: The number of items of all calls.
+            bytes: The bytes of all calls.
         """
         whole = (calls > 0) * (self.step_us * 1e-6) + calls * (self.call_us * 1e-6)
         return whole + items * (self.item_ns * 1e-9) + bytes * (1e-9 / self.gb_per_s)
@@ -86,26 +85,26 @@ class Work:
 
 @dataclass(frozen=True)
 class Link:
-    """What a collective costs, by number of ranks; between hosts, by number of hosts.
+    """The cost of a collective, by the number of ranks; between hosts, by the number of hosts.
 
     Args:
-        latency_us: Microseconds of one that carries nothing.
-        gb_per_s: 10^9 bytes a second, counted at the rank that sends or receives most; of an
-            all-reduce, the bytes that are reduced.
+        latency_us: Microseconds of an empty collective.
+        gb_per_s: 10^9 bytes a second, counted at the rank that sends or receives most; for an
+            all-reduce, the bytes to reduce.
     """
 
     latency_us: Mapping[int, float]
     gb_per_s: Mapping[int, float]
 
     def seconds(self, ranks: Any, bytes: Any) -> Any:
-        """Return the seconds of one collective; 0 among one rank.
+        """Return the seconds of one collective; 0 for a single rank.
 
-        Between numbers of ranks that were measured, values are interpolated in log2 of the ranks;
-        beyond them the last one holds.
+        Values between measured numbers of ranks are interpolated in log2 of the ranks; beyond these
+        numbers the last value holds.
 
         Args:
-            ranks: Ranks that take part, a number or an array of numpy.
-            bytes: Bytes at the busiest rank, a number or an array of numpy.
+            ranks: The ranks that take part, a number or a numpy array.
+            bytes: The bytes at the busiest rank, a number or a numpy array.
         """
         known = _interpolated(self.latency_us, ranks) * 1e-6 + bytes * (
             1e-9 / _interpolated(self.gb_per_s, ranks)
@@ -120,27 +119,28 @@ def _interpolated(by_ranks: Mapping[int, float], ranks: Any) -> Any:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A machine as the planner sees it.
+    """The costs and sizes of a machine, for the planner.
 
     Args:
         name: Its name in reports.
-        source: A sentence: when and on what it was measured, or from which documents the numbers
-            are and what was assumed.
+        source: A sentence: the time and place of the measurement, or the documents and assumptions
+            behind the numbers.
         compute_device: "cpu" or "cuda".
-        ranks_per_host: Ranks of one host.
-        memory_bytes: Bytes that a rank has for everything; None where they are not known.
+        ranks_per_host: The number of ranks of one host.
+        memory_bytes: The total memory of a rank; None if unknown.
         kernels: A `Work` for each of `KERNELS`.
         all_to_all: A `Link` for each of `LINK_KINDS`: among ranks of one host, and of several.
         all_reduce: A `Link` for each of `LINK_KINDS`.
-        flops_per_s: Operations a second of one rank's dense part in training, as a further sample
-            adds them.
-        overlap: Share of the dense gradients' all-reduce that runs during the backward of the
+        flops_per_s: Operations a second of one rank's dense part in training, for each further
+            sample.
+        overlap: The share of the dense gradients' all-reduce that overlaps with the backward of the
             tables, 0 to 1.
-        step_overhead_us: Microseconds of a training step that no sample, table or message explains:
-            the loop, the loader, loss, autograd, metrics and optimiser in Python.
+        step_overhead_us: Microseconds of a training step that depend on no sample, table or
+            message: the loop, the loader, loss, autograd, metrics and optimiser in Python.
 
     Raises:
-        ConfigError: An entry is missing, unknown or a number that cannot be; it is named.
+        ConfigError: An entry is missing or unknown, or its number is impossible; the text names the
+            entry.
     """
 
     name: str
@@ -198,15 +198,15 @@ _FIELDS = (
 
 
 def hardware_from(values: Mapping[str, Any], where: str = "hardware") -> Hardware:
-    """Return hardware from plain values, as YAML has them.
+    """Return hardware from plain values of a YAML file.
 
     Args:
-        values: Every field of `Hardware` by name, down to the fields of each `Work` and `Link`;
-            nothing else.
+        values: All fields of `Hardware` by name, with the fields of each `Work` and `Link`, and no
+            other keys.
         where: The file or setting, for messages.
 
     Raises:
-        ConfigError: An entry is wrong; it is named in one line.
+        ConfigError: An entry is wrong; the text names the entry in one line.
     """
     _check_keys(where, values, _FIELDS)
     kernels = _part(where, "kernels", values["kernels"], KERNELS)
@@ -227,7 +227,7 @@ def hardware_from(values: Mapping[str, Any], where: str = "hardware") -> Hardwar
 
 
 def hardware_to_plain_values(hardware: Hardware) -> dict[str, Any]:
-    """Return hardware as plain values, which `hardware_from` reads."""
+    """Return hardware as plain values for `hardware_from`."""
 
     def link(kinds: Mapping[str, Link]) -> dict[str, Any]:
         return {
@@ -254,15 +254,15 @@ def hardware_to_plain_values(hardware: Hardware) -> dict[str, Any]:
 
 
 def read_hardware(name: str | Path) -> Hardware:
-    """Return the hardware of a file, or of a shipped machine.
+    """Return the hardware of a file or of a shipped machine.
 
     Args:
-        name: The path of what `write_hardware` or a person has written (alone, or under `hardware:`
-            beside the settings of a topology), or as a text without suffix the name of a shipped
-            machine: `dgx_h100`.
+        name: The path of a file, from `write_hardware` or written by hand (hardware alone, or under
+            `hardware:` beside the settings of a topology); or a name without a suffix for a shipped
+            machine, such as `dgx_h100`.
 
     Raises:
-        ConfigError: There is no such file or machine, it is not YAML, or an entry is wrong.
+        ConfigError: The file or machine does not exist, the file is not YAML, or an entry is wrong.
     """
     if isinstance(name, str) and "/" not in name and "." not in name:
         return _shipped(name)
@@ -279,11 +279,11 @@ def read_hardware(name: str | Path) -> Hardware:
 
 
 def read_machine(name: str) -> dict[str, Any]:
-    """Return the settings of a shipped machine, its hardware as plain values; settings of the
-    machines that its `defaults` name are merged as Hydra merges them.
+    """Return the settings of a shipped machine, with its hardware as plain values. Merge the
+    machines in its `defaults` as Hydra does.
 
     Raises:
-        ConfigError: There is no such machine, with close matches.
+        ConfigError: The machine does not exist; the text has close matches.
     """
     machines = shipped_machines()
     if name not in machines:
@@ -313,7 +313,7 @@ def _read(path: Path, missing: str) -> Any:
 
 
 def write_hardware(hardware: Hardware, path: str | Path) -> None:
-    """Write a file that `read_hardware` reads and people edit.
+    """Write a file for `read_hardware`, which people may edit.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -339,11 +339,10 @@ def write_hardware(hardware: Hardware, path: str | Path) -> None:
 
 
 def default_hardware(compute_device: str) -> Hardware:
-    """Return what is assumed of a device where no hardware was measured or chosen, as of
-    `DEFAULTS`.
+    """Return the assumed hardware of a device without measured or chosen hardware (`DEFAULTS`).
 
     Raises:
-        ConfigError: There is no default for such a device.
+        ConfigError: The device has no default.
     """
     if compute_device not in DEFAULTS:
         raise ConfigError(f"compute_device={compute_device}: {suggest(compute_device, DEFAULTS)}")
@@ -356,7 +355,7 @@ def _shipped(name: str) -> Hardware:
 
 
 def shipped_machines() -> dict[str, Path]:
-    """Return the files of `conf/topology` that carry hardware, by name."""
+    """Return the files of `conf/topology` with hardware, by name."""
     files = sorted((conf_dir() / CONF).glob("*.yaml"))
     return {path.stem: path for path in files if path.stem != "auto"}
 
@@ -365,8 +364,8 @@ def shipped_machines() -> dict[str, Path]:
 
 
 def _part(where: str, key: str, given: Any, known: Sequence[str] = ()) -> Mapping[str, Any]:
-    """Return a mapping of the file after checking that it has exactly the known keys, if there are
-    any.
+    """Check that a mapping of the file has exactly the known keys, if any are given, and return the
+    mapping.
     """
     if not isinstance(given, Mapping):
         raise ConfigError(
@@ -401,8 +400,8 @@ def _link(where: str, key: str, given: Any) -> Link:
 
 
 def _number(value: Any) -> Any:
-    """Return a number, also where YAML 1.1 takes it for a text, as it does 1e12; what is no number
-    is returned as it is, for the check.
+    """Convert a text such as 1e12, which YAML 1.1 does not read as a number, to a number; return
+    any other value unchanged, for the later check.
     """
     try:
         return float(value) if isinstance(value, str) else value

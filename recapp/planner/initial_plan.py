@@ -1,4 +1,4 @@
-"""The plan that a run starts with: made on rank 0, and the same on every rank.
+"""Make the initial plan of a run on rank 0, and broadcast it to every rank.
 
 rank 0: make -> modes of a checkpoint -> modes counted on batches -> broadcast -> all ranks
 """
@@ -13,17 +13,17 @@ T = TypeVar("T")
 
 
 class Ranks(Protocol):
-    """The ranks of a run as one of them sees them: its number, how many there are, a broadcast."""
+    """The view of a rank: its number, the number of ranks, and a broadcast."""
 
     rank: int
     world: int
 
     def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value on every rank; every rank calls it."""
+        """Return rank 0's value on every rank; every rank calls this."""
 
 
 def from_rank_0(make: Callable[[], T], rank: int, broadcast: Callable[[Any], Any]) -> T:
-    """Return on every rank what `make` returns on rank 0, the only rank that calls it.
+    """Call `make` on rank 0 only, and return its result on every rank.
 
     Args:
         make: Makes the value.
@@ -31,7 +31,7 @@ def from_rank_0(make: Callable[[], T], rank: int, broadcast: Callable[[Any], Any
         broadcast: Returns rank 0's value on every rank; every rank calls it once.
 
     Raises:
-        RecappError: What `make` raises on rank 0 is raised on every rank.
+        RecappError: `make` raised it on rank 0; every rank raises it.
     """
     made: Any = None
     if rank == 0:
@@ -53,18 +53,18 @@ def initial_plan(
     modes: Mapping[str, Mode] | None = None,
     count: Callable[[ShardingPlan], ShardingPlan] | None = None,
 ) -> ShardingPlan:
-    """Return the plan of a run with every mode decided, the same on all ranks; each of them calls
-    it.
+    """Return the plan of a run with every mode decided, the same on all ranks. Every rank calls
+    this.
 
     Args:
-        make: Makes the plan; called on rank 0 alone.
+        make: Makes the plan; called on rank 0 only.
         ranks: The ranks that receive it.
-        modes: The modes of tables whose plan leaves them open, by table.
-        count: Decides the modes that are then still open by what they exchange; called on rank 0
-            alone, where there is more than one rank. None takes `unique`.
+        modes: Modes for tables with an open mode, by table.
+        count: Decides the modes that are still open by counted bytes; called on rank 0 only, if
+            there are several ranks. None takes `unique`.
 
     Raises:
-        RecappError: What rank 0 raises is raised on every rank.
+        RecappError: Rank 0 raised it; every rank raises it.
     """
 
     def decided() -> ShardingPlan:

@@ -1,14 +1,14 @@
-"""List what could be done with a table: every allowed sharding type and mode, cut and priced, with
-its ranks still open.
+"""List the options of a table: each allowed sharding type and mode, cut and priced, with open
+ranks.
 
     Option          a sharding type and a mode                row_wise, unique
-      PricedBlock   rectangles whose ranks are chosen         a strip; all the strips of a row;
+      PricedBlock   rectangles whose ranks are chosen         a strip; all strips of a row;
                     together                                  a whole table
-        candidates  sets of ranks, one of which is chosen,    table_wise on 4 ranks:
+        candidates  sets of ranks; the search chooses one,    table_wise on 4 ranks:
                     [sets, rectangles]                        [[0], [1], [2], [3]]
 
-A price has components: kernels of four phases, and three messages by two links. In each of them the
-step takes as long as the slowest rank. Options of all tables are priced together (`pricing.py`).
+A price has components: kernels of four phases, and three messages by two links. The slowest rank
+sets the time of each component. Options of all tables are priced together (`pricing.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,8 +47,8 @@ from recapp.tables.statistics import TableStatistics, default_statistics
 
 KERNEL_PHASES = ("input", "lookup", "gradients", "update")
 COMPONENTS = len(KERNEL_PHASES) + 2 * len(MESSAGES)
-NARROWEST = 16  # columns of a strip unless constraints say less: one cache line of fp32
-SKEWED_FROM = 1.05  # rows are not mixed where the busiest strip is asked for less than this share
+NARROWEST = 16  # columns of a strip, unless constraints allow fewer: one cache line of fp32
+SKEWED_FROM = 1.05  # rows are mixed if the busiest strip gets this many times the mean
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class PricedBlock:
     """Rectangles whose ranks are chosen together.
 
     Args:
-        rows: First row of each of m rectangles, and the one behind its last, [m, 2].
-        cols: First column of each and the one behind its last, [m, 2].
+        rows: The first row of each of m rectangles, and the row after its last, [m, 2].
+        cols: The first column of each rectangle, and the column after its last, [m, 2].
         seconds: Seconds of each rectangle's owner, [m, COMPONENTS].
         bytes: Bytes of weights and optimiser state of each, [m].
-        candidates: Sets of ranks that could hold them, a rank for each rectangle, [A, m].
+        candidates: Sets of ranks that can hold the rectangles, a rank for each rectangle, [A, m].
     """
 
     rows: Ints
@@ -72,18 +72,19 @@ class PricedBlock:
 
 @dataclass(frozen=True)
 class Option:
-    """One way to shard a table whose ranks are still open.
+    """One way to shard a table, with open ranks.
 
     Args:
-        table: Its name.
+        table: The name of the table.
         sharding_type: The name of the type.
-        mode: The mode in which the table asks for rows.
-        row_order: The order of its rows.
-        work: Its price, rectangles in the order of the blocks, each on the first candidate ranks.
-        home: Seconds that every rank spends whichever ranks are chosen, by component, [COMPONENTS].
+        mode: The mode of the table.
+        row_order: The order of the rows.
+        work: The price, with rectangles in the order of the blocks, each on the first candidate
+            ranks.
+        home: Seconds of every rank, independent of the chosen ranks, by component, [COMPONENTS].
         owned: Seconds of all owners together, [COMPONENTS].
-        largest: Seconds of the rectangle that takes longest, component by component, [COMPONENTS].
-        blocks: What ranks are chosen for.
+        largest: Seconds of the slowest rectangle, by component, [COMPONENTS].
+        blocks: The blocks to choose ranks for.
     """
 
     table: str
@@ -105,7 +106,7 @@ class Option:
         """Return the table's sharding.
 
         Args:
-            chosen: For each block the index of its candidate ranks.
+            chosen: The index of the candidate ranks of each block.
         """
         shards = tuple(
             Shard(rank, range(*rows), range(*cols))
@@ -120,7 +121,7 @@ class Option:
         """Return the work with its rectangles on the chosen candidate ranks.
 
         Args:
-            chosen: For each block the index of its candidate ranks.
+            chosen: The index of the candidate ranks of each block.
         """
         return replace(
             self.work,
@@ -131,15 +132,15 @@ class Option:
 
 
 def constrained_table(table: EmbeddingConfig, c: ParameterConstraints) -> EmbeddingConfig:
-    """Return the table with the data type that its constraints price it as."""
+    """Return the table with the data type that its constraints set for prices."""
     return table if c.data_type is None else replace(table, data_type=DataType(c.data_type))
 
 
 def constrained_statistics(
     table: EmbeddingConfig, c: ParameterConstraints, problem: PlanningProblem
 ) -> TableStatistics:
-    """Return a table's statistics: those of its constraints, measured ones, or what its pooling
-    factors suggest.
+    """Return the statistics of a table: from its constraints, from measurements, or derived from
+    its pooling factors.
     """
     if c.statistics is not None:
         return c.statistics
@@ -154,7 +155,7 @@ def options_of(
     c: Mapping[str, ParameterConstraints],
     problem: PlanningProblem,
 ) -> dict[str, list[Option]]:
-    """Return every option of every table that its constraints allow, in a fixed order."""
+    """Return all options of each table that its constraints allow, in a fixed order."""
     known: dict[tuple[int, ...], CandidateRanks] = {}
     asked = []
     cuts = []
@@ -189,7 +190,7 @@ def _repeated(cols: range, times: int) -> Ints:
 
 
 def _candidate_ranks(ranks: Sequence[int], topology: Topology) -> CandidateRanks:
-    """Return some ranks, in rank order, and the hosts that have any of them."""
+    """Return some ranks as candidates, in rank order, with their hosts."""
     allowed = set(ranks)
     hosts = [[rank for rank in host if rank in allowed] for host in topology.host_ranks()]
     return CandidateRanks(ranks, [host for host in hosts if host])
@@ -201,7 +202,7 @@ def _cuts_and_modes(
     ranks: CandidateRanks,
     problem: PlanningProblem,
 ) -> Iterator[tuple[ShardingTypeRecord, Mode, RowOrderName, list[Block]]]:
-    """List the sharding types, modes, orders of rows and cuts that are allowed."""
+    """Yield the allowed sharding types, modes, row orders and cuts."""
     records = (
         [SHARDING_TYPES[name] for name in c.sharding_types]
         if c.sharding_types is not None
@@ -232,8 +233,8 @@ def _cuts_and_modes(
 
 
 def _sensible(topology: Topology) -> list[ShardingTypeRecord]:
-    """Return the built-in types worth pricing, the simplest first: one rank keeps tables whole, and
-    on one host a type for several hosts cuts as a simpler one does.
+    """Return the built-in types worth pricing, simplest first. One rank keeps tables whole; on one
+    host, a type for several hosts makes the same cuts as a simpler type.
     """
     if topology.world_size == 1:
         return list(BUILT_IN[:1])
@@ -260,8 +261,8 @@ def _cuts(
 def _of_widths(
     record: ShardingTypeRecord, wanted: TableToCut, c: ParameterConstraints
 ) -> list[list[Block]]:
-    """Cut into strips of the usual width, and into as many as there are sets of candidate ranks; at
-    least two, or it is no cut, unless constraints ask for the type.
+    """Cut into strips of the default width, and into one strip for each set of candidate ranks.
+    Omit cuts of a single strip unless constraints ask for the type.
     """
     least = c.min_partition or 1
     usual = max(least, COLUMN_WIDTH)
@@ -284,8 +285,8 @@ def _row_orders(
     record: ShardingTypeRecord,
     blocks: Sequence[Block],
 ) -> list[RowOrderName]:
-    """Return the orders of rows worth pricing: mixed where ids are known to crowd in some strips of
-    a cut, or where constraints leave no other. Keys of dynamic tables are mixed as it is.
+    """Return the row orders worth pricing: mixed if known ids concentrate in some strips of a cut,
+    or if constraints allow only mixed. Keys of dynamic tables are always mixed.
     """
     strips = blocks[0].rows
     if not record.cuts_rows or len(strips) == 1 or table.dynamic is not None:
@@ -300,8 +301,8 @@ def _row_orders(
 
 
 class _Priced:
-    """Prices by component: owners' kernels, then each message through the links inside a host, then
-    through the network; and what every rank does for its own batch.
+    """Prices by component: the owners' kernels, then each message by the links inside of a host,
+    then by the network; and the work of every rank for its own batch.
     """
 
     def __init__(self, prices: Prices, problem: PlanningProblem) -> None:
@@ -325,9 +326,9 @@ class _Priced:
         """Return the option of a cut.
 
         Args:
-            j: The cut.
+            j: The index of the cut.
             type_name: Its sharding type.
-            parts: Rows, columns and candidate ranks of each of its blocks.
+            parts: The rows, columns and candidate ranks of each of its blocks.
         """
         blocks = []
         at = int(self.prices.first_J[j])
@@ -350,8 +351,8 @@ class _Priced:
 
 
 def option_of(table: EmbeddingConfig, sharding: TableSharding, problem: PlanningProblem) -> Option:
-    """Return a sharding as an option: one block that has one set of candidate ranks. An open mode
-    counts as `work_of` counts it.
+    """Return a sharding as an option of one block with one set of candidate ranks. `work_of`
+    chooses an open mode.
     """
     cells = sharding.cells(table, problem.topology.world_size)
     mode = sharding.mode
@@ -365,14 +366,12 @@ def option_of(table: EmbeddingConfig, sharding: TableSharding, problem: Planning
 
 
 def base_components(fixed: Fixed) -> Floats:
-    """Return what each component has before any table has ranks, [COMPONENTS]: the messages'
-    latencies.
-    """
+    """Return the seconds of each component without tables, [COMPONENTS]: messages' latencies."""
     return np.concatenate([np.zeros(len(KERNEL_PHASES)), *fixed.latency_23])
 
 
 def own_seconds(option: Option, world: int) -> Floats:
-    """Return a table's own share of a step by component, [COMPONENTS]: as if it were alone, on its
+    """Return a table's own share of a step, by component, [COMPONENTS]: the table alone, on its
     first candidate ranks, without the fixed costs of calls and messages.
     """
     load = np.zeros((world, COMPONENTS))
@@ -383,7 +382,9 @@ def own_seconds(option: Option, world: int) -> Floats:
 
 
 def phases_of(components: Floats) -> Floats:
-    """Return components as phases, [P]: a message takes the slower of its two links."""
+    """Convert components to phases, [P]: a message takes the time of the slower of its two
+    links.
+    """
     K = len(KERNEL_PHASES)
     M = len(MESSAGES)
     found = dict.fromkeys(PHASES, 0.0)

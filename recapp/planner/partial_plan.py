@@ -1,5 +1,5 @@
-"""A plan in the making: what each rank has to do and to hold so far, and the ranks on which one
-more bundle costs least.
+"""A partial plan: the work and bytes of each rank so far, and the cheapest ranks for one more
+bundle.
 """
 
 from collections import Counter
@@ -11,15 +11,15 @@ from recapp.planner.cost import Floats
 from recapp.planner.options import COMPONENTS, PricedBlock
 from recapp.planner.search_space import Assignment, Kind, Placement, SearchSpace, step_seconds
 
-SMALLEST_GAIN = 1e-7  # seconds of a step: what gains less does not count as faster
+SMALLEST_GAIN = 1e-7  # seconds of a step; a smaller gain does not count
 
 
 class PartialPlan:
-    """Bundles that have their ranks: seconds by rank and component, bytes by rank.
+    """The bundles placed so far: seconds by rank and component, bytes by rank.
 
     Args:
-        space: The bundles and what each of their options costs.
-        capacity_W: Bytes that each rank has; infinite where it is not known.
+        space: The bundles and the costs of their options.
+        capacity_W: The memory of each rank in bytes; infinite if unknown.
     """
 
     def __init__(self, space: SearchSpace, capacity_W: Floats) -> None:
@@ -49,17 +49,17 @@ class PartialPlan:
         return self.home + self.peak
 
     def seconds(self) -> float:
-        """Return the seconds of a step by its components, never more than its price."""
+        """Return the seconds of a step, the sum of its components; never more than its price."""
         fees = sum(self.space.fee(kind) for kind, n in self.kinds.items() if n > 0)
         return float(step_seconds(self.seconds_by_component())) + fees + self.space.fixed.seconds
 
     def add(self, bundle: int, placement: Placement) -> None:
-        """Put a bundle on the ranks of a placement."""
+        """Place a bundle on the ranks of a placement."""
         self._change(bundle, placement, 1)
         self.placements[bundle] = placement
 
     def remove(self, bundle: int) -> Placement:
-        """Take a bundle away and return its placement."""
+        """Remove a bundle, and return its placement."""
         placement = self.placements.pop(bundle)
         self._change(bundle, placement, -1)
         return placement
@@ -83,8 +83,8 @@ class PartialPlan:
         self._peak = None
 
     def cheapest(self, bundle: int, option: int) -> tuple[float, Placement] | None:
-        """Return the seconds of a step with an option on the candidate ranks on which it costs
-        least now, block by block, and that placement; None where there is no room.
+        """Place an option, block by block, on the candidate ranks that cost least now. Return the
+        seconds of the step and the placement; None if it does not fit.
         """
         cost = self.space.costs[bundle][option]
         load = self.load
@@ -121,8 +121,8 @@ class PartialPlan:
         return seconds + fees, Placement(option, tuple(chosen))
 
     def _allow(self, price: Floats, block: PricedBlock, held: Floats, taken: Sequence[int]) -> bool:
-        """Give candidate ranks without room, or with tables to be kept apart from, an infinite
-        price, and return whether any are left.
+        """Set an infinite price for candidate ranks without space, or with tables that must lie
+        apart. Return whether any candidates are left.
         """
         ranks = block.candidates
         barred = (held[ranks] + block.bytes > self.capacity_W[ranks]).any(1)
@@ -132,9 +132,7 @@ class PartialPlan:
         return not barred.all()
 
     def best(self, bundle: int, options: Sequence[int]) -> Placement | None:
-        """Return the cheapest of some options now; of those that cost the same, the one named
-        first.
-        """
+        """Return the cheapest of some options now; among equal costs, the first option."""
         found = [f for o in options if (f := self.cheapest(bundle, o)) is not None]
         least = min((seconds for seconds, _ in found), default=0.0)
         return next(
@@ -147,8 +145,8 @@ class PartialPlan:
 
 
 def _cheapest_candidates(price: Floats, block: PricedBlock, held: Floats) -> int:
-    """Return the index of the cheapest candidate ranks; of those that cost the same, the ones whose
-    fullest rank is least full, then the first.
+    """Return the index of the cheapest candidate ranks; among equal costs, those whose fullest rank
+    holds the fewest bytes, then the first.
     """
     if len(price) == 1:
         return 0

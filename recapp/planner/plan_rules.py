@@ -1,4 +1,5 @@
-"""Plans from rules: a list in YAML, first match wins, and single tables overridden by name.
+"""Make plans from rules: a list in YAML, where the first match wins, and overrides of single
+tables.
 
     rules:
       - {type: row_wise, rows_above: 100000, dim_below: 256}
@@ -8,14 +9,14 @@
     tables: {large_table: row_wise, "C1*": table_wise}
     deal: balanced
 
-The conditions of a rule are about table facts, of a table and of the machine (`TableFacts`); a fact
-that is not known fulfils no condition, and the plan's notes say so. Each decision names the rule
-that fired (`ShardingPlan.reasons`).
+The conditions of a rule test facts of a table and of the machine (`TableFacts`). An unknown fact
+fulfils no condition, and the plan's notes name it. The plan names the rule of each decision
+(`ShardingPlan.reasons`).
 
-A sharding type that always takes all ranks leaves nothing to choose (row_wise, data_parallel). The
-ranks of other tables are chosen in one of two ways, `deal`. `balanced`: largest first on the ranks
-that hold the fewest bytes so far, ties to the lower rank. `round_robin`: in the model's order, a
-vertical strip to each rank (or host) in turn. So equal inputs give equal plans.
+Some sharding types always take all ranks (row_wise, data_parallel). For other types `deal` sets the
+choice of ranks. `balanced` places the largest table first, on the ranks with the fewest bytes so
+far; the lower rank wins a tie. `round_robin` goes in the model's order and gives a vertical strip
+to each rank (or host) in turn. Equal inputs give equal plans.
 """
 
 import operator
@@ -48,7 +49,7 @@ def _named(name: Any, globs: Any) -> bool:
     return any(fnmatchcase(name, g) for g in globs)
 
 
-# the table fact, how it is compared, and the condition in words
+# the table fact, the comparison, and the condition in words
 _CONDITIONS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "rows_above": ("rows", operator.gt, "more than {:,} rows"),
     "rows_at_most": ("rows", operator.le, "at most {:,} rows"),
@@ -77,7 +78,7 @@ _WHY_UNKNOWN = {
 
 @dataclass(frozen=True)
 class PlanRule:
-    """One line of a rule list; every condition that is set must hold.
+    """A rule; all conditions that are set must hold.
 
     Args:
         type: A sharding type.
@@ -86,8 +87,8 @@ class PlanRule:
         lookups_per_row_above, lookups_per_row_at_most: Mean lookups of a row in a step of all
             ranks.
         access: "frequent" (at least 1 lookup per row) or "sparse" (at most 0.01).
-        memory_share_above, memory_share_at_most: The table's weights as a share of what the
-            smallest rank can give.
+        memory_share_above, memory_share_at_most: The table's weights as a share of the smallest
+            rank's memory for tables.
         interconnect: "fast" (a rank sends 30 GB/s or more) or "slow".
         hosts_at_least, hosts_at_most: Bounds of the number of hosts.
         tables: Names or globs, one of which must match.
@@ -95,7 +96,7 @@ class PlanRule:
         row_order: "natural" or "mixed" instead of the plan's order.
 
     Raises:
-        ConfigError: A bound is no number, or a word is not known.
+        ConfigError: A bound is not a number, or a word is unknown.
     """
 
     type: str
@@ -135,7 +136,7 @@ class PlanRule:
         return [(name, value) for name in _CONDITIONS if (value := getattr(self, name)) is not None]
 
     def matches(self, facts: TableFacts) -> bool:
-        """Return whether every condition holds; a condition on an unknown fact does not."""
+        """Return whether all conditions hold; a condition on an unknown fact does not hold."""
         asked = [
             (getattr(facts, _CONDITIONS[name][0]), _CONDITIONS[name][1], value)
             for name, value in self.conditions
@@ -151,11 +152,10 @@ class PlanRule:
 
 
 def read_rule(values: Mapping[str, Any], setting: str) -> PlanRule:
-    """Return the rule of an entry of YAML.
+    """Return the rule of a YAML entry.
 
     Raises:
-        ConfigError: A condition does not exist, has a value that it cannot have, or there is no
-            type.
+        ConfigError: A condition is unknown or has a wrong value, or the type is missing.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(
@@ -197,20 +197,21 @@ def plan_by_rules(
         topology: The ranks.
         rules: The rules in order; the first that matches a table decides.
         name: The name of the plan.
-        overrides: Sharding type by table name or glob; wins over the rules, and a name over a glob.
-        mode: How tables ask for rows, "unique", "pooled" or "auto".
+        overrides: Sharding types by table name or glob. They win over the rules, and a name wins
+            over a glob.
+        mode: The mode of tables: "unique", "pooled" or "auto".
         column_width: Columns of a vertical strip.
-        row_order: "mixed" deals the rows of tables that are cut by rows over their strips
+        row_order: "mixed" distributes rows over the strips of tables that are cut by rows
             (`recapp/tables/row_order.py`).
-        deal: "balanced" or "round_robin", for tables whose ranks are chosen.
-        statistics, batch_per_rank, lookups: As `table_facts` takes them.
+        deal: "balanced" or "round_robin", for types that do not take all ranks.
+        statistics, batch_per_rank, lookups: As for `table_facts`.
 
     Returns:
-        The plan; its `reasons` name the rule of each table, its `notes` the facts that conditions
-        are about and that are not known.
+        The plan; its `reasons` name the rule of each table, and its `notes` name the unknown facts
+            of conditions.
 
     Raises:
-        PlanError: An override names no table, no rule matches a table, or there is no such `deal`.
+        PlanError: An override names no table, no rule matches a table, or `deal` is unknown.
     """
     if deal not in DEALS:
         raise PlanError(f"plan.deal={deal}: {suggest(deal, DEALS)}")
@@ -232,7 +233,7 @@ def plan_by_rules(
 
 
 class _Choice(NamedTuple):
-    """How a table is sharded, and why: the rule that fired."""
+    """The sharding of a table, and its reason: the rule that matched."""
 
     type: str
     mode: str
@@ -242,7 +243,7 @@ class _Choice(NamedTuple):
     def tile(
         self, table: EmbeddingConfig, candidates: CandidateRanks, column_width: int
     ) -> TableSharding:
-        """Cut a table so."""
+        """Cut a table by this choice."""
         return tile(
             table,
             self.type,
@@ -308,7 +309,7 @@ def _choose(facts: TableFacts, rules: Sequence[PlanRule], name: str, default: _C
 
 
 def _unknown(facts: TableFacts, rules: Iterable[PlanRule]) -> tuple[str, ...]:
-    """Return a sentence for each fact that rules have conditions on and that is not known."""
+    """Return a sentence for each unknown fact that rules test."""
     asked = {
         _CONDITIONS[name][0]: name for rule in reversed(list(rules)) for name, _ in rule.conditions
     }

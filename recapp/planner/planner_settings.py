@@ -20,11 +20,11 @@ OwnShardingType = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerSettings:
-    """The group `planner`: the bounds of the planner's decisions.
+    """The group `planner`: limits on the planner's decisions.
 
     Args:
         mode: The mode of all tables.
-        constraints: Fields of `ParameterConstraints` by table or glob.
+        constraints: Fields of `ParameterConstraints`, by table or glob.
     """
 
     mode: Mode = "auto"
@@ -33,10 +33,10 @@ class PlannerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings:
-    """The group `plan`: rules written by hand, sharding types of single tables, or a file.
+    """The group `plan`: rules written by hand, sharding types of single tables, or a plan file.
 
     Raises:
-        ConfigError: A whole plan, `path`, stands beside other settings.
+        ConfigError: `path`, a whole plan, is set together with other settings.
     """
 
     name: str | None = absent()
@@ -65,14 +65,14 @@ class PlanSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """The group `topology`: the machines that a plan is made for.
+    """The group `topology`: the machines to plan for.
 
     Args:
-        hosts: Hosts that the ranks are spread over; None takes those that are found.
-        memory_bytes: Bytes of each rank for tables and optimiser state; None takes free memory.
-        reserve_bytes: Bytes of those that stay free; None computes them.
-        ranks: Ranks of a plan on paper; None takes those of `trainer`.
-        hardware: Costs of steps: a file, or the plain values of one.
+        hosts: The number of hosts of the ranks; None detects it.
+        memory_bytes: Bytes of each rank for tables and optimiser state; None takes the free memory.
+        reserve_bytes: Bytes of this memory to keep free; None computes them.
+        ranks: The number of ranks of a plan on paper; None takes the number of `trainer`.
+        hardware: The costs of steps: a file, or plain values with its content.
     """
 
     hosts: Positive | None = None

@@ -1,16 +1,15 @@
-"""Count how often everything happens under a cut of a table, and price it: all cuts of all tables
-at once.
+"""Count the work of each cut of a table, and price it; all cuts of all tables at once.
 
     cuts (table, mode, rectangles)
         -> Prices: arrays over all rectangles of all cuts, one after the other
         -> TableWork of each cut
 
-A thousand tables have six thousand cuts with half a million rectangles. A rectangle's price is a
-dozen products, so they are priced as arrays of all; a loop over cuts would spend its time in
-numpy's calls.
+A thousand tables have six thousand cuts with half a million rectangles. The price of a rectangle is
+a dozen products. So arrays over all rectangles hold the prices; a loop over cuts would spend its
+time in numpy's calls.
 
-J cuts, S strips of them, M rectangles; W ranks; n ids of a rank's batch, U distinct rows among
-them.
+Shapes: J cuts with S strips and M rectangles; W ranks; n ids of a rank's batch, U distinct rows
+among them.
 """
 
 from collections.abc import Sequence
@@ -37,20 +36,20 @@ from recapp.tables.config import EmbeddingConfig
 from recapp.tables.dynamic import RUNS
 from recapp.tables.row_order import RowOrderName
 
-# of what routing an id takes: what it takes to make a position of its row (measured)
+# share of the time to route an id that computes the position of its row (measured)
 MIXING = 0.25
 
 
 class Cut(NamedTuple):
-    """A table's rectangles, strip after strip, and how it asks.
+    """The rectangles of a table, strip after strip, and its mode.
 
     Args:
         table: The table that is cut.
-        mode: The mode in which the table asks for rows.
-        rank_M: Owner of each rectangle; of replicas, every rank.
-        rows_M2: First row of each rectangle, and the one behind its last.
-        strips: Number of columns and number of rectangles of each strip.
-        row_order: The order of its rows.
+        mode: The mode of the table.
+        rank_M: The owner of each rectangle; for replicas, every rank.
+        rows_M2: The first row of each rectangle, and the row after its last.
+        strips: The number of columns and the number of rectangles of each strip.
+        row_order: The order of the table's rows.
     """
 
     table: EmbeddingConfig
@@ -64,13 +63,13 @@ class Cut(NamedTuple):
 def cut_of(
     table: EmbeddingConfig, cells: Sequence[Shard], mode: Mode, row_order: RowOrderName
 ) -> Cut:
-    """Return the cut that cells make.
+    """Return the cut of a table into cells.
 
     Args:
         table: The table that is cut.
-        cells: Rectangles that tile it, ordered by column.
-        mode: The mode in which the table asks for rows.
-        row_order: The order of its rows.
+        cells: Rectangles that tile the table, ordered by column.
+        mode: The mode of the table.
+        row_order: The order of the table's rows.
     """
     strips: dict[int, tuple[int, int]] = {}
     for s in cells:
@@ -86,8 +85,8 @@ def cut_of(
 
 
 def _in_rows(cut: Cut, rows: int) -> Ints:
-    """Return the rows of a cut's rectangles, [M, 2]; of a dynamic table, those that its runs stand
-    for where it has so many.
+    """Return the rows of a cut's rectangles, [M, 2]. For a dynamic table, convert its runs to a
+    share of the given number of rows.
     """
     if cut.table.dynamic is None:
         return cut.rows_M2
@@ -97,18 +96,18 @@ def _in_rows(cut: Cut, rows: int) -> Ints:
 
 @dataclass(frozen=True)
 class Prices:
-    """What cuts cost: `TableWork` of all of them, in arrays.
+    """The costs of cuts: the `TableWork` of all cuts, as arrays.
 
     Args:
         cuts: The cuts in order.
-        first_J: Index of each cut's first rectangle.
+        first_J: The index of each cut's first rectangle.
         home_JP: `TableWork.home` of each cut.
         seconds_PM: `TableWork.seconds_PM` of the rectangles of all cuts.
         asked_3M: `TableWork.asked_3M` of the rectangles of all cuts.
         bytes_M: `TableWork.bytes_M` of the rectangles of all cuts.
         everywhere_J3: `TableWork.everywhere` of each cut.
         statistics_rows_J: `TableWork.statistics_rows` of each cut.
-        rule_J: Number of each cut's rule.
+        rule_J: The number of each cut's rule.
     """
 
     cuts: Sequence[Cut]
@@ -142,7 +141,7 @@ class Prices:
 
 
 class _Counts:
-    """Expected counts of a batch, of cuts (J), of strips (S) and of rectangles (M)."""
+    """The expected counts of a batch, by cut (J), by strip (S) and by rectangle (M)."""
 
     def __init__(self, cuts: Sequence[Cut], problem: PlanningProblem) -> None:
         self.problem = problem
@@ -228,8 +227,8 @@ def price_all(cuts: Sequence[Cut], problem: PlanningProblem) -> Prices:
 
 
 def _home(c: _Counts) -> Floats:
-    """Return the seconds of the kernels at home, summed over each cut's strips, [J, P]. They read a
-    vector for each id; pooled, one for each bag and owner.
+    """Return the seconds of the kernels at home, summed over each cut's strips, [J, P]. The kernels
+    read a vector for each id; in mode `pooled`, a vector for each bag and owner.
     """
     kernels = c.problem.hardware.kernels
     number_S = NUMBER_BYTES * c.width_S
@@ -254,8 +253,9 @@ def _home(c: _Counts) -> Floats:
 
 
 def _owners(c: _Counts) -> tuple[Floats, Floats]:
-    """Return the seconds of the owners' kernels, [P, M], and the bytes that one home asks of them,
-    [3, M]. An owner serves all ranks, itself among them; a rank alone asks nobody.
+    """Return the seconds of the owners' kernels, [P, M], and the bytes that one home exchanges with
+    the owners, [3, M]. An owner serves all ranks, including itself; a single rank exchanges
+    nothing.
     """
     problem = c.problem
     kernels = c.problem.hardware.kernels
@@ -263,7 +263,7 @@ def _owners(c: _Counts) -> tuple[Floats, Floats]:
     pooled_M = c.pooled_J[c.cut_M]
     replicated_M = c.replicated_J[c.cut_M]
     number_M = NUMBER_BYTES * c.width_M
-    rows_M = np.where(pooled_M, c.n_J[c.cut_M], c.U_J[c.cut_M]) * c.share_M  # asked by one home
+    rows_M = np.where(pooled_M, c.n_J[c.cut_M], c.U_J[c.cut_M]) * c.share_M  # requests of one home
     vectors_M = np.where(pooled_M, c.pairs_M, rows_M)
     spent = dict.fromkeys(PHASES, np.zeros(len(number_M)))
     if world > 1:
@@ -292,8 +292,8 @@ def _owners(c: _Counts) -> tuple[Floats, Floats]:
 
 
 def work_of(table: EmbeddingConfig, sharding: TableSharding, problem: PlanningProblem) -> TableWork:
-    """Return the counted and priced work of a table; `auto` counts as whichever of `unique` and
-    `pooled` exchanges fewer bytes.
+    """Count and price the work of a table; `auto` takes `unique` or `pooled`, whichever exchanges
+    fewer bytes.
     """
     cells = sharding.cells(table, problem.topology.world_size)
     modes: tuple[Mode, ...] = (sharding.mode,)
@@ -307,5 +307,5 @@ def work_of(table: EmbeddingConfig, sharding: TableSharding, problem: PlanningPr
 
 
 def plan_cost(plan: ShardingPlan, problem: PlanningProblem) -> PlanCost:
-    """Return the price of a plan for the problem's tables as it stands."""
+    """Return the price of a given plan for the problem's tables."""
     return cost_of([work_of(t, plan.tables[t.name], problem) for t in problem.tables], problem)

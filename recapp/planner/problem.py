@@ -1,8 +1,8 @@
-"""What a plan is made for: tables, ranks, batches, optimiser, ids and the rest of the model.
+"""The planning problem: tables, ranks, batches, optimiser, ids and the dense part of the model.
 
-    settings, or what ranks find at start -> PlanningProblem -> planner, prices, reports
+    settings, or the facts of a run's start -> PlanningProblem -> planner, prices, reports
 
-`recapp/planner/cost.py` and `recapp/planner/pricing.py` make prices of it.
+`recapp/planner/cost.py` and `recapp/planner/pricing.py` compute prices from a problem.
 """
 
 from collections import Counter
@@ -26,14 +26,15 @@ NUMBER_BYTES = 4
 
 @dataclass(frozen=True)
 class Dense:
-    """The part of the model that is not sharded.
+    """The costs of the dense part of the model.
 
     Args:
-        flops: Operations of a sample's forward and backward.
-        bytes: Bytes of its gradients, which all ranks sum.
-        vector_bytes: Bytes of a sample's pooled vectors, which it reads forward and backward and
-            answers with as many gradients.
-        activation_bytes: Bytes of a sample that its layers keep for backward, with their gradients.
+        flops: Operations of a sample, forward and backward.
+        bytes: Bytes of the dense gradients, which all ranks sum.
+        vector_bytes: Bytes of a sample's pooled vectors. The dense part reads them forward and
+            backward, and writes as many bytes of gradients.
+        activation_bytes: Bytes of a sample's activations that layers keep for backward, with their
+            gradients.
     """
 
     flops: float = 0.0
@@ -44,7 +45,7 @@ class Dense:
 
 @runtime_checkable
 class CountsOperations(Protocol):
-    """A module that computes more than two operations for each of its weights and samples."""
+    """A module with more than two operations for each weight and sample."""
 
     def flops_per_sample(self) -> float:
         """Return the operations of a sample, forward and backward, beyond those of the weights."""
@@ -53,15 +54,15 @@ class CountsOperations(Protocol):
 
 def dense_of(module: nn.Module) -> Dense:
     """Return the costs of the dense part of any model: two operations for each weight and sample
-    forward and four backward, as linear layers have.
+    forward and four backward, as in linear layers.
 
-    A module that multiplies more than its weights returns how much by `flops_per_sample()`, as a
-    DLRM does for its interaction.
+    A module with further products returns their operations from `flops_per_sample()`, like a DLRM
+    for its interaction.
     """
     inside = {id(p) for _, collection in collections_in(module) for p in collection.parameters()}
     dense = [p for p in module.parameters() if p.requires_grad and id(p) not in inside]
     weights = sum(p.numel() for p in dense)
-    # of a layer: its input, which backward reads, its output and the output's gradient
+    # a layer keeps its input, which backward reads, its output and the output's gradient
     kept = sum(p.shape[1] + 2 * p.shape[0] for p in dense if p.ndim == 2)
     more = sum(m.flops_per_sample() for m in module.modules() if isinstance(m, CountsOperations))
     width = sum(x.columns for x in embedding_lookups(module))
@@ -75,23 +76,24 @@ def dense_of(module: nn.Module) -> Dense:
 
 @dataclass(frozen=True)
 class PlanningProblem:
-    """What a plan is made for, and what plans are compared by.
+    """The inputs of the planner and of the prices that compare plans.
 
     Args:
         tables: The tables of the model.
         topology: The ranks; its hardware prices the work.
-        batch_per_rank: Samples of a rank's training batch, B.
+        batch_per_rank: The samples of a rank's training batch, B.
         rule: The update of touched rows, or rules by table name or glob; None prices serving, which
             has no backward.
-        statistics: Id statistics of each table, by its name; a table that is not there gets
-            `default_statistics`.
-        dense: Costs of the part of the model that is not sharded.
-        payload_bytes: Bytes of a number of a vector or gradient that travels.
-        val_batch_per_rank: Samples of a rank's validation batch, which takes memory and is no part
-            of a step; 0 for no validation.
-        look_ahead: Training batches whose ids are exchanged before their turn, which take memory.
-        lookups: What reads the tables; empty, it becomes the lookups that the tables declare.
-        reserve: The bytes of `topology.reserve_bytes` by what needs them, where they were computed.
+        statistics: Id statistics by table name; a table without an entry gets `default_statistics`.
+        dense: The costs of the dense part of the model.
+        payload_bytes: Bytes of each number of a vector or gradient in messages.
+        val_batch_per_rank: The samples of a rank's validation batch, which takes memory but is not
+            part of a step; 0 without validation.
+        look_ahead: The training batches whose ids are exchanged before their turn; they take
+            memory.
+        lookups: The lookups that read the tables; an empty list takes the lookups that tables
+            declare.
+        reserve: The parts of `topology.reserve_bytes` by purpose, if they were computed.
     """
 
     tables: Sequence[EmbeddingConfig]
@@ -116,12 +118,12 @@ class PlanningProblem:
 
     @cached_property
     def unsummed(self) -> frozenset[str]:
-        """Return the tables that some lookup reads without summing: they ask for distinct rows."""
+        """Return the tables with a lookup that does not sum; these tables request distinct rows."""
         return frozenset(x.table.name for x in self.lookups if not x.may_be_pooled)
 
     def vectors_per_sample(self, table: EmbeddingConfig) -> float:
-        """Return how many vectors of a table a sample's output has: one for each sum or mean, the
-        hotness of each concatenation, one for each id of a sequence.
+        """Return the number of a table's vectors in the output of a sample: one for each sum or
+        mean, the hotness of each concatenation, one for each id of a sequence.
         """
         own = [x for x in self.lookups if x.table.name == table.name]
         ids = self.statistics_of(table).ids_per_sample / len(own)
@@ -129,13 +131,13 @@ class PlanningProblem:
 
     @cached_property
     def hardware(self) -> Hardware:
-        """Return what work costs on these ranks."""
+        """Return the hardware of these ranks."""
         return self.topology.costs
 
     @cached_property
     def seconds_per_byte(self) -> tuple[float, float]:
-        """Return the seconds that a byte asked by each home costs the busiest rank: inside its
-        host, and beyond it.
+        """Return the seconds that the busiest rank needs for a byte of each home: inside of its
+        host, and between hosts.
         """
         topology = self.topology
         links = self.hardware.all_to_all
@@ -156,8 +158,8 @@ class PlanningProblem:
 
     @cached_property
     def rule_numbers(self) -> Mapping[str, int]:
-        """Return the number of each table's rule among the distinct ones, by the table's name;
-        tables of different rules share no kernel's call.
+        """Return the number of each table's rule among the distinct rules, by table name. Tables
+        with different rules share no kernel call.
         """
         rules = {t.name: rule_of(self.rule, t.name) for t in self.tables}
         distinct = distinct_rules(rule for rule in rules.values() if rule)

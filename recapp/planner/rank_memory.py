@@ -1,6 +1,4 @@
-"""Count the bytes that a plan puts on each rank, and check that they fit before anything is
-allocated.
-"""
+"""Count the bytes of a plan on each rank, and check that they fit before any allocation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,22 +15,22 @@ from recapp.tables.config import EmbeddingConfig, IdRule
 
 @dataclass(frozen=True)
 class RankBytes:
-    """What one rank holds: bytes of weights and of optimiser state, by table."""
+    """The bytes on one rank: weights and optimiser state, by table."""
 
     weights: dict[str, int]
     state: dict[str, int]
 
     @property
     def total(self) -> int:
-        """Return the bytes of both."""
+        """Return the bytes of weights and optimiser state together."""
         return sum(self.weights.values()) + sum(self.state.values())
 
 
 def shard_bytes(
     table: EmbeddingConfig, shard: Shard, rule: RowRule | None, state_itemsize: int
 ) -> tuple[int, int]:
-    """Return the bytes of a shard's weights, with what finds the rows of a dynamic table, and of
-    its optimiser state.
+    """Return the bytes of a shard's weights, with the key index of a dynamic table, and the bytes
+    of its optimiser state.
     """
     rows = table.rows_in(shard.rows)
     elements = rows * len(shard.cols)
@@ -43,7 +41,7 @@ def shard_bytes(
 
 
 def row_bytes(table: EmbeddingConfig, columns: int) -> int:
-    """Return the bytes of some columns of a row, as the table stores them: of quantised rows with
+    """Return the bytes of some columns of a row in the table's data type; quantised rows include
     their scale and bias.
     """
     bits = table.data_type.bits
@@ -55,8 +53,8 @@ def row_bytes(table: EmbeddingConfig, columns: int) -> int:
 def bytes_per_rank(
     tables: Sequence[EmbeddingConfig], plan: ShardingPlan, rule: Rules | None
 ) -> list[RankBytes]:
-    """Return what a plan puts on each rank; `rule` is one of all tables or rules by table, None
-    means no optimiser (serving).
+    """Return the bytes of a plan on each rank. `rule` is one rule for all tables, or rules by
+    table; None is no optimiser (serving).
     """
     held = [RankBytes({}, {}) for _ in range(plan.world_size)]
     itemsize = compute_dtype(tables).itemsize
@@ -74,11 +72,11 @@ def check_memory(
     rule: Rules | None,
     topology: Topology,
 ) -> None:
-    """Refuse a plan that does not fit, before anything is allocated.
+    """Refuse a plan that does not fit, before any allocation.
 
     Raises:
-        PlanError: How many bytes are missing, on which rank, which tables are to blame and what
-            would help.
+        PlanError: The plan does not fit; the text names the missing bytes, the rank, its largest
+            tables and the fixes.
     """
     if topology.memory_bytes is None:
         return
@@ -104,10 +102,10 @@ def check_memory(
 
 
 def check_reserve(topology: Topology) -> None:
-    """Refuse memory of which nothing is left for tables.
+    """Refuse a topology whose reserve leaves no memory for tables.
 
     Raises:
-        PlanError: A rank has no more memory than has to stay free.
+        PlanError: The memory of a rank is not larger than its reserve.
     """
     if topology.memory_bytes is None or not topology.reserve_bytes:
         return
@@ -123,7 +121,9 @@ def check_reserve(topology: Topology) -> None:
 
 
 def _what_helps(largest: Sequence[EmbeddingConfig], plan: ShardingPlan, rank: int) -> str:
-    """Return as text what would take bytes off a rank's largest tables and is not done already."""
+    """Return as text the measures that would reduce the bytes of a rank's largest tables and that
+    the plan does not have yet.
+    """
 
     def in_equal_parts(t: EmbeddingConfig) -> bool:
         fair = -(-t.plan_rows // plan.world_size)

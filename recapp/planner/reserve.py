@@ -1,7 +1,7 @@
-"""The memory of a rank that tables leave free, computed from the planning problem.
+"""Compute the reserve, the memory of a rank that tables leave free, from the planning problem.
 
-On a CPU it is a fixed amount: batches are small beside memory. On a GPU what a step needs is asked
-for after the tables have their memory, and has to be there.
+On a CPU the reserve is fixed, because batches are small beside the memory. On a GPU a step
+allocates its memory after the tables, so the reserve must cover a step.
 """
 
 from dataclasses import replace
@@ -15,17 +15,17 @@ from recapp.sharding.tilings import tile
 from recapp.tables.collections import compute_dtype
 
 ID_TYPE_BYTES = 8  # ids of a batch are int64
-DENSE_COPIES = 5  # weights, gradients, the buckets that ranks sum, two numbers of the optimiser
+DENSE_COPIES = 5  # weights, gradients, all-reduce buckets, two states of the optimiser
 # The CUDA context, kernels and libraries' work spaces (about .5 GB), NCCL's channels (.5 to 1 GB at
-# 8 ranks) and what the allocator cannot give again. Assumed, not measured.
+# 8 ranks) and the allocator's fragmentation. Assumed, not measured.
 RUNTIME_BYTES = 1_500_000_000
 
 
 def reserve_of(problem: PlanningProblem) -> dict[str, int]:
-    """Return the bytes that tables leave free on each rank, by what needs them.
+    """Return the bytes that tables leave free on each rank, by purpose.
 
-    No plan is known yet, so messages are those of all tables cut evenly by rows: what the ranks of
-    any plan have on average.
+    No plan is known yet, so messages are those of all tables cut evenly by rows: the average over
+    the ranks of any plan.
 
     Args:
         problem: Tables, ranks, batches, ids and the dense part of the model.
@@ -54,7 +54,7 @@ def reserve_of(problem: PlanningProblem) -> dict[str, int]:
 
 
 def with_reserve(problem: PlanningProblem) -> PlanningProblem:
-    """Return the problem with the memory that it needs beside its tables left free."""
+    """Return the problem with its computed reserve."""
     reserve = reserve_of(problem)
     topology = replace(problem.topology, reserve_bytes=sum(reserve.values()))
     return replace(problem, topology=topology, reserve=reserve)

@@ -1,18 +1,18 @@
-"""Search for a plan: which option and which ranks for every table, so that the slowest rank of
-every phase is as fast as can be.
+"""Search for a plan: choose an option and ranks for each table, so that the slowest rank of each
+phase is as fast as possible.
 
-    few combinations      all of them, cut off by a bound: the best plan there is by the model's
+    few combinations      all combinations, pruned by a bound: the best plan by the cost model's
                           price
-    more                  largest first, each on the ranks on which it costs least now; then each is
-                          taken out and added again where it costs least, until nothing moves; from
+    more                  largest first, each on the ranks that cost least now; then each is
+                          removed and added again where it costs least, until none moves; from
                           several starts
 
-Starts: the options that the bound's relaxed problem takes, for which only ranks are then chosen;
-and all options that seem worth it. A plan of one sharding type throughout is made as well, unless
-the bound for that type says that it cannot be better than what was found.
+There are two kinds of starts: the options of the bound's relaxed problem, for which the search
+chooses only ranks; and all promising options. The search also makes a plan of a single sharding
+type, unless the bound for that type shows that no such plan is better than the best so far.
 
-A plan that does not fit is never returned. Ties go to the rank that holds fewer bytes, then to the
-lower number, then to the option named first: equal inputs give equal plans. The greedy step is list
+The search never returns a plan that does not fit. A tie goes to the rank with fewer bytes, then to
+the lower rank, then to the first option: equal inputs give equal plans. The greedy step is list
 scheduling (Graham 1969, LPT) with several resources at once.
 """
 
@@ -25,25 +25,25 @@ from recapp.planner.cost import Floats
 from recapp.planner.partial_plan import SMALLEST_GAIN, PartialPlan
 from recapp.planner.search_space import Assignment, Kind, SearchSpace
 
-# combinations of options and candidate ranks that are tried one by one, in about a second
+# the most combinations of options and candidate ranks to try one by one, in about a second
 EXACT_COMBINATIONS = 5_000
-PASSES = 8  # over all bundles, taking each out and adding it again, at most
-# options of a bundle that are weighed again and again: cheapest of the kinds paid for and of all
+PASSES = 8  # the most passes that remove each bundle and add it again
+# options of a bundle that each pass tries: the cheapest of the paid kinds, and of all
 KEPT = 4
-# options weighed in all passes over a start, some 40 us each on 128 ranks; at least one pass runs
+# options tried in all passes over a start, some 40 us each on 128 ranks; at least one pass runs
 WEIGHED = 12_000
 
 Options = Sequence[Sequence[int]]
-"""For each bundle the indices of the options that are weighed."""
+"""The indices of the options to try, for each bundle."""
 
 
 def taken(space: SearchSpace, bound: Bound) -> Options:
-    """Return for each bundle the option that a relaxed problem takes."""
+    """Return the option of each bundle that a relaxed problem takes."""
     return [[int(costs.argmin())] for costs in np.split(bound.cost_N, space.first_B[1:])]
 
 
 def of_kinds(space: SearchSpace, bound: Bound, wanted: Options) -> Options:
-    """Return those of some options that need no other kernel calls than the ones that a relaxed
+    """Return those of the wanted options that need only kinds of kernel calls that a relaxed
     problem takes.
     """
     paid = set[Kind]()
@@ -57,8 +57,8 @@ def of_kinds(space: SearchSpace, bound: Bound, wanted: Options) -> Options:
 
 
 def promising(space: SearchSpace, bounds: Sequence[Bound]) -> Options:
-    """Return the options worth weighing: a few that relaxed problems find cheap, and the one with
-    the smallest pieces.
+    """Return the promising options of each bundle: a few that are cheap in relaxed problems, and
+    the option with the smallest pieces.
     """
     found = []
     for first, costs in zip(space.first_B.tolist(), space.costs, strict=True):
@@ -75,8 +75,8 @@ def promising(space: SearchSpace, bounds: Sequence[Bound]) -> Options:
 def greedy(
     space: SearchSpace, capacity_W: Floats, wanted: Options, by_bytes: bool = False
 ) -> Assignment | None:
-    """Add the bundles largest first, each with the wanted option and on the ranks that cost least,
-    or with any option where none of those has room. Return None where there is no room at all.
+    """Add the bundles, largest first, each with the wanted option and ranks that cost least, or
+    with any other option if no wanted option fits. Return None if no option fits.
     """
     partial = PartialPlan(space, capacity_W)
     sizes = [
@@ -96,7 +96,7 @@ def greedy(
 
 
 def of_types(space: SearchSpace, types: Sequence[str]) -> Options:
-    """Return the options of some sharding types only; all options of a bundle that has none."""
+    """Return the options of some sharding types; all options of a bundle without such options."""
     return [
         [o for o, cost in enumerate(costs) if cost.sharding_type in types]
         or list(range(len(costs)))
@@ -107,8 +107,8 @@ def of_types(space: SearchSpace, types: Sequence[str]) -> Options:
 def improved(
     space: SearchSpace, capacity_W: Floats, worth: Options, start: Assignment
 ) -> Assignment:
-    """Take each bundle out and add it again where it costs least, until a pass moves nothing or
-    enough was weighed.
+    """Remove each bundle and add it again where it costs least, until a pass moves no bundle or a
+    limit is reached (`PASSES`, `WEIGHED`).
     """
     partial = PartialPlan(space, capacity_W)
     for bundle, placement in enumerate(start):
@@ -137,14 +137,14 @@ def exhaustive(
     seconds_of: Callable[[Assignment], float],
     start: Assignment | None,
 ) -> Assignment | None:
-    """Return the best of all assignments that fit. A partial plan that is no better than the best
-    so far is not completed: more bundles never make it faster.
+    """Return the best of all assignments that fit. Skip a partial plan that is not better than the
+    best so far, because further bundles never make it faster.
 
     Args:
-        space: The bundles and what their options cost.
-        capacity_W: Bytes that each rank has.
+        space: The bundles and the costs of their options.
+        capacity_W: The memory of each rank in bytes.
         seconds_of: Returns the whole price of an assignment.
-        start: An assignment that fits, if there is one; it wins ties.
+        start: An assignment that fits, or None; it wins ties.
     """
     partial = PartialPlan(space, capacity_W)
     best = start

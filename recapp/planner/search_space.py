@@ -1,12 +1,11 @@
-"""The search space: bundles of tables, and all that the search asks of their options, worked out
-once.
+"""The search space: bundles of tables, and the costs of their options, computed once.
 
-    TableBundle  tables that share their ranks, mostly one; its options
-    OptionCost   an option of a bundle in numbers: seconds of every rank, seconds of the owners, the
-                 kinds of kernel calls that it needs, blocks whose ranks are chosen
-    SearchSpace  the costs of the options of all bundles, one by one and as arrays [N, COMPONENTS]
-                 over all of them
-    Placement    an option, and candidate ranks for each of its blocks
+TableBundle  tables that share their ranks, usually one; with options
+OptionCost   an option of a bundle in numbers: seconds of every rank, seconds of the owners, the
+             kinds of kernel calls that it needs, blocks whose ranks are chosen
+SearchSpace  the costs of the options of all bundles, one by one and as arrays [N, COMPONENTS]
+             over all of them
+Placement    an option, and candidate ranks for each of its blocks
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,8 +21,8 @@ from recapp.planner.options import COMPONENTS, KERNEL_PHASES, Option, PricedBloc
 from recapp.sharding.sharding_types import Ints
 
 Kind = tuple[int, str, int]
-"""A width, mode and rule, each of which has calls of its own; or `ROW_STATISTICS`."""
-# the message of row statistics: there is one if any table needs it
+"""A width, mode and rule, which together need their own kernel calls; or `ROW_STATISTICS`."""
+# the kind of the message of row statistics, paid once if a table needs it
 ROW_STATISTICS: Kind = (0, "row statistics", 0)
 _K = len(KERNEL_PHASES)
 _M = (COMPONENTS - len(KERNEL_PHASES)) // 2
@@ -31,13 +30,13 @@ _M = (COMPONENTS - len(KERNEL_PHASES)) // 2
 
 @dataclass(frozen=True)
 class TableBundle:
-    """Tables whose ranks are chosen together, mostly one.
+    """Tables whose ranks are chosen together; usually one table.
 
     Args:
-        tables: Their names.
-        options: For each option of the bundle an option of each table; their blocks have the same
+        tables: The names of the tables.
+        options: For each option of the bundle, an option of each table; their blocks have the same
             candidate ranks.
-        apart: Labels; bundles that have one in common share no rank.
+        apart: Labels; bundles with a common label share no rank.
     """
 
     tables: tuple[str, ...]
@@ -47,11 +46,11 @@ class TableBundle:
 
 @dataclass(frozen=True)
 class Placement:
-    """An option of a bundle, and for each of its blocks one of the block's sets of candidate ranks.
+    """An option of a bundle, with a set of candidate ranks for each of its blocks.
 
     Args:
-        option: Its index in the bundle.
-        candidates: For each block the index of its ranks in `PricedBlock.candidates`.
+        option: The index of the option in the bundle.
+        candidates: The index of each block's ranks in `PricedBlock.candidates`.
     """
 
     option: int
@@ -63,8 +62,8 @@ Assignment = tuple[Placement, ...]
 
 
 def step_seconds(components: Floats) -> Floats:
-    """Return the seconds of a step from what the slowest rank of each component takes, [...,
-    COMPONENTS]: kernels add up, a message takes the slower of its two links.
+    """Return the seconds of a step from the slowest rank's seconds of each component, [...,
+    COMPONENTS]: kernels add up, and a message takes the time of the slower of its two links.
     """
     found: Floats = components[..., :_K].sum(-1) + np.maximum(
         components[..., _K : _K + _M], components[..., _K + _M :]
@@ -74,16 +73,16 @@ def step_seconds(components: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class OptionCost:
-    """What an option of a bundle costs: the options of its tables added up. A piece is what a rank
-    holds of a block.
+    """The cost of an option of a bundle: the sum over the options of its tables. A piece is a
+    rank's part of a block.
 
     Args:
         sharding_type: The name of the type.
         home: Seconds of every rank, [COMPONENTS].
         owned: Seconds of all owners together, [COMPONENTS].
-        largest: Seconds of the piece that takes longest, [COMPONENTS].
-        kinds: The kinds of kernel calls that it needs.
-        blocks: What ranks are chosen for; no set of candidate ranks has a rank twice.
+        largest: Seconds of the slowest piece, [COMPONENTS].
+        kinds: The kinds of kernel calls of the option.
+        blocks: The blocks to choose ranks for; no set of candidate ranks has a rank twice.
     """
 
     sharding_type: str
@@ -95,12 +94,12 @@ class OptionCost:
 
     @cached_property
     def ranks(self) -> frozenset[int]:
-        """Return the ranks on which any of it may lie."""
+        """Return all candidate ranks of the blocks."""
         return frozenset(int(r) for b in self.blocks for r in np.unique(b.candidates))
 
     def least_on(self, ranks: Sequence[int]) -> Floats:
-        """Return what these ranks together take of it at least, whichever candidate ranks are
-        chosen, [COMPONENTS].
+        """Return the least seconds that the option adds on some ranks together, under any choice of
+        candidate ranks, [COMPONENTS].
         """
         return sum(
             ((np.isin(b.candidates, ranks) @ b.seconds).min(0) for b in self.blocks),
@@ -109,7 +108,7 @@ class OptionCost:
 
     @cached_property
     def fullest(self) -> float:
-        """Return the bytes of the piece that has most."""
+        """Return the bytes of the largest piece."""
         return max(float(b.bytes.max()) for b in self.blocks)
 
     @cached_property
@@ -119,8 +118,8 @@ class OptionCost:
 
 
 def option_cost(chosen: Sequence[Option]) -> OptionCost:
-    """Return the cost of an option of each table of a bundle; several tables lie on the same ranks,
-    so what a rank holds of them is one piece.
+    """Add up the costs of an option of each table of a bundle. The tables lie on the same ranks, so
+    a rank's parts of all tables are one piece.
     """
     kinds = frozenset[Kind]().union(*(o.work.kinds for o in chosen)) | {
         ROW_STATISTICS for o in chosen if o.work.statistics_rows
@@ -150,7 +149,9 @@ def option_cost(chosen: Sequence[Option]) -> OptionCost:
 
 
 def _once(block: PricedBlock) -> PricedBlock:
-    """Make one piece of the rectangles of a rank: a plan made by hand may have several there."""
+    """Join the rectangles of each rank into one piece: a plan made by hand may have several on a
+    rank.
+    """
     ranks_Am = block.candidates
     if len(ranks_Am) > 1 or len(set(ranks_Am[0].tolist())) == ranks_Am.shape[1]:
         return block
@@ -163,22 +164,22 @@ def _once(block: PricedBlock) -> PricedBlock:
 
 
 class SearchSpace:
-    """What the options of all bundles cost, N of them.
+    """The costs of the options of all bundles, N in total.
 
     Args:
-        bundles: What ranks are chosen for.
-        fixed: What a step takes beside their work.
+        bundles: The bundles to choose ranks for.
+        fixed: The fixed costs of a step.
 
     Attributes:
-        costs: By bundle and option.
-        all_costs: Those of all bundles one after the other, N.
-        first_B: Index of the first option of each bundle.
+        costs: The costs, by bundle and option.
+        all_costs: The costs of all bundles, one bundle after the other, N.
+        first_B: The index of the first option of each bundle.
         bundle_N: The bundle of each option.
-        home_NC: `OptionCost.home` of each.
-        owned_NC: `OptionCost.owned` of each.
-        largest_NC: `OptionCost.largest` of each.
-        kinds: The kinds of kernel calls that any of them needs, K.
-        uses_NK: Which of them each needs.
+        home_NC: `OptionCost.home` of each option.
+        owned_NC: `OptionCost.owned` of each option.
+        largest_NC: `OptionCost.largest` of each option.
+        kinds: All kinds of kernel calls of the options, K.
+        uses_NK: Whether an option needs a kind.
     """
 
     def __init__(self, bundles: Sequence[TableBundle], fixed: Fixed) -> None:
@@ -201,18 +202,18 @@ class SearchSpace:
             self.uses_NK[n, [number[kind] for kind in cost.kinds]] = True
 
     def fee(self, kind: Kind) -> float:
-        """Return the seconds that the first table with a kind of calls adds to a step."""
+        """Return the seconds that the first table with a kind adds to a step."""
         return self.fixed.statistics_seconds if kind == ROW_STATISTICS else self.fixed.kind_seconds
 
     def combinations(self) -> int:
-        """Count the assignments that there are."""
+        """Return the number of assignments."""
         return prod(
             sum(prod(len(b.candidates) for b in cost.blocks) for cost in of_bundle)
             for of_bundle in self.costs
         )
 
     def placements(self, bundle: int) -> Iterator[Placement]:
-        """List all placements of a bundle."""
+        """Yield all placements of a bundle."""
         for option, cost in enumerate(self.costs[bundle]):
             for chosen in np.ndindex(*(len(b.candidates) for b in cost.blocks)):
                 yield Placement(option, tuple(int(a) for a in chosen))

@@ -1,8 +1,8 @@
-"""Plans of tables that are only read, and the fewest ranks on which they fit.
+"""Plan read-only tables, and find the fewest ranks on which they fit.
 
-Nothing is trained, so there is no optimiser state and no backward to price. Tables ask for distinct
-rows: sums that owners would make of bags have other last bits on other numbers of ranks, and what
-is served is to be what one rank would answer.
+Serving has no optimiser state and no backward. Tables request distinct rows: sums of bags at the
+owners would have other last bits for other numbers of ranks, and served scores must equal those of
+one rank.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,8 @@ class Fit:
 
     Args:
         plan: The plan on these ranks.
-        bytes: The bytes of all tables, once.
-        largest: The bytes of the rank that holds most.
+        bytes: The bytes of all tables, each counted once.
+        largest: The bytes of the fullest rank.
     """
 
     plan: ShardingPlan
@@ -50,13 +50,14 @@ def serving_plan(
     lookups: Sequence[TableLookup] = (),
     constraints: Constraints | None = None,
 ) -> ShardingPlan:
-    """Return the plan under which tables are read fastest.
+    """Return the fastest plan for read-only tables.
 
     Args:
-        tables: The tables, as they are stored.
+        tables: The tables, with their stored data types.
         topology: The ranks.
-        lookups: The lookups that read the tables; an empty list takes those that tables declare.
-        constraints: What the plan must respect, by table name or glob.
+        lookups: The lookups that read the tables; an empty list takes the lookups that tables
+            declare.
+        constraints: The constraints of the plan, by table name or glob.
 
     Raises:
         PlanError: No plan fits.
@@ -71,16 +72,18 @@ def serving_plan(
 def fewest_ranks(
     tables: Sequence[EmbeddingConfig], lookups: Sequence[TableLookup], topology: Topology
 ) -> Fit:
-    """Return the fewest ranks on which tables fit, on one host each as the topology has them.
+    """Return the fewest ranks on which tables fit, with the memory of the topology's ranks, on one
+    host.
 
     Args:
-        tables: The tables, as they are stored.
-        lookups: The lookups that read the tables; an empty list takes those that tables declare.
-        topology: Its first rank says how much memory each has.
+        tables: The tables, with their stored data types.
+        lookups: The lookups that read the tables; an empty list takes the lookups that tables
+            declare.
+        topology: The topology; each rank gets the memory of its first rank.
 
     Raises:
-        ConfigError: The topology has no memory.
-        PlanError: They fit on no number of ranks.
+        ConfigError: The topology does not set its memory.
+        PlanError: The tables fit on no number of ranks.
     """
     if topology.memory_bytes is None:
         raise ConfigError(
@@ -120,7 +123,7 @@ def fewest_ranks(
 def stored_as(
     tables: Sequence[EmbeddingConfig], lookups: Sequence[TableLookup], data_types: Mapping[str, str]
 ) -> tuple[list[EmbeddingConfig], list[TableLookup]]:
-    """Return tables and their lookups, with other storage of some tables.
+    """Return tables and their lookups, with another data type for some tables.
 
     Args:
         tables: The tables.

@@ -1,9 +1,9 @@
-"""Table facts: what is known of a table and of the machine before the table is sharded. The
-conditions of plan rules are about them; here stands what their words mean in numbers.
+"""Table facts: facts about a table and the machine, known before the table is sharded. The
+conditions of plan rules test them; this file defines their words in numbers.
 
     rows, columns                       of its config
     lookups per row, access             ids per sample x samples of all ranks / rows
-    share of memory                     its weights against what the smallest rank can give
+    share of memory                     its weights / the smallest rank's memory for tables
     interconnect, hosts                 of the machines
 """
 
@@ -17,26 +17,26 @@ from recapp.planner.topology import Topology
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup, lookups_of
 
-# a row is read every step: a replica's gradients are then no more than the table itself
+# each row is read in every step, so a replica's gradients are not larger than the table
 FREQUENT_LOOKUPS_PER_ROW = 1.0
 SPARSE_LOOKUPS_PER_ROW = 0.01  # a step reads at most one row of a hundred
-# what a rank sends in a large all-to-all: NVLink of a V100 gives 37 and more, InfiniBand NDR 40;
-# PCIe 4.0 and InfiniBand HDR 20 to 25
+# sent by a rank in a large all-to-all: NVLink of a V100 gives 37 and more, InfiniBand NDR 40; PCIe
+# 4.0 and InfiniBand HDR give 20 to 25
 FAST_GB_PER_S = 30.0
 
 
 @dataclass(frozen=True)
 class TableFacts:
-    """What conditions of rules are about; None is unknown.
+    """The facts that conditions of rules test; None is unknown.
 
     Args:
         name: The name of the table.
-        rows: Its rows R.
-        dim: Its columns D.
+        rows: The number of rows, R.
+        dim: The number of columns, D.
         lookups_per_row: Mean lookups of a row in a step of all ranks.
-        memory_share: Weights as a share of what the smallest rank can give.
+        memory_share: The weights as a share of the smallest rank's memory for tables.
         interconnect_gb_per_s: 10^9 bytes that a rank sends a second in a large all-to-all.
-        hosts: Number of hosts.
+        hosts: The number of hosts.
     """
 
     name: str
@@ -81,9 +81,9 @@ def table_facts(
     Args:
         tables: The tables of the model.
         topology: The ranks, their hosts, memory and hardware.
-        statistics: By table name, objects with `ids_per_sample`; without them every lookup has one
-            id in every sample.
-        batch_per_rank: Samples of a rank's batch.
+        statistics: Objects with `ids_per_sample`, by table name; without them every lookup counts
+            one id in each sample.
+        batch_per_rank: The samples of a rank's batch.
         lookups: The lookups that read the tables; None takes those that the tables declare.
     """
     memory = min(topology.memory_bytes) - topology.reserve_bytes if topology.memory_bytes else None
@@ -113,8 +113,8 @@ def weight_bytes(table: EmbeddingConfig) -> int:
 
 
 def _gb_per_s(topology: Topology) -> float | None:
-    """Return the 10^9 bytes that a rank sends a second in a large all-to-all among all ranks; None
-    where the hardware is not known.
+    """Return the 10^9 bytes a second that a rank sends in a large all-to-all among all ranks; None
+    for unknown hardware.
     """
     if topology.hardware is None:
         return None

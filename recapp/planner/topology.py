@@ -1,7 +1,7 @@
-"""The ranks a plan is made for: how many, on which hosts, with how much memory, how fast. Plain
-numbers: no process group, no device.
+"""The ranks to plan for: their number, hosts, memory and speed. A topology is plain numbers,
+without a process group or a device.
 
-Hosts are a number, so two "hosts" of two ranks can be tried on one machine: `topology.hosts=2`.
+Hosts are only a number, so one machine can stand for two "hosts" of two ranks: `topology.hosts=2`.
 
     Topology(world_size=8, compute_device="cuda")                       eight GPUs of one host
     Topology(world_size=16, local_world_size=8, compute_device="cuda")  on two
@@ -27,25 +27,24 @@ from recapp.planner.hardware import (
 from recapp.planner.planner_settings import Machines
 from recapp.sharding.sharding_types import equal_ranges
 
-RESERVE_BYTES = 134_217_728  # left free where nothing says more: 128 MiB
+RESERVE_BYTES = 134_217_728  # left free by default: 128 MiB
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The ranks on which shards may lie.
+    """The ranks of a plan.
 
     Args:
-        world_size: Ranks W.
-        hosts: Hosts the ranks are spread over, equally, in rank order.
+        world_size: The number of ranks, W.
+        hosts: The number of hosts; each has an equal share of the ranks, in rank order.
         compute_device: "cpu" or "cuda".
-        memory_bytes: Bytes that each rank can still give to tables and optimiser state; None where
-            they are not known.
-        reserve_bytes: Bytes of those that messages, activations and batches need.
-        hardware: What steps cost there; None: `costs` takes the default of the device.
-        local_world_size: Ranks of a host, instead of `hosts`.
+        memory_bytes: Free bytes of each rank for tables and optimiser state; None if unknown.
+        reserve_bytes: Bytes of these for messages, activations and batches.
+        hardware: The costs of steps; None lets `costs` take the default of the device.
+        local_world_size: The number of ranks of a host, instead of `hosts`.
 
     Raises:
-        ConfigError: The ranks cannot be spread over the hosts, or the numbers contradict each
+        ConfigError: The ranks do not divide equally among the hosts, or the numbers contradict each
             other.
     """
 
@@ -104,24 +103,24 @@ class Topology:
 
     @property
     def costs(self) -> Hardware:
-        """Return what steps cost there: its own hardware, else the default of its device."""
+        """Return the topology's own hardware, else the default of its device."""
         return self.hardware or default_hardware(self.compute_device)
 
 
 def topology_of(machines: Machines, ranks: int, compute_device: str = "cpu") -> Topology:
-    """Return the topology that the settings of `conf/topology` describe, without looking at this
-    machine: a laptop plans for a cluster.
+    """Return the topology of the settings of `conf/topology`, without any fact of this machine: a
+    laptop plans for a cluster.
 
-    Hosts that are not named follow from the hardware's ranks per host; without hardware all ranks
-    are on one.
+    Without `hosts`, the hardware's ranks per host give the number of hosts; without hardware, all
+    ranks are on one host.
 
     Args:
         machines: The settings.
-        ranks: The ranks where the settings name no number of them.
-        compute_device: The device where the settings name no hardware.
+        ranks: The number of ranks if the settings do not set it.
+        compute_device: The device if the settings do not set hardware.
 
     Raises:
-        ConfigError: The hardware cannot be read, or the ranks do not fill hosts.
+        ConfigError: The hardware cannot be read, or the ranks do not fill all hosts.
     """
     hardware = hardware_of(machines.hardware)
     world = machines.ranks or ranks
@@ -143,14 +142,14 @@ def topology_of(machines: Machines, ranks: int, compute_device: str = "cpu") -> 
 
 
 def machine(name: str, ranks: int | None = None) -> Topology:
-    """Return a shipped machine, such as `dgx_h100`.
+    """Return the topology of a shipped machine, such as `dgx_h100`.
 
     Args:
         name: A file of `conf/topology`, without its suffix.
-        ranks: The number of ranks; None takes as many as the machine has.
+        ranks: The number of ranks; None takes all ranks of the machine.
 
     Raises:
-        ConfigError: There is no such machine.
+        ConfigError: The machine does not exist.
     """
     machines = Machines(**read_machine(name))
     assert machines.ranks is not None
@@ -162,8 +161,8 @@ def machine(name: str, ranks: int | None = None) -> Topology:
 
 
 def hardware_of(setting: Any) -> Hardware | None:
-    """Return the hardware that `topology.hardware` names: nothing, the path of a file, or the
-    hardware itself as plain values.
+    """Return the hardware of the setting `topology.hardware`: None, the path of a file, or plain
+    values.
     """
     if setting is None or isinstance(setting, Hardware):
         return setting
@@ -185,11 +184,11 @@ def _hosts_of(world: int, hardware: Hardware) -> int:
 
 
 def hosts_in_blocks(host_W: Sequence[str]) -> int:
-    """Return the number of hosts, given the host of each rank; 1 where they do not hold equal
+    """Return the number of hosts, given the host of each rank; 1 if the hosts do not have equal
     shares of the ranks in rank order.
 
-    Then there are no hosts within which a plan could keep a table (`srun --distribution=cyclic`,
-    hosts of different size); all else works.
+    In that case a plan cannot keep a table within a host (`srun --distribution=cyclic`, hosts of
+    different size); the rest works.
     """
     hosts = list(dict.fromkeys(host_W))
     if len(host_W) % len(hosts):

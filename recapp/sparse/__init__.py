@@ -1,1 +1,1 @@
-"""Jagged data: the batches that a data set hands to a model."""
+"""Jagged data: the batches that a data set gives to a model."""

@@ -1,12 +1,12 @@
-"""What the jagged tensors share: taking numbers as people have them, checking that counts fit
-together, showing bags as text.
+"""Functions that the jagged tensors share: convert numbers to tensors, check that counts fit
+together, show bags as text.
 
-Whatever reads a tensor's contents is done on CPU only: on an accelerator it would wait for the
-device in every step. The exceptions are inputs that cannot be understood unread and that no
-training step makes: float counts.
+These functions read a tensor's contents on CPU only: on an accelerator a read would wait for the
+device in every step. Float counts are the exception: they must be read, and no training step makes
+them.
 
-There may be more values than the bags hold, as in buffers of a fixed size: the first ones count,
-as in TorchRec, and what is behind them is called slack.
+There may be more values than the bags hold, as in buffers of a fixed size. The first ones count, as
+in TorchRec; the others are called slack.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ SHOWN_VALUES = 8
 
 
 class UnknownKeyError(DataError, KeyError):
-    """A key that a keyed tensor does not hold; the text offers the close matches.
+    """A key that a keyed tensor does not hold; the message lists close matches.
 
     Args:
         key: The unknown key.
@@ -45,13 +45,14 @@ def as_tensor(
     """Return numbers as a tensor.
 
     Args:
-        name: What the numbers are, for error messages.
-        data: A tensor, which is returned as it is, or a list.
-        device: The device of a tensor made of a list.
-        dtype: Its dtype; None takes int64 or float32 by its contents, int64 if it is empty.
+        name: The name of the numbers in error messages.
+        data: A tensor, which is returned unchanged, or a list.
+        device: The device of a tensor from a list.
+        dtype: The dtype of a tensor from a list; None takes int64 or float32 by the list's
+            contents, int64 if it is empty.
 
     Raises:
-        DataError: No tensor can be made of the list.
+        DataError: The list cannot become a tensor.
     """
     if isinstance(data, Tensor):
         return data
@@ -69,12 +70,12 @@ def as_counts(name: str, data: Numbers, device: torch.device) -> Tensor:
     """Return lengths or offsets as a flat tensor of integers.
 
     Args:
-        name: What the numbers are, for error messages.
+        name: The name of the numbers in error messages.
         data: Integers, or floats that are whole numbers.
-        device: The device that they must be on.
+        device: The device on which they must be.
 
     Raises:
-        DataError: Another shape, device or dtype, or a number that is not whole.
+        DataError: The shape, device or dtype is another, or a number is not whole.
     """
     counts_N = as_tensor(name, data, device)
     if counts_N.dim() != 1:
@@ -102,10 +103,10 @@ def as_counts(name: str, data: Numbers, device: torch.device) -> Tensor:
 def check_values(values: Numbers, weights: Numbers | None) -> tuple[Tensor, Tensor | None]:
     """Return values and their weights as tensors.
 
-    Whether there are enough of both is checked with the lengths (`check_total`).
+    `check_total` checks their number against the lengths.
 
     Raises:
-        DataError: A scalar, or weights on another device.
+        DataError: An argument is a scalar, or the weights are on another device.
     """
     values_L = as_tensor("values", values)
     if not values_L.dim():
@@ -135,19 +136,19 @@ def check_bags(
     keys: int = 1,
     bags: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return lengths as a tensor, and offsets where they were given.
+    """Return lengths as a tensor, and offsets if they are given.
 
     Their contents are checked on CPU.
 
     Args:
-        values_L: The values that are cut into bags.
+        values_L: The values of all bags.
         lengths: [bags], or None.
-        offsets: [bags + 1], or None; starts only, [bags], where their count says so.
-        keys: The number of bags is a multiple of this, if `bags` is None.
-        bags: The number of bags, where it is known.
+        offsets: [bags + 1], or None; or the starts of bags only, [bags], if their count tells so.
+        keys: The number of keys; if `bags` is None, the number of bags is a multiple of it.
+        bags: The number of bags, if it is known.
 
     Raises:
-        DataError: Counts that do not fit; it names the numbers.
+        DataError: Counts do not fit; the message has the numbers.
     """
     if lengths is None and offsets is None:
         raise DataError("neither lengths nor offsets are given: give one of them")
@@ -176,10 +177,10 @@ def check_bags(
 
 
 def check_distinct(keys: Sequence[str]) -> None:
-    """Check that no key is there twice.
+    """Check that keys are distinct.
 
     Raises:
-        DataError: It names such a key.
+        DataError: They are not; the message names a duplicate key.
     """
     if len(set(keys)) != len(keys):
         twice = next(key for key in keys if list(keys).count(key) > 1)
@@ -187,11 +188,11 @@ def check_distinct(keys: Sequence[str]) -> None:
 
 
 def check_total(total: int, values_L: Tensor, weights_L: Tensor | None) -> None:
-    """Check that there is a value, and a weight, for each place in the bags. There may be more.
+    """Check that there are at least as many values, and weights, as the bags hold.
 
     Raises:
-        DataError: There are fewer; the message has both numbers. A program that is being exported
-            checks it where it runs.
+        DataError: There are fewer; the message has both numbers. An exported program makes this
+            check at run time.
     """
     if torch.compiler.is_exporting():
         for tensor_L in (values_L,) if weights_L is None else (values_L, weights_L):
@@ -211,35 +212,35 @@ def check_total(total: int, values_L: Tensor, weights_L: Tensor | None) -> None:
 
 
 def first_ones(total: int, tensor_L: Tensor) -> Tensor:
-    """Return the first `total` entries: the tensor itself where there are known to be no more."""
+    """Return the first `total` entries, or the tensor itself if it is known to have no more."""
     if not torch.compiler.is_exporting() and len(tensor_L) == total:
         return tensor_L
     return tensor_L.narrow(0, 0, total)
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Return whether a tensor's contents can be read without waiting for a device. While a program
-    is being exported there are none to read.
+    """Return whether a tensor's contents can be read without waiting for a device. During an export
+    there are no contents.
     """
     return tensor.device.type == "cpu" and not torch.compiler.is_exporting()
 
 
 def offsets_of(lengths_N: Tensor) -> Tensor:
-    """Return where each bag starts, and the end of the last: int64, [bags + 1]."""
+    """Return the start of each bag and the end of the last: int64, [bags + 1]."""
     return F.pad(lengths_N.cumsum(0), (1, 0))
 
 
 def concatenate(name: str, parts: Sequence[Tensor]) -> Tensor:
-    """Return tensors one behind the other.
+    """Return the concatenation of tensors.
 
-    Empty ones do not count: an empty float tensor would turn ids into floats.
+    It ignores empty tensors: an empty float tensor would turn ids into floats.
 
     Args:
-        name: What the tensors are, for error messages.
+        name: The name of the tensors in error messages.
         parts: The tensors.
 
     Raises:
-        DataError: There are integers and floats among them.
+        DataError: Some tensors have integers and some floats.
     """
     full = [p for p in parts if len(p)]
     if len({p.is_floating_point() for p in full}) > 1:
@@ -264,9 +265,9 @@ def values_text(values_L: Tensor) -> str:
 
 
 def bags_text(values_L: Tensor, weights_L: Tensor | None, lengths_B: Tensor) -> str:
-    """Return the first bags and the first values of each as text.
+    """Return a text with the first bags and the first values of each.
 
-    It reads `[101 102] [] [301:0.5]`, with a weight behind the colon.
+    An example is `[101 102] [] [301:0.5]`, with a weight after the colon.
     """
     if values_L.is_meta or lengths_B.is_meta:
         return "not read"
@@ -292,9 +293,10 @@ def _number(value: object) -> str:
 
 
 def _full_offsets(values_L: Tensor, offsets_N: Tensor, keys: int, bags: int | None) -> Tensor:
-    """Return checked offsets, with the number of values appended to those that are starts only.
+    """Return checked offsets. If they are starts only, the number of values is appended.
 
-    Starts only are told by their count. Where it says nothing, offsets are full, as in TorchRec.
+    The count of offsets tells whether they are starts only. If it cannot tell, offsets are full, as
+    in TorchRec.
     """
     count = len(offsets_N)
     rows = len(values_L)

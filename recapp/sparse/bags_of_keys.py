@@ -1,14 +1,14 @@
-"""How many bags each key of a KeyedJaggedTensor has, and which of them each sample takes.
+"""The number of bags of each key of a KeyedJaggedTensor, and the bag that each sample takes.
 
-Usually every key has a bag per sample. Where many samples have the same ids (one user, many items),
-a key may have fewer bags than there are samples, and `inverse_indices` say which of them each
-sample takes (TorchRec: variable batch per key, VBE):
+Usually every key has a bag per sample. If many samples have the same ids (one user, many items), a
+key may have fewer bags than there are samples, and `inverse_indices` hold the bag that each sample
+takes (TorchRec: variable batch per key, VBE):
 
     user  [101 102] [7]        inverse indices  0 0 0 1     four samples, two users
     item  [1] [2] [3] [4]                       0 1 2 3
 
-How many bags of a key came from which rank (`stride_per_key_per_rank`) is TorchRec's bookkeeping;
-their sum counts.
+TorchRec counts the bags of a key by the rank that they come from (`stride_per_key_per_rank`); here
+only the sum over ranks matters.
 
 Suffixes: S samples.
 """
@@ -32,7 +32,7 @@ class BagsOfKeys:
 
     _keys: list[str]
     _stride: int
-    # Files of exported programs may hold tensors that were made before these were known.
+    # Files of exported programs may hold tensors that are older than these attributes.
     _strides: Strides | None = None
     _inverse_indices: InverseIndices | None = None
 
@@ -43,8 +43,8 @@ class BagsOfKeys:
     def stride(self) -> int:
         """Return the number of samples, B.
 
-        Where keys have different numbers of bags, it is that of the inverse indices, or without
-        any the largest.
+        If keys have different numbers of bags, this is the number of inverse indices per key, or
+        without inverse indices the largest number of bags.
         """
         return self._stride
 
@@ -55,17 +55,17 @@ class BagsOfKeys:
         return [sum(of_ranks) for of_ranks in self._strides]
 
     def stride_per_key_per_rank(self) -> list[list[int]]:
-        """Return the number of bags of each key from each rank; an empty list where every key has
-        one per sample.
+        """Return the number of bags of each key from each rank; an empty list if every key has one
+        per sample.
         """
         return self._strides or []
 
     def variable_stride_per_key(self) -> bool:
-        """Return whether it was said how many bags each key has."""
+        """Return whether the tensor was made with a number of bags for each key."""
         return self._strides is not None
 
     def inverse_indices(self) -> InverseIndices:
-        """Return keys, and which bag of each of them every sample takes, [keys, samples].
+        """Return keys, and the bag of each key that every sample takes, [keys, samples].
 
         Raises:
             DataError: There are none.
@@ -78,11 +78,11 @@ class BagsOfKeys:
         return self._inverse_indices
 
     def inverse_indices_or_none(self) -> InverseIndices | None:
-        """Return which bag of a key every sample takes, or None."""
+        """Return the inverse indices, or None."""
         return self._inverse_indices
 
     def lengths_offset_per_key(self) -> list[int]:
-        """Return where each key's bags start, and the number of all: F + 1 numbers."""
+        """Return the start of each key's bags and the number of all bags: F + 1 numbers."""
         return [0, *accumulate(self.stride_per_key())]
 
     def index_per_key(self) -> dict[str, int]:
@@ -90,7 +90,7 @@ class BagsOfKeys:
         return {key: index for index, key in enumerate(self._keys)}
 
     def _key_indices(self) -> dict[str, int]:
-        """Return the index of each key: TorchRec's stable API has this name too."""
+        """Return the index of each key, under the name in TorchRec's stable API."""
         return self.index_per_key()
 
     def index_of(self, key: str) -> int:
@@ -105,5 +105,5 @@ class BagsOfKeys:
             raise UnknownKeyError(key, self._keys) from None
 
     def _bags_before(self, key: int) -> int:
-        """Return the number of bags of the keys before one."""
+        """Return the number of bags of all keys before `key`."""
         return key * self._stride if self._strides is None else sum(map(sum, self._strides[:key]))

@@ -1,12 +1,12 @@
-"""A batch of logs as it leaves the data set, on its way to a model.
+"""A batch of logs between data set and model.
 
     dense_BI   float32 [B, I]          transformed numbers, no gaps
     sparse     KeyedJaggedTensor       raw ids as the logs have them; B bags per feature
     labels     name -> float32 [B]     what the model learns; none where rows are only scored
     weights    name -> float32 [B]     how much a row counts in the loss of that label
 
-It moves as one: to a device, into page-locked memory, along with a stream. B may be 0: ranks pad
-evaluation with empty batches.
+A batch moves as one: to a device, into page-locked memory, along with a stream. B may be 0: ranks
+pad evaluation with empty batches.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,12 +22,12 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import copy_to_device
 
 MISSING = -(2**63)
-"""The id of a sample that has none for a single-valued feature.
+"""The id of a single-valued feature for a sample that has none.
 
-A table gives it row 0. A multi-valued feature has an empty bag instead.
+Tables give this id row 0. A multi-valued feature has an empty bag instead.
 """
 LABEL = "label"
-"""The name of a label that nobody names."""
+"""The name of a label that has no other name."""
 
 
 @dataclass(slots=True, init=False)
@@ -37,13 +37,13 @@ class Batch:
     Args:
         dense_BI: Transformed numbers, float32 [B, I].
         sparse: Raw ids, of stride B.
-        labels_B: The labels by name, each float32 [B]; a tensor alone is the only one, called
+        labels_B: The labels by name, each float32 [B]. A single tensor is the only label, named
             `label`.
-        weights: Weights of the samples by the name of the label whose loss they weigh, each
-            float32 [B]; samples of a label without weights count 1 each.
+        weights: Weights of the samples in the loss of each label, by label name, each float32 [B].
+            Without weights, samples weigh 1 in the loss of a label.
 
     Raises:
-        DataError: The parts have different B, or there are weights of no label.
+        DataError: The parts have different B, or weights have no label.
     """
 
     dense_BI: Tensor
@@ -83,10 +83,10 @@ class Batch:
 
     @property
     def labels_B(self) -> Tensor:
-        """The only label, [B]; NaN where the samples have none.
+        """The only label, [B]; NaN if the samples have none.
 
         Raises:
-            DataError: There are several.
+            DataError: There are several labels.
         """
         if len(self.labels) > 1:
             raise DataError(
@@ -100,7 +100,7 @@ class Batch:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         """Return the samples on a device.
 
-        As with tensors, that is the batch itself where they are there already.
+        Like a tensor's `to`, this returns the batch itself if it is there already.
 
         Args:
             device: The device.
@@ -119,20 +119,22 @@ class Batch:
         return self if same else there
 
     def pin_memory(self) -> Self:
-        """Return the samples in page-locked memory, from which copies to a GPU need not wait."""
+        """Return the samples in page-locked memory. The host does not wait for copies from it to a
+        GPU.
+        """
         return self._changed(lambda part: part.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until the work that `stream` has queued by now is done."""
+        """Keep the memory until `stream` has done the work that is queued on it now."""
         for part in self._parts():
             part.record_stream(stream)
 
     def _parts(self) -> list[Tensor | KeyedJaggedTensor]:
-        """Return all tensors, the ids as one."""
+        """Return all parts; the ids are one part."""
         return [self.dense_BI, self.sparse, *self.labels.values(), *self.weights.values()]
 
     def _changed(self, change: Callable[[Any], Any]) -> Self:
-        """Return a batch whose parts `change` makes of those of this one."""
+        """Return a batch with `change` applied to each part."""
         made = copy(self)
         made.dense_BI = change(self.dense_BI)
         made.sparse = change(self.sparse)

@@ -1,12 +1,12 @@
-"""A jagged tensor: rows of different lengths, one behind the other in a flat tensor. A row is
-called a bag.
+"""A jagged tensor: rows of different lengths, one after the other in a flat tensor. A row is called
+a bag.
 
     values   101 102 | 201 202 203 | 301          three users and the ids they clicked on
     lengths        2 |           3 |   1          one entry per bag
     offsets  0         2             5     6      where each bag starts, and where the last one ends
 
-Either of lengths and offsets says all; the other is derived when it is asked for. No id is ever
-padded or copied to make a batch.
+Lengths determine offsets, and offsets determine lengths; the tensor derives the missing one on
+demand. No id is padded or copied to make a batch.
 
 >>> users = JaggedTensor([101, 102, 201, 202, 203, 301], lengths=[2, 3, 1])
 >>> users
@@ -16,7 +16,7 @@ tensor([[101, 102,   0],
         [201, 202, 203],
         [301,   0,   0]])
 
-There may be more values than the bags hold, as in buffers of a fixed size: the first ones count.
+There may be more values than the bags hold, as in buffers of a fixed size; the first ones count.
 
 Names and argument order are TorchRec's (`torchrec/sparse/jagged_tensor.py`). Suffixes: L values, B
 bags, B1 bags + 1, N longest bag.
@@ -48,23 +48,24 @@ from recapp.sparse.transfer import to_host
 
 
 class JaggedTensor:
-    """Bags of values, with a weight per value or without.
+    """Bags of values, with or without a weight per value.
 
     Nothing is copied. Contents are checked on CPU; on an accelerator integer lengths are not
     checked, because reading them would wait for the device.
 
     Args:
-        values: [L, ...] of any dtype, bag after bag; a Python list makes int64 or float32. There
-            may be more than the bags hold; the first ones count.
-        weights: One per value, or None.
-        lengths: [B], values per bag; floats if they are whole numbers.
-        offsets: [B + 1], cumulated lengths from 0 on. One of lengths and offsets is needed.
+        values: [L, ...] of any dtype, bag after bag; a Python list becomes int64 or float32. There
+            may be more values than the bags hold; the first ones count.
+        weights: One weight per value, or None.
+        lengths: [B], the number of values of each bag; floats are allowed if they are whole
+            numbers.
+        offsets: [B + 1], cumulated lengths from 0 on. Give lengths or offsets.
 
     Raises:
-        DataError: Counts that do not fit together.
+        DataError: Counts do not fit together.
     """
 
-    _may_have_slack = True  # also of one that was stored before slack was allowed
+    _may_have_slack = True  # also of stored tensors that are older than slack
 
     def __init__(
         self,
@@ -87,12 +88,13 @@ class JaggedTensor:
         offsets: Tensor | None = None,
         may_have_slack: bool = False,
     ) -> "JaggedTensor":
-        """Make a jagged tensor of parts that are known to fit, such as a slice of a checked one.
+        """Make a jagged tensor from parts that are known to fit, such as a slice of a checked
+        tensor.
 
         Args:
-            values: As of the constructor, like `weights`, `lengths` and `offsets`.
-            weights: One per value, or None.
-            lengths: Values per bag.
+            values: See the class, also for `weights`, `lengths` and `offsets`.
+            weights: One weight per value, or None.
+            lengths: The number of values of each bag.
             offsets: Cumulated lengths, or None.
             may_have_slack: Whether there may be more values than the bags hold.
         """
@@ -115,11 +117,11 @@ class JaggedTensor:
         """Make a jagged tensor without bags.
 
         Args:
-            is_weighted: Whether it has weights, of which there are none.
-            device: The device of its tensors.
+            is_weighted: Whether the tensor has weights (an empty tensor of weights).
+            device: The device of the tensors.
             values_dtype: The dtype of the values; None takes torch's default.
-            weights_dtype: That of the weights; None takes torch's default.
-            lengths_dtype: That of lengths and offsets.
+            weights_dtype: The dtype of the weights; None takes torch's default.
+            lengths_dtype: The dtype of lengths and offsets.
         """
         weights = torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None
         return JaggedTensor(
@@ -132,14 +134,14 @@ class JaggedTensor:
     def from_dense(
         values: Sequence[Numbers], weights: Sequence[Numbers] | None = None
     ) -> "JaggedTensor":
-        """Make one bag of each element of a list; lengths are int32.
+        """Make a bag from each element of a list; lengths are int32.
 
         Args:
-            values: B tensors or lists, of [n, ...] each; n may be 0.
-            weights: As many, of the same lengths.
+            values: B tensors or lists, each [n, ...]; n may be 0.
+            weights: B tensors or lists of the same lengths.
 
         Raises:
-            DataError: A bag whose weights are not as many as its values.
+            DataError: A bag has another number of weights than of values.
         """
         bags = [as_tensor("values", bag) for bag in values]
         sizes = [len(bag) for bag in bags]
@@ -159,7 +161,7 @@ class JaggedTensor:
     def from_dense_lengths(
         values: Tensor, lengths: Numbers, weights: Tensor | None = None
     ) -> "JaggedTensor":
-        """Make a bag of the first `lengths[b]` columns of each row b of a padded matrix.
+        """Make a bag from the first `lengths[b]` columns of each row b of a padded matrix.
 
         Args:
             values: [B, N, ...].
@@ -167,7 +169,7 @@ class JaggedTensor:
             weights: [B, N], or None.
 
         Raises:
-            DataError: Lengths that are not one per row, or above N (on CPU).
+            DataError: The number of lengths is not B, or a length is above N (checked on CPU).
         """
         lengths_B = as_counts("lengths", lengths, values.device)
         if values.dim() < 2 or len(lengths_B) != len(values):
@@ -181,7 +183,7 @@ class JaggedTensor:
         )
 
     def values(self) -> Tensor:
-        """Return all values, [L, ...], also those that no bag holds."""
+        """Return all values, [L, ...], including slack."""
         return self._values
 
     def lengths(self) -> Tensor:
@@ -189,23 +191,23 @@ class JaggedTensor:
         return self._lengths
 
     def lengths_or_none(self) -> Tensor | None:
-        """Return the number of values of each bag, [B]: they are always there."""
+        """Return the number of values of each bag, [B]; never None here."""
         return self._lengths
 
     def offsets(self) -> Tensor:
-        """Return where each bag starts, and the end of the last, [B + 1]."""
+        """Return the start of each bag and the end of the last, [B + 1]."""
         if self._offsets is None:
             self._offsets = offsets_of(self._lengths)
         return self._offsets
 
     def offsets_or_none(self) -> Tensor | None:
-        """Return where each bag starts, [B + 1], or None where nobody has asked for it yet."""
+        """Return the offsets, [B + 1], or None if they have not been derived yet."""
         return self._offsets
 
     def without_slack(self) -> "JaggedTensor":
-        """Return the bags with just the values that they hold: views; itself where it is so.
+        """Return the bags without slack, as views; the tensor itself if it has none.
 
-        On an accelerator this reads the lengths, unless it is known that there are no more.
+        On an accelerator this reads the lengths, unless the tensor is known to have no slack.
         """
         if not self._may_have_slack or self._lengths.is_meta:
             return self
@@ -222,7 +224,7 @@ class JaggedTensor:
         """Return one weight per value, [L, ...].
 
         Raises:
-            DataError: There are none.
+            DataError: The tensor has no weights.
         """
         if self._weights is None:
             raise DataError(
@@ -236,7 +238,7 @@ class JaggedTensor:
         return self._weights
 
     def device(self) -> torch.device:
-        """Return the device that the values are on."""
+        """Return the device of the values."""
         return self._values.device
 
     def to_dense(self) -> list[Tensor]:
@@ -244,8 +246,8 @@ class JaggedTensor:
         return list(torch.split(self.without_slack()._values, self._lengths.tolist()))
 
     def to_dense_weights(self) -> list[Tensor] | None:
-        """Return B tensors of weights, one per bag: views; None where there are none. This reads
-        the lengths.
+        """Return B tensors of weights, one per bag: views; None without weights. This reads the
+        lengths.
         """
         weights = self.without_slack()._weights
         return None if weights is None else list(torch.split(weights, self._lengths.tolist()))
@@ -256,8 +258,8 @@ class JaggedTensor:
         """Return the bags as rows of a matrix, [B, N, ...].
 
         Args:
-            desired_length: N; longer bags lose their tail. None takes the longest bag (read from
-                the device).
+            desired_length: N; longer bags are cut. None takes the length of the longest bag (read
+                from the device).
             padding_value: The number that fills shorter bags.
         """
         return self._padded(self._values, desired_length, padding_value)
@@ -265,9 +267,7 @@ class JaggedTensor:
     def to_padded_dense_weights(
         self, desired_length: int | None = None, padding_value: float = 0.0
     ) -> Tensor | None:
-        """Return the weights, arranged as `to_padded_dense` arranges the values; None where there
-        are none.
-        """
+        """Return the weights as rows of a matrix, like `to_padded_dense`; None without weights."""
         if self._weights is None:
             return None
         return self._padded(self._weights, desired_length, padding_value)
@@ -277,11 +277,13 @@ class JaggedTensor:
         return self._each(lambda t: t.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "JaggedTensor":
-        """Return the bags in page-locked memory, from which copies to a GPU need not wait."""
+        """Return the bags in page-locked memory. The host does not wait for copies from it to a
+        GPU.
+        """
         return self._each(lambda t: t.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until the work that `stream` has queued by now is done."""
+        """Keep the memory until `stream` has done the work that is queued on it now."""
         for tensor in (self._values, self._weights, self._lengths, self._offsets):
             if tensor is not None:
                 tensor.record_stream(stream)
@@ -305,12 +307,12 @@ class JaggedTensor:
             if len(lengths_B)
             else 0
         )
-        if torch.compiler.is_exporting():  # of an unknown number of values there is one at least
+        if torch.compiler.is_exporting():  # appends a value: a program may run without any
             data_L = torch.cat([data_L, data_L.new_zeros(1, *data_L.shape[1:])])
         elif not len(data_L) or not size:
             return data_L.new_full((len(lengths_B), size, *data_L.shape[1:]), padding_value)
-        # A gather, unlike a boolean mask, never reads the device; it stays inside the values where
-        # a row is padded.
+        # Unlike a boolean mask, a gather never makes the host read from the device. For padding its
+        # index stays inside of the values.
         column_N = torch.arange(size, device=data_L.device)
         index_BN = (self.offsets()[:-1, None] + column_N).clamp(max=data_L.shape[0] - 1)
         padded_BN = (column_N >= lengths_B[:, None]).reshape(

@@ -1,4 +1,4 @@
-"""Several jagged features of one batch in one flat tensor: what goes into the embedding tables.
+"""Several jagged features of one batch in one flat tensor: the input of embedding tables.
 
 Keys-major: all bags of the first key, then all bags of the second. B, the stride, is the number of
 samples; each key has B bags.
@@ -21,9 +21,9 @@ KeyedJaggedTensor(2 keys, stride 2, 8 values int64 on cpu
 >>> kjt["item_features"].values()
 tensor([11, 21, 22])
 
-A feature is a run of the flat tensors, so taking keys apart copies nothing. How many values each
-key has is known on the host (`length_per_key`): counted once, on CPU before a batch moves to an
-accelerator, and handed on to everything made of it.
+A feature is a contiguous part of the flat tensors, so splitting by key copies nothing. The host
+knows the number of values of each key (`length_per_key`): it is counted once, on CPU before a batch
+moves to an accelerator, and passed on to every tensor that is made from this one.
 
 Names and argument order are TorchRec's (`torchrec/sparse/jagged_tensor.py`). Suffixes: L values, F
 keys, B stride, FB bags.
@@ -72,35 +72,37 @@ SHOWN_KEYS = 30
 
 
 class KeyedJaggedTensor(BagsOfKeys):
-    """Bags of ids by feature, with a weight per id or without.
+    """Bags of ids by feature, with or without a weight per id.
 
     Nothing is copied. Contents are checked on CPU; on an accelerator integer lengths are not
     checked, because reading them would wait for the device.
 
     Args:
         keys: F feature names, each once.
-        values: [L, ...] of any dtype, keys-major; a Python list makes int64 or float32. There may
-            be more than the bags hold, as in buffers of a fixed size; the first ones count.
-        weights: One per value, or None.
-        lengths: [F * B], or [F, B], values per bag; floats if they are whole numbers.
-        offsets: [F * B + 1], cumulated lengths from 0 on, or [F * B], starts only, as
-            `nn.EmbeddingBag` takes them; of one key these need `stride`. One of lengths and offsets
-            is needed, unless there are no keys.
-        stride: B; needed only where there are no keys to count by.
-        stride_per_key_per_rank: The number of bags of each key from each rank, [F, ranks], where
-            keys have different numbers (`recapp/sparse/bags_of_keys.py`). `inverse_indices` say
-            then which bag of a key each sample takes.
-        stride_per_key: What the other arguments say already, as are the five that follow. They are
-            compared on CPU; on an accelerator `length_per_key` is taken and saves reading it.
-        length_per_key: As of the method.
+        values: [L, ...] of any dtype, keys-major; a Python list becomes int64 or float32. There may
+            be more values than the bags hold, as in buffers of a fixed size; the first ones count.
+        weights: One weight per value, or None.
+        lengths: [F * B] or [F, B], the number of values of each bag; floats are allowed if they are
+            whole numbers.
+        offsets: [F * B + 1], cumulated lengths from 0 on; or [F * B], starts only, as for
+            `nn.EmbeddingBag` (with one key these need `stride`). Give lengths or offsets, unless
+            there are no keys.
+        stride: B; needed only without keys.
+        stride_per_key_per_rank: The number of bags of each key from each rank, [F, ranks], if keys
+            have different numbers (`recapp/sparse/bags_of_keys.py`). Then `inverse_indices` hold
+            the bag of a key that each sample takes.
+        stride_per_key: The number of bags of each key. This argument and the next five follow from
+            the others. On CPU they are checked; on an accelerator `length_per_key` is trusted,
+            which saves a read.
+        length_per_key: The result of the method of this name.
         lengths_offset_per_key: As of the method.
         offset_per_key: As of the method.
         index_per_key: As of the method.
-        jt_dict: What `to_dict` returns.
-        inverse_indices: Keys, and which bag of each of them every sample takes, [keys, samples].
+        jt_dict: The result of `to_dict`.
+        inverse_indices: Keys, and the bag of each key that every sample takes, [keys, samples].
 
     Raises:
-        DataError: Counts that do not fit together, with the numbers; a key that is there twice.
+        DataError: Counts do not fit together (the message has the numbers), or a key occurs twice.
     """
 
     _jt_dict: dict[str, JaggedTensor] | None = None
@@ -172,20 +174,20 @@ class KeyedJaggedTensor(BagsOfKeys):
         strides: Strides | None = None,
         inverse_indices: InverseIndices | None = None,
     ) -> "KeyedJaggedTensor":
-        """Make a keyed jagged tensor of parts that are known to fit, such as a run of keys.
+        """Make a keyed jagged tensor from parts that are known to fit, such as neighbouring keys.
 
-        Keys may repeat.
+        Here a key may occur twice.
 
         Args:
-            keys: As of the constructor, like all that follow.
+            keys: The feature names.
             values: All values.
-            weights: One per value, or None.
-            lengths: Values per bag.
+            weights: One weight per value, or None.
+            lengths: The number of values of each bag.
             stride: The number of samples.
-            length_per_key: Values per key; None counts them when they are asked for.
+            length_per_key: The number of values of each key; None counts them on demand.
             offsets: Cumulated lengths, or None.
             strides: `stride_per_key_per_rank`, or None.
-            inverse_indices: Which bag each sample takes, or None.
+            inverse_indices: The inverse indices, or None.
         """
         made = cls.__new__(cls)
         made._keys = keys
@@ -208,13 +210,13 @@ class KeyedJaggedTensor(BagsOfKeys):
         weights_dtype: torch.dtype | None = None,
         lengths_dtype: torch.dtype = torch.int32,
     ) -> "KeyedJaggedTensor":
-        """Make one without keys and samples; arguments as of `JaggedTensor.empty`."""
+        """Make a tensor without keys and samples, with the arguments of `JaggedTensor.empty`."""
         none = JaggedTensor.empty(is_weighted, device, values_dtype, weights_dtype, lengths_dtype)
         return KeyedJaggedTensor([], none.values(), none.weights_or_none(), none.lengths())
 
     @staticmethod
     def empty_like(kjt: "KeyedJaggedTensor") -> "KeyedJaggedTensor":
-        """Make one without keys, of the samples, device and dtypes of another."""
+        """Make a tensor without keys that has the stride, device and dtypes of another."""
         weights = None if kjt._weights is None else kjt._weights[:0]
         strides = None if kjt._strides is None else list[list[int]]()
         return KeyedJaggedTensor.unchecked(
@@ -231,9 +233,9 @@ class KeyedJaggedTensor(BagsOfKeys):
         stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
         inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> "KeyedJaggedTensor":
-        """Make a keyed jagged tensor by lengths and count the values per key now.
+        """Make a keyed jagged tensor from lengths and count the values per key now.
 
-        Where the lengths are on an accelerator, this waits for it.
+        If the lengths are on an accelerator, this waits for it.
         """
         return KeyedJaggedTensor(
             keys,
@@ -255,9 +257,9 @@ class KeyedJaggedTensor(BagsOfKeys):
         stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
         inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> "KeyedJaggedTensor":
-        """Make a keyed jagged tensor by offsets and count the values per key now.
+        """Make a keyed jagged tensor from offsets and count the values per key now.
 
-        Where the offsets are on an accelerator, this waits for it.
+        If the offsets are on an accelerator, this waits for it.
         """
         return KeyedJaggedTensor(
             keys,
@@ -272,13 +274,13 @@ class KeyedJaggedTensor(BagsOfKeys):
 
     @staticmethod
     def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> "KeyedJaggedTensor":
-        """Make a key of each entry of a mapping, in its order.
+        """Make a keyed jagged tensor from a mapping of keys to jagged tensors, in its order.
 
-        Where the numbers of bags differ, `stride_per_key` says so.
+        If the numbers of bags differ, `stride_per_key` has them.
 
         Raises:
-            DataError: Only some have weights, integers and floats are mixed, or an entry is no
-                JaggedTensor.
+            DataError: Only some entries have weights, integers and floats are mixed, or an entry is
+                no JaggedTensor.
         """
         for key, jt in jt_dict.items():
             if not isinstance(jt, JaggedTensor):
@@ -300,11 +302,11 @@ class KeyedJaggedTensor(BagsOfKeys):
 
     @staticmethod
     def concat(kjt_list: Sequence["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
-        """Return the keys of all, one behind the other. Those without keys do not count.
+        """Return one tensor with the keys of all, in order. It ignores tensors without keys.
 
         Raises:
-            DataError: There is none, strides differ, only some have weights, inverse indices or
-                strides per key, or a key is in two of them.
+            DataError: The list is empty, strides differ, only some tensors have weights, inverse
+                indices or strides per key, or a key is in two tensors.
         """
         if not kjt_list:
             raise DataError("there is nothing to concatenate: give one KeyedJaggedTensor or more")
@@ -331,7 +333,7 @@ class KeyedJaggedTensor(BagsOfKeys):
         )
 
     def values(self) -> Tensor:
-        """Return all values, keys-major, [L, ...], also those that no bag holds."""
+        """Return all values, keys-major, [L, ...], including slack."""
         return self._values
 
     def lengths(self) -> Tensor:
@@ -339,24 +341,24 @@ class KeyedJaggedTensor(BagsOfKeys):
         return self._lengths
 
     def lengths_or_none(self) -> Tensor | None:
-        """Return the number of values of each bag, [F * B]: they are always there."""
+        """Return the number of values of each bag, [F * B]; never None here."""
         return self._lengths
 
     def offsets(self) -> Tensor:
-        """Return where each bag starts, and the end of the last, [F * B + 1]."""
+        """Return the start of each bag and the end of the last, [F * B + 1]."""
         if self._offsets is None:
             self._offsets = offsets_of(self._lengths)
         return self._offsets
 
     def offsets_or_none(self) -> Tensor | None:
-        """Return where each bag starts, [F * B + 1], or None where nobody has asked for it yet."""
+        """Return the offsets, [F * B + 1], or None if they have not been derived yet."""
         return self._offsets
 
     def weights(self) -> Tensor:
         """Return one weight per value, [L, ...].
 
         Raises:
-            DataError: There are none.
+            DataError: The tensor has no weights.
         """
         if self._weights is None:
             raise DataError(
@@ -370,14 +372,14 @@ class KeyedJaggedTensor(BagsOfKeys):
         return self._weights
 
     def with_values(self, values: Tensor) -> "KeyedJaggedTensor":
-        """Return the same bags with other values, such as other ids for these; weights and bags are
-        not copied.
+        """Return the same bags with other values, such as rows instead of ids. Weights and lengths
+        are not copied.
 
         Args:
-            values: As many, [L, ...].
+            values: The values, [L, ...].
 
         Raises:
-            DataError: They are fewer than the values in bags.
+            DataError: There are fewer than the bags hold.
         """
         made = copy.copy(self)
         made._values, _ = check_values(values, self._weights)
@@ -386,13 +388,13 @@ class KeyedJaggedTensor(BagsOfKeys):
         return made
 
     def with_weights(self, weights: Tensor) -> "KeyedJaggedTensor":
-        """Return the same bags with other weights; values and bags are not copied.
+        """Return the same bags with other weights. Values and lengths are not copied.
 
         Args:
-            weights: One per value, [L, ...]; they may require a gradient.
+            weights: One weight per value, [L, ...]; the tensor may require a gradient.
 
         Raises:
-            DataError: They are fewer than the values in bags, or on another device.
+            DataError: There are fewer than the bags hold, or they are on another device.
         """
         made = copy.copy(self)
         _, made._weights = check_values(self._values, weights)
@@ -403,28 +405,28 @@ class KeyedJaggedTensor(BagsOfKeys):
     def length_per_key(self) -> list[int]:
         """Return the number of values of each key, on the host.
 
-        The first call waits for the device, unless the counts came along from the CPU. On the meta
-        device, where there is nothing to count, keys share the values.
+        The first call waits for the device, unless the counts were made on the CPU before. On the
+        meta device, which has nothing to count, the keys divide the values evenly.
 
         Raises:
-            DataError: There are fewer values than the lengths say.
+            DataError: There are fewer values than the bags hold.
         """
         if self._length_per_key is None:
             self._length_per_key = self._counted_per_key()
         return self._length_per_key
 
     def length_per_key_or_none(self) -> list[int] | None:
-        """Return the number of values of each key, or None where they were not counted yet."""
+        """Return the number of values of each key, or None if they are not counted yet."""
         return self._length_per_key
 
     def offset_per_key(self) -> list[int]:
-        """Return where each key's values start, and the end of the last: F + 1 numbers on the
+        """Return the start of each key's values and the end of the last: F + 1 numbers on the
         host.
         """
         return [0, *accumulate(self.length_per_key())]
 
     def offset_per_key_or_none(self) -> list[int] | None:
-        """Return where each key's values start, or None where they were not counted yet."""
+        """Return `offset_per_key`, or None if the values are not counted yet."""
         return None if self._length_per_key is None else self.offset_per_key()
 
     def sync(self) -> "KeyedJaggedTensor":
@@ -438,13 +440,11 @@ class KeyedJaggedTensor(BagsOfKeys):
         return self
 
     def flatten_lengths(self) -> "KeyedJaggedTensor":
-        """Return this tensor: its lengths are flat already."""
+        """Return this tensor, whose lengths are flat already."""
         return self
 
     def without_slack(self) -> "KeyedJaggedTensor":
-        """Return the bags with just the values that they hold: views; itself where it is known to
-        be so.
-        """
+        """Return the bags without slack, as views; the tensor itself if it has none."""
         total = sum(self.length_per_key())
         exact = not torch.compiler.is_exporting() and len(self._values) == total
         if exact and (self._weights is None or len(self._weights) == total):
@@ -452,8 +452,8 @@ class KeyedJaggedTensor(BagsOfKeys):
         return self._run(0, len(self._keys), self.offset_per_key(), self._inverse_indices)
 
     def padded(self) -> "KeyedJaggedTensor":
-        """Return as many bags of each key as the longest has, with empty ones behind the others';
-        itself where it is so.
+        """Return a tensor in which all keys have the same number of bags, with empty bags after
+        those of shorter keys; the tensor itself if that is so already.
         """
         if self._strides is None:
             return self
@@ -467,7 +467,7 @@ class KeyedJaggedTensor(BagsOfKeys):
         )
 
     def device(self) -> torch.device:
-        """Return the device that the values are on."""
+        """Return the device of the values."""
         return self._values.device
 
     def __getitem__(self, key: str) -> JaggedTensor:
@@ -480,13 +480,14 @@ class KeyedJaggedTensor(BagsOfKeys):
         return {part._keys[0]: part._single() for part in self.split([1] * len(self._keys))}
 
     def split(self, segments: Sequence[int]) -> list["KeyedJaggedTensor"]:
-        """Return runs of keys: views, without inverse indices.
+        """Return tensors of neighbouring keys: views, without inverse indices.
 
         Args:
-            segments: How many keys each run takes; 0 gives one without keys and of the same stride.
+            segments: The number of keys of each result; 0 gives a tensor without keys and with the
+                same stride.
 
         Raises:
-            DataError: Segments that do not sum to the number of keys.
+            DataError: The sum is not the number of keys.
         """
         if sum(segments) != len(self._keys) or any(n < 0 for n in segments):
             raise DataError(
@@ -502,16 +503,16 @@ class KeyedJaggedTensor(BagsOfKeys):
     def permute(
         self, indices: Sequence[int], indices_tensor: Tensor | None = None
     ) -> "KeyedJaggedTensor":
-        """Return keys in another order, without inverse indices.
+        """Return the keys in another order, without inverse indices.
 
         Args:
-            indices: Indices in `keys()`; they may leave keys out and repeat them. Consecutive ones
-                cost no copy.
-            indices_tensor: The same indices on the device of the lengths, where they are there
-                already; None copies them there.
+            indices: Indices in `keys()`; they may omit and repeat keys. Consecutive indices cost no
+                copy.
+            indices_tensor: The same indices on the device of the lengths, if the caller has them
+                there; None copies them to the device.
 
         Raises:
-            DataError: An index that is no key's.
+            DataError: An index is out of range.
         """
         taken = list(indices)
         count = len(self._keys)
@@ -559,14 +560,14 @@ class KeyedJaggedTensor(BagsOfKeys):
     ) -> "KeyedJaggedTensor":
         """Return the bags on a device.
 
-        As with tensors, that is the object itself where they are there already. Counts per key stay
-        on the host.
+        Like a tensor's `to`, this returns the object itself if it is there already. Counts per key
+        stay on the host.
 
         Args:
             device: The device.
             non_blocking: Whether to copy through page-locked memory on the way to a GPU, so that
                 the host does not wait.
-            dtype: The dtype of the weights there; None leaves it.
+            dtype: The dtype of the copied weights; None keeps theirs.
         """
         moved = self._each(
             lambda t: copy_to_device(t, torch.device(device)) if non_blocking else t.to(device)
@@ -580,11 +581,13 @@ class KeyedJaggedTensor(BagsOfKeys):
         )
 
     def pin_memory(self) -> "KeyedJaggedTensor":
-        """Return the bags in page-locked memory, from which copies to a GPU need not wait."""
+        """Return the bags in page-locked memory. The host does not wait for copies from it to a
+        GPU.
+        """
         return self._each(lambda t: t.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until the work that `stream` has queued by now is done."""
+        """Keep the memory until `stream` has done the work that is queued on it now."""
         for tensor in self._tensors():
             tensor.record_stream(stream)
 
@@ -602,7 +605,7 @@ class KeyedJaggedTensor(BagsOfKeys):
         ]
 
     def _counted_per_key(self) -> list[int]:
-        """Count the values of each key, and check that they are there."""
+        """Count the values of each key, and check that there are enough values."""
         count = len(self._keys)
         if self._lengths.is_meta:
             each, left = divmod(len(self._values), count or 1)
@@ -623,7 +626,7 @@ class KeyedJaggedTensor(BagsOfKeys):
 
         Args:
             first: The index of the first key.
-            count: How many.
+            count: The number of keys.
             edge: `offset_per_key`.
             inverse: The inverse indices of the result.
         """
@@ -675,13 +678,13 @@ class KeyedJaggedTensor(BagsOfKeys):
         ]
 
     def dist_splits(self, key_splits: Sequence[int]) -> list[list[int]]:
-        """Return how many entries of each of `dist_tensors` runs of keys have.
+        """Return the number of entries that each part of the keys has in each of `dist_tensors`.
 
         Args:
-            key_splits: How many keys each run has.
+            key_splits: The number of keys of each part.
 
         Raises:
-            DataError: They do not sum to the keys.
+            DataError: The sum is not the number of keys.
         """
         if sum(key_splits) != len(self._keys) or min(key_splits, default=0) < 0:
             raise DataError(
@@ -697,7 +700,7 @@ class KeyedJaggedTensor(BagsOfKeys):
         ]
 
     def dist_tensors(self) -> list[Tensor]:
-        """Return the tensors that make it up, as a program that sends them itself wants them."""
+        """Return the tensors of this object, for a program that sends them itself."""
         kjt = self.without_slack()
         strides = to_device(self.stride_per_key(), self.device()) if self._strides else None
         found = (kjt._lengths, kjt._values, strides, kjt._weights)
@@ -713,20 +716,22 @@ class KeyedJaggedTensor(BagsOfKeys):
         stride_per_rank: Sequence[int] | None,
         stagger: int = 1,
     ) -> "KeyedJaggedTensor":
-        """Make a keyed jagged tensor of `dist_tensors` that came from several ranks.
+        """Make a keyed jagged tensor from the `dist_tensors` of several ranks.
 
         Args:
             keys: The keys.
-            tensors: As `dist_labels` names them, rank after rank.
-            variable_stride_per_key: Whether strides are among them.
+            tensors: The tensors that `dist_labels` names, each rank after rank.
+            variable_stride_per_key: Whether strides are among the tensors.
             num_workers: The number of ranks.
-            recat: The order in which the parts of ranks and keys stand in the result; None leaves
-                them. Where ranks have different strides, it is that of bags.
-            stride_per_rank: The number of samples of each rank; None with strides.
-            stagger: Ranks whose strides stand next to each other afterwards.
+            recat: The order of the parts of ranks and keys in the result; None keeps their order.
+                If ranks have different strides, it is the order of bags.
+            stride_per_rank: The number of samples of each rank; None if strides are among the
+                tensors.
+            stagger: The number of ranks whose strides stand side by side in the result.
 
         Raises:
-            DataError: Another number of tensors, no strides at all, or an order of others.
+            DataError: The number of tensors is wrong, there are no strides, or the order does not
+                fit the parts.
         """
         return KeyedJaggedTensor(
             keys,
@@ -762,5 +767,6 @@ class KeyedJaggedTensor(BagsOfKeys):
 
 
 register_tree(KeyedJaggedTensor)
-# A file of tensors may hold one: exported programs keep their example inputs. It is plain data.
+# A file of tensors may hold this class, because exported programs keep their example inputs. The
+# class is plain data.
 torch.serialization.add_safe_globals([KeyedJaggedTensor])

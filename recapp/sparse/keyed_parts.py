@@ -1,5 +1,5 @@
-"""What belongs to the keys of a KeyedJaggedTensor beside its bags: how many bags each key has, and
-which bag each sample takes. It is checked here, and that of several tensors is put together.
+"""The strides and inverse indices of a KeyedJaggedTensor: the number of bags of each key, and the
+bag that each sample takes. This module checks them, and concatenates them for several tensors.
 
 Suffixes: F keys, S samples.
 """
@@ -22,7 +22,7 @@ def check_keys(keys: Sequence[str]) -> list[str]:
     """Return keys as a list.
 
     Raises:
-        DataError: A text instead of a list, or a key that is there twice.
+        DataError: `keys` is a text instead of a list, or a key occurs twice.
     """
     if isinstance(keys, str):
         raise DataError(f"keys are the text {keys!r}: give a list of names, [{keys!r}]")
@@ -32,14 +32,14 @@ def check_keys(keys: Sequence[str]) -> list[str]:
 
 
 def check_strides(keys: Sequence[str], strides: Sequence[Sequence[int]] | Tensor) -> Strides:
-    """Return the bags of each key from each rank.
+    """Return the checked number of bags of each key from each rank.
 
     Args:
         keys: The keys.
         strides: `stride_per_key_per_rank`: for each key a list of one number per rank.
 
     Raises:
-        DataError: Another shape, or numbers below 0.
+        DataError: The shape is another, or a number is below 0.
     """
     name = "stride_per_key_per_rank"
     rows = strides.tolist() if isinstance(strides, Tensor) else list(strides)
@@ -57,10 +57,10 @@ def check_strides(keys: Sequence[str], strides: Sequence[Sequence[int]] | Tensor
 
 
 def check_inverse(inverse: tuple[Sequence[str], Tensor]) -> InverseIndices:
-    """Return keys, and which bag of each every sample takes.
+    """Return checked inverse indices: keys, and the bag of each key that every sample takes.
 
     Raises:
-        DataError: Another form than `inverse_indices` have.
+        DataError: The argument does not have the form of `inverse_indices`.
     """
     name = "inverse_indices"
     if not isinstance(inverse, tuple | list) or len(inverse) != 2:
@@ -80,15 +80,15 @@ def check_inverse(inverse: tuple[Sequence[str], Tensor]) -> InverseIndices:
 def check_taken_bags(
     keys: Sequence[str], bags_F: Sequence[int], inverse: InverseIndices | None
 ) -> None:
-    """Check on CPU that samples take bags that are there.
+    """Check on CPU that samples take bags that exist.
 
     Args:
         keys: The keys of the tensor.
-        bags_F: The bags of each.
-        inverse: Which bag of each key every sample takes.
+        bags_F: The number of bags of each key.
+        inverse: The bag of each key that every sample takes.
 
     Raises:
-        DataError: An index that is no bag's.
+        DataError: An index is out of range.
     """
     if inverse is None or not on_host(inverse[1]) or not inverse[1].numel():
         return
@@ -113,13 +113,13 @@ def check_stride(
 
     Args:
         keys: The keys.
-        bags: The number of bags of all.
-        stride: B, where it was given.
-        strides: The bags of each key from each rank, where it was given.
-        inverse: Which bag of each key every sample takes, where that is said.
+        bags: The number of bags of all keys.
+        stride: B, if it is given.
+        strides: The number of bags of each key from each rank, if it is given.
+        inverse: The bag of each key that every sample takes, if it is given.
 
     Raises:
-        DataError: Bags that do not fit the keys.
+        DataError: The bags do not fit the keys.
     """
     count = len(keys)
     if strides is not None:
@@ -153,13 +153,14 @@ def check_stride(
 
 
 def check_derived(**said: tuple[Any, Callable[[], Any]]) -> None:
-    """Check arguments that say again what others say already.
+    """Check arguments that follow from other arguments.
 
     Args:
-        said: By name what was given, or None, and how it is found otherwise.
+        said: By name, the given value or None, and the function that computes the value from the
+            others.
 
     Raises:
-        DataError: One says something else.
+        DataError: A given value differs from the computed one.
     """
     for name, (given, find) in said.items():
         if given is not None and given != (found := find()):
@@ -169,13 +170,13 @@ def check_derived(**said: tuple[Any, Callable[[], Any]]) -> None:
 
 
 def concatenate_weights(weights: Mapping[str, Tensor | None]) -> Tensor | None:
-    """Return the weights of several tensors one behind the other; None where there are none.
+    """Return the concatenated weights of several tensors; None if none has weights.
 
     Args:
-        weights: By what to call each in a message.
+        weights: The weights of each tensor, by its name in messages.
 
     Raises:
-        DataError: Only some have weights.
+        DataError: Only some tensors have weights.
     """
     with_weights = [key for key, w in weights.items() if w is not None]
     if not with_weights:
@@ -190,10 +191,10 @@ def concatenate_weights(weights: Mapping[str, Tensor | None]) -> Tensor | None:
 
 
 def _all_or_none(found: Sequence[T | None], argument: str) -> list[T]:
-    """Return what all of several tensors were given for an argument; nothing where none was.
+    """Return the values of an argument that all tensors were given; an empty list if none was.
 
     Raises:
-        DataError: Only some were given it.
+        DataError: Only some tensors were given the argument.
     """
     some = [given for given in found if given is not None]
     if some and len(some) < len(found):
@@ -204,10 +205,10 @@ def _all_or_none(found: Sequence[T | None], argument: str) -> list[T]:
 
 
 def concatenate_strides(found: Sequence[Strides | None]) -> Strides | None:
-    """Return the bags per key and rank of several tensors one behind the other.
+    """Return the concatenated numbers of bags per key and rank of several tensors.
 
     Raises:
-        DataError: Only some have them, or for other numbers of ranks.
+        DataError: Only some tensors have them, or the numbers of ranks differ.
     """
     some = _all_or_none(found, "stride_per_key_per_rank")
     if not some:
@@ -222,10 +223,10 @@ def concatenate_strides(found: Sequence[Strides | None]) -> Strides | None:
 
 
 def concatenate_inverse(found: Sequence[InverseIndices | None]) -> InverseIndices | None:
-    """Return the inverse indices of several tensors one behind the other.
+    """Return the concatenated inverse indices of several tensors.
 
     Raises:
-        DataError: Only some have them, or for other numbers of samples.
+        DataError: Only some tensors have them, or the numbers of samples differ.
     """
     some = _all_or_none(found, "inverse_indices")
     if not some:
@@ -240,19 +241,19 @@ def concatenate_inverse(found: Sequence[InverseIndices | None]) -> InverseIndice
 
 
 def in_segments(tensor_N: Tensor, sizes: Sequence[int], order: Sequence[int]) -> Tensor:
-    """Return the segments of a tensor in another order; some may be left out or repeated.
+    """Return the segments of a tensor in another order, which may omit and repeat segments.
 
     Args:
-        tensor_N: The segments one behind the other.
-        sizes: Their sizes.
-        order: The segment that each of the result is.
+        tensor_N: The segments, one after the other.
+        sizes: The sizes of the segments.
+        order: The index of each segment of the result.
     """
     parts = torch.split(tensor_N, list(sizes))
     return torch.cat([parts[i] for i in order]) if order else tensor_N[:0]
 
 
 def sums_of(numbers: Sequence[int], counts: Sequence[int]) -> list[int]:
-    """Return the sums of runs of numbers; `counts` says how many numbers each run has."""
+    """Return the sums of consecutive parts of a list; `counts` has the length of each part."""
     edges = [0, *accumulate(numbers)]
     at = [0, *accumulate(counts)]
     return [edges[b] - edges[a] for a, b in pairwise(at)]
@@ -267,11 +268,12 @@ def joined_parts(
     stride_per_rank: Sequence[int] | None,
     stagger: int,
 ) -> dict[str, Any]:
-    """Return the arguments of a KeyedJaggedTensor whose parts came from several ranks; arguments as
-    of its `dist_init`.
+    """Return the arguments of a KeyedJaggedTensor whose parts came from several ranks. The
+    parameters are those of `KeyedJaggedTensor.dist_init`.
 
     Raises:
-        DataError: Another number of tensors, no strides at all, or an order of other parts.
+        DataError: The number of tensors is wrong, there are no strides, or the order does not fit
+            the parts.
     """
     most = 4 if has_strides else 3
     if len(tensors) not in (most - 1, most):

@@ -1,4 +1,4 @@
-"""Several dense features side by side in one tensor: what comes out of the embedding tables.
+"""Several dense features side by side in one tensor: the output of embedding tables.
 
                user (2 wide)   item (3 wide)
     sample 0    .1  .2          .3  .4  .5        values [B, 5], length_per_key [2, 3]
@@ -31,19 +31,19 @@ class KeyedTensor:
     """Named blocks along one dimension of a tensor.
 
     Args:
-        keys: Names of the blocks, each once.
-        length_per_key: Their widths.
+        keys: The distinct names of the blocks.
+        length_per_key: The widths of the blocks.
         values: All blocks; nothing is copied.
-        key_dim: The dimension that they lie along.
-        offset_per_key: What the widths say already, as does `index_per_key` of the keys; both are
-            compared with them.
+        key_dim: The dimension along which the blocks lie.
+        offset_per_key: The start of each block and the end of the last. It follows from the widths,
+            and `index_per_key` from the keys; both are checked.
         index_per_key: The index of each key.
-        room: How many entries along it, before the first block, hold nothing yet; `prepend` writes
+        room: The number of free entries before the first block, along `key_dim`; `prepend` writes
             there.
 
     Raises:
-        DataError: Widths that do not sum to the dimension, or are not one per key; a key that is
-            there twice.
+        DataError: The widths do not sum to the size of the dimension or are not one per key, or a
+            key occurs twice.
     """
 
     def __init__(
@@ -89,16 +89,16 @@ class KeyedTensor:
     def from_tensor_list(
         keys: Sequence[str], tensors: Sequence[Tensor], key_dim: int = 1, cat_dim: int = 1
     ) -> "KeyedTensor":
-        """Make one block of each tensor.
+        """Make a block from each tensor.
 
         Args:
             keys: Names of the blocks.
-            tensors: Tensors of one shape but for `cat_dim`.
+            tensors: Tensors of one shape, except for `cat_dim`.
             key_dim: The dimension whose sizes are the widths.
             cat_dim: The dimension along which they are concatenated.
 
         Raises:
-            DataError: There are not as many tensors as keys, or none.
+            DataError: The number of tensors is not the number of keys, or is 0.
         """
         if len(keys) != len(tensors) or not tensors:
             raise DataError(
@@ -116,16 +116,16 @@ class KeyedTensor:
         """Arrange blocks of several keyed tensors in groups.
 
         Args:
-            keyed_tensors: Tensors of one key_dim, with no key in two of them that a group names.
+            keyed_tensors: Tensors of one key_dim. A key that a group names is in one of them only.
             groups: The keys of each result; a key may be in several groups.
 
         Returns:
-            A tensor per group, its keys' blocks side by side; an empty group gives a tensor of
-            width 0.
+            A tensor per group with the blocks of its keys side by side; an empty group gives a
+            tensor of width 0.
 
         Raises:
-            UnknownKeyError: A key that none of them holds.
-            DataError: There is no keyed tensor, a key that several hold, or key_dims that differ.
+            UnknownKeyError: No tensor holds a key.
+            DataError: There is no keyed tensor, several tensors hold a key, or key_dims differ.
         """
         if not keyed_tensors:
             raise DataError("there is no keyed tensor: regroup wants one or more")
@@ -144,15 +144,15 @@ class KeyedTensor:
         groups: Sequence[Sequence[str]],
         keys: Sequence[str],
     ) -> dict[str, Tensor]:
-        """Arrange blocks as `regroup` does, and name each group.
+        """Arrange blocks like `regroup`, and name each group.
 
         Args:
-            keyed_tensors: As of `regroup`.
+            keyed_tensors: See `regroup`.
             groups: As of `regroup`.
             keys: A name for each group.
 
         Raises:
-            DataError: There are not as many names as groups.
+            DataError: The number of names is not the number of groups.
         """
         if len(groups) != len(keys):
             raise DataError(
@@ -161,7 +161,7 @@ class KeyedTensor:
         return dict(zip(keys, KeyedTensor.regroup(keyed_tensors, groups), strict=True))
 
     def wait(self) -> "KeyedTensor":
-        """Return this tensor, which is there already.
+        """Return this tensor, which is complete.
 
         TorchRec's sharded collections return an awaitable of a keyed tensor.
         """
@@ -176,7 +176,7 @@ class KeyedTensor:
         return self._values
 
     def key_dim(self) -> int:
-        """Return the dimension that the blocks lie along."""
+        """Return the dimension along which the blocks lie."""
         return self._key_dim
 
     def length_per_key(self) -> list[int]:
@@ -184,15 +184,15 @@ class KeyedTensor:
         return self._length_per_key
 
     def offset_per_key(self) -> list[int]:
-        """Return where each block starts, and the end of the last: one more than there are keys."""
+        """Return the start of each block and the end of the last: one number more than keys."""
         return [0, *accumulate(self._length_per_key)]
 
     def _key_indices(self) -> dict[str, int]:
-        """Return the index of each key, under the name that TorchRec's stable API has."""
+        """Return the index of each key, under the name in TorchRec's stable API."""
         return {key: index for index, key in enumerate(self._keys)}
 
     def device(self) -> torch.device:
-        """Return the device that the values are on."""
+        """Return the device of the values."""
         return self._values.device
 
     def __getitem__(self, key: str) -> Tensor:
@@ -214,10 +214,10 @@ class KeyedTensor:
         )
 
     def prepend(self, first: Tensor) -> Tensor:
-        """Return `first` and all blocks behind it, along the dimension of the keys.
+        """Return `first` followed by all blocks, along the dimension of the keys.
 
-        Where there is `room` for just this tensor, it is written there and the blocks are not
-        copied. That works once; afterwards, or without room, everything is copied.
+        If `room` has exactly the size of `first`, it is written there and the blocks are not
+        copied. That works once; afterwards, or without room, all blocks are copied.
         """
         wide = self._with_room
         self._with_room = None
@@ -238,7 +238,7 @@ class KeyedTensor:
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until the work that `stream` has queued by now is done."""
+        """Keep the memory until `stream` has done the work that is queued on it now."""
         self._values.record_stream(stream)
 
     def __repr__(self) -> str:
@@ -253,10 +253,10 @@ class KeyedTensor:
 
 
 class _WriteFirst(torch.autograd.Function):
-    """Writes a tensor over the first entries of another.
+    """Write a tensor over the first entries of another.
 
     The gradient of the written tensor is that part of the result's gradient. The gradient of the
-    other is the result's as a whole, because nobody reads the overwritten part of it.
+    other tensor is the whole of the result's, because its overwritten part is never read.
     """
 
     @staticmethod
@@ -312,7 +312,7 @@ def _flatten(tensor: KeyedTensor) -> tuple[list[Any], tuple[tuple[str, ...], tup
 
 
 def _unflatten(leaves: Any, context: tuple[tuple[str, ...], tuple[int, ...], int]) -> KeyedTensor:
-    # Leaves may be anything while a tree is being mapped, so nothing is checked here.
+    # While torch maps a tree, leaves may have any type: so there is no check here.
     made = KeyedTensor.__new__(KeyedTensor)
     made._keys = list(context[0])
     made._length_per_key = list(context[1])
@@ -323,8 +323,8 @@ def _unflatten(leaves: Any, context: tuple[tuple[str, ...], tuple[int, ...], int
 
 
 def _flatten_as(tensor: KeyedTensor, spec: TreeSpec) -> list[Any]:
-    """Return the leaves of a tensor with its blocks in the order of another, which a traced graph
-    was made with.
+    """Return the leaves of a tensor with its blocks in the order of the tensor with which a graph
+    was traced.
     """
     keys = list(spec.context[0])
     return [tensor.values() if keys == tensor.keys() else KeyedTensor.regroup([tensor], [keys])[0]]

@@ -1,12 +1,12 @@
-"""A KeyedJaggedTensor as a tree of torch's `pytree`: what `torch.export` and data loaders take
-apart and put together.
+"""A KeyedJaggedTensor as a tree of torch's `pytree`: `torch.export` and data loaders take it apart
+and put it together.
 
     leaves    values, weights, lengths; and the inverse indices, where there are some
     context   keys, stride; and the bags per key and rank, where keys have different numbers, and
               the keys of the inverse indices
 
-Where all keys have as many bags and these no inverse indices, lengths say the stride, and None
-stands for it: so a program that was exported takes batches of other sizes.
+If all keys have the same number of bags and there are no inverse indices, the lengths give the
+stride, and the context has None for it. So an exported program takes batches of other sizes.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ _LEAVES = [GetAttrKey(name) for name in ("_values", "_weights", "_lengths", "_in
 
 
 def register_tree(kind: Any) -> None:
-    """Tell torch how to take a KeyedJaggedTensor apart.
+    """Register a KeyedJaggedTensor with torch's `pytree`.
 
     Args:
         kind: The class.
@@ -69,7 +69,7 @@ def _flatten(kjt: Any) -> tuple[list[Any], Context]:
 
 
 def _stride(keys: int, lengths: Any) -> int:
-    """Return the bags of each key; leaves may be anything while a tree is being mapped."""
+    """Return the number of bags of each key. While torch maps a tree, leaves may have any type."""
     return lengths.shape[0] // keys if isinstance(lengths, Tensor) and lengths.dim() else 0
 
 
@@ -79,12 +79,12 @@ def _flatten_with_keys(kjt: Any) -> tuple[list[tuple[KeyEntry, Any]], Context]:
 
 
 def _as_tuple(stored: Any) -> Any:
-    """Return what JSON made lists of as the tuples that they were."""
+    """Return the lists of JSON as tuples again."""
     return tuple(map(_as_tuple, stored)) if isinstance(stored, list) else stored
 
 
 def _flatten_as(kjt: Any, spec: TreeSpec) -> list[Any]:
-    """Return the leaves of a tensor in the order of the keys of another, with which a graph was
+    """Return the leaves of a tensor with its keys in the order of the tensor with which a graph was
     traced.
     """
     keys = list(spec.context[0])

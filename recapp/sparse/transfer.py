@@ -1,5 +1,5 @@
-"""Copies between the host and a GPU: numbers and batches go down without waiting, and one function
-waits for what comes up.
+"""Copies between the host and a GPU. Copies to the GPU do not wait; one function waits for copies
+to the host.
 
     to_device, copy_to_device    down, through page-locked memory: from any other the driver copies
                                  first and holds the host up
@@ -7,12 +7,12 @@ waits for what comes up.
                                  until the current stream has come here
     true_indices                 where a mask is true; their number comes up by `to_host`
 
-Whatever else a training step does on a GPU queues work and goes on;
-`torch.cuda.set_sync_debug_mode("error")` finds anything that does not. torch has operations that
-wait unasked: `nonzero` and masks as indices, `bincount`, `repeat_interleave` without `output_size`,
+Every other operation of a training step on a GPU queues work and goes on;
+`torch.cuda.set_sync_debug_mode("error")` finds an operation that waits. Some of torch's operations
+wait: `nonzero` and masks as indices, `bincount`, `repeat_interleave` without `output_size`,
 `torch.tensor(..., device=)`, reading a number. On the CPU the functions here return their argument.
 
-torch lends page-locked memory again only when copies from it are done, so nobody has to hold it.
+torch uses page-locked memory again only when copies from it are done, so callers need not keep it.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from recapp.sparse.bags import on_host
 def to_device(numbers: NDArray[np.int64] | Sequence[int], device: torch.device) -> Tensor:
     """Return integers of the host on a device, int64 of the same shape.
 
-    On the CPU the tensor shares an array's memory.
+    On the CPU the tensor shares the memory of an array.
     """
     held = (
         torch.from_numpy(numbers)
@@ -41,7 +41,7 @@ def to_device(numbers: NDArray[np.int64] | Sequence[int], device: torch.device) 
 def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a tensor on a device, without waiting for the copy.
 
-    That is the tensor itself where it is there already.
+    If the tensor is there already, this returns the tensor itself.
     """
     if device.type == "cuda" and on_host(tensor):
         tensor = tensor.pin_memory()
@@ -49,10 +49,10 @@ def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """Return a tensor where the host can read it, of the same shape.
+    """Return a copy of a tensor that the host can read, of the same shape.
 
-    This waits for the work that the current stream has by now, and for no other stream's. A program
-    that is being exported waits where it reads.
+    This waits for the work that is queued on the current stream, and for no other stream. An
+    exported program waits where it reads.
     """
     if on_host(tensor) or torch.compiler.is_exporting():
         return tensor
@@ -62,15 +62,15 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 def true_indices(mask_N: Tensor) -> Tensor:
-    """Return the indices at which a mask is true, int64, ascending.
+    """Return the indices at which a mask is true: int64, ascending.
 
-    On a GPU their number is read back, once.
+    On a GPU the host reads the number of indices once.
     """
     if on_host(mask_N) or torch.compiler.is_exporting():
         return mask_N.nonzero().view(-1)
     number_N = mask_N.cumsum(0)
     count = sum(to_host(number_N[-1:]).tolist())
-    # What is not at a true index is written to one entry behind the last.
+    # Indices at which the mask is false go to the last entry, which is cut off.
     found = torch.empty(count + 1, dtype=torch.int64, device=mask_N.device)
     return found.index_copy_(
         0, torch.where(mask_N, number_N - 1, count), torch.arange(len(mask_N), device=mask_N.device)

@@ -1,3 +1,3 @@
-"""What an embedding table is on one process: configs, id rules, initial values, and the unsharded
-collection every test compares with.
+"""Embedding tables on one process: configs, id rules, start values, and the unsharded collections
+with which every test compares.
 """

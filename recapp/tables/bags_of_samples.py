@@ -1,14 +1,14 @@
-"""From bags to samples, where a batch has fewer bags of a feature than samples (TorchRec: variable
-batch per key, VBE): each bag is looked up once, and the samples that share it take its vector.
+"""From bags to samples, for batches with fewer bags of a feature than samples (TorchRec: variable
+batch per key, VBE). Each bag is looked up once, and the samples that share the bag take its vector.
 
     bags of user     [101 102] [7]      vectors v0 v1
     inverse indices  0 0 0 1            output  v0 v0 v0 v1     four samples
 
-Every bag is asked for, answered and sent once however many samples take it, and learns from the sum
-of their gradients. The engine sees as many bags of each feature as the longest has: empty ones
-stand behind the others', of which nothing is sent (`KeyedJaggedTensor.padded`).
+Every bag is requested, answered and sent once, however many samples take it, and learns from the
+sum of their gradients. The engine gets the same number of bags of every feature: empty bags, which
+cost no message, follow the bags of shorter features (`KeyedJaggedTensor.padded`).
 
-Vectors are taken by `F.embedding`, whose gradients are summed in one order on GPUs as well.
+`F.embedding` takes the vectors, because it sums gradients in a fixed order on GPUs as well.
 
 Suffixes: B bags, S samples, D columns, L ids.
 """
@@ -35,15 +35,15 @@ def samples_of(features: KeyedJaggedTensor) -> int:
 
 
 def check_samples(features: KeyedJaggedTensor, lookups: Sequence[TableLookup]) -> None:
-    """Check that it is known which bag of each feature every sample takes.
+    """Check that a batch tells the bag of each feature that every sample takes.
 
     Args:
         features: The ids of a batch.
-        lookups: What is looked up.
+        lookups: The lookups.
 
     Raises:
-        ConfigError: It is no KeyedJaggedTensor; features differ in their bags and there are no
-            inverse indices, or these leave a feature out.
+        ConfigError: The ids are no KeyedJaggedTensor, features have different numbers of bags
+            without inverse indices, or a feature has no inverse indices.
     """
     if not isinstance(features, KeyedJaggedTensor):
         raise ConfigError(
@@ -78,11 +78,11 @@ def check_samples(features: KeyedJaggedTensor, lookups: Sequence[TableLookup]) -
 def pooled_of_samples(
     lookups: Sequence[TableLookup], values_BD: Tensor, features: KeyedJaggedTensor, room: int = 0
 ) -> KeyedTensor:
-    """Return the output of a collection of bags.
+    """Return the output of a bag collection.
 
     Args:
-        lookups: Its lookups.
-        values_BD: The vectors of its bags, [B, room + columns].
+        lookups: The lookups of the collection.
+        values_BD: The vectors of the bags, [B, room + columns].
         features: The ids that were looked up.
         room: The columns before the first vector.
 
@@ -114,14 +114,14 @@ def sequences_of_samples(
     lengths_B: Tensor,
     features: KeyedJaggedTensor,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return the vectors, indices and lengths of one lookup of sequences, by sample; by bag where
-    there are no inverse indices.
+    """Return the vectors, indices and lengths of one lookup of sequences, by sample; by bag without
+    inverse indices.
 
     Args:
-        feature: Its feature.
+        feature: The feature of the lookup.
         vectors_LD: A vector for each id.
-        indices_L: What goes with each, or None.
-        lengths_B: The ids of each bag, with the empty ones behind them.
+        indices_L: A number for each vector, or None.
+        lengths_B: The number of ids of each bag, with the empty bags at the end.
         features: The ids that were looked up.
     """
     if features.variable_stride_per_key():

@@ -1,4 +1,6 @@
-"""What every collection of tables has, sharded or not, and which ones a model holds."""
+"""The interface of every collection of tables, sharded or not, and the search for collections in a
+model.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -14,9 +16,9 @@ from recapp.tables.lookups import TableLookup
 
 
 def compute_dtype(tables: Sequence[EmbeddingConfig]) -> torch.dtype:
-    """Return the dtype that a collection computes in and returns.
+    """Return the dtype of a collection's arithmetic and output.
 
-    It is fp64 if any of its tables is stored so, else fp32.
+    It is fp64 if any table is stored in fp64, else fp32.
     """
     return (
         torch.float64 if any(t.data_type.dtype == torch.float64 for t in tables) else torch.float32
@@ -25,7 +27,7 @@ def compute_dtype(tables: Sequence[EmbeddingConfig]) -> torch.dtype:
 
 @runtime_checkable
 class TableCollection(Protocol):
-    """What every collection of tables has, sharded or not: all that a model or a planner needs."""
+    """The interface of every collection of tables, sharded or not, for models and planners."""
 
     lookups: tuple[TableLookup, ...]
 
@@ -34,7 +36,7 @@ class TableCollection(Protocol):
         ...
 
     def holder_of(self, table: str) -> object:
-        """Return the object that holds a table's rows: two collections that have the same one share
+        """Return the object that holds a table's rows. Two collections with the same object share
         the table.
         """
         ...
@@ -46,7 +48,7 @@ class BagCollection(TableCollection, Protocol):
     def leave_room(self, columns: int) -> None:
         """Leave columns free before the first vector of a sample, for `KeyedTensor.prepend`.
 
-        A collection that cannot do so leaves none.
+        A collection may ignore this.
 
         Args:
             columns: The number of columns.
@@ -69,23 +71,23 @@ def collections_in(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def embedding_lookups(module: nn.Module) -> list[TableLookup]:
-    """List the lookups of all collections of a model, in the order in which they are met.
+    """List the lookups of all collections of a model, in the order of the walk.
 
-    Outputs of different collections may have one name.
+    Outputs of different collections may have the same name.
     """
     return [lookup for _, held in collections_in(module) for lookup in held.lookups]
 
 
 def embedding_tables(module: nn.Module) -> list[EmbeddingConfig]:
-    """List all tables of a model, in the order in which its collections are met.
+    """List all tables of a model, in the order of the walk.
 
-    Two collections share a table where their modules share the weight, as tied weights of torch do:
+    Two collections share a table if their modules share the weight, like tied weights in torch:
 
         model.sequences.embeddings["users"].weight = model.bags.embedding_bags["users"].weight
 
     Raises:
-        ConfigError: Two collections have a table of one name and do not share it, or share it and
-            disagree about it.
+        ConfigError: Two collections have a table of the same name and do not share it, or share a
+            table with different configs.
     """
     found: dict[tuple[str, int], EmbeddingConfig] = {}
     for _, held in collections_in(module):

@@ -1,10 +1,10 @@
-"""What an embedding table is: a name, a size, the features that read it, and how a bag of rows
-becomes one vector.
+"""The config of an embedding table: its name, its size, the features that read it, and the pooling
+of a bag of rows into one vector.
 
 Names and defaults follow TorchRec (`torchrec/modules/embedding_configs.py`), so porting is changing
-an import. Three things are added: the `id_rule`, which says how a raw id of any size becomes a row
-(`recapp/tables/ids.py`); the `min_key`, the id of row 0, as HugeCTR's tables have one; and a start
-value that depends on nothing but (seed, table, row, column) (`recapp/tables/initial.py`).
+an import. recapp adds three properties: the `id_rule`, which turns a raw id of any size into a row
+(`recapp/tables/ids.py`); the `min_key`, the id of row 0, as in HugeCTR's tables; and start values
+that depend only on (seed, table, row, column) (`recapp/tables/initial.py`).
 """
 
 import math
@@ -29,12 +29,11 @@ E = TypeVar("E", bound=StrEnum)
 
 
 class PoolingType(StrEnum):
-    """What is made of the rows of a bag (HugeCTR: the combiner).
+    """The function of the rows of a bag (HugeCTR: the combiner).
 
     - `sum`, `mean`: one vector; a mean divides by the length of the whole bag; an empty bag gives
       zeros.
-    - `concat`: the vectors side by side, as many as the lookup's hotness; zeros where a bag is
-      shorter.
+    - `concat`: as many vectors side by side as the lookup's hotness; zeros where a bag is shorter.
     - `none`: the vectors one after the other, a sequence.
     """
 
@@ -45,15 +44,17 @@ class PoolingType(StrEnum):
 
 
 BAG_POOLINGS = (PoolingType.SUM, PoolingType.MEAN)
-"""What the tables of an `EmbeddingBagCollection` declare: no number of vectors need be known."""
+"""The poolings that tables of an `EmbeddingBagCollection` may declare: those that need no
+hotness.
+"""
 
 
 class DataType(StrEnum):
-    """How a table is stored.
+    """The type in which a table is stored.
 
-    Arithmetic is done in fp64 if any table of a collection is fp64, else in fp32. Rows of 8 or 4
-    bits have a scale and a bias each (`recapp/kernels/quantised.py`); they are only read, so tables
-    that are trained are stored in one of the others.
+    A collection computes in fp64 if any of its tables is fp64, else in fp32. Each row of 8 or 4
+    bits has a scale and a bias (`recapp/kernels/quantised.py`). Such rows are only read, so trained
+    tables have one of the other types.
     """
 
     FP64 = "fp64"
@@ -65,15 +66,15 @@ class DataType(StrEnum):
 
     @property
     def dtype(self) -> "torch.dtype":
-        """The torch dtype of the stored rows; of quantised ones, one that only names them."""
-        import torch  # by whoever computes: a table is described without it
+        """The torch dtype of the stored rows. For quantised rows it is only a name."""
+        import torch  # only here, because configs need no torch
 
         found: torch.dtype = getattr(torch, _DTYPES[self.value])
         return found
 
     @property
     def bits(self) -> int | None:
-        """The bits of a value of quantised rows; None of floats."""
+        """The bits of a value of quantised rows; None for floats."""
         return {"int8": 8, "int4": 4}.get(self.value)
 
 
@@ -92,7 +93,7 @@ LARGEST_ID = 2**63 - 1
 
 
 class IdRule(StrEnum):
-    """How a raw id becomes a row (`recapp/tables/ids.py`)."""
+    """The rule that turns a raw id into a row (`recapp/tables/ids.py`)."""
 
     ERROR = "error"
     HASH = "hash"
@@ -101,7 +102,7 @@ class IdRule(StrEnum):
 
 
 Only = tuple[Any, str]
-"""The one value that an argument of TorchRec may have here, and why."""
+"""The only value that recapp accepts for an argument of TorchRec, and the reason."""
 
 _GROWS = f'a table of any ids is num_embeddings="{DYNAMIC}" here, with its eviction in dynamic'
 _ONLY_THERE: dict[str, Only] = {
@@ -116,48 +117,49 @@ _ONLY_THERE: dict[str, Only] = {
     ),
     "stash_weights": (False, "rows stay in the memory of their device"),
 }
-"""Arguments that TorchRec's configs have and that have no meaning here."""
+"""Arguments of TorchRec's configs that have no meaning here."""
 
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
-    """One table, as an `EmbeddingCollection` has it: its features are sequences.
+    """One table of an `EmbeddingCollection`, whose features are sequences.
 
     The arguments before `id_rule` stand in TorchRec's order.
 
     Args:
         num_embeddings: Rows R, at least 1, or "dynamic" for a table of any keys, which grows
-            (`recapp/tables/dynamic.py`); it then holds the number of rows that are expected.
-        embedding_dim: Columns D, at least 1, any number.
+            (`recapp/tables/dynamic.py`); the attribute then holds the expected number of rows.
+        embedding_dim: Columns D, at least 1.
         name: The name, unique among the tables of a model.
-        data_type: How rows are stored: "fp64", "fp32", "fp16" or "bf16"; "int8" or "int4" where
-            they are only read.
-        feature_names: The features that look rows up here; a feature may read several tables and a
-            table serve several features. Empty: the one that is called like the table.
-        weight_init_max: The end of the range of start values, which are uniform in it; None means
+        data_type: The type of stored rows: "fp64", "fp32", "fp16" or "bf16"; "int8" or "int4" for
+            tables that are only read.
+        feature_names: The features that read this table. A feature may read several tables, and
+            several features may read one table. Empty: the feature with the name of the table.
+        weight_init_max: The end of the range of start values, which are uniform; None means
             `init_range`.
-        weight_init_min: The beginning of that range; None means -`init_range`.
-        num_embeddings_post_pruning: None, as tables are not pruned.
-        init_fn: Writes the start values instead, into a tensor [R, D] on the CPU. Every rank that
-            holds a part calls it with the whole table, which therefore has to fit into memory
-            beside the part, and keeps its part. What it draws from torch's generator depends on the
-            seed and the name of the table alone, so the values are the same under every plan.
-        need_pos: Whether positions of ids are needed; they are known under every plan, so that it
-            changes nothing.
-        input_dim: None, as `total_num_buckets` and `virtual_table_eviction_policy`.
-        total_num_buckets: As of `input_dim`.
-        use_virtual_table: False, as `enable_embedding_update` and `stash_weights`.
+        weight_init_min: The beginning of the range of start values; None means -`init_range`.
+        num_embeddings_post_pruning: None, because tables are not pruned.
+        init_fn: A function that writes the start values instead, into a tensor [R, D] on the CPU.
+            Every rank that holds a part calls it for the whole table and keeps its part; so the
+            whole table must fit into memory beside the part. Random numbers of torch's generator
+            depend only on the seed and the name of the table, so the values are the same under
+            every plan.
+        need_pos: Whether positions of ids are needed. It changes nothing, because they are known
+            under every plan.
+        input_dim: None, like `total_num_buckets` and `virtual_table_eviction_policy`.
+        total_num_buckets: See `input_dim`.
+        use_virtual_table: False, like `enable_embedding_update` and `stash_weights`.
         virtual_table_eviction_policy: As of `input_dim`.
-        enable_embedding_update: As of `use_virtual_table`.
+        enable_embedding_update: See `use_virtual_table`.
         stash_weights: As of `use_virtual_table`.
         id_rule: "error", "hash", "clamp" or "drop".
-        init_range: Start values are uniform in +-init_range; None means 1/sqrt(num_embeddings), of
-            a dynamic table the rows that are expected.
-        min_key: The id of row 0: row = id - min_key. A hashed or dynamic table takes any id, so it
-            has none.
-        dynamic: Which keys of a dynamic table get rows and which rows leave it, `DynamicRows` or
-            its fields: expected_rows, max_rows, seen, counter, sketch_width, eviction, ttl_steps.
-            None: rows have numbers, or, where `num_embeddings` is "dynamic", the defaults.
+        init_range: Start values are uniform in +-init_range; None means 1/sqrt(num_embeddings), for
+            a dynamic table 1/sqrt(expected rows).
+        min_key: The id of row 0: row = id - min_key. A hashed or dynamic table has no `min_key`,
+            because it takes any id.
+        dynamic: The admission and eviction of rows of a dynamic table: `DynamicRows` or its fields
+            expected_rows, max_rows, seen, counter, sketch_width, eviction, ttl_steps. None: the
+            defaults if `num_embeddings` is "dynamic"; else the table is not dynamic.
 
     Raises:
         ConfigError: A field is out of range; the message names the table and the field.
@@ -224,10 +226,10 @@ class EmbeddingConfig:
         self._check_min_key()
 
     def _make_dynamic(self) -> None:
-        """Complete a dynamic table: the record of its rows, and how many are expected.
+        """Complete a dynamic table: set `dynamic` and the expected number of rows.
 
         Raises:
-            ConfigError: A field does not go with a dynamic table.
+            ConfigError: A dynamic table cannot have a field.
         """
         given: Any = self.num_embeddings
         setting = f"tables.{self.name}"
@@ -243,7 +245,7 @@ class EmbeddingConfig:
         expected = rows.expected_rows or rows.max_rows or EXPECTED_ROWS
         if given == DYNAMIC:
             object.__setattr__(self, "num_embeddings", expected)
-        elif given != expected:  # equal where the record of another table is taken over
+        elif given != expected:  # equal if the record comes from another table
             raise ConfigError(
                 f"{setting}.num_embeddings={given}: dynamic is said of a table of so many rows: "
                 f'give num_embeddings "{DYNAMIC}", with dynamic.expected_rows={given} where so '
@@ -262,7 +264,9 @@ class EmbeddingConfig:
 
     @property
     def plan_rows(self) -> int:
-        """Return how many rows a plan cuts: those of the table, or the runs of a dynamic one."""
+        """Return the number of rows that a plan cuts: the rows of the table, or the runs of a
+        dynamic one.
+        """
         return self.num_embeddings if self.dynamic is None else RUNS
 
     def get_weight_init_max(self) -> float:
@@ -274,7 +278,7 @@ class EmbeddingConfig:
         return -self._usual_range if self.weight_init_min is None else self.weight_init_min
 
     def num_features(self) -> int:
-        """Return how many features read the table."""
+        """Return the number of features that read the table."""
         return len(self.feature_names)
 
     @property
@@ -283,12 +287,12 @@ class EmbeddingConfig:
 
     @property
     def start_range(self) -> float:
-        """Return how far start values are from `start_middle` at most."""
+        """Return the largest distance of a start value from `start_middle`."""
         return (self.get_weight_init_max() - self.get_weight_init_min()) / 2
 
     @property
     def start_middle(self) -> float:
-        """Return the middle of the range of start values; 0 of a dynamic table."""
+        """Return the middle of the range of start values; 0 for a dynamic table."""
         return (self.get_weight_init_max() + self.get_weight_init_min()) / 2
 
     def _check_start_values(self) -> None:
@@ -327,15 +331,17 @@ class EmbeddingConfig:
 
     @property
     def bytes_to_find_a_row(self) -> int:
-        """Return the bytes beside a row that find it, in every strip: 0 where rows have numbers."""
+        """Return the bytes of the index per row, in every strip: 0 for a table that is not
+        dynamic.
+        """
         if self.dynamic is None:
             return 0
         shared = -(-self.dynamic.bytes_of_sketch // self.num_embeddings)
         return self.dynamic.bytes_beside_a_row + shared
 
     def rows_in(self, plan_rows: int | range) -> int:
-        """Return how many rows some of those that a plan cuts stand for: of a dynamic table, how
-        many are expected.
+        """Return the number of table rows behind `plan_rows` rows of a plan; for a dynamic table,
+        the expected number.
         """
         n = plan_rows if isinstance(plan_rows, int) else len(plan_rows)
         return n if self.dynamic is None else -(-n * self.num_embeddings // RUNS)
@@ -358,8 +364,8 @@ class EmbeddingConfig:
 
 @dataclass(frozen=True)
 class EmbeddingBagConfig(EmbeddingConfig):
-    """One table of an `EmbeddingBagCollection`: arguments of `EmbeddingConfig`, and how bags are
-    pooled.
+    """One table of an `EmbeddingBagCollection`: the arguments of `EmbeddingConfig`, and the pooling
+    of bags.
 
     Args:
         pooling: "sum" or "mean".
@@ -383,10 +389,11 @@ class EmbeddingBagConfig(EmbeddingConfig):
 
 
 def table_config(**values: Any) -> EmbeddingConfig:
-    """Return a table of either kind: one with `pooling=none` is looked up as sequences.
+    """Return the config of a table: an `EmbeddingConfig`, for sequences, if `pooling` is none, else
+    an `EmbeddingBagConfig`.
 
     Args:
-        values: Arguments of `EmbeddingBagConfig`.
+        values: The arguments of `EmbeddingBagConfig`.
 
     Raises:
         ConfigError: A field is out of range; the message names the table and the field.
@@ -397,7 +404,7 @@ def table_config(**values: Any) -> EmbeddingConfig:
 
 
 def sequence_table(table: EmbeddingConfig) -> EmbeddingConfig:
-    """Return a table as an `EmbeddingCollection` has it: without the pooling of its bags."""
+    """Return the config of a table for an `EmbeddingCollection`: without pooling."""
     if not isinstance(table, EmbeddingBagConfig):
         return table
     return EmbeddingConfig(
@@ -406,9 +413,9 @@ def sequence_table(table: EmbeddingConfig) -> EmbeddingConfig:
 
 
 def check_max_key(table: EmbeddingConfig, max_key: int) -> None:
-    """Check that the keys up to a largest one fit into a table.
+    """Check that all keys up to `max_key` fit into a table.
 
-    One more than the last row is accepted: HugeCTR's programs write the number of rows there.
+    The last row plus one is accepted, because HugeCTR's programs write the number of rows there.
 
     Raises:
         ConfigError: They do not.
@@ -431,7 +438,7 @@ def member(kind: type[E], value: str, setting: str) -> E:
     """Return the member of an enumeration that a setting names.
 
     Raises:
-        ConfigError: There is none; the message offers the close matches.
+        ConfigError: There is none; the message lists close matches.
     """
     try:
         return kind(value)
@@ -441,10 +448,10 @@ def member(kind: type[E], value: str, setting: str) -> E:
 
 
 def common_dim(tables: Sequence[EmbeddingConfig]) -> int:
-    """Return the columns D of tables that all have as many.
+    """Return the columns D of tables of one width.
 
     Raises:
-        ConfigError: They are of several widths.
+        ConfigError: The tables have different widths.
     """
     dims = {t.embedding_dim for t in tables}
     if len(dims) > 1:
@@ -459,7 +466,8 @@ def check_tables(tables: Sequence[EmbeddingConfig]) -> None:
     """Check that there is at least one table and that table names are unique.
 
     Raises:
-        ConfigError: They are not; it names the table. Or tables are no list of configs.
+        ConfigError: There is no table, two tables have one name (the message has it), or `tables`
+            is no list of configs.
     """
     if isinstance(tables, EmbeddingConfig):
         raise ConfigError(f"tables is the one table {tables.name}: give a list of it, [table]")

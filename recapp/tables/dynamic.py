@@ -2,13 +2,13 @@
 
     key  --mix-->  position (64 bits)  --top 6 bits-->  run 0..63  --plan-->  rank
 
-A bijection of all 2^64 values mixes each key to its *position*, so no two keys ever share a row and
-positions are even, whatever the keys are. Equal parts of the positions are the 64 *runs*: to a plan
-a dynamic table has 64 rows, its runs, which are cut and placed like any rows. Within a rank a store
-finds the rows that exist by their positions (`recapp/engine/dynamic_store.py`).
+A bijection of all 2^64 values maps each key to its *position*. So no two keys share a row, and
+positions are spread evenly, whatever the keys are. The positions have 64 equal parts, the *runs*:
+in a plan a dynamic table has 64 rows, its runs, which are cut and placed like any rows. Within a
+rank a store finds the existing rows by their positions (`recapp/engine/dynamic_store.py`).
 
-A missing id is a key like any other, so it has a row of its own. Positions are held as signed
-integers, smallest first, because torch knows no unsigned ones.
+A missing id is a key like any other, so it has its own row. Positions are signed integers, in
+ascending order, because torch has no unsigned ones.
 
 The mixing function is the finaliser of splitmix64 (Steele, Lea and Flood 2014; variant 13 of
 Stafford's, public domain).
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DYNAMIC = "dynamic"
-"""What stands for the number of rows of a dynamic table in settings."""
+"""The number of rows of a dynamic table in settings."""
 RUNS = 64
-"""Equal parts of the positions, by which plans cut a table and within which rows are evicted."""
+"""The number of runs: plans cut tables by runs, and rows are evicted within a run."""
 RUN_BITS = 6
-FIND_BYTES = 20  # a position, a strip, and 1 / .42 numbers of slots (numba_key_index.py)
-USE_BYTES = 8  # a row's last use and the number of its uses
+FIND_BYTES = 20  # a position, a strip, and 1 / .42 buckets (numba_key_index.py)
+USE_BYTES = 8  # the step of a row's last use and its number of uses
 SKETCH_LINES = 4
 COUNT_BYTES = 4
-MOST_STEPS = 2**31 - 1  # counts and steps are kept in 32 bits
+MOST_STEPS = 2**31 - 1  # counts and steps have 32 bits
 MOST_OF_ROWS = 2**48
 EXPECTED_ROWS = 100_000
-"""Rows that the planner counts with where nothing is known of a table."""
+"""Rows that the planner assumes for a table without any information."""
 
-_MULTIPLIERS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # odd, as signed 64-bit numbers
+_MULTIPLIERS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # odd signed 64-bit numbers
 _INVERSES = (-0x6921E4E8C0EE6F77, 0x319642B2D24D8EC3)  # of the multipliers, modulo 2^64
 _SHIFTS = (30, 27, 31)
 
 
 class Eviction(StrEnum):
-    """Which rows leave a table of `max_rows` when there are too many.
+    """The rows that leave a table when it has more than `max_rows`.
 
-    - `lru`: those that were not used for the longest time.
-    - `lfu`: those that were used in the fewest steps.
-    - `ttl`: those that were not used for `ttl_steps` steps, whether or not there are too many; and
-      of the others as `lru`.
+    - `lru`: the rows that were not used for the longest time.
+    - `lfu`: the rows that were used in the fewest steps.
+    - `ttl`: all rows that were not used for `ttl_steps` steps, even if there are not too many; of
+      the others, the rows that `lru` takes.
     """
 
     LRU = "lru"
@@ -60,11 +60,11 @@ class Eviction(StrEnum):
 
 
 class Counter(StrEnum):
-    """How steps in which a key was seen are counted before it has a row.
+    """The counter of steps in which a key occurred, before the key has a row.
 
-    - `exact`: one count for each key, 20 to 30 bytes of memory each.
-    - `sketch`: a count-min sketch of fixed size (Cormode and Muthukrishnan 2005), which may count
-      too many for a few keys and never too few.
+    - `exact`: one count for each key, with 20 to 30 bytes of memory.
+    - `sketch`: a count-min sketch of fixed size (Cormode and Muthukrishnan 2005). Counts of a few
+      keys may be too high, and none is too low.
     """
 
     EXACT = "exact"
@@ -73,20 +73,21 @@ class Counter(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicRows:
-    """Which keys of a dynamic table get rows, and which rows leave it.
+    """The admission of keys to a dynamic table, and the eviction of its rows.
 
     Args:
-        expected_rows: Rows that the planner counts with, and that say how large start values are;
-            None: as many as the data set tells, `max_rows`, or 100,000.
-        max_rows: Most rows of the table, in all ranks together; None: as many as memory holds. Each
-            of the 64 runs has its share.
-        seen: A key gets its row in the step in which it is seen for the `seen`th time. It counts
-            once for each step of the run in which it occurs on any rank. Until then it answers its
-            start value and learns nothing.
+        expected_rows: The number of rows that the planner assumes and that sets the range of start
+            values. None: the number from the data set, else `max_rows`, else 100,000.
+        max_rows: The largest number of rows of the table, on all ranks together; None: only memory
+            limits it. Each of the 64 runs has an equal share.
+        seen: A key gets its row in the `seen`th step of the training in which it occurs on any
+            rank. Until then a lookup of the key returns its start value, and the key learns
+            nothing.
         counter: "exact" or "sketch".
-        sketch_width: Counts in each of the 4 lines of the sketch, in all runs together.
+        sketch_width: The number of counts in each of the 4 lines of the sketch, in all runs
+            together.
         eviction: "lru", "lfu" or "ttl".
-        ttl_steps: Of eviction "ttl".
+        ttl_steps: The number of steps for eviction "ttl".
 
     Raises:
         ConfigError: A field is out of range.
@@ -126,35 +127,35 @@ class DynamicRows:
 
     @property
     def tracks_use(self) -> bool:
-        """Return whether it matters when a row was used."""
+        """Return whether eviction needs the last use of rows."""
         return self.max_rows is not None or self.eviction is Eviction.TTL
 
     @property
     def bytes_beside_a_row(self) -> int:
-        """Return the bytes that a store holds beside each row: its position and strip, where it
-        lies, and when it was used, where that matters.
+        """Return the bytes per row that a store holds in addition: position, strip, index and, if
+        `tracks_use`, the last use.
         """
         return FIND_BYTES + USE_BYTES * self.tracks_use
 
     @property
     def bytes_of_sketch(self) -> int:
-        """Return the bytes of the table's count-min sketch, if it has one."""
+        """Return the bytes of the table's count-min sketch; 0 without one."""
         counts = self.seen > 1 and self.counter is Counter.SKETCH
         return SKETCH_LINES * COUNT_BYTES * self.sketch_width if counts else 0
 
     def most_rows(self, run: int) -> int | None:
-        """Return the most rows of a run; None where nothing limits them."""
+        """Return the largest number of rows of a run; None without a limit."""
         if self.max_rows is None:
             return None
         return (run + 1) * self.max_rows // RUNS - run * self.max_rows // RUNS
 
 
 def dynamic_rows(values: "DynamicRows | Mapping[str, Any]", setting: str) -> DynamicRows:
-    """Return the record that settings describe.
+    """Return the record from settings.
 
     Args:
-        values: The record, or its fields.
-        setting: The setting they stand under, for errors.
+        values: The record, or the fields of the record.
+        setting: The setting that holds the fields, for errors.
 
     Raises:
         ConfigError: A field is unknown or out of range.
@@ -200,12 +201,12 @@ def first_position(run: int) -> int:
 
 
 def _shifted(x: "Tensor", bits: int) -> "Tensor":
-    """Shift to the right as unsigned numbers are shifted."""
+    """Shift to the right, like unsigned numbers."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _unshifted(x: "Tensor", bits: int) -> "Tensor":
-    """Return the number that `x ^ (x >> bits)` was made of."""
+    """Return the number y with `y ^ (y >> bits)` equal to `x`."""
     found = x
     for _ in range(64 // bits):
         found = x ^ _shifted(found, bits)

@@ -5,7 +5,7 @@ oracle of every parity test of sequences.
     C1: [7] [2 9] []    t1 (dim 4) reads C1 and C2    C1: [v7] [v2 v9] []
     C2: [5] []    [1]                                 C2: [v5] [] [v1]
 
-Names are as in TorchRec's `EmbeddingCollection`. Tables may differ in width, which TorchRec
+Names are those of TorchRec's `EmbeddingCollection`. Tables may differ in width, which TorchRec
 refuses.
 """
 
@@ -29,16 +29,17 @@ class EmbeddingCollection(UnshardedCollection):
     """Looks up a vector for every id: KeyedJaggedTensor -> a JaggedTensor of vectors per feature.
 
     Args:
-        tables: Their order and the order of their features is the order of the output. Of an
-            `EmbeddingBagConfig` the pooling has no meaning here.
+        tables: The tables. Their order and the order of their features is the order of the output.
+            The pooling of an `EmbeddingBagConfig` has no meaning here.
         device: The device of the tables; `torch.device("meta")` allocates none yet.
-        need_indices: Whether the weights of an output are the rows that were looked up: the ids
-            themselves where the table's id rule is `error` or it is dynamic.
+        need_indices: Whether the weights of an output are the looked-up rows. For the id rule
+            `error` and for dynamic tables these are the ids themselves.
         seed: The seed of the start values (`recapp/tables/initial.py`).
-        sparse: As of `EmbeddingBagCollection`.
+        sparse: See `EmbeddingBagCollection`.
 
     Raises:
-        ConfigError: There are no tables, or two of one name, or a table has no sparse gradients.
+        ConfigError: There are no tables, two tables have one name, or a table cannot have sparse
+            gradients.
     """
 
     tables_of = "embeddings"
@@ -58,18 +59,18 @@ class EmbeddingCollection(UnshardedCollection):
         self._need_indices = need_indices
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """Return the tables, in order, as TorchRec's method does."""
+        """Return the tables, in order, like TorchRec's method."""
         return self.tables()
 
     def need_indices(self) -> bool:
-        """Return whether the weights of an output are the rows that were looked up."""
+        """Return whether the weights of an output are the looked-up rows."""
         return self._need_indices
 
     def embedding_dim(self) -> int:
         """Return the columns D of every table.
 
         Raises:
-            ConfigError: The tables are of several widths, which TorchRec's cannot be.
+            ConfigError: The tables have different widths, which TorchRec's cannot have.
         """
         return common_dim(self._tables)
 
@@ -93,9 +94,9 @@ class EmbeddingCollection(UnshardedCollection):
             with the lengths of its bags, in the collection's compute dtype.
 
         Raises:
-            IdError: An id outside a table whose rule is `error`.
-            ConfigError: A table is dynamic, whose rows are made where tables are sharded; or the
-                ids are on the meta device, and tables are not.
+            IdError: An id is outside of a table whose rule is `error`.
+            ConfigError: A table is dynamic, and only sharded tables have dynamic rows; or the ids
+                are on the meta device, and the tables are not.
         """
         rows = self.id_rules(features)
         self._check_has_rows(rows.rows_L)
@@ -115,13 +116,13 @@ def sequences(
     need_indices: bool,
     features: KeyedJaggedTensor,
 ) -> dict[str, JaggedTensor]:
-    """Return the output of a collection of sequences.
+    """Return the output of a sequence collection.
 
     Args:
-        lookups: Its lookups.
-        vectors_F: The vectors of each, [L, D].
-        rows: The rows of these lookups, and how many each bag has.
-        need_indices: As of the collection.
+        lookups: The lookups of the collection.
+        vectors_F: The vectors of each lookup, [L, D].
+        rows: The rows of these lookups, and the lengths of their bags.
+        need_indices: See `EmbeddingCollection`.
         features: The ids that were looked up.
     """
     made: dict[str, Any] = {}

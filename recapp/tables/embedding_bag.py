@@ -5,8 +5,8 @@ of every parity test.
     C1: [7] [2 9] []    t1 (dim 4) reads C1          | t1(C1)  | t2(C1) | t2(C2) |
     C2: [5] []    [1]   t2 (dim 3) reads C1 and C2
 
-It knows no ranks. `DistributedModelParallel` or the trainer's strategy replaces it by a sharded
-collection; built on `torch.device("meta")` it costs no memory until then. Names are as in
+The collection knows no ranks. `DistributedModelParallel` or the trainer's strategy replaces it by a
+sharded collection. On `torch.device("meta")` it takes no memory until then. Names are those of
 TorchRec's `EmbeddingBagCollection`.
 """
 
@@ -26,24 +26,24 @@ from recapp.tables.unsharded_collection import UnshardedCollection
 
 
 class EmbeddingBagCollection(UnshardedCollection):
-    """Pools bags of ids to vectors: KeyedJaggedTensor -> KeyedTensor.
+    """Pool bags of ids into vectors: KeyedJaggedTensor -> KeyedTensor.
 
     Args:
-        tables: Their order and the order of their features is the order of the output.
-        is_weighted: Whether rows are multiplied by the sample weights of their ids, which then
-            must have some. Without, weights are ignored, and a note says so; None multiplies where
-            a batch has weights.
+        tables: The tables. Their order and the order of their features is the order of the output.
+        is_weighted: True: rows are multiplied by the sample weights of their ids, which must have
+            some. False: sample weights are ignored, with a note. None: rows are multiplied if a
+            batch has sample weights.
         device: The device of the tables; `torch.device("meta")` allocates none yet.
         seed: The seed of the start values (`recapp/tables/initial.py`).
-        lookups: What is looked up, in the order of the output, where that is more than a table's
-            own pooling for each of its features; None takes those.
-        sparse: Whether gradients of the tables are sparse, of the rows that were read alone, as
-            `torch.optim.SparseAdam` needs them. Else they are whole tables, as in TorchRec, which
-            any optimiser and `clip_grad_norm_` take.
+        lookups: The lookups, in the order of the output; None takes one lookup for each table and
+            feature, with the table's pooling.
+        sparse: True: gradients of the tables are sparse and hold only the rows that were read, as
+            `torch.optim.SparseAdam` needs them. False: they are dense, as in TorchRec, for any
+            optimiser and `clip_grad_norm_`.
 
     Raises:
-        ConfigError: There are no tables, or two of one name, or lookups do not fit them; or
-            `is_weighted` is no truth value, or a table has no sparse gradients.
+        ConfigError: There are no tables, two tables have one name, lookups do not fit the tables,
+            `is_weighted` is no truth value, or a table cannot have sparse gradients.
     """
 
     tables_of = "embedding_bags"
@@ -77,7 +77,7 @@ class EmbeddingBagCollection(UnshardedCollection):
         self.room = 0
 
     def embedding_bag_configs(self) -> list[EmbeddingConfig]:
-        """Return the tables, in order, as TorchRec's method does."""
+        """Return the tables, in order, like TorchRec's method."""
         return self.tables()
 
     def module_of(self, weight_RD: Tensor) -> nn.EmbeddingBag:
@@ -86,7 +86,7 @@ class EmbeddingBagCollection(UnshardedCollection):
         return nn.EmbeddingBag(rows, columns, mode="sum", sparse=self.sparse, _weight=weight_RD)
 
     def leave_room(self, columns: int) -> None:
-        """Remember the number of columns for the sharded collection that replaces this one.
+        """Store the number of columns for the sharded collection that replaces this one.
 
         This collection leaves no room: its output is concatenated from the lookups' vectors.
         """
@@ -99,16 +99,14 @@ class EmbeddingBagCollection(UnshardedCollection):
             features: Raw ids of at least the tables' features, with weights or without.
 
         Returns:
-            [B, sum of dims], keyed by feature (`feature@table` where several tables read one), in
-            the collection's compute dtype; by sample where inverse indices say which bags these
-            take.
+            [B, sum of dims], keyed by feature (`feature@table` if several tables read one), in the
+            collection's compute dtype. With inverse indices B counts samples, else bags.
 
         Raises:
-            IdError: An id outside a table whose rule is `error`.
-            ConfigError: The collection is weighted and the ids have no weights; or a table is
-                dynamic, whose rows are made where tables are sharded; or features have different
-                numbers of bags, and no inverse indices; or the ids are on the meta device, and
-                tables are not.
+            IdError: An id is outside of a table whose rule is `error`.
+            ConfigError: The collection is weighted and the ids have no weights; a table is dynamic,
+                and only sharded tables have dynamic rows; features have different numbers of bags
+                without inverse indices; or the ids are on the meta device, and the tables are not.
         """
         rows = self.id_rules(features)
         self._check_has_rows(rows.rows_L)
@@ -126,7 +124,7 @@ class EmbeddingBagCollection(UnshardedCollection):
             strict=True,
         ):
             lengths_M = lengths_B
-            if lookup.hotness:  # a bag for each vector of a concatenation, of one id or none
+            if lookup.hotness:  # a bag of one id or none for each vector of a concatenation
                 number_H = torch.arange(lookup.hotness, device=lengths_B.device)
                 lengths_M = (lengths_B[:, None] > number_H).view(-1)
             pooled_BD = F.embedding_bag(

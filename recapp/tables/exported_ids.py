@@ -1,8 +1,8 @@
-"""The id rules as operations of an exported program, which `torch.export` follows without numbers.
+"""The id rules as operations of an exported program, which `torch.export` traces without numbers.
 
-In eager mode the host reads what a batch's ids are like: how many each feature has, which lie
-outside, how many leave their bags. While a program is being exported there is nothing to read, so
-the same rules are spelled without looking:
+In eager mode the host reads facts about a batch's ids: the number of ids of each feature, the ids
+outside of tables, the number of ids that leave their bags. During an export there is nothing to
+read, so this module writes the rules without reads:
 
     error    an assertion in the program for each lookup: it names table and feature, not the id
     clamp    the nearest row; not counted
@@ -26,12 +26,12 @@ from recapp.tables.lookups import TableLookup
 def exported_rows(
     ids_L: Tensor, count_F: Tensor, lookups: Sequence[TableLookup]
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the rows of ids, and which of them stay in their bags, None where all do.
+    """Return the rows of ids, and a mask of the ids that stay in their bags; None if all stay.
 
     Args:
-        ids_L: Ids, counted from 0 in every table, lookups-major.
-        count_F: Ids per lookup.
-        lookups: The lookups, of tables that have rows.
+        ids_L: Ids, counted from 0 for every table, lookups-major.
+        count_F: The number of ids of each lookup.
+        lookups: The lookups, of tables that are not dynamic.
     """
     rules = [x.table.id_rule for x in lookups]
     size_L = per_id([x.table.num_embeddings for x in lookups], count_F, ids_L)
@@ -41,7 +41,7 @@ def exported_rows(
     outside_L = rows_L != row_L
     if IdRule.HASH in rules:
         hashed_L = _of_rule(IdRule.HASH, rules, count_F, ids_L)
-        others_L = (size_L - 1).clamp(min=1)  # of a table of one row, which is not hashed
+        others_L = (size_L - 1).clamp(min=1)  # for a table of one row, which is not hashed
         hash_L = torch.where(missing_L, 0, 1 + ids_L.remainder(others_L))
         rows_L = torch.where(hashed_L, hash_L, rows_L)
     if IdRule.ERROR in rules:
@@ -54,12 +54,13 @@ def exported_rows(
 def exported_hot(
     lengths_FB: Tensor, ids_L: Tensor, lookups: Sequence[TableLookup]
 ) -> Tensor | None:
-    """Return which ids stay where bags have no more than a concatenation takes; None for all.
+    """Return a mask of the ids that stay when concatenations limit the length of bags; None for
+    all.
 
     Args:
-        lengths_FB: Ids per bag.
+        lengths_FB: The number of ids of each bag.
         ids_L: The ids.
-        lookups: The lookups. One that does not truncate gets an assertion in the program.
+        lookups: The lookups. A lookup that does not truncate gets an assertion in the program.
     """
     cut = False
     for i, x in enumerate(lookups):
@@ -82,11 +83,11 @@ def exported_hot(
 
 
 def per_id(numbers_N: Sequence[int] | Tensor, count_N: Tensor, ids_L: Tensor) -> Tensor:
-    """Return a number for each id, of numbers for each lookup or bag.
+    """Return a number for each id from a number for each lookup or bag.
 
     Args:
         numbers_N: The numbers.
-        count_N: How many ids each stands for.
+        count_N: The number of ids for each number.
         ids_L: The ids.
     """
     if not isinstance(numbers_N, Tensor):
@@ -98,12 +99,12 @@ _ALL = torch.iinfo(torch.int64).max
 
 
 def _of_rule(rule: IdRule, rules: Sequence[str], count_F: Tensor, ids_L: Tensor) -> Tensor:
-    """Return whether each id's table has a rule."""
+    """Return for each id whether its table has a rule."""
     return per_id([int(r == rule) for r in rules], count_F, ids_L) > 0
 
 
 def _assert_inside(outside_L: Tensor, count_F: Tensor, lookups: Sequence[TableLookup]) -> None:
-    """Let the program end where an id is outside of a table whose rule is `error`."""
+    """Assert in the program that no id is outside of a table whose rule is `error`."""
     before_L1 = torch.nn.functional.pad(outside_L.cumsum(0), (1, 0))
     edge_F1 = torch.nn.functional.pad(count_F.cumsum(0), (1, 0))
     outside_F = before_L1[edge_F1].diff()

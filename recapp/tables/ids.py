@@ -1,8 +1,8 @@
 """Raw ids become rows here and nowhere else.
 
-A data set hands over ids as it found them: contiguous numbers, 32-bit hashes, any int64, 64-bit
+A data set gives ids as they stand in the logs: contiguous numbers, 32-bit hashes, any int64, 64-bit
 hashes of other text (`recapp/dataset/decode.py`), or MISSING for a sample without an id. The
-table's rule makes a row of each:
+table's rule turns each id into a row:
 
 | rule  | id                      | outside 0..R-1                             | MISSING |
 |-------|-------------------------|--------------------------------------------|---------|
@@ -13,14 +13,14 @@ table's rule makes a row of each:
 
 Under all rules but `hash` ids are counted from the table's `min_key`, by default 0.
 
-A dynamic table has no rule: any id, MISSING as well, is a key, and what stands for its row is the
-key's position (`recapp/tables/dynamic.py`).
+A dynamic table has no rule: any id, also MISSING, is a key, and the key's position takes the place
+of the row (`recapp/tables/dynamic.py`).
 
 So a hashed table keeps row 0 for missing ids alone (measured on Criteo: sharing it costs .003 AUC).
 
-Which ids were outside has to be known on the host, and reading that from a GPU waits for it. So
-`begin` returns rows at once, and a check to call later. Only where ids leave their bags does it
-wait itself, because sizes change.
+The host must know the ids that were outside, and a read from a GPU waits for it. So `begin` returns
+rows at once, and a check to call later. Only if ids leave their bags does `begin` itself wait,
+because sizes change.
 """
 
 from bisect import bisect_right
@@ -47,13 +47,13 @@ from recapp.tables.lookups import TableLookup
 
 @dataclass(slots=True)
 class Rows:
-    """The rows a batch looks up, lookup by lookup.
+    """The rows that a batch looks up, lookup by lookup.
 
     Args:
         rows_L: Integers, lookups-major, samples in order within a lookup.
-        lengths_FB: Ids per bag; F counts lookups.
+        lengths_FB: The number of ids of each bag; F counts lookups.
         weights_L: A weight per id, or None.
-        per_F: Ids per lookup, on the host.
+        per_F: The number of ids of each lookup, on the host.
     """
 
     rows_L: Tensor
@@ -62,7 +62,7 @@ class Rows:
     per_F: list[int]
 
     def of(self, lookups: range) -> "Rows":
-        """Return the rows of some neighbouring lookups."""
+        """Return the rows of a range of lookups."""
         first = sum(self.per_F[: lookups.start])
         per_F = self.per_F[lookups.start : lookups.stop]
         here = slice(first, first + sum(per_F))
@@ -72,17 +72,18 @@ class Rows:
 
 
 class OutsideTable(IdError):
-    """An id outside its table.
+    """The error of an id outside of its table.
 
-    It keeps the number of the lookup and the id, so that every rank can raise the same error.
+    The error keeps the number of the lookup and the id, so that every rank can raise the same
+    error.
 
     Args:
         table: The table.
         feature: The feature that had the id.
         lookup: The index of the lookup in its collection.
         number: The id.
-        where: A text such as the rank that had it, to stand behind the id.
-        output: The name of the lookup, where it is not that of the feature.
+        where: A text after the id, such as the rank that had it.
+        output: The name of the lookup, if it is not the feature's.
     """
 
     def __init__(
@@ -111,24 +112,26 @@ class OutsideTable(IdError):
 
 
 Kernel = Callable[[Tensor, Sequence[int], Tensor, Tensor, Tensor], tuple[Tensor, int]]
-"""All rules in one pass: (ids_L, edges, sizes_F, rules_F, changed_F) -> (rows_L, first).
+"""A function that applies all rules in one pass: (ids_L, edges, sizes_F, rules_F, changed_F) ->
+(rows_L, first).
 
-`rows_L` has -1 where an id is dropped; `first` is the index of the first id that is an error, or
--1. Rules are numbered as in `RULE_NUMBERS`; the number of changed ids of each lookup is added to
-`changed_F`.
+`rows_L` has -1 for a dropped id; `first` is the index of the first id that is an error, or -1.
+`RULE_NUMBERS` has the numbers of the rules. The function adds the number of changed ids of each
+lookup to `changed_F`.
 """
 
 PendingCheck = Callable[[], object]
-"""Waits for what the device found in a batch's ids, counts it, and raises OutsideTable.
+"""A function that waits for the device's check of a batch's ids, counts changed ids, and raises
+OutsideTable.
 
-It is called once for each batch.
+Call it once for each batch.
 """
 
 RULE_NUMBERS: dict[str, int] = {
     rule: number
     for number, rule in enumerate((IdRule.ERROR, IdRule.HASH, IdRule.CLAMP, IdRule.DROP, DYNAMIC))
 }
-_LARGE = 2**62  # stands for the rows of a dynamic table, whose numbers need 64 bits
+_LARGE = 2**62  # the size of a dynamic table, whose rows need 64 bits
 
 
 def _rule_of(lookup: TableLookup) -> str:
@@ -140,7 +143,7 @@ def _size_of(lookup: TableLookup) -> int:
 
 
 def check_have_values(features: KeyedJaggedTensor) -> None:
-    """Check that a batch that is to be looked up in rows has ids.
+    """Check that the ids of a batch have values, if tables have rows.
 
     Raises:
         ConfigError: The ids are on the meta device.
@@ -155,14 +158,14 @@ def check_have_values(features: KeyedJaggedTensor) -> None:
 class IdRules:
     """The id rules of a collection's tables, applied to a batch.
 
-    `changed` counts by table the ids that clamp and drop have changed.
+    `changed` has the number of ids that clamp and drop have changed, by table.
 
     Args:
         lookups: The lookups of the collection.
-        kernel: A faster implementation for ids on the CPU; the torch operations here define the
+        kernel: A faster implementation for ids on the CPU. The torch operations here define the
             result.
-        is_weighted: Whether ids must have sample weights, for all lookups or one by one. Without,
-            weights are left out; None takes them where a batch has some. Sequences have none.
+        is_weighted: Whether ids must have sample weights, for all lookups or one by one. False
+            ignores sample weights; None takes them if a batch has some. Sequences have none.
     """
 
     def __init__(
@@ -193,11 +196,11 @@ class IdRules:
         """Return the rows of every lookup.
 
         Args:
-            features: Raw ids; needs every feature of the tables, may hold more, in any order.
+            features: Raw ids of at least the features of the tables, in any order.
 
         Raises:
-            OutsideTable: An id is outside a table whose rule is `error`.
-            ConfigError: Ids that are not integers.
+            OutsideTable: An id is outside of a table whose rule is `error`.
+            ConfigError: The ids are not integers.
         """
         rows, check = self.begin(features)
         check()
@@ -206,20 +209,22 @@ class IdRules:
     def begin(
         self, features: KeyedJaggedTensor, taken_F: Sequence[bool] | None = None
     ) -> tuple[Rows, PendingCheck]:
-        """Return the rows of every lookup, and a check that must be called before they count.
+        """Return the rows of every lookup, and a check that must be called before the rows are used
+        for good.
 
-        Until then an id outside its table is some row of it.
+        Before the check, an id outside of its table has an arbitrary row.
 
         Args:
             features: Raw ids, as for a call.
-            taken_F: Whether each lookup looks up this batch; the others get no ids, and the batch
-                need not have their features. None takes all.
+            taken_F: Whether each lookup takes part. The others get no ids, and the batch need not
+                have their features. None: all take part.
 
         Raises:
-            OutsideTable: At once where that costs no waiting, otherwise from the check.
-            IdError: A bag of more ids than a concatenation has vectors.
-            ConfigError: Ids that are not integers or not flat, or without weights where they must
-                have some; or samples of which it is not known which bags they take.
+            OutsideTable: An id is outside of a table whose rule is `error`. It is raised at once if
+                this needs no wait, else by the check.
+            IdError: A bag has more ids than its concatenation has vectors.
+            ConfigError: The ids are not integers, are not flat, or have no weights and must have
+                some; or the batch does not tell which bags the samples take.
         """
         number = [i for i in range(len(self.lookups)) if taken_F is None or taken_F[i]]
         taken = [self.lookups[i] for i in number]
@@ -254,8 +259,8 @@ class IdRules:
         return self._rule_by_rule(ids, edge, ids_L)
 
     def _from_min_key(self, ids_L: Tensor, count_F: Tensor) -> Tensor:
-        """Return ids counted from the `min_key` of their tables; those outside of a table get the
-        next number outside of it, so that no difference leaves the integers.
+        """Return ids counted from the `min_key` of their tables. Ids outside of a table get the
+        nearest number outside, so that no difference overflows.
         """
         ends = [
             (-LARGEST_ID, LARGEST_ID) if first == 0 else (first - 1, first + size)
@@ -315,14 +320,14 @@ class IdRules:
         return rows if keep_L is None else _drop(rows, keep_L)
 
     def error(self, lookup: int, number: int, where: str) -> OutsideTable:
-        """Make the error of an id that was found elsewhere; `where` says on which rank."""
+        """Return the error of an id that another rank found; `where` names the rank."""
         record = self.lookups[lookup]
-        # `feature@table`, which recapp makes up itself, says nothing more than the two
+        # recapp's own name `feature@table` adds nothing to feature and table
         named = "" if record.output == f"{record.feature}@{record.table.name}" else record.output
         return OutsideTable(record.table, record.feature, lookup, number, where, named)
 
     def _in_one_pass(self, kernel: Kernel, ids: Rows, edge: list[int], raw_L: Tensor) -> Rows:
-        """Apply the rules by the kernel, which is one of the CPU."""
+        """Apply the rules by the kernel, on the CPU."""
         changed_F = torch.zeros(len(self.lookups), dtype=torch.int64, device="cpu")
         rows_L, first = kernel(ids.rows_L.contiguous(), edge, self._size_F, self._rule_F, changed_F)
         if first >= 0:
@@ -339,8 +344,8 @@ class IdRules:
         return _drop(replace(ids, rows_L=rows_L), (rows_L != -1) | ~drops_L)
 
     def _weights(self, features: KeyedJaggedTensor, lookups: Sequence[int]) -> Tensor | None:
-        """Return the sample weights that count: ones where a lookup has none among others that
-        have some.
+        """Return the sample weights; ones for a lookup without sample weights if others have
+        some.
         """
         weights_L = features.weights_or_none()
         pooled = [i for i in lookups if self.lookups[i].pooling is not PoolingType.NONE]
@@ -368,7 +373,7 @@ class IdRules:
     def _check_outside(
         self, outside_F: Tensor, outside_L: Tensor, ids_L: Tensor, edge: list[int]
     ) -> bool:
-        """Raise for the first id that is an error, or count by table.
+        """Raise an error for the first id that is one, or count changed ids by table.
 
         Returns:
             Whether ids leave their bags.
@@ -376,7 +381,7 @@ class IdRules:
         found_F = to_host(outside_F).tolist()
         for i, x in enumerate(self.lookups):
             if found_F[i] and x.table.id_rule is IdRule.ERROR:
-                # Waiting for the GPU does no harm here: the run is over.
+                # Waiting for the GPU is harmless here: the run ends with this error.
                 first = edge[i] + int(outside_L[edge[i] : edge[i + 1]].nonzero()[0])
                 raise self.error(i, int(ids_L[first]), "")
         for x, n in zip(self.lookups, found_F, strict=True):
@@ -387,7 +392,7 @@ class IdRules:
 
 
 def _select(features: KeyedJaggedTensor, lookups: Sequence[TableLookup]) -> KeyedJaggedTensor:
-    """Return the features of lookups, in their order."""
+    """Return the ids of the features of lookups, in the order of the lookups."""
     wanted = [x.feature for x in lookups]
     if wanted == list(features.keys()):
         return features.without_slack()
@@ -395,10 +400,10 @@ def _select(features: KeyedJaggedTensor, lookups: Sequence[TableLookup]) -> Keye
 
 
 def _at_most_hot(ids: Rows, lookups: Sequence[TableLookup]) -> Rows:
-    """Return ids whose bags have as many as a concatenation has vectors, or fewer.
+    """Return ids without those that exceed the vectors of a concatenation.
 
     Raises:
-        IdError: A longer bag, where bags are not truncated.
+        IdError: A bag is longer, and the lookup does not truncate.
     """
     hot = {i: x.hotness for i, x in enumerate(lookups) if x.hotness is not None}
     if not hot or not ids.lengths_FB.numel():
@@ -430,7 +435,7 @@ def _at_most_hot(ids: Rows, lookups: Sequence[TableLookup]) -> Rows:
 
 
 def _with_none_for_others(ids: Rows, number: Sequence[int], lookups: int) -> Rows:
-    """Return the ids of the numbered lookups as those of all, of which the others have none."""
+    """Return the ids of the numbered lookups as ids of all lookups; the others have none."""
     lengths_FB = ids.lengths_FB.new_zeros(lookups, ids.lengths_FB.shape[1])
     lengths_FB[list(number)] = ids.lengths_FB
     per_F = [0] * lookups
@@ -440,11 +445,11 @@ def _with_none_for_others(ids: Rows, number: Sequence[int], lookups: int) -> Row
 
 
 def nothing_pending() -> None:
-    """Do nothing: the check of ids about which everything is known."""
+    """Do nothing: the check of ids that are checked already."""
 
 
 def _drop(ids: Rows, keep_L: Tensor) -> Rows:
-    """Return the ids that stay, in bags that got shorter."""
+    """Return the ids that stay, in shorter bags."""
     kept_K = true_indices(keep_L)
     lengths = offsets_of(keep_L)[offsets_of(ids.lengths_FB.flatten())].diff()
     lengths_FB = lengths.view_as(ids.lengths_FB)

@@ -1,9 +1,10 @@
-"""Start values of any rectangle of a table: the same bits, whichever rank writes them.
+"""Start values of any rectangle of a table, with the same bits on every rank.
 
-A value is a hash of (seed, table name, row, column) in 32-bit integer arithmetic, so each rank
-fills its own shards: none draws numbers for another, and one process, two ranks and a hundred hold
-the same model. The mixing step is the two-multiply integer hash found by Chris Wellon's prospector
-search (public domain, "lowbias32"); torch has no unsigned arithmetic, so int64 with masks is used.
+A value is a hash of (seed, table name, row, column) in 32-bit integer arithmetic. So each rank
+fills its own shards without numbers from another, and one process, two ranks and a hundred ranks
+hold the same model. The mixing step is the two-multiply integer hash found by Chris Wellon's
+prospector search (public domain, "lowbias32"); torch has no unsigned arithmetic, so int64 with
+masks is used.
 """
 
 import zlib
@@ -16,7 +17,8 @@ from recapp.errors import ConfigError
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.row_order import RowOrder
 
-# 8 MB of int64 scratch: it stays in a last-level cache and bounds the memory beside the shard.
+# 8 MB of int64 scratch memory: it fits into a last-level cache and bounds the memory beside the
+# shard.
 CHUNK_ELEMENTS = 1 << 20
 _MASK = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: neighbouring columns differ in half of their bits
@@ -44,17 +46,17 @@ def fill_initial(
 ) -> None:
     """Write the start values of rows x cols of a table into `out`.
 
-    Uniform in the open interval +-init_range (default 1/sqrt(rows of the table)), or from
-    `weight_init_min` to `weight_init_max`, on a grid of 2^24 values, symmetric about its middle; or
-    what the table's `init_fn` writes.
+    The values are uniform in the open interval +-init_range (default 1/sqrt(rows of the table)) or
+    from `weight_init_min` to `weight_init_max`, on a grid of 2^24 values, symmetric about its
+    middle; or the table's `init_fn` writes them.
 
     Args:
         out: [len(rows), len(cols)], any floating dtype, any strides.
-        table: The table whose start values they are.
+        table: The table.
         seed: The seed of the run.
-        rows: Rows of the logical table, as `order` numbers them.
+        rows: Rows of the logical table, numbered in `order`.
         cols: Columns of the logical table.
-        order: The order in which rows lie; None: by number.
+        order: The order of the rows; None: by row number.
     """
     made = None if table.init_fn is None else _made_by_function(table, seed)
     step = max(1, CHUNK_ELEMENTS // max(1, len(cols)))
@@ -72,11 +74,11 @@ def fill_initial(
 def _made_by_function(table: EmbeddingConfig, seed: int) -> Tensor:
     """Return the start values that the table's `init_fn` writes, [R, D], on the CPU.
 
-    It finds uniform values there, and torch's generator in a state that depends on seed and table
-    alone; the generator goes on as if it had not been called.
+    The function gets a tensor with uniform values, and torch's generator in a state that depends on
+    seed and table alone. Afterwards the generator has its old state again.
 
     Raises:
-        ConfigError: It raised an error, or made another tensor, of which nothing would come into
+        ConfigError: The function raises an error, or returns another tensor, which would not reach
             the table.
     """
     assert table.init_fn is not None
@@ -103,18 +105,19 @@ def _made_by_function(table: EmbeddingConfig, seed: int) -> Tensor:
 
 
 def start_hash(table: EmbeddingConfig, seed: int) -> int:
-    """Return the hash of seed and table name that goes into every start value of a table."""
+    """Return the hash of seed and table name, an input of every start value of a table."""
     return zlib.crc32(f"{seed}/{table.name}".encode())
 
 
 def start_values(
     row_N: Tensor, table: EmbeddingConfig, seed: int, cols: range, dtype: torch.dtype
 ) -> Tensor:
-    """Return the start values of some rows, [N, len(cols)], in fp32, or fp64 for a table of fp64.
+    """Return the start values of some rows, [N, len(cols)], in fp32, or in fp64 for a table of
+    fp64.
 
     Args:
         row_N: Rows of the logical table, int64; keys of a dynamic table.
-        table: The table whose start values they are.
+        table: The table.
         seed: The seed of the run.
         cols: Columns of the logical table.
         dtype: The dtype of the table's rows.
@@ -129,12 +132,12 @@ def start_values(
 def values_of_hash(
     row_N: Tensor, key: int, start_range: float, cols: range, dtype: torch.dtype
 ) -> Tensor:
-    """Return the start values of some rows (`start_values`).
+    """Return the start values of some rows (see `start_values`).
 
     Args:
-        row_N: As of `start_values`.
-        key: What `start_hash` returns of the table.
-        start_range: How far values are from 0 at most.
+        row_N: See `start_values`.
+        key: The result of `start_hash` for the table.
+        start_range: The largest distance of a value from 0.
         cols: As of `start_values`.
         dtype: As of `start_values`.
     """

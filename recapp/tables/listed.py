@@ -3,8 +3,8 @@
     tables                                   lookups
     {name, num_embeddings, embedding_dim}    {table, feature, output, combiner}
 
-Without lookups each table is read once by each of its `feature_names`. Lookups that are listed are
-numbered, and their vectors ordered, as they stand; then tables need no `feature_names`.
+Without lookups, each of a table's `feature_names` reads the table once. Listed lookups give the
+order of the lookups and of their vectors; then tables need no `feature_names`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,8 +29,8 @@ def listed_tables(
     A table that no lookup reads is left out, and a note says so.
 
     Args:
-        tables: The tables as settings list them.
-        lookups: The lookups as settings list them; None takes one lookup for each table and
+        tables: The tables in the form of settings.
+        lookups: The lookups in the form of settings; None takes one lookup for each table and
             feature of its `feature_names`.
 
     Raises:
@@ -59,11 +59,11 @@ def listed_tables(
 def row_features(
     tables: Sequence[Mapping[str, Any]], lookups: Sequence[Mapping[str, Any]] | None
 ) -> set[str]:
-    """Return the features whose ids some listed table takes for rows.
+    """Return the features whose ids are rows of a listed table.
 
     Args:
-        tables: The tables as settings list them. Only names, features and id rules are read.
-        lookups: The lookups as settings list them; None takes those of `feature_names`.
+        tables: The tables in the form of settings, of which it reads names, features and id rules.
+        lookups: The lookups in the form of settings; None takes those of `feature_names`.
     """
     entries = _named(tables)
     rows = {n for n, entry in entries.items() if entry.get("id_rule", "error") != "hash"}

@@ -4,10 +4,10 @@
     t1: 4 columns, reads C1      t1 by C1                               C1@t1
     t2: 3 columns, C1 and C2     t2 by C1, t2 by C2                     C1@t2, C2
 
-Lookups are made once, where a collection is made, and everybody reads that list: ids become rows
-lookup by lookup, a layout has a slot for each, the output has its vectors in this order. What is
-made of a table's rows for a lookup (sum or mean) belongs to the lookup, so one table may serve
-several of them. HugeCTR's embedding collection separates the two in the same way.
+A collection makes its list of lookups once, and all other code reads this list: ids become rows
+lookup by lookup, a layout has a slot for each lookup, and the output has its vectors in this order.
+The pooling of a table's rows (sum or mean) belongs to the lookup, so one table may serve several
+lookups. HugeCTR's embedding collection separates tables and lookups in the same way.
 """
 
 from collections.abc import Sequence
@@ -20,21 +20,21 @@ from recapp.tables.config import BAG_POOLINGS, EmbeddingConfig, PoolingType, mem
 
 @dataclass(frozen=True)
 class TableLookup:
-    """One lookup: a bag of ids becomes one vector of a table.
+    """One lookup: a bag of ids becomes one vector from a table.
 
     Args:
-        table: The table that is read.
-        feature: The feature whose ids are looked up.
+        table: The table that the lookup reads.
+        feature: The feature that has the ids.
         output: The key of the vectors in the output, unique in a collection.
-        pooling: What is made of the rows of a bag: "sum", "mean", "concat" or, in an
+        pooling: The pooling of the rows of a bag: "sum", "mean", "concat" or, in an
             `EmbeddingCollection`, "none".
-        hotness: How many vectors a concatenation has; None for any other pooling.
-        truncates: Whether a bag of more ids than a concatenation has vectors loses its last ones;
-            else it is an error.
+        hotness: The number of vectors of a concatenation; None for any other pooling.
+        truncates: Whether a bag with more ids than the concatenation has vectors loses its last
+            ids; else such a bag is an error.
 
     Raises:
-        ConfigError: A concatenation without hotness, or hotness without a concatenation; a pooling
-            that does not exist, or a table that is none.
+        ConfigError: A concatenation has no hotness, another pooling has one, the pooling does not
+            exist, or `table` is no table.
     """
 
     table: EmbeddingConfig
@@ -76,8 +76,8 @@ class TableLookup:
 
     @property
     def may_be_pooled(self) -> bool:
-        """Whether the owners of rows may sum them: the rows of a dynamic table are asked for one by
-        one.
+        """Whether the owners of rows may sum them. The rows of a dynamic table are always requested
+        one by one.
         """
         return self.is_summed and self.table.dynamic is None
 
@@ -90,10 +90,11 @@ class TableLookup:
 
 
 def lookups_of(tables: Sequence[EmbeddingConfig]) -> tuple[TableLookup, ...]:
-    """List the lookups that tables declare by `feature_names`: table by table, feature by feature.
+    """List the lookups that tables declare by `feature_names`, table by table and feature by
+    feature.
 
     Returns:
-        Lookups with the table's pooling, and the outputs that `output_of` names.
+        Lookups with the table's pooling and the output from `output_of`.
     """
     pairs = [(table, feature) for table in tables for feature in table.feature_names]
     features = [feature for _, feature in pairs]
@@ -104,8 +105,8 @@ def lookups_of(tables: Sequence[EmbeddingConfig]) -> tuple[TableLookup, ...]:
 
 
 def output_of(table: str, feature: str, features: Sequence[str]) -> str:
-    """Return the name of the output of a lookup that is given none: its feature, or
-    `feature@table` where several lookups read that feature.
+    """Return the default output of a lookup: its feature, or `feature@table` if several lookups
+    read that feature.
 
     Args:
         table: The name of the table.
@@ -116,7 +117,7 @@ def output_of(table: str, feature: str, features: Sequence[str]) -> str:
 
 
 def outputs_by_table(lookups: Sequence[TableLookup]) -> list[list[str]]:
-    """Return the names of the outputs of each table, in the order in which tables are met."""
+    """Return the names of the outputs of each table, in the order of the lookups."""
     found: dict[str, list[str]] = {}
     for lookup in lookups:
         found.setdefault(lookup.table.name, []).append(lookup.output)
@@ -124,10 +125,10 @@ def outputs_by_table(lookups: Sequence[TableLookup]) -> list[list[str]]:
 
 
 def check_lookups(tables: Sequence[EmbeddingConfig], lookups: Sequence[TableLookup]) -> None:
-    """Check that lookups read these tables by their features, into outputs of different names.
+    """Check that lookups read these tables by their features, into outputs with distinct names.
 
     Raises:
-        ConfigError: It names the lookup or the table.
+        ConfigError: They do not; the message names the lookup or the table.
     """
     known = {table.name: table for table in tables}
     outputs = [lookup.output for lookup in lookups]

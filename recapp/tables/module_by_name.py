@@ -2,8 +2,8 @@
 `user.id`.
 
 torch refuses such names, because submodules are attributes too (`module.items` is a method, a dot
-is a path). Here a module is found by its key and in the state dict, `<dict>.<name>.weight` with a
-slash for each dot of the name, and nowhere as an attribute.
+separates a path). Here a module is found by its key, and in the state dict as
+`<dict>.<name>.weight` with a slash for each dot of the name, but not as an attribute.
 """
 
 from typing import Any
@@ -27,5 +27,5 @@ class ModuleByName(nn.ModuleDict):
 
 
 def key_of(name: str) -> str:
-    """Return a name as it stands in the state dict."""
+    """Return the form of a name in the state dict."""
     return name.replace(".", "/")

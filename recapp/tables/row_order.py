@@ -1,25 +1,25 @@
-"""The order in which the rows of a table lie: by number, or mixed, so that rows which are asked for
-more often than others are dealt over all strips.
+"""The order of the rows of a table: by number, or mixed, so that frequent rows are dealt over all
+strips.
 
     row  --x multiplier + shift, mod R-->  position 0..R-1  --plan-->  rank
 
-Ids may be sorted by frequency, or the newest ids may be the busiest. Then most rows that a batch
-asks for lie in one contiguous strip, on one rank. Under `row_order: mixed` a plan's rectangles are
+Ids may be sorted by frequency, or the newest ids may be the most frequent. Then most rows of a
+batch lie in one contiguous strip, on one rank. Under `row_order: mixed` a plan's rectangles are
 rectangles of *positions*. Rows keep their numbers everywhere else: start values, `state_dict`,
 whole tables.
 
 The bijection is affine. The multiplier is near R / 1.618, coprime to R, and R / multiplier has
-small partial quotients as a continued fraction; so the positions of neighbouring rows spread as
-evenly as points on a circle can (three-distance theorem). Any run of k rows, not the first k alone,
-has its share of any strip but for a handful of rows, where random positions would be off by the
-square root of k, and the remainder modulo n is even for n equal strips only. What is asked of a
-strip then differs from its share by as little, however steeply frequency falls along such a run:
-sum the runs. Rows whose numbers advance in steps can still crowd, as they can in their own order.
+small partial quotients as a continued fraction. So the positions of neighbouring rows spread as
+evenly as points on a circle can (three-distance theorem). Of any k consecutive rows, each strip has
+its share up to a handful of rows; with random positions the error would be the square root of k,
+and the remainder modulo n is even only for n equal strips. The load of a strip then differs from
+its share by as little, however steeply frequency falls along the rows (sum over all k). Rows whose
+numbers advance in steps can still crowd, as they can in natural order.
 
-The shift depends on the table's name, so that the first rows of many tables are not all on rank 0.
+The shift depends on the table's name: otherwise the first rows of all tables would lie on rank 0.
 
-A checkpoint holds multiplier and shift (`row_orders` of its manifest), so `mixed_order` may choose
-others one day.
+A checkpoint holds multiplier and shift (`row_orders` in the manifest), so a later version of
+`mixed_order` may choose others.
 """
 
 import math
@@ -36,9 +36,9 @@ RowOrderName = Literal["natural", "mixed"]
 """`natural`: rows lie by number. `mixed`: neighbours are dealt over all strips."""
 ROW_ORDERS: tuple[RowOrderName, ...] = get_args(RowOrderName)
 
-SEARCHED = 64  # multipliers on either side of R / 1.618 of which the best is taken
-PART_ROWS = 1 << 18  # moved at a time between orders: their numbers take a few MB
-MOST_ROWS = 2**53  # products of parts of such numbers fit into 63 bits
+SEARCHED = 64  # candidate multipliers on either side of R / 1.618
+PART_ROWS = 1 << 18  # rows moved at a time between orders; their numbers take a few MB
+MOST_ROWS = 2**53  # partial products of such numbers fit into 63 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class RowOrder:
 
     Args:
         rows: Rows of the table.
-        multiplier: Coprime to it, below it.
-        shift: Below it.
+        multiplier: A number below `rows` and coprime to it.
+        shift: A number below `rows`.
 
     Raises:
-        ValueError: Numbers that make no bijection.
+        ValueError: The numbers make no bijection.
     """
 
     rows: int
@@ -79,19 +79,19 @@ class RowOrder:
         return affine(position_N, inverse, back, self.rows, self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values: what a manifest says of a table."""
+        """Return the order as plain values, the form in a manifest."""
         return {"order": "mixed", "multiplier": self.multiplier, "shift": self.shift}
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any], rows: int) -> "RowOrder":
-        """Return what `to_dict` has made plain values of.
+        """Return the order from the plain values of `to_dict`.
 
         Args:
             plain: The values.
             rows: Rows of the table.
 
         Raises:
-            KeyError, TypeError, ValueError: `to_dict` would not make such values.
+            KeyError, TypeError, ValueError: `to_dict` does not make such values.
         """
         if plain["order"] != "mixed" or set(plain) != {"order", "multiplier", "shift"}:
             raise ValueError(f"row order {plain['order']}")
@@ -103,8 +103,8 @@ def mixed_order(table: str, rows: int) -> RowOrder:
     """Return the mixed order of a table.
 
     Args:
-        table: Its name.
-        rows: Its rows.
+        table: The name of the table.
+        rows: The number of rows of the table.
     """
     golden = round(rows * (math.sqrt(5) - 1) / 2)
     near = range(max(1, golden - SEARCHED), min(golden + SEARCHED, max(1, rows - 1)) + 1)
@@ -114,8 +114,8 @@ def mixed_order(table: str, rows: int) -> RowOrder:
 
 
 def _quotients(a: int, b: int) -> int:
-    """Return the sum of the partial quotients of a / b, which bounds how unevenly the multiples of
-    b modulo a lie.
+    """Return the sum of the partial quotients of a / b. The smaller it is, the more evenly the
+    multiples of b modulo a are spread.
     """
     total = 0
     while b:
@@ -131,15 +131,15 @@ def affine(
     rows: "int | Tensor",
     most: int,
 ) -> "Tensor":
-    """Return (row * factor + shift) mod rows exactly. Where products would not fit into 63 bits,
-    rows are multiplied a few bits at a time.
+    """Return the exact (row * factor + shift) mod rows. If products do not fit into 63 bits, rows
+    are multiplied a few bits at a time.
 
     Args:
-        row_N: Rows, of any integers.
-        factor: Of all, or of each.
+        row_N: Rows, of any integer type.
+        factor: One number for all rows, or one for each.
         shift: Of all, or of each.
-        rows: Rows of the table of all, or of each.
-        most: The most rows among those.
+        rows: The number of rows of the table: one number for all rows, or one for each.
+        most: The largest of `rows`.
     """
     row_N = row_N.long()
     bits = 62 - most.bit_length()
@@ -155,18 +155,18 @@ def affine(
 def moved_rows(
     positions: range, stored: RowOrder | None, held: RowOrder | None, wanted: range
 ) -> "tuple[Tensor, Tensor]":
-    """Return which of some positions go where when rows move from one order to another.
+    """Return the target of each position when rows move from one order to another.
 
     Args:
-        positions: At most `PART_ROWS` positions in the order that rows are stored in.
-        stored: That order; None: by number.
-        held: The order that they are wanted in; None: by number.
-        wanted: The positions there that are wanted.
+        positions: At most `PART_ROWS` positions in the order of the stored rows.
+        stored: The order of the stored rows; None: by row number.
+        held: The wanted order; None: by row number.
+        wanted: The wanted positions in that order.
 
     Returns:
-        Indices in `positions`, and of each the index in `wanted`, on the CPU.
+        Indices in `positions`, and for each the index in `wanted`, on the CPU.
     """
-    import torch  # a plan names orders without it
+    import torch  # only here, because plans need no torch
 
     position_N = torch.arange(positions.start, positions.stop, device="cpu")
     row_N = position_N if stored is None else stored.rows_at(position_N)

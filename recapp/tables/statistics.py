@@ -1,5 +1,5 @@
-"""What is known of a table's ids: how many a sample has, how often they repeat, and where among the
-rows they fall.
+"""Statistics of a table's ids: the number per sample, their repetition, and their distribution over
+the rows.
 
     ids_per_sample   1.0                     mean ids of a sample, over all features that read the
                                              table
@@ -9,9 +9,9 @@ rows they fall.
                                              equal ranges of rows
     hot              (1, .21) (8, .48) ...   the k most frequent rows take that share of the ids
 
-Real ids repeat (11 to 27 % of a Criteo batch's are distinct), so what a batch costs is a point on
-the curve, not a count of ids. A table that was not measured counts as Zipf 1.05 with popular rows
-scattered (`recapp/benchmarks/workloads.py` draws such ids).
+Real ids repeat (11 to 27 % of the ids of a Criteo batch are distinct). So the cost of a batch
+depends on a point of the curve, not on the number of ids. A table without measurement counts as
+Zipf 1.05 with scattered popular rows (`recapp/benchmarks/workloads.py` draws such ids).
 """
 
 import math
@@ -35,12 +35,12 @@ from recapp.tables.row_order import RowOrderName
 
 Points = tuple[tuple[float, float], ...]
 
-RANGES = 256  # the most ranges of rows for which a load is kept
-REQUESTS_PER_RANGE = 32  # fewer would show chance, not skew: a share is then off by a sixth
-WINDOWS = 16  # the windows of the sample over which a point of the curve is a mean
-EXPONENT = 1.05  # the exponent of Zipf's law without measurement; real click logs have 1.0 to 1.2
+RANGES = 256  # the largest number of ranges in `load`
+REQUESTS_PER_RANGE = 32  # fewer show chance, not skew: with 32 a share is off by a sixth
+WINDOWS = 16  # the number of windows whose mean is a point of the curve
+EXPONENT = 1.05  # assumed exponent of Zipf's law; real click logs have 1.0 to 1.2
 MOST_IDS = 2.0**30  # the number of ids at which an assumed curve ends
-# Popularity beyond the first ranks is summed in bins that grow by a twentieth.
+# Beyond the first ranks, popularity is summed in bins, each a twentieth longer than the last.
 EXACT_RANKS = 64
 RANKS_RATIO = 1.05
 
@@ -51,16 +51,16 @@ class TableStatistics:
 
     Args:
         rows: Rows of the table.
-        ids_per_sample: Mean ids of a sample, over the table's features.
-        bags_per_sample: Mean bags of a sample that have an id.
-        distinct: Pairs (ids, distinct rows among them), both rising; from 1 up to the ids of the
-            sample.
-        load: Share of the distinct rows of a batch in each of equal ranges of rows; sums to 1. One
-            range means evenly spread.
-        hot: Pairs (rows, share of the ids that the most frequent ones take), both rising.
+        ids_per_sample: Mean number of ids of a sample, over the table's features.
+        bags_per_sample: Mean number of bags of a sample that have an id.
+        distinct: Pairs (number of ids, number of distinct rows among them), both rising, from 1 id
+            up to all measured ids.
+        load: The share of a batch's distinct rows in each of equal ranges of rows; the sum is 1.
+            One range means an even spread.
+        hot: Pairs (number of rows, share of the ids on that many most frequent rows), both rising.
 
     Raises:
-        ConfigError: Numbers that no ids can have.
+        ConfigError: No ids can have the numbers.
     """
 
     rows: int
@@ -97,14 +97,14 @@ class TableStatistics:
 
     @cached_property
     def _curve(self) -> tuple[list[float], list[float]]:
-        """The logarithms of the points of `distinct`; behind the last point its slope goes on."""
+        """The logarithms of the points of `distinct`, with the last slope continued."""
         x, y = (np.log([p[i] for p in self.distinct]).tolist() for i in (0, 1))
         slope = (y[-1] - y[-2]) / (x[-1] - x[-2]) if len(x) > 1 else 1.0
         far = x[-1] + 60.0
         return [*x, far], [*y, y[-1] + slope * 60.0]
 
     def distinct_rows(self, ids: float) -> float:
-        """Return how many distinct rows so many ids of consecutive samples have."""
+        """Return the number of distinct rows among a number of ids of consecutive samples."""
         if ids <= self.distinct[0][0]:
             return min(max(ids, 0.0), self.distinct[0][1])
         return min(
@@ -113,26 +113,26 @@ class TableStatistics:
 
     @cached_property
     def _load_up_to(self) -> NDArray[np.float64]:
-        """The share of requests below each range's first row, and 1 at the end."""
+        """The share of requests below the first row of each range, and 1 at the end."""
         return np.concatenate([[0.0], np.cumsum(self.load)]) / sum(self.load)
 
     @cached_property
     def _edges(self) -> NDArray[np.float64]:
-        """The ranges' first rows, and the number of rows at the end."""
+        """The first rows of the ranges, and the number of rows at the end."""
         return np.linspace(0, self.rows, len(self.load) + 1)
 
     def share(self, rows: range) -> float:
-        """Return the share of a batch's distinct rows that falls into these rows."""
+        """Return the share of a batch's distinct rows within a range of rows."""
         return float(self.shares(np.array([[rows.start, max(rows.start, rows.stop)]]))[0])
 
     def shares(
         self, rows_M2: NDArray[np.int64], row_order: RowOrderName = "natural"
     ) -> NDArray[np.float64]:
-        """Return the share of a batch's distinct rows that falls into each of many ranges, [M].
+        """Return the share of a batch's distinct rows within each of M ranges, [M].
 
         Args:
-            rows_M2: The first row of each range and the one behind its last, [M, 2].
-            row_order: How rows lie; mixed ones are evenly spread.
+            rows_M2: The first row of each range and the row after its last one, [M, 2].
+            row_order: The order of the rows; mixed rows have an even load.
         """
         if len(self.load) == 1 or row_order == "mixed":
             return (rows_M2[:, 1] - rows_M2[:, 0]) / self.rows
@@ -152,14 +152,14 @@ class TableStatistics:
 
     @staticmethod
     def from_dict(entries: Mapping[str, Any], where: str = "id statistics") -> "TableStatistics":
-        """Make statistics of what `to_dict` returned; `load` and `hot` may be left out.
+        """Return the statistics from the plain values of `to_dict`; `load` and `hot` may be absent.
 
         Args:
             entries: Plain values by name.
-            where: What the entries are, for error messages.
+            where: The name of the entries in error messages.
 
         Raises:
-            ConfigError: An entry is missing, unknown or not what it must be.
+            ConfigError: An entry is missing, unknown or invalid.
         """
         known = ("rows", "ids_per_sample", "bags_per_sample", "distinct", "load", "hot")
         for key in entries:
@@ -207,14 +207,15 @@ _EXPECTED = {
 def default_statistics(
     table: EmbeddingConfig, pooling_factor: float = 1.0, lookups: int | None = None
 ) -> TableStatistics:
-    """Return what is assumed of a table that was not measured.
+    """Return the assumed statistics of a table that was not measured.
 
-    Ids follow Zipf 1.05, popular rows are scattered, and every bag has one length.
+    Ids follow Zipf 1.05, popular rows are scattered, and all bags have the same length.
 
     Args:
-        table: Its rows and features count.
-        pooling_factor: Ids of a bag; below 1, the share of bags that have one.
-        lookups: Lookups that read the table; None counts those that the table declares.
+        table: The table, for its rows and features.
+        pooling_factor: The number of ids of a bag; below 1, the share of bags with one id.
+        lookups: The number of lookups that read the table; None counts those that the table
+            declares.
     """
     bags = len(lookups_of([table])) if lookups is None else lookups
     return TableStatistics(
@@ -229,8 +230,8 @@ def default_statistics(
 def _zipf_curves(rows: int) -> tuple[Points, tuple[float, ...], Points]:
     """Return expected distinct rows, even load, and the share of the most popular rows.
 
-    E[U] = sum over rows of 1 - (1 - p)^n; beyond the first ranks a bin's rows count as equally
-    popular.
+    E[U] = sum over rows of 1 - (1 - p)^n; beyond the first ranks, all rows of a bin count as
+    equally popular.
     """
     edge = np.arange(1, min(rows, EXACT_RANKS) + 1, dtype=np.float64)
     if rows > EXACT_RANKS:
@@ -251,7 +252,7 @@ def _zipf_curves(rows: int) -> tuple[Points, tuple[float, ...], Points]:
     with np.errstate(divide="ignore"):
         missed = np.exp(n[:, None] * np.log1p(-np.minimum(mass / width, 1.0)))
     distinct = np.maximum.accumulate(((1 - missed) * width).sum(1))
-    keep = int(np.searchsorted(distinct, 0.999 * rows)) + 1  # behind these points all rows occur
+    keep = int(np.searchsorted(distinct, 0.999 * rows)) + 1  # after these points all rows occur
     points = tuple(
         (float(a), min(float(b), a, float(rows)))
         for a, b in zip(n[:keep], distinct[:keep], strict=True)
@@ -269,17 +270,17 @@ def measured_statistics(
     batches: Iterable[KeyedJaggedTensor],
     lookups: Sequence[TableLookup] | None = None,
 ) -> dict[str, TableStatistics]:
-    """Measure the rows that each table's id rule makes of the ids of some batches.
+    """Measure the rows that each table's id rule makes from the ids of some batches.
 
-    A table that none of the ids reads gets `default_statistics`, with no ids.
+    A table without ids in these batches gets `default_statistics` with 0 ids.
 
     Args:
         tables: All tables of a model.
-        batches: Consecutive batches of one rank, raw ids as a model gets them.
-        lookups: What reads the tables; None takes the lookups that the tables declare.
+        batches: Consecutive batches of one rank, with raw ids like the input of a model.
+        lookups: The lookups of the tables; None takes the lookups that the tables declare.
 
     Raises:
-        IdError: An id outside its table.
+        IdError: An id is outside of its table.
     """
     read = lookups_of(tables) if lookups is None else lookups
     rules = IdRules(read)
@@ -310,7 +311,7 @@ class _MeasuredRows:
 
         Args:
             row_F: The rows of each lookup.
-            lengths_FB: Ids per bag, [F, B].
+            lengths_FB: The number of ids of each bag, [F, B].
         """
         B = lengths_FB.shape[1]
         self.samples = self.samples + B
@@ -328,7 +329,7 @@ class _MeasuredRows:
         if not len(row_N):
             return default_statistics(table, 0.0)
         requested = np.concatenate(self.requested)
-        even = table.dynamic is not None  # positions are
+        even = table.dynamic is not None  # positions are even
         return TableStatistics(
             max(self.rows, len(np.unique(row_N))) if even else self.rows,
             len(row_N) / self.samples,
@@ -340,10 +341,12 @@ class _MeasuredRows:
 
 
 def _distinct_curve(row_N: NDArray[np.int64]) -> Points:
-    """Return mean distinct rows of windows of 1, 2, 4, ... consecutive ids, and of all ids."""
+    """Return the mean number of distinct rows in windows of 1, 2, 4, ... consecutive ids, and in
+    all ids.
+    """
     N = len(row_N)
     order = np.argsort(row_N, kind="stable")
-    before_N = np.full(N, -1)  # the index at which the same row occurred last
+    before_N = np.full(N, -1)  # the index of the previous entry with the same row
     same = row_N[order[1:]] == row_N[order[:-1]]
     before_N[order[1:][same]] = order[:-1][same]
     points: list[tuple[float, float]] = []
@@ -362,7 +365,7 @@ def _load(row_N: NDArray[np.int64], rows: int) -> tuple[float, ...]:
 
 
 def _hot(row_N: NDArray[np.int64]) -> Points:
-    """Return the shares of the most frequent 1, 4, 16, ... rows, and of all that were seen."""
+    """Return the shares of the most frequent 1, 4, 16, ... rows, and of all rows in the batches."""
     share = np.sort(np.unique(row_N, return_counts=True)[1])[::-1].cumsum() / len(row_N)
     return tuple(
         (float(k), min(1.0, float(share[k - 1])))

@@ -1,12 +1,14 @@
-"""Id statistics are kept in the user's cache: measuring costs seconds, and nothing has changed.
+"""A cache of id statistics in the user's cache directory: measuring takes seconds, and the data set
+is usually the same.
 
     ~/.cache/recapp/statistics/<hash of the data set's directory>.json
         {"looked": [{"key": ..., "samples": 8192, "tables": {name: statistics}}, ...]}
 
-The key is a hash of the data files' names, sizes and times of change, and of what decides how ids
-become rows: the tables' names, rows and id rules, and the features of their lookups. Other files,
-tables or lookups have another key, so nothing stale is ever read. Nothing is written beside the
-data. A cache that cannot be written is no error; the next run measures again.
+The key is a hash of two parts: the names, sizes and modification times of the data files; and all
+that turns ids into rows, which is the names, rows and id rules of tables and the features of their
+lookups. Other files, tables or lookups have another key, so a stale entry is never read. The cache
+writes no file into the data set. If the cache cannot be written, that is no error; the next run
+measures again.
 """
 
 import hashlib
@@ -23,8 +25,8 @@ from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup, lookups_of
 from recapp.tables.statistics import TableStatistics
 
-KEPT = 8  # the measurements kept for a data set, so that each job of a sweep finds its own
-KEPT_DATA_SETS = 100  # those that were looked at last
+KEPT = 8  # measurements kept for a data set, so that each job of a sweep finds its own
+KEPT_DATA_SETS = 100  # data sets kept: those used last
 
 
 def read_cached(
@@ -33,24 +35,22 @@ def read_cached(
     samples: int = 1,
     lookups: Sequence[TableLookup] | None = None,
 ) -> dict[str, TableStatistics] | None:
-    """Return what was measured before on exactly these files for exactly these tables.
+    """Return the cached measurement for exactly these files and tables.
 
     Args:
         files: The files of the data set.
         tables: The tables of the model.
-        samples: The least number of samples that must have been measured.
-        lookups: What reads the tables; None takes the lookups that the tables declare.
+        samples: The least number of measured samples.
+        lookups: The lookups of the tables; None takes the lookups that the tables declare.
 
     Returns:
-        Statistics by table; None where nothing was measured, or too few samples.
+        Statistics by table; None if there is no measurement, or one with too few samples.
     """
     key = _key(files, tables, lookups)
     path = _path(files)
     for entry in _read(path) if key and path else []:
         if entry.get("key") == key and entry.get("samples", 0) >= samples:
-            with suppress(
-                ConfigError, KeyError, AttributeError
-            ):  # an entry of another version, or an edited one
+            with suppress(ConfigError, KeyError, AttributeError):  # from another version, or edited
                 return {t.name: TableStatistics.from_dict(entry["tables"][t.name]) for t in tables}
     return None
 
@@ -62,17 +62,17 @@ def write_cached(
     samples: int,
     lookups: Sequence[TableLookup] | None = None,
 ) -> Path | None:
-    """Keep what was measured in the user's cache.
+    """Write a measurement to the user's cache.
 
     Args:
         files: The files of the data set.
         tables: The tables of the model.
         statistics: The statistics of each table.
-        samples: The number of samples that were measured.
-        lookups: What reads the tables; None takes the lookups that the tables declare.
+        samples: The number of measured samples.
+        lookups: The lookups of the tables; None takes the lookups that the tables declare.
 
     Returns:
-        The file; None where there is no cache that can be written.
+        The path of the file; None if the cache cannot be written.
     """
     key = _key(files, tables, lookups)
     path = _path(files)
@@ -98,7 +98,7 @@ def write_cached(
 
 
 def _path(files: Sequence[str | Path]) -> Path | None:
-    """Return the path of the file with the statistics of a data set; None where the user has no
+    """Return the path of the file with the statistics of a data set; None if the user has no
     cache.
     """
     cache = _user_cache()
@@ -109,12 +109,13 @@ def _path(files: Sequence[str | Path]) -> Path | None:
     return cache / "recapp" / "statistics" / f"{name}.json"
 
 
-# by platform: the variable that names a user's caches, and where they are else, below the home
+# by platform: the variable that names the directory of a user's caches, and the default below the
+# home
 _CACHES = {"win32": ("LOCALAPPDATA", "AppData/Local"), "darwin": ("", "Library/Caches")}
 
 
 def _user_cache() -> Path | None:
-    """Return the directory of this user's caches, where numba and others keep theirs, too."""
+    """Return the directory of this user's caches, which numba and others use too."""
     named, usual = _CACHES.get(sys.platform, ("XDG_CACHE_HOME", ".cache"))
     if given := os.environ.get(named):
         return Path(given)
@@ -125,7 +126,7 @@ def _user_cache() -> Path | None:
 
 
 def _forget_old(folder: Path) -> None:
-    """Delete the statistics of data sets that were looked at long ago."""
+    """Delete the statistics of all data sets except those used last."""
     found = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
     for path in found[:-KEPT_DATA_SETS]:
         path.unlink(missing_ok=True)
@@ -136,7 +137,7 @@ def _key(
     tables: Sequence[EmbeddingConfig],
     lookups: Sequence[TableLookup] | None,
 ) -> str:
-    """Return the key of a measurement; an empty text where a data file is not there."""
+    """Return the key of a measurement; an empty text if a data file is absent."""
     identity: list[Any] = []
     try:
         for file in files:
@@ -164,7 +165,7 @@ def _key(
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """Return the measurements of a file, none where it cannot be read."""
+    """Return the measurements in a file; an empty list if the file cannot be read."""
     try:
         entries = json.loads(path.read_text())["looked"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -16,7 +16,7 @@ class TablesOfDataset:
     column.
 
     Raises:
-        ConfigError: A setting of tables that grow is given for others, or the other way round.
+        ConfigError: A setting of dynamic tables is given for other tables, or the reverse.
     """
 
     source: Literal["from_dataset"] = "from_dataset"
@@ -56,7 +56,9 @@ class TablesOfDataset:
 
 @dataclass(frozen=True, kw_only=True)
 class ListedTable:
-    """One table of `tables=sample`, as `recapp.tables.config.EmbeddingBagConfig` takes it."""
+    """One table of `tables=sample`, with the arguments of
+    `recapp.tables.config.EmbeddingBagConfig`.
+    """
 
     name: str | None = absent()
     num_embeddings: Rows | Literal["dynamic"] | None = absent()
@@ -75,7 +77,7 @@ class ListedTable:
 
 @dataclass(frozen=True, kw_only=True)
 class ListedLookup:
-    """One lookup of `tables=sample`: a feature that reads a table, and the combiner of its rows."""
+    """One lookup of `tables=sample`: a feature that reads a table, and the pooling of the rows."""
 
     table: str | None = absent()
     feature: str | None = absent()
@@ -87,7 +89,9 @@ class ListedLookup:
 
 @dataclass(frozen=True, kw_only=True)
 class ListedTables:
-    """The group `tables` under `tables=sample`: tables that the file lists, and their lookups."""
+    """The group `tables` under `tables=sample`: the tables that the file lists, and their
+    lookups.
+    """
 
     source: Literal["list"]
     tables: tuple[ListedTable, ...]

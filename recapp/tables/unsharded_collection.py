@@ -1,5 +1,5 @@
-"""What the unsharded collections of bags and of sequences share: their tables as torch's modules,
-and the start values of these.
+"""The base of the unsharded collections of bags and of sequences: tables as torch modules, and
+their start values.
 """
 
 from abc import abstractmethod
@@ -20,25 +20,25 @@ from recapp.tables.module_by_name import ModuleByName, key_of
 
 
 class UnshardedCollection(nn.Module):
-    """Tables on one process.
+    """A collection of tables on one process.
 
-    A dynamic table has no rows here, as they are made where tables are sharded: looking it up is an
-    error until the collection was replaced by its sharded twin, on one process or many.
+    A dynamic table has no rows here, because only sharded tables have dynamic rows. A lookup is an
+    error until a sharded collection, on one process or many, replaces this one.
 
     Args:
-        tables: The tables, with names of their own.
-        lookups: What is looked up, in the order of the output.
+        tables: The tables, with distinct names.
+        lookups: The lookups, in the order of the output.
         device: The device of the tables; `torch.device("meta")` allocates none yet.
         seed: The seed of the start values (`recapp/tables/initial.py`).
-        is_weighted: As of `IdRules`.
+        is_weighted: See `IdRules`.
         sparse: Whether gradients of the tables are sparse.
     """
 
     tables_of: ClassVar[str]
-    """The attribute with the tables, as it stands in the state dict."""
+    """The attribute that holds the tables; its name is part of the state dict's keys."""
     own_ids = False
-    """Whether it is called with ids that no other collection of a model looks up, though features
-    of theirs may have the same names.
+    """Whether the model calls the collection with ids of its own, although other collections may
+    have features of the same names.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class UnshardedCollection(nn.Module):
         """Return torch's module of a table's rows."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move or convert the tables, as `to`, `cuda` and `half` do.
+        """Move or convert the tables, for `to`, `cuda` and `half`.
 
         Raises:
-            ConfigError: They are on the meta device, which has no rows that could be moved.
+            ConfigError: The tables are on the meta device and have no rows to move.
         """
         try:
             return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -104,11 +104,11 @@ class UnshardedCollection(nn.Module):
         return self.weight(self._tables[0].name).device
 
     def store_as(self, data_types: Mapping[str, DataType]) -> None:
-        """Say how rows will be stored where they are made, of tables on the meta device. The type
-        that is computed in stays.
+        """Set the types of stored rows for tables on the meta device. The type of the arithmetic
+        stays the same.
 
         Args:
-            data_types: By table; those of others stay.
+            data_types: The types by table; other tables keep theirs.
         """
         changed = {
             t.name: replace(t, data_type=data_types.get(t.name, t.data_type)) for t in self._tables
@@ -118,7 +118,7 @@ class UnshardedCollection(nn.Module):
         self.lookups = tuple(replace(x, table=changed[x.table.name]) for x in self.lookups)
 
     def is_weighted(self) -> bool | None:
-        """Return whether rows are multiplied by sample weights; None where batches decide."""
+        """Return whether rows are multiplied by sample weights; None if batches decide."""
         return self._is_weighted
 
     def weight(self, table: str) -> Tensor:
@@ -128,14 +128,14 @@ class UnshardedCollection(nn.Module):
         return found
 
     def holder_of(self, table: str) -> object:
-        """Return a table's weight: collections that have one in common share the table."""
+        """Return a table's weight. Collections with the same weight share the table."""
         return self.weight(table)
 
     def _check_sparse(self) -> None:
-        """Check that torch has sparse gradients of the tables, where those are asked for.
+        """Check that torch has sparse gradients for the tables, if `sparse` asks for them.
 
         Raises:
-            ConfigError: It has none of a table, or it is not said whether they are.
+            ConfigError: torch has none for a table, or `sparse` is no truth value.
         """
         if not isinstance(self.sparse, bool):
             raise ConfigError(f"sparse={self.sparse}: must be True or False")
@@ -147,10 +147,10 @@ class UnshardedCollection(nn.Module):
                 )
 
     def _check_has_rows(self, ids_L: Tensor) -> None:
-        """Check that the tables have the rows of ids here.
+        """Check that the tables have rows on this process.
 
         Raises:
-            ConfigError: A table is dynamic; it is named. Or the ids have no values.
+            ConfigError: A table is dynamic (the message names it), or the ids have no values.
         """
         for t in self._tables:
             if t.dynamic is not None:
@@ -168,10 +168,11 @@ class UnshardedCollection(nn.Module):
 
 
 def _take_rows(collection: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Make tables on the meta device, which have no rows to copy to, those of a state dict.
+    """Replace tables on the meta device, which have no memory to copy to, by the tables of a state
+    dict.
 
     Raises:
-        ConfigError: A table of the state dict is no tensor.
+        ConfigError: A table in the state dict is no tensor.
     """
     for table in collection.tables():
         held = getattr(collection, collection.tables_of)[table.name]

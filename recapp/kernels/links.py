@@ -50,7 +50,7 @@ class Links(NamedTuple):
 
     Args:
         index_N: The offset of each entry's vector in the source; its row where the source is a
-            store; its offset in the copy of a strip's bags where there is `staged`.
+            store; with `staged`, its offset in the copy of a strip's bags.
         offsets_M1: Where the entries of each bag begin and end; None: one entry per bag.
         weights_N: The weight of each entry; None: ones.
         at_M: The offset of each bag's result in the target; None: results stand side by side.

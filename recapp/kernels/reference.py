@@ -3,7 +3,7 @@ reproduce, and they run on any device.
 
     integers    route, write, link      home: which rows a batch needs, of which ranks, and which
                                         vectors each bag sums
-                serve, group            owner: what was requested, and the distinct rows to update
+                serve, group            owner: requested rows, and the distinct rows to update
     arithmetic  pool                    sums of vectors along a sparse matrix: lookup, combine,
                                         segment sums of backward
                 update                  weights and state of each touched row, once
@@ -335,7 +335,7 @@ class TorchBackend:
             vector_first_W: The offset of each rank's first answer in the message of vectors.
             width: The columns of the group.
             pooled: Whether requests hold bag lengths.
-            words: The integers of a sample weight; 0 where there are no weights.
+            words: The number of integers of a sample weight; 0 without weights.
             weights: The type of the weights.
             offset_dtype: The type of the offsets.
             take: The memory of results.

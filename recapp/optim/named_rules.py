@@ -1,7 +1,7 @@
 """Row rules from the plain values of settings, `fused_params` and plan files.
 
     {"rule": "adagrad", "lr": 0.05, "eps": 1e-10}    the function `adagrad` of recapp/optim/rules.py
-    {"lr": 0.01}                                     what it is laid over, at another rate
+    {"lr": 0.01}                                     the rule of all tables, at another rate
 
 An omitted field has the default of the rule's function.
 """

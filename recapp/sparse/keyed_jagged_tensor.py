@@ -95,9 +95,9 @@ class KeyedJaggedTensor(BagsOfKeys):
             the others. On CPU they are checked; on an accelerator `length_per_key` is trusted,
             which saves a read.
         length_per_key: The result of the method of this name.
-        lengths_offset_per_key: As of the method.
-        offset_per_key: As of the method.
-        index_per_key: As of the method.
+        lengths_offset_per_key: The result of the method of this name.
+        offset_per_key: The result of the method of this name.
+        index_per_key: The result of the method of this name.
         jt_dict: The result of `to_dict`.
         inverse_indices: Keys, and the bag of each key that every sample takes, [keys, samples].
 

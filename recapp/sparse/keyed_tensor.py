@@ -148,7 +148,7 @@ class KeyedTensor:
 
         Args:
             keyed_tensors: See `regroup`.
-            groups: As of `regroup`.
+            groups: See `regroup`.
             keys: A name for each group.
 
         Raises:

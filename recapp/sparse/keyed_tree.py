@@ -1,7 +1,7 @@
 """A KeyedJaggedTensor as a tree of torch's `pytree`: `torch.export` and data loaders take it apart
 and put it together.
 
-    leaves    values, weights, lengths; and the inverse indices, where there are some
+    leaves    values, weights, lengths; and the inverse indices, if there are some
     context   keys, stride; and the bags per key and rank, where keys have different numbers, and
               the keys of the inverse indices
 

@@ -120,7 +120,7 @@ def sequences_of_samples(
     Args:
         feature: The feature of the lookup.
         vectors_LD: A vector for each id.
-        indices_L: A number for each vector, or None.
+        indices_L: The row of each vector, for a dynamic table its key; or None.
         lengths_B: The number of ids of each bag, with the empty bags at the end.
         features: The ids that were looked up.
     """

@@ -149,9 +149,9 @@ class EmbeddingConfig:
         input_dim: None, like `total_num_buckets` and `virtual_table_eviction_policy`.
         total_num_buckets: See `input_dim`.
         use_virtual_table: False, like `enable_embedding_update` and `stash_weights`.
-        virtual_table_eviction_policy: As of `input_dim`.
+        virtual_table_eviction_policy: See `input_dim`.
         enable_embedding_update: See `use_virtual_table`.
-        stash_weights: As of `use_virtual_table`.
+        stash_weights: See `use_virtual_table`.
         id_rule: "error", "hash", "clamp" or "drop".
         init_range: Start values are uniform in +-init_range; None means 1/sqrt(num_embeddings), for
             a dynamic table 1/sqrt(expected rows).

@@ -9,7 +9,7 @@ read, so this module writes the rules without reads:
     drop     the ids that stay are selected, however many they are
     hash     as ever
 
-Rows are those of eager mode. `recapp/tables/ids.py` says what the rules mean.
+Rows are those of eager mode. `recapp/tables/ids.py` explains the rules.
 """
 
 from collections.abc import Sequence

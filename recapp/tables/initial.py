@@ -138,8 +138,8 @@ def values_of_hash(
         row_N: See `start_values`.
         key: The result of `start_hash` for the table.
         start_range: The largest distance of a value from 0.
-        cols: As of `start_values`.
-        dtype: As of `start_values`.
+        cols: See `start_values`.
+        dtype: See `start_values`.
     """
     scale = start_range / 2**24
     col_C = torch.arange(cols.start, cols.stop, device=row_N.device) * _GOLDEN & _MASK

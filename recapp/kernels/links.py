@@ -21,7 +21,7 @@ from recapp.kernels.ragged import runs
 from recapp.sparse.transfer import to_device, to_host
 
 Counts = NDArray[np.int64]
-"""Integers on the host: counts, or offsets made of them."""
+"""Integers on the host: counts, or offsets computed from counts."""
 
 
 class Staged(NamedTuple):
@@ -222,7 +222,7 @@ class Scratch:
         Args:
             name: The name of the array; a later call with this name returns the same memory.
             n: The number of elements.
-            dtype: Their type.
+            dtype: The type of the elements.
         """
         held = self._held.get(name)
         if held is None or held.numel() < n or held.dtype != dtype:

@@ -105,9 +105,9 @@ def run_bags(
     """Run a kernel on as many threads as torch uses, or on one if there is too little work.
 
     Args:
-        serial: Makes the kernel for one thread.
-        on_threads: Makes the kernel for several threads.
-        made_for: The arguments of both.
+        serial: The function that makes the kernel for one thread.
+        on_threads: The function that makes the kernel for several threads.
+        made_for: The arguments of `serial` and `on_threads`.
         arguments: The kernel's arguments before the bags.
         links: The sparse matrix.
     """

@@ -22,8 +22,7 @@ class KeyTable(NamedTuple):
     """The arrays of an index, and its number of segments.
 
     Args:
-        tag_B: The tag of each bucket, 0 for a free one; the buckets of segment g begin at g *
-            SEGMENT.
+        tag_B: The tag of each bucket, 0 for a free one; segment g begins at bucket g * SEGMENT.
         slot_B: The slot of each bucket.
         used_G: The number of used buckets of each segment.
         position_S: The position of each slot.

@@ -96,7 +96,7 @@ def row_squares(
 
 @jit
 def find_pieces(row_U: Any, base_K: Any, piece_U: Any, nth_U: Any, n_K: Any) -> None:
-    """Write the piece of each row and its number within the piece; count the rows of each in
+    """Write the piece of each row and its number within the piece; count the rows of each piece in
     `n_K`.
     """
     for u in range(len(row_U)):
@@ -117,8 +117,8 @@ def scatter_parts(part_U: Any, first_K: Any, piece_U: Any, nth_U: Any, parts: An
 def mean_of_parts(
     parts: Any, begin_JK: Any, piece_U: Any, nth_U: Any, dim_K: Any, mean_U: Any
 ) -> None:
-    """Write the mean over the whole row: its parts, added in the order of the strips, over its
-    columns.
+    """Write the mean over the whole row: the sum of its parts in the order of the strips, divided
+    by its columns.
 
     The parts of piece k in strip j begin at offset `begin_JK[j, k]`; a negative offset means no
     strip.

@@ -2,8 +2,8 @@
 
 Positions of keys are mixed bits, so they are spread evenly: the value of one among n tells its
 place up to about the square root of n. From there the search goes in steps that double until it
-passes the number, then halves the last step. So it finds a key with a few reads that lie close
-together, where a binary search of a mapped file would read pages far apart.
+passes the number, then bisects the last step. So it finds a key with a few reads that lie close
+together, where a binary search of a whole mapped file would read pages far apart.
 """
 
 from collections.abc import Sequence

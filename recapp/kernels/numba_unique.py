@@ -206,8 +206,8 @@ def write_row_requests(
 
 @jit
 def _begin_rows(start_U1: Any, count_U: Any, first: Any, last: Any, start: Any) -> None:
-    """Write the first entry of each of the rows first .. last, from `start` on. It replaces the
-    row's count and is the cursor of the row.
+    """Write the offset of the first entry of each of the rows first .. last, counted from `start`.
+    The offset replaces the row's count and is its cursor.
     """
     for u in range(first, last):
         count = get(count_U, u)

@@ -49,9 +49,9 @@ WIDE_COLUMNS = 64  # the sum of a wider row takes nearly all registers of AVX2
 # A vector is prefetched this many vectors before its use (of 4 to 64, 16 to 32 are best, up to a
 # quarter faster than 12).
 AHEAD = 24
-# A record is fetched this many records before its use into the second level of the caches, and this
-# many before its use into the first. Together they take a random record of 136 bytes from 27 to 9.5
-# ns (one level, 24 ahead: 27; the second alone: 16; 4 to 16 and 48 to 96 were tried).
+# A record is fetched into the second level of the caches FAR_RECORDS before its use, into the first
+# level NEAR_RECORDS before. Together they take a random record of 136 bytes from 27 to 9.5 ns (one
+# level, 24 ahead: 27; the second alone: 16; 4 to 16 and 48 to 96 were tried).
 FAR_RECORDS = 48
 NEAR_RECORDS = 12
 ROWS_AHEAD = 6  # a row of the store is prefetched this many rows before its update
@@ -93,7 +93,7 @@ class Touched(NamedTuple):
         mean_KU: K mean squares of each row; empty where rows are whole.
         weights: The weights of the store.
         state0: The first state tensor of the rule; empty where it has none.
-        state1: The second one.
+        state1: The second state tensor.
         decay: The part of their weights that rows lose before the rule's step.
         like: Any number in the type of the arithmetic.
     """

@@ -37,7 +37,7 @@ class TableGradients(Protocol):
         """Limit the elements of the gradients to -most .. most."""
 
     def end_step(self) -> None:
-        """Update the rows with the waiting gradients, and drop these."""
+        """Update the rows with the waiting gradients, then drop the gradients."""
 
     def drop(self) -> None:
         """Drop the waiting gradients."""

@@ -17,7 +17,7 @@ from recapp.errors import PlanError
 from recapp.settings.text_file import read_text
 
 FILE_BYTES = 2**28
-DEEPEST = 50  # of nested mappings and lists; a plan has seven
+DEEPEST = 50  # levels of nested mappings and lists; a plan has seven
 REPEATED = 2**20  # values that references may repeat
 # libyaml, where it is installed, is ten times faster
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -108,7 +108,7 @@ class ShardingTypeRecord:
     """A sharding type: its name, its function that cuts a table, and its texts for reports.
 
     Args:
-        name: Its name in settings, plans and reports.
+        name: The name of the type in settings, plans and reports.
         description: A text: how the type shards a table.
         best_for: A text: the tables for which the type is best.
         pros: A text: the advantages.

@@ -68,7 +68,7 @@ class BagsOfKeys:
         """Return keys, and the bag of each key that every sample takes, [keys, samples].
 
         Raises:
-            DataError: There are none.
+            DataError: The tensor has no inverse indices.
         """
         if self._inverse_indices is None:
             raise DataError(

@@ -438,7 +438,7 @@ def member(kind: type[E], value: str, setting: str) -> E:
     """Return the member of an enumeration that a setting names.
 
     Raises:
-        ConfigError: There is none; the message lists close matches.
+        ConfigError: The enumeration has no such member; the message lists close matches.
     """
     try:
         return kind(value)

@@ -137,7 +137,7 @@ def affine(
     Args:
         row_N: Rows, of any integer type.
         factor: One number for all rows, or one for each.
-        shift: Of all, or of each.
+        shift: One number for all rows, or one for each.
         rows: The number of rows of the table: one number for all rows, or one for each.
         most: The largest of `rows`.
     """

@@ -50,7 +50,7 @@ class QuantisedRows:
 
     Args:
         records_RK: The records (uint8), [R, K] without gaps, K = `bytes_of_record(width, bits)`;
-            the first one begins at a multiple of four bytes.
+            the first record begins at a multiple of four bytes.
         width: The number of columns D.
         bits: The bits of a value, 8 or 4.
 
@@ -198,7 +198,7 @@ def bytes_of_record(width: int, bits: int) -> int:
     1.4 and 1.9 times the memory.
 
     Raises:
-        ValueError: Other bits, or no columns.
+        ValueError: `bits` is neither 8 nor 4, or there are no columns.
     """
     check_bits(bits)
     if width < 1:
@@ -216,7 +216,7 @@ def empty_rows(
     then read in half to a fifth of the time that it takes in a mapped file, whose pages have 4 KB.
 
     Raises:
-        ValueError: Other bits, or no columns.
+        ValueError: `bits` is neither 8 nor 4, or there are no columns.
     """
     memory = RowMemory(rows, bytes_of_record(width, bits), torch.uint8, torch.device(device))
     memory.grow(rows)
@@ -227,7 +227,8 @@ def quantise(weights_RD: Tensor, bits: int) -> QuantisedRows:
     """Return the records of rows of floats.
 
     Raises:
-        ValueError: Other bits, no columns, or a row with a value that is not finite or too large.
+        ValueError: `bits` is neither 8 nor 4, there are no columns, or a row has a value that is
+            not finite or too large.
     """
     made = empty_rows(len(weights_RD), weights_RD.shape[1], bits, weights_RD.device)
     made.fill(0, weights_RD)

@@ -19,8 +19,8 @@ class Grouped(NamedTuple):
     Args:
         key_U: The distinct keys, ascending.
         number_N: The number u of each entry's key.
-        order_N: The positions of the entries, key by key: those of `key[u]` are
-            `order[start[u] : start[u + 1]]`, in their original order.
+        order_N: The positions of the entries, key by key. The entries of `key[u]` have the
+            positions `order[start[u] : start[u + 1]]`, in their original order.
         start_U1: Where the positions of each key begin and end.
     """
 

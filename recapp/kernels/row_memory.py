@@ -90,7 +90,7 @@ class RowMemory:
         if self._map is None or self.nbytes <= self._huge or self.nbytes < HUGE_FROM_BYTES:
             return
         end = -(-self.nbytes // CHUNK_BYTES) * CHUNK_BYTES
-        begin = int(self.rows.storage_offset()) * self.rows.element_size()  # in bytes
+        begin = int(self.rows.storage_offset()) * self.rows.element_size()  # in the map, in bytes
         last = min(begin + end, len(self._map))
         _ask_for_huge_pages(self._map, begin + self._huge, last)
         self._huge = end
@@ -98,8 +98,8 @@ class RowMemory:
 
 @contextmanager
 def small_pages() -> Iterator[None]:
-    """Make memory of this context ask for no huge pages, so that a benchmark can measure both in
-    one process.
+    """Make memory of this context ask for no huge pages, so that a benchmark can measure both sizes
+    of pages in one process.
     """
     global _asks_for_huge_pages
     before = _asks_for_huge_pages

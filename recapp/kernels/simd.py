@@ -274,8 +274,9 @@ def prefetch_far(typingctx: Any, array: Any, offset: Any, width: Any) -> Any:
 
 
 def _prefetching(array: Any, width: Any, level: int) -> Callable[..., Any]:
-    """Return the code that prefetches all lines of elements that start at the start of a line, and
-    the line of their last byte: elements that start elsewhere reach into one line more.
+    """Return the code that prefetches a line at every `CACHE_LINE_BYTES` from the first element on,
+    and the line of the last byte: elements that do not start at the start of a line reach into one
+    line more.
     """
     size = width.literal_value * array.dtype.bitwidth // 8
     places = [*range(0, size, CACHE_LINE_BYTES)]

@@ -9,9 +9,9 @@ summed in runs of `RUN` entries, counted from its own first entry, and then run 
 
     entries   0         256        512        768      a run that begins in entries
     bags      |a|        b           |  c  |           256 w .. 256 w + 255 has position 2 w + 1
-    runs        [b0       )[b1       )                 it begins its bag and 2 w where it goes on
-                                                       with one: at most one of each can, so the
-                                                       host makes room without knowing any length
+    runs        [b0       )[b1       )                 if it begins its bag, else 2 w. At most one
+                                                       run of each kind begins there, so the host
+                                                       makes room without knowing any length
 
 Multiplications and additions are never fused: with fused ones, two ways to compile one line could
 give different bits.
@@ -37,7 +37,7 @@ import triton.language as tl
 from recapp.kernels.constants import SQUARE_BLOCK
 
 RUN = 256  # entries; shorter runs need more partial sums, longer ones more additions in sequence
-TILE_ELEMENTS = 1024  # of a program's tile: 8 in each thread of 4 warps
+TILE_ELEMENTS = 1024  # elements of a program's tile: 8 in each thread of 4 warps
 TILE_BAGS = 64
 TILE_COLUMNS = 128  # whole blocks of squares (`SQUARE_BLOCK`)
 AT_ONCE = 4  # entries whose loads do not wait for each other
@@ -95,7 +95,7 @@ class Form(NamedTuple):
     Args:
         DTYPE: The type of the arithmetic.
         WIDTH: The columns of a vector.
-        STRIDE: The step of an index: elements of the source, or bytes of records.
+        STRIDE: The distance between two indices: elements of the source, or bytes of records.
         BITS: The bits of a packed value; 0 for floats.
         RUN: The entries of a run.
         BAGS: The bags of a tile.
@@ -148,7 +148,7 @@ def tile(width: int) -> tuple[int, int]:
 
 @lru_cache(None)
 def device_function(step: Callable[..., Any]) -> Any:
-    """Return a rule's expression as a Triton function that kernels call, made of the Python source.
+    """Return a rule's expression as a Triton function for kernels, compiled from the Python source.
 
     Triton would read the annotations of the expression as its own. So the source is compiled again
     without annotations and put where `inspect` finds source. Triton's interpreter takes the
@@ -319,8 +319,7 @@ def pool(
     else:
         offset_B = tl.load(at + bag_B, mask=there_B, other=0).to(tl.int64)
         if IN_LINES:
-            # tells Triton of at least 8 aligned elements: it stores 16 bytes at a time, not one
-            # element
+            # tells Triton of at least 8 aligned elements: it then stores 16 bytes at a time
             offset_B = tl.multiple_of(offset_B, 8)
     total_BC = total_BC * tl.full([1, 1], scale, F.DTYPE)
     tl.store(

@@ -67,10 +67,9 @@ class DistributedModelParallel(nn.Module):
 
     Scale the loss so that its mean over ranks is the loss of the global batch, as for DDP.
 
-    `backward` updates the tables, as with any fused optimiser, and tables have no gradient. Two
-    backwards before one `optimizer.step()` update the touched rows twice, each with the current
-    learning rate, while dense gradients add up. So do not accumulate gradients over several
-    backwards; use a larger batch.
+    `backward` updates the tables, as with any fused optimiser, and tables have no gradient. So do
+    not accumulate gradients: two backwards before one `optimizer.step()` update the touched rows
+    twice, each with the current learning rate, while dense gradients add up. Use a larger batch.
 
     `parameters()` returns the dense parameters, and the tables that the plan makes parameters. Such
     a table has the gradient of the global batch, as if DDP had reduced it. `sparse_groups()`

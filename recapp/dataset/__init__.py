@@ -1,3 +1,3 @@
-"""Logs in, batches out. The only room that knows pyarrow; it knows neither the tables of ranks nor
-sizes of tables.
+"""Read logs and make batches. This package knows files and pyarrow; it knows neither the tables of
+ranks nor the sizes of tables.
 """

@@ -1,8 +1,8 @@
-"""The sizes that messages of an Arrow IPC stream claim, read before memory is taken for them.
+"""Read the sizes that messages of an Arrow IPC stream declare, before Arrow allocates memory.
 
-The bytes may come from anybody, and Arrow believes them: a few bytes may claim a buffer of a
-terabyte when it is decompressed, or as many nulls. Arrow has verified the metadata (a flatbuffer)
-when it returns a message; the fields that matter are read here, as its format lays them out:
+The bytes are not trusted, but Arrow trusts them: a small message may declare a buffer of a terabyte
+after decompression, or as many nulls. Arrow verifies the metadata (a flatbuffer) before it returns
+a message. This file reads the needed fields by their numbers in the format:
 
     Message          1 kind of header, 2 header
     RecordBatch      0 rows, 1 arrays (length, nulls), 2 buffers (offset, length), 3 compression
@@ -18,7 +18,7 @@ import pyarrow as pa
 DICTIONARY_BATCH = 2
 RECORD_BATCH = 3
 PAIR = struct.Struct("<qq")
-LENGTH = struct.Struct("<q")  # of a buffer when it is unpacked; -1 where it is not compressed
+LENGTH = struct.Struct("<q")  # decompressed bytes of a buffer; -1 if it is not compressed
 OFFSET = struct.Struct("<I")
 BACK = struct.Struct("<i")
 FIELD = struct.Struct("<H")
@@ -26,13 +26,13 @@ FIELD = struct.Struct("<H")
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes that a message with values claims. Nobody has checked them.
+    """The sizes that a message with values declares, unchecked.
 
     Args:
-        rows: Its rows.
-        values: The lengths of all its arrays, those inside of lists among them.
-        compressed: Whether its buffers are compressed.
-        unpacked_bytes: What its compressed buffers hold when they are unpacked.
+        rows: The number of rows.
+        values: The lengths of all arrays added up, including arrays inside of lists.
+        compressed: Whether the buffers are compressed.
+        unpacked_bytes: The decompressed bytes of the compressed buffers.
     """
 
     rows: int
@@ -42,11 +42,11 @@ class Sizes:
 
 
 def sizes_of(stream: pa.Buffer | bytes | memoryview) -> Iterator[Sizes]:
-    """Yield the sizes of every record batch and dictionary of a stream.
+    """Yield the sizes of each record batch and dictionary of a stream.
 
     Raises:
-        ValueError: It is malformed.
-        ArrowException: It is malformed.
+        ValueError: The stream is malformed.
+        ArrowException: The stream is malformed.
     """
     for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(stream)):
         try:
@@ -89,7 +89,7 @@ def _pairs(metadata: memoryview, table: int, number: int) -> Iterator[tuple[int,
 
 
 def _field(metadata: memoryview, table: int, number: int) -> int:
-    """Return where a field of a table stands; 0 where it is absent."""
+    """Return the offset of a field of a table; 0 for an absent field."""
     fields = table - BACK.unpack_from(metadata, table)[0]
     entry = 4 + 2 * number
     if entry + 2 > FIELD.unpack_from(metadata, fields)[0]:
@@ -99,6 +99,6 @@ def _field(metadata: memoryview, table: int, number: int) -> int:
 
 
 def _reference(metadata: memoryview, table: int, number: int) -> int:
-    """Return where the table or vector lies that a field refers to; 0 where it is absent."""
+    """Return the offset of the table or vector that a field refers to; 0 for an absent field."""
     at = _field(metadata, table, number)
     return at + int(OFFSET.unpack_from(metadata, at)[0]) if at else 0

@@ -1,4 +1,4 @@
-"""Which uses an Arrow type allows: list, text, number, id."""
+"""Test the uses of an Arrow type: list, text, number, id."""
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ def is_list(arrow_type: pa.DataType) -> bool:
 def is_text(arrow_type: pa.DataType) -> bool:
     """Return whether a column holds text.
 
-    Bytes count as text too: a writer may leave Parquet's BYTE_ARRAY without the mark UTF8.
+    Bytes count as text, too: some writers do not mark Parquet's BYTE_ARRAY as UTF8.
     """
     return bool(
         pt.is_string(arrow_type)
@@ -33,7 +33,7 @@ def is_text(arrow_type: pa.DataType) -> bool:
 
 
 def has_views(arrow_type: pa.DataType) -> bool:
-    """Return whether a type is one of views of text or lists, or holds such a type."""
+    """Return whether a type is or contains a view type of text or lists."""
     if pt.is_dictionary(arrow_type):
         return has_views(arrow_type.value_type)
     if is_list(arrow_type):
@@ -43,7 +43,8 @@ def has_views(arrow_type: pa.DataType) -> bool:
 
 
 def without_views(column: pa.Array) -> pa.Array:
-    """Return a column without views of text or lists, out of which Arrow cannot pick rows.
+    """Convert views of text or lists in a column to ordinary types, because Arrow cannot take rows
+    from views.
 
     Lists are rebuilt from their lengths, not cast: Arrow's cast of list views gives other lists
     (pyarrow 26).
@@ -62,15 +63,15 @@ def without_views(column: pa.Array) -> pa.Array:
 
 
 def value_type(arrow_type: pa.DataType) -> pa.DataType:
-    """Return the type of the values themselves, whether dictionary-encoded or not."""
+    """Return the type of the values, also for a dictionary-encoded column."""
     return arrow_type.value_type if pt.is_dictionary(arrow_type) else arrow_type
 
 
 def id_type(arrow_type: pa.DataType) -> pa.DataType:
-    """Return the type of the ids of a column that holds one id per row, or lists of them."""
+    """Return the type of the ids of a column with one id or a list of ids per row."""
     if is_list(arrow_type):
         return value_type(arrow_type.value_type)
-    return value_type(arrow_type)  # a dictionary of lists is neither: its lists are no ids
+    return value_type(arrow_type)  # a dictionary of lists has no ids
 
 
 def is_number(arrow_type: pa.DataType) -> bool:

@@ -1,4 +1,4 @@
-"""The click model behind generated logs: it draws rows, and it knows why they were clicked."""
+"""The click model behind generated logs: it draws rows, and labels from their true logits."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,19 +11,19 @@ Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-# What a stream of random numbers is for.
+# The streams of random numbers, by purpose.
 _LABEL, _GAP, _NUMBER, _ID, _DEFAULT, _FOLLOWS, _EFFECT = range(7)
 # The share of ids that follow a moving popularity, in tables of more than 1,000 rows.
 _DRIFT_SHARE = 0.2
-_DRIFT_STEPS = 20  # how often that popularity has moved by the end of the log
+_DRIFT_STEPS = 20  # moves of that popularity until the end of the log
 _BIAS_ROWS = 20_000  # rows on which the bias is fitted to the wanted share of clicks, to +-.003
 
 
 class ClickModel:
-    """A model that draws rows and labels of given column shapes as functions of (seed, row).
+    """Draw rows and labels of given column shapes, as functions of (seed, row).
 
     Args:
-        shapes: How every column is distributed.
+        shapes: The distributions of the columns.
         seed: The seed of all random numbers.
         separability: A factor on the effects of all ids and numbers.
         positives: The wanted share of clicks, between 0 and 1.
@@ -49,7 +49,7 @@ class ClickModel:
         self._bias = _fit_bias(self.generate(sample_N)[1], positives)
 
     def generate(self, rows_N: Int64Array) -> tuple[list[pa.Array], Float64Array, Int64Array]:
-        """Generate the given rows.
+        """Generate some rows.
 
         Args:
             rows_N: Row numbers within the log, [N].
@@ -77,10 +77,9 @@ class ClickModel:
         return [pa.array(labels_N, pa.int32()), *columns], logits_N, labels_N
 
     def _gaps(self, rows_N: Int64Array) -> dict[int, Float64Array]:
-        """Draw a uniform number per row and block, [N] for each block.
+        """Draw a uniform number for each row and block, [N] for each block.
 
-        A column is missing in the rows where its block's number is below the column's share of
-        gaps.
+        A value is missing if its block's number is below the column's share of missing values.
         """
         blocks = {number.block for number in self._shapes.numbers} | {
             ids.block for ids in self._shapes.ids
@@ -123,8 +122,8 @@ class ClickModel:
     ) -> Int64Array:
         """Draw ids from 0 to count - 1, [N].
 
-        Ranks of popularity follow a power law; a fixed bijection makes ids of them, so that popular
-        ids lie scattered.
+        Popularity follows a power law over ranks. A fixed bijection maps ranks to ids, so that
+        popular ids are scattered.
         """
         chance_N = uniform((self._seed, _ID, index), counters_N)
         power = 1 - column.exponent
@@ -147,10 +146,11 @@ class ClickModel:
 
 
 class Score:
-    """AUC, log loss and normalised entropy of the click model's own logits, in bounded memory.
+    """Compute AUC, log loss and normalised entropy of the click model's own logits in bounded
+    memory.
 
-    The AUC is that of logits rounded to 1/4,096 within +-16: an error far below the variation that
-    comes from drawing the labels.
+    The AUC uses logits rounded to 1/4,096 within +-16. This error is far below the variation from
+    drawing the labels.
     """
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class Score:
         self._loss += float((np.logaddexp(0, logits_N) - labels_N * logits_N).sum())
 
     def compute(self) -> dict[str, float | None]:
-        """Return the metrics of the rows added so far, None where not both labels occur."""
+        """Return the metrics of the rows added so far; None unless both labels occur."""
         negatives, positives = (int(count) for count in self._counts.sum(axis=1))
         rows = negatives + positives
         if not negatives or not positives:
@@ -196,7 +196,7 @@ class Score:
 
 
 def _fit_bias(logits_N: Float64Array, positives: float) -> float:
-    """Return the bias with which the mean probability of a click is `positives`, by bisection."""
+    """Find by bisection the bias for a mean click probability of `positives`."""
     low = -60.0
     high = 60.0
     for _ in range(60):

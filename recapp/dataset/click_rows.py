@@ -1,10 +1,10 @@
-"""The rows of a run: its files are opened, cut into rows to train on and rows to validate on, and
-looked at.
+"""Open the files of a run, split their rows into training and validation rows, and measure their
+ids.
 
     settings, columns -> open_rows -> ClickRows -> streams of batches
-                                                -> how many rows tables need, statistics of ids
+                                                -> sizes of tables, statistics of ids
 
-It does without Lightning: a plan on paper looks at the same rows as the ranks of a run.
+This needs no Lightning, so a plan on paper reads the same rows as the ranks of a run.
 """
 
 from collections.abc import Sequence
@@ -22,21 +22,20 @@ from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics, measured_statistics
 from recapp.tables.statistics_cache import read_cached, write_cached
 
-# rows that id statistics are measured on: it takes a fraction of a second and covers the ids of
-# several ranks' batches
+# rows for id statistics: they take a fraction of a second and cover the batches of several ranks
 STATISTICS_SAMPLES = 32_768
 
 
 @dataclass(frozen=True)
 class ClickRows:
-    """The rows to train on and the rows to validate on.
+    """The training rows and the validation rows.
 
     Args:
-        settings: Which rows come in which order.
+        settings: The settings of files, columns and order.
         schema: The columns.
         seed: The seed of the order.
-        train: The rows to train on.
-        val: The rows to validate on.
+        train: The training rows.
+        val: The validation rows.
     """
 
     settings: DataSettings
@@ -46,7 +45,7 @@ class ClickRows:
     val: Source
 
     def test(self) -> Source:
-        """Open the rows to test on.
+        """Open the test rows.
 
         Raises:
             ConfigError: `dataset.test_path` is not set.
@@ -59,17 +58,17 @@ class ClickRows:
         return open_source(self.settings.test_path, self.schema, setting="dataset.test_path")
 
     def training_stream(self, rank: int = 0, world: int = 1) -> BatchStream:
-        """Return a rank's part of every global training batch."""
+        """Return the stream of a rank's part of each global training batch."""
         settings = self.settings
         return self._stream(self.train, settings.batch_size, settings.shuffle_rows, rank, world)
 
     def measuring_stream(self, source: Source, rank: int = 0, world: int = 1) -> BatchStream:
-        """Return a rank's part of every row of a source once, in file order."""
+        """Return the stream of a rank's part of a source, each row once, in file order."""
         size = self.settings.val_batch_size or self.settings.batch_size
         return self._stream(source, size, 0, rank, world, training=False)
 
     def table_rows(self, most: int | None) -> list[int]:
-        """Return how many rows the table of each sparse feature needs (`first_rows.table_rows`).
+        """Return the table size of each sparse feature (`first_rows.table_rows`).
 
         Args:
             most: The largest allowed number of rows of a hashed table; None for tables that grow.
@@ -84,12 +83,12 @@ class ClickRows:
         """Return id statistics of the tables, by table, from the first training rows of the first
         epoch.
 
-        They do not depend on the number of ranks. They are kept in the user's cache
-        (`recapp/tables/statistics_cache.py`), so the rows are read once.
+        The statistics do not depend on the number of ranks. The user's cache keeps them
+        (`recapp/tables/statistics_cache.py`), so the rows are read only once.
 
         Args:
-            tables: The tables whose ids are counted.
-            lookups: What reads them; None takes what they declare.
+            tables: The tables to count ids for.
+            lookups: The lookups that read the tables; None takes the lookups that tables declare.
         """
         files = [file.path for file in self.train.files]
         least = min(STATISTICS_SAMPLES, self.train.rows // 2)
@@ -100,7 +99,7 @@ class ClickRows:
         try:
             found = measured_statistics(tables, [b.sparse for b in batches], lookups)
         except IdError:
-            return {}  # training will raise it, with the rank
+            return {}  # training will raise the error, with its rank
         write_cached(files, tables, found, sum(b.rows for b in batches), lookups)
         return found
 
@@ -129,17 +128,17 @@ class ClickRows:
 
 
 def open_rows(settings: DataSettings, schema: Schema, seed: int = 1) -> ClickRows:
-    """Open the files, and cut the rows to validate on from those to train on.
+    """Open the files, and split their rows into training and validation rows.
 
     Args:
-        settings: Which files, and how they are cut.
+        settings: The settings of files and of their split.
         schema: The columns.
         seed: The seed of the order.
 
     Raises:
-        ConfigError: The rows have no labels, so only predictions can be made of them; or the share
-            that validates is none.
-        DataError: A file is missing, or none of ours.
+        ConfigError: The rows have no labels, so that they allow only predictions; or `val_share` is
+            invalid.
+        DataError: A file is missing, or in no known format.
     """
     if not schema.labels:
         raise ConfigError(NO_LABEL)

@@ -1,11 +1,11 @@
-"""Record batches -> rows -> `Batch`: columns by their meaning, and the layout of a batch.
+"""Decode record batches to rows, and collate rows to a `Batch`.
 
-A batch's ids lie keys-major, as every table wants its own together:
+The ids of a batch are keys-major, because each table needs its ids together:
 
     rows (N x S)   r0: a0 b0   r1: a1 b1      ->      values_L  a0 a1 b0 b1      lengths_FB  1 1 1 1
 
-Single-valued features always have length 1; where a row has no id the value is MISSING, and the
-table's id rule gives it a row of its own. Errors name file, column and row.
+Single-valued features always have length 1. A missing id has the value MISSING, for which the
+table's id rule has an own row. Errors name file, column and row.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +36,8 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 Float32Array = npt.NDArray[np.float32]
 
 ROWS_JOINED = 1024
-"""Columns of one type are decoded together where a chunk has no more rows: a call costs as much as
-some hundred values (measured).
+"""The most rows of a chunk for which columns of one type are decoded together: a call costs as much
+as some hundred values (measured).
 """
 JOINED_TYPES = frozenset(
     t.id
@@ -48,16 +48,16 @@ JOINED_TYPES = frozenset(
         *(pa.string(), pa.large_string(), pa.binary(), pa.large_binary()),
     )
 )
-"""Types of which a number says everything, so that columns of one number can be joined."""
+"""Arrow types without parameters, whose columns can be joined."""
 
 
 def _from_float64(values: npt.NDArray[np.float64]) -> Float32Array:
     """Round logarithms to 32 bits.
 
-    numpy's logarithms of 32 bits differ with the instructions of the CPU, by up to two units in the
-    last place. Those of 64 bits differ as well, but they round to the same float32: this was tried
-    for every float32, with AVX-512 and with the C library. So machines agree, and other programs
-    can compute the same bits (`recapp/inference/cpp`).
+    numpy's float32 logarithm depends on the instructions of the CPU, by up to two units in the last
+    place. Its float64 logarithm depends on them as well, but rounds to the same float32: this was
+    tested for every float32, with AVX-512 and with the C library. So machines agree, and other
+    programs can compute the same bits (`recapp/inference/cpp`).
     """
     return values.astype(np.float32)
 
@@ -74,8 +74,8 @@ def _none(values: Float32Array) -> Float32Array:
     return values
 
 
-# A missing number is 0 before the transform, so log3 makes it log 3, as the scripts that use this
-# rule do.
+# A missing number is 0 before the transform, so log3 maps it to log 3, like the scripts that use
+# this rule.
 DENSE_TRANSFORMS: dict[str, Callable[[Float32Array], Float32Array]] = {
     "log1p": _log1p,
     "log3": _log3,
@@ -84,15 +84,15 @@ DENSE_TRANSFORMS: dict[str, Callable[[Float32Array], Float32Array]] = {
 
 
 def _numbers(column: pa.Array, text: None) -> Float32Array:
-    """Return numbers, 0 where they are missing; text always spells them."""
+    """Return numbers, 0 for a missing one; `text` is not used."""
     return decode_numbers(column)[0]
 
 
 def check_transform(name: str) -> None:
-    """Check that a dense transform has this name.
+    """Check the name of a dense transform.
 
     Raises:
-        ConfigError: No transform has it; the message offers the close matches.
+        ConfigError: No transform has this name; the text offers close matches.
     """
     if name not in DENSE_TRANSFORMS:
         raise ConfigError(
@@ -102,11 +102,11 @@ def check_transform(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """Where the rows of a record batch come from.
+    """The origin of the rows of a record batch.
 
     Args:
         path: The file.
-        rows_N: The number of each row in that file, [N].
+        rows_N: The number of each row in the file, [N].
     """
 
     path: str
@@ -118,9 +118,9 @@ class _Chunk:
     """A record batch while it is decoded.
 
     Args:
-        held: Columns under the file's own names.
+        held: The columns, under the file's own names.
         columns: Canonical name -> the file's own name.
-        source: Where the rows come from.
+        source: The origin of the rows.
     """
 
     held: pa.RecordBatch
@@ -139,11 +139,11 @@ class _Chunk:
         Args:
             names: The columns.
             dtype: The type of the values.
-            decode: Decodes a column; its argument `text` says how text is read.
-            text_of: How the text of a column is read.
+            decode: Decodes a column; its argument `text` is the reading of text.
+            text_of: Returns the reading of text for a column.
 
         Raises:
-            DataError: As of `decoded`.
+            DataError: As for `decoded`.
         """
         found = np.empty((self.held.num_rows, len(names)), dtype=dtype)
         joins = self.held.num_rows <= ROWS_JOINED
@@ -162,7 +162,7 @@ class _Chunk:
     def decoded(
         self, names: Sequence[str], parts: Sequence[pa.Array], decode: Callable[[pa.Array], Any]
     ) -> Any:
-        """Decode columns of one type, one behind the other.
+        """Decode columns of one type as one column, one after the other.
 
         Raises:
             DataError: A value cannot be read; the error names file, column and row.
@@ -180,18 +180,18 @@ class _Chunk:
         """Decode one column.
 
         Raises:
-            DataError: As of `decoded`.
+            DataError: As for `decoded`.
         """
         return self.decoded([name], [self.held.column(self.columns[name])], decode)
 
 
 @dataclass(frozen=True, slots=True)
 class Collate:
-    """Turns record batches into `Rows`, and lists of `Rows` into a `Batch`, by one schema.
+    """Decode record batches to `Rows`, and join `Rows` to a `Batch`, by one schema.
 
     Args:
-        schema: Which columns are read, and as what.
-        bags: The sparse features that are lists.
+        schema: The columns and their uses.
+        bags: The sparse features whose columns are lists.
         transform: A key of DENSE_TRANSFORMS.
     """
 
@@ -210,12 +210,12 @@ class Collate:
         """Decode a record batch.
 
         Args:
-            record_batch: Columns under the file's own names.
+            record_batch: The columns, under the file's own names.
             columns: Canonical name -> the file's own name.
-            source: Where the rows come from, for error messages.
+            source: The origin of the rows, for error messages.
 
         Raises:
-            DataError: A value that cannot be read; it names file, column and row.
+            DataError: A value cannot be read; the text names file, column and row.
         """
         schema = self.schema
         chunk = _Chunk(record_batch, columns, source)
@@ -252,10 +252,9 @@ class Collate:
         )
 
     def batch(self, parts: list[Rows]) -> Batch:
-        """Return one `Batch` of all rows of `parts`, in their order; without parts it is empty."""
+        """Join the rows of `parts`, in order, to one `Batch`; without parts the batch is empty."""
         rows = join(parts) if parts else self.no_rows()
-        # A part may be a view of a whole chunk that is kept for other lanes; torch must own what
-        # it gets.
+        # A part may be a view of a whole chunk that other lanes need; torch must own its memory.
         targets = {
             name: torch.from_numpy(np.array(values_B, order="C", copy=True))
             for name, values_B in zip(self.schema.targets, rows.targets_NT.T, strict=True)
@@ -298,7 +297,7 @@ class Collate:
 def join_batches(parts: list[Batch]) -> Batch:
     """Return one batch with the rows of several batches of the same features, in their order.
 
-    The rank joins the parts that its loader workers made.
+    A rank joins the parts of its loader workers.
     """
     if len(parts) == 1:
         return parts[0]

@@ -1,5 +1,5 @@
-"""How the columns of generated click logs are distributed: how often each id occurs, what is
-missing together, what drives the clicks.
+"""The distributions of generated click logs: the frequency of ids, the values that are missing
+together, and the effects on clicks.
 
 The numbers of `criteo_columns` describe Criteo's 1TB logs (measured on 10,000 rows of the first
 day): ids follow a power law, the giant columns give a quarter of all rows to one default id, and
@@ -49,17 +49,17 @@ SAMPLE_BAG = 10
 
 @dataclass(frozen=True, slots=True)
 class IdColumn:
-    """How the ids of one feature are drawn.
+    """The distribution of the ids of a feature.
 
     Args:
         name: The column's name.
-        rows: Ids are 1 to rows - 1 in a single-valued feature (row 0 of its table is for missing
-            ids), 0 to rows - 1 in bags.
-        bag: Ids per row; 0 for a single-valued feature.
+        rows: The size of the table. Ids are 1 to rows - 1 in a single-valued feature (row 0 is for
+            missing ids), and 0 to rows - 1 in bags.
+        bag: The ids per row; 0 for a single-valued feature.
         exponent: The exponent of the power law.
-        default_mass: The share of rows that carry one default id.
+        default_mass: The share of rows with the default id.
         missing: The share of rows without an id.
-        block: Columns of one block number are missing in the same rows.
+        block: A number; columns with the same number are missing in the same rows.
         effect: The standard deviation of the ids' effects on the click model's logit.
     """
 
@@ -75,15 +75,15 @@ class IdColumn:
 
 @dataclass(frozen=True, slots=True)
 class NumberColumn:
-    """How an integer column is drawn: exp(centre + spread * normal) - 1, rounded down.
+    """The distribution of an integer column: exp(centre + spread * normal) - 1, rounded down.
 
     Args:
         name: The column's name.
         centre: The mean of the logarithms.
         spread: The standard deviation of the logarithms.
-        negative: The share of rows whose number is -1 instead.
+        negative: The share of rows with the number -1 instead.
         missing: The share of rows without a number.
-        block: Columns of one block number are missing in the same rows.
+        block: A number; columns with the same number are missing in the same rows.
         effect: The effect of one standard deviation of log1p(max(x, 0)) on the click model's logit.
     """
 
@@ -149,7 +149,8 @@ def criteo_columns(sizes: tuple[int, ...] = CRITEO_SIZES) -> ColumnShapes:
         sizes: The table size of each of the n id columns.
 
     Raises:
-        ConfigError: A table of fewer than two rows (row 0 is for missing ids), or no table.
+        ConfigError: There is no table, or a table has fewer than two rows (row 0 is for missing
+            ids).
     """
     if not sizes or min(sizes) < 2:
         raise ConfigError(
@@ -201,8 +202,8 @@ def _criteo_column(number: int, rows: int) -> IdColumn:
     gap, block = _ID_GAPS.get(number, (0.0, 0))
     giant = rows >= _GIANT_ROWS
     exponent = 1.05 if rows > 2_000 else 1.3 if rows > 100 else 1.6
-    # A few hundred thousand rows do not suffice to train rare ids, so a large table explains less
-    # of the clicks.
+    # A few hundred thousand rows are too few to train rare ids, so ids of large tables have smaller
+    # effects.
     effect = 0.2 if giant else 0.25 if rows > 2_000 else 0.3
     return IdColumn(
         f"C{number}", rows, 0, exponent, 0.26 if giant else 0.0, gap / 100, block, effect

@@ -1,4 +1,4 @@
-"""Whether the columns of a file can be read as what a schema uses them for."""
+"""Check that the types of a file's columns fit their uses in a schema."""
 
 from collections.abc import Mapping
 
@@ -10,12 +10,11 @@ from recapp.errors import DataError
 
 
 def _instead(arrow_type: pa.DataType, use: str) -> str:
-    """Return advice for a column whose type cannot be read, after a semicolon; empty where there is
-    none.
+    """Return advice for a column of an unreadable type, after a semicolon; empty without advice.
 
     Args:
-        arrow_type: Its type.
-        use: What it is used for, as in `Schema.use`.
+        arrow_type: The type of the column.
+        use: The use of the column, as in `Schema.use`.
     """
     plain = id_type(arrow_type) if use == "sparse feature" else value_type(arrow_type)
     if use == "label":
@@ -53,12 +52,12 @@ def check_types(
 
     Args:
         arrow_schema: The columns of the file.
-        columns: The file's own name of each canonical one.
+        columns: Canonical name -> the file's own name.
         file: The file's name, for error messages.
-        uses: What each canonical one is used for, as in `Schema.use`.
+        uses: The use of each canonical name, as in `Schema.use`.
 
     Raises:
-        DataError: A column has a type that cannot be read as what it is used for.
+        DataError: The type of a column does not fit its use.
     """
     for name, column in columns.items():
         own_type = arrow_schema.field(column).type

@@ -1,8 +1,8 @@
-"""Random numbers as a function of where they are used: a hash of (seed, stream, counter), so there
-is no generator state to carry along or to skip ahead.
+"""Random numbers as a hash of (seed, stream, counter), so that there is no generator state to store
+or to advance.
 
-The numbers are the same on every machine, in any order and in any number of pieces, and do not
-change with numpy's version.
+The numbers are the same on every machine, in any order, in any number of pieces, and with every
+version of numpy.
 """
 
 import numpy as np
@@ -15,10 +15,10 @@ Float64Array = npt.NDArray[np.float64]
 
 
 def hashes(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Uint64Array:
-    """Return 64 hashed bits per counter, [N].
+    """Return 64 hashed bits for each counter, [N].
 
     Args:
-        stream: Integers that name a stream; every tuple is a stream independent of the others.
+        stream: Integers that name a stream; different tuples are independent streams.
         counters_N: The counters, [N].
     """
     state = np.zeros(1, dtype=_U64)

@@ -1,13 +1,13 @@
-"""A file of logs, and the protocol of formats of files.
+"""A log file, and the protocol of file formats.
 
-    Format.facts     its columns, and how many rows each row group has     when it is opened
-    Format.chunks    the rows of a row group, from the first one on        when they are read
-    Format.marks     bytes that differ where its contents differ           when training resumes
+    Format.facts     its columns, and the rows of each row group           when it is opened
+    Format.chunks    the rows of a row group, from the first row on        when they are read
+    Format.marks     bytes that change when its contents change            when training resumes
 
-A row group is a stretch of rows that can be read without those before it. Parquet has its own; a
-format without any has one for each file. The order of an epoch is counted out before a value is
-read, so a format that does not keep numbers of rows counts them in `facts`. Which format a path is
-in is decided in `recapp/dataset/formats.py`.
+A row group is a range of rows that can be read without the rows before it. Parquet has row groups;
+in a format without them, each file is one. The order of an epoch is computed before a value is
+read, so a format whose files do not store their numbers of rows counts them in `facts`.
+`recapp/dataset/formats.py` chooses the format of a path.
 """
 
 import os
@@ -20,14 +20,14 @@ from recapp.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-KEPT_FACTS = 64  # files whose facts are kept: a rank reads its files in order
+KEPT_FACTS = 64  # files whose facts are cached: a rank reads its files in order
 
 
 class Stamp(NamedTuple):
-    """The size and time of change of a file, by which later writing is noticed.
+    """The size and modification time of a file, which reveal a later write.
 
     Args:
-        size: Its bytes.
+        size: The size in bytes.
         changed: The time of its last change, in nanoseconds.
     """
 
@@ -48,19 +48,19 @@ class Facts(NamedTuple):
 
 
 class UnreadableFileError(Exception):
-    """A file is not whole, or not in its format; the message says why, as part of a line."""
+    """A file is not whole, or not in its format; the text is the reason, as part of a line."""
 
 
 class Format(Protocol):
-    """Reads the files of one format. It is hashable, and can be sent to other processes."""
+    """Read the files of one format. A format is hashable, and can be pickled."""
 
     @property
     def name(self) -> str:
-        """The format as people call it."""
+        """The name of the format, for people."""
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """The ends of the names of its files, in lower case, with the dot."""
+        """The suffixes of its files, in lower case, with the dot."""
 
     def __hash__(self) -> int: ...
 
@@ -69,45 +69,45 @@ class Format(Protocol):
 
         Args:
             path: The file.
-            stamp: Its size and time of change.
+            stamp: The stamp of the file.
 
         Raises:
-            UnreadableFileError: It is not whole, or in another format.
-            DataError: Its numbers of rows cannot be right.
+            UnreadableFileError: The file is not whole, or in another format.
+            DataError: Its numbers of rows are impossible.
         """
 
     def chunks(self, file: "DataFile", row_group: int) -> "Iterator[pa.RecordBatch]":
-        """Yield the rows of a row group, in order and some thousand at a time.
+        """Yield the rows of a row group, in order, some thousand rows at a time.
 
-        A chunk has the columns `file.read` under their own names, in the types of `facts` or as
-        dictionaries of them. The generator may be closed before its end.
+        A chunk has the columns `file.read` under the file's own names, with the types of `facts` or
+        dictionary-encoded. The generator may be closed before its end.
 
         Args:
             file: The file.
             row_group: The number of the row group.
 
         Raises:
-            DataError: What cannot be read.
+            DataError: The rows cannot be read.
         """
 
     def marks(self, path: str) -> bytes:
-        """Return bytes of the file that change when its contents do, as far as that is cheap.
+        """Return bytes of the file that change with its contents, as far as they are cheap to read.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: The file cannot be read.
         """
 
 
 class DataFile(NamedTuple):
-    """One file as it was when it was opened.
+    """A file, with its state at the time of opening.
 
     Args:
         path: The file.
-        format: How it is read.
-        stamp: Its size and time of change at that moment.
-        columns: Canonical name -> the file's own column name.
-        starts: The first row of each row group, and the number of rows.
-        kept: Columns that are read beside those, by their own names.
+        format: The format of the file.
+        stamp: The stamp at that time.
+        columns: Canonical name -> the file's own name.
+        starts: The first row of each row group, and at the end the number of rows.
+        kept: Further columns to read, by the file's own names.
     """
 
     path: str
@@ -119,20 +119,20 @@ class DataFile(NamedTuple):
 
     @property
     def read(self) -> list[str]:
-        """The file's own names of the columns that are read, each once."""
+        """The file's own names of the columns to read, each once."""
         return list(dict.fromkeys([*self.columns.values(), *self.kept]))
 
     @property
     def types(self) -> "pa.Schema":
-        """The names and types of all its columns."""
+        """The names and types of all columns of the file."""
         return facts_of(self.format, self.path, self.stamp).columns
 
 
 def stamp_of(path: str) -> Stamp:
-    """Return the stamp of the file as it is now.
+    """Return the current stamp of a file.
 
     Raises:
-        OSError: The file is not there or cannot be read.
+        OSError: The file does not exist or cannot be read.
     """
     found = os.stat(path)
     return Stamp(found.st_size, found.st_mtime_ns)
@@ -140,29 +140,29 @@ def stamp_of(path: str) -> Stamp:
 
 @lru_cache(KEPT_FACTS)
 def facts_of(format: Format, path: str, stamp: Stamp) -> Facts:
-    """Return the facts of the file that had this stamp.
+    """Return the facts of the file with this stamp.
 
     Raises:
-        UnreadableFileError, DataError: As of `Format.facts`.
+        UnreadableFileError, DataError: As for `Format.facts`.
     """
     return format.facts(path, stamp)
 
 
 def chunks(file: DataFile, row_group: int, rows: int) -> "Iterator[tuple[int, pa.RecordBatch]]":
-    """Yield the first rows of a row group as Arrow has them.
+    """Yield the first rows of a row group as Arrow record batches.
 
     The file is closed at the end.
 
     Args:
         file: The file.
         row_group: The number of the row group.
-        rows: How many rows are wanted; the last chunk may end later.
+        rows: The number of wanted rows; the last chunk may have more.
 
     Yields:
         The number of a chunk's first row within the row group, and the chunk.
 
     Raises:
-        DataError: What cannot be read.
+        DataError: The rows cannot be read.
     """
     if stamp_of(file.path) != file.stamp:
         raise DataError(

@@ -12,13 +12,13 @@ from recapp.settings.values import Within
 
 @dataclass(frozen=True, kw_only=True)
 class Generate:
-    """The settings `dataset.generate`: data that recapp writes itself.
+    """The settings `dataset.generate`: data that recapp generates.
 
     Args:
         kind: Criteo's columns, or the three tables of `tables=sample`.
-        rows: Rows, training and validation together.
+        rows: The number of rows, training and validation together.
         seed: The seed of the generated values.
-        separability: How far labels follow the ids; 0 is noise.
+        separability: A factor on the effects of ids and numbers on labels; 0 gives noise.
         positives: The share of clicks.
     """
 
@@ -34,18 +34,18 @@ class DataSettings:
     """The group `dataset`.
 
     Args:
-        path: Training logs: a directory, a glob, a `_file_list.txt`, a file, or several of those.
-        val_path: Validation logs; None cuts them off the end of `path`.
-        test_path: Test logs; None where there are none.
-        val_share: The part of `path` that validates, as a fraction such as "1/7".
-        naming: Whether columns have Criteo's names or those that follow.
-        label: The column of the label, or of several; None for rows that can only be predicted.
-        weight: The column of the weights of rows, or that of each label.
+        path: Training logs: a directory, a glob, a `_file_list.txt`, a file, or a list of these.
+        val_path: Validation logs; None takes the end of `path`.
+        test_path: Test logs; None without test logs.
+        val_share: The share of `path` for validation, as a fraction such as "1/7".
+        naming: Whether columns have Criteo's names, or the names of the settings that follow.
+        label: The column of the label, or a list of several; None for rows without labels.
+        weight: The column of the weights of rows, or the column for each label.
         dense: The columns of numbers.
         sparse: The columns of ids.
         hex: The sparse columns whose text is hexadecimal.
         dense_transform: The function applied to dense columns.
-        id_rule: How ids become rows.
+        id_rule: The id rule of the tables.
         cardinality: The number of distinct ids of each sparse column.
         table_rows: The rows of the table of each sparse column.
         table_dims: The dimension of single tables, by column.
@@ -54,11 +54,11 @@ class DataSettings:
         lanes: V of the data order (`recapp/dataset/order.py`); at least the number of ranks.
         shuffle_rows: The number of consecutive rows within which the order is shuffled.
         num_workers: The reader processes of each rank; 0 reads in the rank's own process.
-        scale: The fraction of the size at which the data set is used (`scaled`).
-        generate: Data that recapp writes at `path`; None reads files that are there.
+        scale: The fraction of the data set's size to use (`scaled`).
+        generate: Data that recapp generates at `path`; None reads existing files.
 
     Raises:
-        ConfigError: Two settings do not go together, or a fraction is none.
+        ConfigError: Two settings conflict, or a fraction is invalid.
     """
 
     path: Paths
@@ -103,7 +103,7 @@ class DataSettings:
         """Return `val_share` as a fraction.
 
         Raises:
-            ConfigError: It is no fraction, or leaves nothing to train on.
+            ConfigError: `val_share` is not a fraction, or leaves no training rows.
         """
         found = _fraction(self.val_share, "dataset.val_share", "1/7 or 0.1")
         if not 0 <= found < 1:
@@ -118,7 +118,7 @@ class DataSettings:
         """Return `scale` as a fraction.
 
         Raises:
-            ConfigError: It is no fraction, or leaves nothing or more than there is.
+            ConfigError: `scale` is not a fraction above 0 and at most 1.
         """
         found = _fraction(self.scale, "dataset.scale", "1/1000 or 0.1")
         if not 0 < found <= 1:
@@ -129,15 +129,15 @@ class DataSettings:
 
     @cached_property
     def scaled(self) -> "DataSettings":
-        """Return the data set at `scale` of its size, so that a run made for large machines fits a
-        small one; its own scale is 1.
+        """Return the data set with its sizes multiplied by `scale`, and with scale 1. So a run made
+        for large machines fits a small one.
 
             scale=1/1000   batch_size       65,536       -> 64, a multiple of lanes
                            val_batch_size   65,536       -> 64
                            generate.rows    41,250,000   -> 41,250, in a directory of their own
 
-        Tables keep their sizes, and files that exist are read to their end. Settings, checkpoints
-        and `resolved.yaml` keep the numbers as they were written, with the scale.
+        Tables keep their sizes, and existing files are read to their end. Settings, checkpoints and
+        `resolved.yaml` keep the original numbers, with the scale.
         """
         scale = self.fraction
         if scale == 1:
@@ -157,7 +157,7 @@ class DataSettings:
         )
 
     def scale_in_words(self) -> str | None:
-        """Return the sizes that `scale` makes, for people; None where it is 1."""
+        """Return the scaled sizes as text, for people; None for a scale of 1."""
         small = self.scaled
         if small is self:
             return None

@@ -1,19 +1,19 @@
-"""Arrow columns -> numpy columns: ids, numbers and labels in the ways that logs write them.
+"""Decode Arrow columns of ids, numbers and labels, in the forms of real logs, to numpy columns.
 
     98275684, "98275684"     an integer, or text that spells one as it is printed    -> itself
     "DE", "81ce-a2", "007"   any other text    -> XXH64, seed 0, of its bytes as an int64
     "" or null               missing           -> MISSING for an id, 0 for a number
 
-So an id is the same whether a file keeps it as text or in any type of integers; a uint64 of 2^63
-and more is what its text would be. -2^63 stands for missing ids, so as an id it is an error.
-Columns that the data set calls hexadecimal (Criteo's) are read otherwise:
+So an id is the same whether a file stores it as text or as any integer type; a uint64 of 2^63 or
+more is hashed like its text. -2^63 stands for missing ids, so as an id it is an error. Columns that
+the data set declares as hexadecimal (Criteo's) are read differently:
 
     "05db9164"               up to 16 digits                     -> 98275684
     -1934120 (int32)         a 32-bit hash that lost its sign    -> + 2**32
 
-Whole columns at a time, and a dictionary-encoded column once per dictionary where that is the
-shorter of the two. A value that cannot be read raises `BadValue` with its index in the column;
-`collate` knows which file and row that is. Text is read in `recapp/dataset/text.py`.
+Functions decode whole columns. For a dictionary-encoded column they decode the dictionary if it is
+shorter than the column. An unreadable value raises `BadValue` with its index in the column;
+`collate` adds the file and the row. `recapp/dataset/text.py` reads text.
 """
 
 import math
@@ -56,13 +56,13 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
 
     Args:
         column: One id per row.
-        text: How text becomes an id.
+        text: The rule for ids of text.
 
     Returns:
-        Ids, MISSING where a row is null or empty.
+        The ids; MISSING for a null or empty value.
 
     Raises:
-        BadValue: A value that is no id.
+        BadValue: A value is not an id.
     """
     if pt.is_dictionary(column.type):
         return _ids_through_dictionary(column, text)
@@ -95,14 +95,14 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
 def decode_bags(column: pa.Array, text: TextIds = TextIds.HASHED) -> tuple[Int64Array, Int64Array]:
     """Return the ids [L] and lengths [N] of a column of lists.
 
-    A null list is an empty bag; a null or empty element is no id.
+    A null list is an empty bag; null or empty elements are skipped.
 
     Args:
-        column: A list of ids per row.
-        text: How text becomes an id.
+        column: A list of ids for each row.
+        text: The rule for ids of text.
 
     Raises:
-        BadValue: A value that is no id, with the index of its row (not of the element).
+        BadValue: A value is not an id; the index is that of its row (not of the element).
     """
     if pt.is_fixed_size_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
@@ -126,16 +126,16 @@ def decode_bags(column: pa.Array, text: TextIds = TextIds.HASHED) -> tuple[Int64
 
 
 def decode_numbers(column: pa.Array) -> tuple[Float32Array, BoolArray | None]:
-    """Return the numbers of a column of numbers or of text that spells them, [N].
+    """Return the numbers of a column of numbers or of text that spells numbers, [N].
 
     Returns:
-        The numbers, 0 where they are missing, and which are missing (None where none is).
+        The numbers, 0 for a missing one, and a mask of missing numbers (None if none is missing).
 
     Raises:
-        BadValue: A value that is no finite number in 32 bits.
+        BadValue: A value is not a finite float32.
     """
     values, missing = _numbers(column)
-    with np.errstate(over="ignore"):  # 1e300 becomes infinity, which is refused below
+    with np.errstate(over="ignore"):  # 1e300 becomes infinity, which raises below
         numbers: Float32Array = values.astype(np.float32, copy=False)
     refuse(
         ~np.isfinite(numbers), lambda index: f"holds {values[index]}, which is not finite{_FINITE}"
@@ -146,11 +146,10 @@ def decode_numbers(column: pa.Array) -> tuple[Float32Array, BoolArray | None]:
 def decode_labels(column: pa.Array) -> Float32Array:
     """Return labels, each exactly 0 or 1, [N].
 
-    Text is judged as it is written, because converting it would round other text to 0 or 1
-    ("1e-400").
+    Text is compared before its conversion, which would round other text to 0 or 1 ("1e-400").
 
     Raises:
-        BadValue: A value that is neither 0 nor 1.
+        BadValue: A value is neither 0 nor 1.
     """
     if is_text(value_type(column.type)):
         column = _without_dictionary(column) if pt.is_dictionary(column.type) else column
@@ -173,15 +172,15 @@ def decode_labels(column: pa.Array) -> Float32Array:
 
 
 def decode_finite(column: pa.Array, use: str, least: float = -math.inf) -> Float32Array:
-    """Return numbers of which none may be missing, [N].
+    """Return finite numbers without missing ones, [N].
 
     Args:
-        column: Numbers, or text that spells them.
-        use: What they are, for messages.
-        least: The smallest that is allowed.
+        column: Numbers, or text that spells numbers.
+        use: The use of the column, for messages.
+        least: The smallest allowed number.
 
     Raises:
-        BadValue: A value that is missing, not finite in 32 bits or too small.
+        BadValue: A value is missing, not a finite float32, or too small.
     """
     values, missing = _numbers(column)
     with np.errstate(over="ignore"):
@@ -195,7 +194,9 @@ def decode_finite(column: pa.Array, use: str, least: float = -math.inf) -> Float
 
 
 def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:
-    """Return numbers [N] in the column's own type, 0 where missing, and which are missing."""
+    """Return numbers [N] in the column's own type, 0 for a missing one, and a mask of missing
+    numbers.
+    """
     if pt.is_dictionary(column.type):
         return _numbers_through_dictionary(column)
     if pt.is_null(column.type):
@@ -210,23 +211,23 @@ def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:
 
 
 def _ids_through_dictionary(column: pa.DictionaryArray, text: TextIds) -> Int64Array:
-    """Decode the dictionary and look the ids up.
+    """Decode the dictionary, and look up the ids by its indices.
 
-    A dictionary that is longer than the column (of a large row group that is read in parts) is not
-    decoded: the column itself is.
+    A dictionary longer than the column (of a large row group that is read in parts) is not decoded;
+    the column is decoded instead.
     """
     if len(column.dictionary) <= len(column):
         try:
             return _looked_up(decode_ids(column.dictionary, text), MISSING, column)
         except BadValue:
-            pass  # decoded below, the column shows which row has the value, or that none has it
+            pass  # the column itself, below, shows whether and where a row has the value
     return decode_ids(_without_dictionary(column), text)
 
 
 def _numbers_through_dictionary(
     column: pa.DictionaryArray,
 ) -> tuple[npt.NDArray[Any], BoolArray | None]:
-    """Decode numbers through their dictionary, unless it is longer than the column."""
+    """Decode numbers by their dictionary, unless it is longer than the column."""
     if len(column.dictionary) > len(column):
         return _numbers(_without_dictionary(column))
     try:
@@ -243,16 +244,16 @@ def _looked_up(
 ) -> npt.NDArray[Any]:
     """Return the value of each row, [N].
 
-    A damaged page may hold any index. Arrow does not compare indices with the dictionary, numpy
-    does; a negative index is too large when it is read without a sign.
+    A damaged page may hold any index. Arrow does not compare indices with the size of the
+    dictionary, but numpy does; a negative index is too large as an unsigned number.
 
     Args:
         values: The values of the dictionary's entries.
         absent: The value of a null.
-        column: Whose indices are looked up.
+        column: The column with the indices.
 
     Raises:
-        BadValue: An index beyond the dictionary.
+        BadValue: An index lies beyond the dictionary.
     """
     codes = _codes(column)
     if column.indices.null_count:
@@ -268,7 +269,7 @@ def _without_dictionary(column: pa.DictionaryArray) -> pa.Array:
     """Return the column without its dictionary.
 
     Raises:
-        BadValue: An index beyond the dictionary.
+        BadValue: An index lies beyond the dictionary.
     """
     codes = _codes(column)
     if len(codes) and int(codes.max()) >= len(column.dictionary) + bool(column.indices.null_count):
@@ -277,7 +278,9 @@ def _without_dictionary(column: pa.DictionaryArray) -> pa.Array:
 
 
 def _codes(column: pa.DictionaryArray) -> npt.NDArray[Any]:
-    """Return unsigned indices into the dictionary, [N]; a null is the entry behind the last."""
+    """Return unsigned indices into the dictionary, [N]; a null has the index after the last
+    entry.
+    """
     indices = column.indices
     if indices.null_count:
         indices = indices.fill_null(len(column.dictionary))
@@ -286,7 +289,7 @@ def _codes(column: pa.DictionaryArray) -> npt.NDArray[Any]:
 
 
 def _from_whole_floats(column: pa.Array) -> Int64Array:
-    """Return the integers that a tool stored as floats because some were missing (NaN or null)."""
+    """Return integers that a tool stored as floats because some are missing (NaN or null)."""
     values = column.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
     missing = np.isnan(values)
     whole = np.where(missing, 0.0, values)

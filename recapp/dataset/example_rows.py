@@ -1,6 +1,6 @@
-"""The first rows of a source as their files have them, with which a stored model is tried.
+"""Read the first rows of a source undecoded, as the example of a stored model.
 
-file -> Arrow table -> plain values, which a manifest of a checkpoint keeps -> Arrow table
+file -> Arrow table -> plain values in a checkpoint's manifest -> Arrow table
 """
 
 import math
@@ -15,11 +15,11 @@ from recapp.dataset.sequential_chunks import arrow_chunks
 from recapp.dataset.source import Source
 
 PlainRow = Mapping[str, Any]
-"""A row by names of columns: numbers, text, None, and lists of those."""
+"""A row by column name: numbers, text, None, and lists of these."""
 
 
 def example_rows(source: Source, schema: Schema, rows: int) -> RawTable:
-    """Return the first rows as their files have them, under canonical names and without a label."""
+    """Return the first rows undecoded, under canonical names and without labels."""
     wanted = (*schema.dense, *schema.sparse)
     parts = []
     for file, _, chunk in arrow_chunks(source.slice(0, rows)):
@@ -29,7 +29,7 @@ def example_rows(source: Source, schema: Schema, rows: int) -> RawTable:
 
 
 def plain_rows(table: RawTable) -> list[dict[str, Any]]:
-    """Return rows as values that JSON has: bytes as text, NaN and infinities as None."""
+    """Return rows as values for JSON: bytes as text, NaN and infinities as None."""
     return [{name: _plain(value) for name, value in row.items()} for row in table.to_pylist()]
 
 
@@ -37,13 +37,13 @@ def table_of(rows: Sequence[PlainRow], schema: Schema) -> RawTable:
     """Return the table of plain rows, with the columns of a schema.
 
     Raises:
-        ValueError: A row lacks a column, or a column's values are of no one type that Arrow has.
-        KeyError: As of ValueError.
+        ValueError: A row lacks a column, or the values of a column do not share an Arrow type.
+        KeyError: As for ValueError.
     """
     columns = {}
     for name in (*schema.dense, *schema.sparse):
         column = pa.array([row[name] for row in rows])
-        if pa.types.is_null(column.type):  # values that are all missing say nothing of their type
+        if pa.types.is_null(column.type):  # all values are missing, so the type is unknown
             column = pa.nulls(len(rows), pa.float32() if name in schema.dense else pa.int64())
         columns[name] = column
     return pa.table(columns)

@@ -1,15 +1,15 @@
-"""Which files a path means: a file, a glob, a directory, a hive directory, a `_file_list.txt`, or a
-list of those.
+"""List the files of a path: a file, a glob, a directory, a hive directory, a `_file_list.txt`, or a
+list of these.
 
     logs/                                     its files, in natural order: day_2 before day_10
     logs/dt=2026-01-01/.., dt=...             the files of all partitions, partition by partition
-    logs/day_*.parquet, logs/dt=2026-01-*     matching files; where none match, matching directories
+    logs/day_*.parquet, logs/dt=2026-01-*     matching files; if none match, matching directories
 
-Names beginning with `_` or `.` are no data. What a partition is called (`dt`) is not a column.
-Text in a format that nothing here reads, and paths that are no mounted directories, are refused
-with what to do. So is what would be left out or read twice in silence: text beside files that were
-not made of it, directories of data among partitions, links to directories that are read already.
-Nothing is opened here but files in no known format, for their first lines.
+Names that begin with `_` or `.` are skipped. The key of a partition (`dt`) is not a column. Text in
+an unknown format, and paths that are not local, are refused with advice. Files that would silently
+be skipped or read twice are refused as well: text beside data files that were not converted from
+it, directories of data among partitions, links to directories that are read already. This opens
+only files of unknown formats, to read their first lines.
 """
 
 import os
@@ -25,7 +25,7 @@ from recapp.errors import DataError, alike, meant
 _FILE_LIST = "_file_list.txt"
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _PARTITION = re.compile(r"[^=]+=")
-_COUNT = re.compile(r"[0-9]{1,9}")  # the number of paths, in the first line of a list
+_COUNT = re.compile(r"[0-9]{1,9}")  # the first line of a list: its number of paths
 
 
 def file_names(paths: str | Sequence[str], *, setting: str = "dataset.path") -> list[str]:
@@ -36,8 +36,8 @@ def file_names(paths: str | Sequence[str], *, setting: str = "dataset.path") -> 
         setting: The setting's name, for error messages.
 
     Raises:
-        DataError: A path that is not there, holds nothing, is a URI, or holds text that no format
-            reads. The last carries the lines of Python that convert the text as notes.
+        DataError: A path does not exist, has no data, is a URI, or has text that no format reads.
+            The last error has notes with Python code that converts the text.
     """
     given = given_paths(paths)
     if not given:
@@ -54,7 +54,7 @@ def file_names(paths: str | Sequence[str], *, setting: str = "dataset.path") -> 
 
 
 def given_paths(paths: str | Sequence[str]) -> list[str]:
-    """Return a setting that is one path or a list of paths as a list."""
+    """Return a setting of one path or several paths as a list."""
     return [paths] if isinstance(paths, str) else [str(path) for path in paths]
 
 
@@ -81,9 +81,9 @@ def _expand(path: str, setting: str) -> list[str]:
 
 
 def _literal(path: str) -> tuple[str, str]:
-    """Split a path into the directories that exist under these very names, and the rest.
+    """Split a path into the leading directories that exist literally, and the rest.
 
-    `b[1]` may be the name of a directory, which then is not a pattern that means `b1`.
+    `b[1]` may be the name of a directory; then it is not a pattern for `b1`.
     """
     parts = path.split("/")
     for count in range(len(parts) - 1, 0, -1):
@@ -94,7 +94,7 @@ def _literal(path: str) -> tuple[str, str]:
 
 
 def _refuse_uri(path: str, setting: str) -> None:
-    """Raise DataError where a path is a URI."""
+    """Raise DataError if a path is a URI."""
     found = _URI.match(path)
     if not found:
         return
@@ -107,16 +107,16 @@ def _refuse_uri(path: str, setting: str) -> None:
 
 
 def _readable(files: Sequence[str], setting: str, given: str, pattern: str = "") -> list[str]:
-    """Return the files that a format reads; text of which such files were made is left out.
+    """Return the files that a format reads; skip text from which such files were converted.
 
     Args:
-        files: Those of data, and text.
+        files: Data files and text files.
         setting: The setting's name.
         given: The setting's value.
-        pattern: What it means to `glob`, where it is a pattern.
+        pattern: The pattern for `glob`, if the value is a pattern.
 
     Raises:
-        DataError: Text that was not converted; it says how to convert it.
+        DataError: A text file was not converted; the text has the code that converts it.
     """
     made = {str(Path(file).with_suffix("")) for file in files if is_data(file)}
     texts = [Path(file) for file in files if _holds_text(file)]
@@ -131,7 +131,7 @@ def _readable(files: Sequence[str], setting: str, given: str, pattern: str = "")
         depth = len(first.relative_to(named).parts)
         pattern = "/".join([escape(str(named)), *["*=*"] * (depth - 1), f"*{first.suffix}"])
     listed = named.name == _FILE_LIST
-    beside = mixed or listed or len(same_kind) < len(files)  # of one data set with files that stay
+    beside = mixed or listed or len(same_kind) < len(files)  # part of a data set with other files
     root = root_of(same_kind)
     name = first.name.partition(".")[0] if named == first else root.resolve().name
     folder = root if beside else new_folder(name)
@@ -148,7 +148,7 @@ def _readable(files: Sequence[str], setting: str, given: str, pattern: str = "")
 
 
 def _matching(path: str, pattern: str, setting: str) -> list[str]:
-    """List what a glob finds: files, or else the data of the directories that it finds."""
+    """List the files that a glob matches, or else the data of the directories that it matches."""
     found = [name for name in glob(pattern) if not _hidden(name)]
     files = _naturally(name for name in found if Path(name).is_file())
     if files:
@@ -168,7 +168,7 @@ def _in_directory(directory: Path, setting: str, seen: dict[str, Path]) -> list[
     Args:
         directory: The directory.
         setting: The setting's name.
-        seen: The directories whose data are read already, by their real paths; this one is added.
+        seen: The directories that are read already, by real path; this adds `directory`.
     """
     _enter(directory, directory, setting, seen)
     entries = _entries(directory)
@@ -228,7 +228,7 @@ def _partitions(entries: Iterable[Path]) -> list[Path]:
 def _of_partitions(
     top: Path, partitions: Sequence[Path], setting: str, seen: dict[str, Path]
 ) -> list[str]:
-    """List the data of partitions and of the partitions within them."""
+    """List the data of partitions and of nested partitions."""
     found = []
     for partition in partitions:
         _enter(partition, top, setting, seen)
@@ -240,7 +240,7 @@ def _of_partitions(
 
 
 def _enter(directory: Path, top: Path, setting: str, seen: dict[str, Path]) -> None:
-    """Refuse a directory that was entered before: its data would be read twice, or links lead in a
+    """Refuse a directory that was entered before: its data would be read twice, or links form a
     circle.
     """
     real = os.path.realpath(directory)
@@ -253,7 +253,7 @@ def _enter(directory: Path, top: Path, setting: str, seen: dict[str, Path]) -> N
 
 
 def _refuse_others(top: Path, entries: Iterable[Path], setting: str) -> None:
-    """Refuse data outside of the partitions, which would be left out."""
+    """Refuse data outside of the partitions, which would be skipped."""
     for entry in entries:
         if not _PARTITION.match(entry.name) and entry.is_dir() and _holds_data(entry):
             raise DataError(
@@ -264,7 +264,7 @@ def _refuse_others(top: Path, entries: Iterable[Path], setting: str) -> None:
 
 
 def _holds_data(directory: Path) -> bool:
-    """Return whether there are data in a directory or in those below it."""
+    """Return whether a directory or a directory below it has data."""
     for _, directories, files in os.walk(directory):
         directories[:] = [name for name in directories if not _hidden(name)]
         if any(not _hidden(name) and (is_data(name) or _is_text(name)) for name in files):
@@ -275,7 +275,7 @@ def _holds_data(directory: Path) -> bool:
 def _listed(listing: Path, setting: str) -> list[str]:
     """List the files that a `_file_list.txt` names.
 
-    It holds a count, then paths, which are often those of the machine that wrote it.
+    The list has a count, then paths, which are often paths of the machine that wrote it.
     """
     text = listing.read_text(encoding="utf-8-sig", errors="replace")  # some editors write a BOM
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -1,12 +1,12 @@
-"""The facts of training files that a checkpoint keeps, compared with the files of today.
+"""The facts of training files in a checkpoint, and their comparison with the current files.
 
-    file         name with its partitions, rows, bytes, digest of what marks its contents
-    fingerprint  how many files, a digest of all of that in their order, and the first files' facts
+    file         name with its partitions, rows, bytes, digest of the marks of its contents
+    fingerprint  number of files, digest of all facts in order, and the facts of the first files
 
-The order of an epoch is a function of its files, so a position inside of it means something only
-as long as they are the same in the same order. Directories do not count, so data may be moved. The
-format of a file says which of its bytes mark its contents (`Format.marks`). For Parquet it is the
-footer, which is read anyway: pages that were changed under an equal footer are not seen.
+The order of an epoch is a function of its files. So a position inside of an epoch is valid only for
+the same files in the same order. Directories do not count, so data may be moved. The format of a
+file chooses the bytes that mark its contents (`Format.marks`). For Parquet these are the footer,
+which is read anyway; changed pages under an equal footer are not detected.
 """
 
 import re
@@ -19,20 +19,20 @@ from typing import Any, NamedTuple
 from recapp.dataset.data_file import DataFile
 from recapp.errors import CheckpointError, DataError
 
-LISTED = 1000  # files whose facts are kept one by one, so that a checkpoint stays small
+LISTED = 1000  # the most files with stored facts, so that a checkpoint stays small
 _DIGEST_BYTES = 8
 _DIGEST = re.compile(f"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
-_MOST_NAME = 4096  # letters of a name; no file system has longer paths
+_MOST_NAME = 4096  # letters of a name; file systems have no longer paths
 
 
 class FileFacts(NamedTuple):
-    """The facts of one file that are compared.
+    """The compared facts of a file.
 
     Args:
-        name: Its name behind those of the partitions (`dt=2026-01-01`) that it lies in.
-        rows: Its rows.
-        size: Its bytes.
-        contents: The digest of the bytes that mark its contents, hexadecimal.
+        name: The name of the file, after the names of its partitions (`dt=2026-01-01`).
+        rows: The number of rows.
+        size: The size in bytes.
+        contents: The digest of the bytes that mark the contents, in hexadecimal.
     """
 
     name: str
@@ -43,12 +43,12 @@ class FileFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The facts of the files of an epoch, as a checkpoint keeps them.
+    """The facts of the files of an epoch, for a checkpoint.
 
     Args:
-        count: How many files there are.
-        digest: The digest of the facts of all files, in their order, hexadecimal.
-        first: The facts of the first `LISTED` files, by which a difference is named.
+        count: The number of files.
+        digest: The digest of the facts of all files, in order, in hexadecimal.
+        first: The facts of the first `LISTED` files, which let an error name a difference.
     """
 
     count: int
@@ -63,20 +63,20 @@ class Fingerprint:
         )
 
     def to_plain(self) -> dict[str, Any]:
-        """Return plain values, from which `from_plain` makes the fingerprint again."""
+        """Return the fingerprint as plain values, for `from_plain`."""
         first = [list(file) for file in self.first]
         return {"count": self.count, "digest": self.digest, "first": first}
 
     @classmethod
     def from_plain(cls, plain: Any, checkpoint: str | Path) -> "Fingerprint":
-        """Return the fingerprint that a checkpoint holds.
+        """Return the fingerprint of a checkpoint.
 
         Args:
-            plain: What `to_plain` has made; nothing in it is believed.
+            plain: The result of `to_plain`; it is checked.
             checkpoint: The checkpoint, for messages.
 
         Raises:
-            CheckpointError: It is no fingerprint.
+            CheckpointError: `plain` is not a fingerprint.
         """
         entries: Any = plain if isinstance(plain, Mapping) else {}
         count, digest, first = (entries.get(name) for name in ("count", "digest", "first"))
@@ -95,10 +95,10 @@ class Fingerprint:
 
 
 def file_facts(files: Sequence[DataFile]) -> tuple[FileFacts, ...]:
-    """Return the facts of open files; the bytes that mark the contents of each are read for it.
+    """Return the facts of open files, after reading the marks of their contents.
 
     Raises:
-        DataError: A file cannot be read any more.
+        DataError: A file can no longer be read.
     """
     facts = []
     for file in files:
@@ -112,12 +112,12 @@ def file_facts(files: Sequence[DataFile]) -> tuple[FileFacts, ...]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How files differ from those of a fingerprint.
+    """The differences between files and a fingerprint.
 
     Args:
-        added: The facts of the files that were added behind all others; empty where there are none,
-            or the others differ.
-        difference: The first difference of the others, in words; empty where there is none.
+        added: The facts of files added after all others; empty if no files were added, or if the
+            others differ.
+        difference: The first difference of the others, in words; empty without a difference.
     """
 
     added: tuple[FileFacts, ...] = ()
@@ -125,11 +125,11 @@ class Comparison:
 
 
 def compare(stored: Fingerprint, found: Sequence[FileFacts]) -> Comparison:
-    """Compare the files of today with those of a checkpoint.
+    """Compare the current files with the files of a checkpoint.
 
     Args:
-        stored: What the checkpoint holds.
-        found: The facts of the files that are there, in the order in which they are read.
+        stored: The fingerprint of the checkpoint.
+        found: The facts of the current files, in reading order.
     """
     if Fingerprint.of(found[: stored.count]) == stored:
         return Comparison(added=tuple(found[stored.count :]))

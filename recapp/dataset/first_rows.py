@@ -1,4 +1,6 @@
-"""The first rows of a data set: from them follow sizes of tables, and whether text can be ids."""
+"""Read the first rows of a data set to choose sizes of tables, and to check that text can be
+ids.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,21 +13,21 @@ from recapp.dataset.source import Source
 from recapp.sparse.batch import MISSING
 
 COUNTED_ROWS = 65_536
-ROWS_PER_ID = 4  # rows of a table for each distinct id: few ids share one then, later ones too
-GROWTH = 1.05  # where distinct ids grow by this factor over the second half, many are to come
+ROWS_PER_ID = 4  # rows of a table for each distinct id: few ids share a row, even later ones
+GROWTH = 1.05  # if distinct ids grow by this factor over the second half, expect many more
 
 
 def table_rows(source: Source, schema: Schema, most: int | None) -> list[int]:
     """Return the number of rows of each sparse feature's table, in schema order.
 
-    It is the next power of two of 4 times the distinct ids of the first 65,536 rows (of all rows,
-    where there are fewer), at least 2 and at most `most`. Where the distinct ids still grow by 5 %
-    over the second half of those rows it is `most`; of a table that grows itself, what follows if
-    they go on to come as often as in those rows.
+    Count the distinct ids of the first 65,536 rows (or of all rows, if there are fewer). The size
+    is the next power of two of 4 times that count, at least 2 and at most `most`. If the count
+    still grows by 5 % over the second half of those rows, the size is `most`; for a dynamic table
+    the count is then extrapolated linearly to all rows.
 
     Args:
         source: The rows.
-        schema: Their columns.
+        schema: The columns of the rows.
         most: The largest allowed number of rows of a hashed table; None for tables that grow.
     """
     counted = min(source.rows, COUNTED_ROWS)
@@ -43,9 +45,10 @@ def table_rows(source: Source, schema: Schema, most: int | None) -> list[int]:
 
 
 def rows_for(ids: int) -> int:
-    """Return the rows of a table for a number of distinct ids: the next power of two of 4 times it.
+    """Return the rows of a table for a number of distinct ids: the next power of two of 4 times
+    that.
 
-    Without any id it is 2, one of them for missing ids.
+    Without ids there are 2 rows, one of them for missing ids.
     """
     return 1 << max(ROWS_PER_ID * ids - 1, 1).bit_length()
 
@@ -57,14 +60,14 @@ def check_values(
 
     Args:
         source: The rows.
-        schema: Their columns.
+        schema: The columns of the rows.
         ids: Sparse features whose text must spell integers.
         numbers: Dense features.
 
     Raises:
-        DataError: A value that is no id, or no number.
+        DataError: A value is not an id, or not a number.
     """
-    sparse = tuple(ids) or schema.sparse[:1]  # a schema has one at least
+    sparse = tuple(ids) or schema.sparse[:1]  # a schema has at least one
     first = Source(source.files, source.segments[:1], source.bags).only([*numbers, *sparse])
     hexadecimal = tuple(name for name in schema.hex if name in sparse)
     some = replace(schema.unlabelled(), dense=tuple(numbers), sparse=sparse, hex=hexadecimal)
@@ -73,10 +76,10 @@ def check_values(
 
 
 def _add(seen: dict[str, np.ndarray], source: Source, schema: Schema) -> list[int]:
-    """Add the ids of some rows to those seen.
+    """Add the ids of some rows to the ids seen so far.
 
     Returns:
-        The number of distinct ids of each feature so far, a missing id aside.
+        The number of distinct ids of each feature so far, without missing ids.
     """
     ids_only = replace(schema.unlabelled(), dense=())
     for rows in decoded_chunks(source.only(schema.sparse), ids_only):

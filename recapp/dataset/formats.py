@@ -1,4 +1,4 @@
-"""Which format a file is in: the one place that chooses the reader of a path."""
+"""Choose the format of a file by its path. No other file chooses a reader."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from recapp.dataset.data_file import Format
 from recapp.dataset.parquet import Parquet
 
 FORMATS: tuple[Format, ...] = (Parquet(),)
-"""The formats that are read. A file whose name says nothing is tried as the first one."""
+"""The known formats. A file with another suffix is read in the first format."""
 
 
 def format_of(path: str) -> Format:
@@ -16,7 +16,7 @@ def format_of(path: str) -> Format:
 
 
 def is_data(path: str) -> bool:
-    """Return whether the name of a file says that it is in one of the formats."""
+    """Return whether the name of a file has the suffix of a known format."""
     return any(_suffix(path) in format.suffixes for format in FORMATS)
 
 

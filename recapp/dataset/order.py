@@ -1,4 +1,4 @@
-"""The order of an epoch: a function of the data, (seed, epoch) and the number of lanes; never of
+"""The order of an epoch: a function of the data, (seed, epoch) and the number of lanes, but not of
 ranks or workers.
 
     row groups, in file order    0    1    2    3    4    5   ..
@@ -9,10 +9,10 @@ ranks or workers.
                                                                   permuted by itself
     global batch k    B/V rows of lane 0, B/V rows of lane 1, ..
 
-Row groups are dealt to lanes one by one; lanes are not V contiguous parts of the log. A batch then
-draws from V positions that all move through the log in time, which trains better than batches
-drawn from V days at once (.7580 AUC against .7571 on Criteo). A block's permutation is a pure
-function, so any position can be entered without its history. Everything here is arithmetic on
+Row groups are dealt to lanes one by one; lanes are not V contiguous parts of the log. So a batch
+draws from V positions that move through the log together. This trains better than batches drawn
+from V days at once (.7580 AUC against .7571 on Criteo). The permutation of a block is a pure
+function, so an epoch can start at any position without its history. This file computes only with
 numbers of rows.
 """
 
@@ -32,12 +32,12 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """Which rows every lane reads, in its reading order.
+    """The rows of each lane, in reading order.
 
     Args:
-        lanes: For each lane an int64 array [P, 3] with a row per piece: (segment, first row within
-            the segment, number of rows).
-        cut: For each segment whether it was cut into runs, so that its rows lie interleaved over
+        lanes: For each lane an int64 array [P, 3], with a row for each piece: (segment, first row
+            within the segment, number of rows).
+        cut: For each segment, whether it was cut into runs, so that its rows are interleaved over
             the lanes.
     """
 
@@ -52,14 +52,14 @@ class Deal:
 def deal(segment_rows: Sequence[int], lanes: int, shuffle_rows: int) -> Deal:
     """Deal segments (row groups) to lanes whose sizes differ by at most one row.
 
-    In order, each segment goes to the lane with the fewest rows so far (the lowest of equals); a
-    lane that is full passes the rest on. A segment of more than N/V rows is first cut into runs of
-    shuffle_rows/V rows (of the default 4,096/V where nothing is shuffled).
+    In order, each segment goes to the lane with the fewest rows so far (for equal numbers, the
+    lowest lane); a full lane passes the rest of a segment on. A segment of more than N/V rows is
+    first cut into runs of shuffle_rows/V rows (without shuffling, of the default 4,096/V rows).
 
     Args:
         segment_rows: The number of rows of each segment.
         lanes: The number of lanes, V.
-        shuffle_rows: Rows within which the order is shuffled, over all lanes.
+        shuffle_rows: The rows within which the order is shuffled, over all lanes.
     """
     total = sum(segment_rows)
     run = max(1, (shuffle_rows or DEFAULT_SHUFFLE_ROWS) // lanes)
@@ -82,7 +82,7 @@ def deal(segment_rows: Sequence[int], lanes: int, shuffle_rows: int) -> Deal:
 
 
 def after(pieces: IntArray, position: int) -> IntArray:
-    """Return what is left of a lane's pieces [P, 3] after its first `position` rows."""
+    """Return a lane's pieces [P, 3] after its first `position` rows."""
     ends = np.cumsum(pieces[:, 2])
     left = pieces[int(np.searchsorted(ends, position, side="right")) :].copy()
     if len(left):
@@ -102,7 +102,7 @@ def check_order(batch_size: int, lanes: int, ranks: int, shuffle_rows: int) -> N
     """Check that the numbers that define the order fit together.
 
     Raises:
-        ConfigError: They do not; it names the setting and what to set.
+        ConfigError: The numbers do not fit; the text names the setting and a fix.
     """
     if lanes < 1 or lanes < ranks:
         raise ConfigError(
@@ -127,6 +127,6 @@ def rank_lanes(rank: int, world: int, lanes: int) -> range:
 def batches(rows: int, batch_size: int, training: bool) -> int:
     """Return the number of global batches of an epoch.
 
-    Training skips the short last batch, evaluation covers every row.
+    Training skips the short last batch; evaluation covers every row.
     """
     return rows // batch_size if training else -(-rows // batch_size)

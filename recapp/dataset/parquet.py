@@ -1,12 +1,12 @@
-"""The format Parquet: files that are opened with a footer that was parsed and checked before.
+"""The format Parquet. Files are opened with a footer that was parsed and checked before.
 
-    footer   the columns, the row groups and where their parts lie; parsed once per process and file
-    pages    the values, compressed and encoded, with a checksum where the writer left one
+    footer   the columns and the offsets of row groups; parsed once per process and file
+    pages    the values, compressed and encoded, with a checksum if the writer added one
 
-Parsing a footer costs milliseconds and grows with the number of row groups, opening a file with a
-parsed one a tenth of one. A file that changed since is refused: its old footer would point
-anywhere. Numbers of rows are not trusted, because the order of rows is counted out before a value
-is read; whatever else a footer claims Arrow compares with the file.
+Parsing a footer takes milliseconds, growing with the number of row groups; opening a file with a
+parsed footer takes a tenth of a millisecond. A file that changed in between is refused, because its
+old footer has wrong offsets. Numbers of rows are checked here, because the order of rows is
+computed before a value is read; Arrow compares the other claims of a footer with the file.
 """
 
 import os
@@ -22,20 +22,20 @@ from recapp.dataset.arrow_types import has_views, is_text, without_views
 from recapp.dataset.data_file import DataFile, Facts, Stamp, UnreadableFileError
 from recapp.errors import DataError
 
-CHUNK_ROWS = 8192  # measured: fewer are slower (Arrow's cost per column and call), more not faster
-KEPT_FOOTERS = 64  # enough: a rank has at most one file open per lane, and reads its files in order
-# Allowed in a row group: writers stay far below, and claimed rows cost before they are read.
+CHUNK_ROWS = 8192  # measured: fewer are slower (Arrow's cost per column and call), more no faster
+KEPT_FOOTERS = 64  # enough: a rank opens at most one file per lane, and reads its files in order
+# The most rows of a row group: writers stay far below, and claimed rows cost time before the read.
 MOST_ROWS = 2**28
-_TAIL_BYTES = 8  # of a file: the bytes of its footer as a number, then a magic word
+_TAIL_BYTES = 8  # the end of a file: the size of its footer, then a magic word
 # UnicodeDecodeError comes from names in a damaged footer.
 UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 class Footer(NamedTuple):
-    """A parsed footer, and the columns that are not read as they are.
+    """A parsed footer, with the columns that need a conversion.
 
     Args:
-        metadata: The footer as Arrow has parsed it.
+        metadata: The footer, parsed by Arrow.
         columns: The names and types of the columns.
         texts: The columns to decode as dictionaries.
         views: The columns of Arrow's view types.
@@ -49,9 +49,9 @@ class Footer(NamedTuple):
 
 @lru_cache(KEPT_FOOTERS)
 def read_footer(path: str, stamp: Stamp) -> Footer:
-    """Return the footer of the file that had this stamp.
+    """Return the footer of the file with this stamp.
 
-    Raises what `UNREADABLE` lists where there is no footer to be read.
+    An unreadable footer raises one of `UNREADABLE`.
     """
     with pq.ParquetFile(path) as file:
         metadata = file.metadata
@@ -63,17 +63,17 @@ def read_footer(path: str, stamp: Stamp) -> Footer:
 
 @dataclass(frozen=True)
 class Parquet:
-    """Reads Parquet files (a `recapp.dataset.data_file.Format`)."""
+    """Read Parquet files (a `recapp.dataset.data_file.Format`)."""
 
     name: str = "Parquet"
     suffixes: tuple[str, ...] = (".parquet", ".parq", ".pq")
 
     def facts(self, path: str, stamp: Stamp) -> Facts:
-        """Return the columns and the numbers of rows that the footer claims.
+        """Return the columns and the numbers of rows from the footer.
 
         Raises:
-            UnreadableFileError: The file is no whole Parquet file.
-            DataError: Its footer has numbers of rows that cannot be right.
+            UnreadableFileError: The file is not a whole Parquet file.
+            DataError: The footer has impossible numbers of rows.
         """
         try:
             footer = read_footer(path, stamp)
@@ -84,11 +84,11 @@ class Parquet:
     def chunks(self, file: DataFile, row_group: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a row group.
 
-        Text columns are dictionaries where they can be; checksums of pages are verified where the
-        writer left some.
+        Text columns are dictionary-encoded if Arrow can do so. Checksums of pages are verified if
+        the writer added them.
 
         Raises:
-            DataError: Pages that cannot be read, or fewer rows than the footer claims.
+            DataError: A page cannot be read, or there are fewer rows than the footer claims.
         """
         footer = read_footer(file.path, file.stamp)
         texts = [name for name in file.columns.values() if name in footer.texts]
@@ -101,7 +101,7 @@ class Parquet:
                         yield chunk
                     break
                 except UNREADABLE as error:
-                    # Arrow reads no text in delta encodings as dictionaries, and raises OSError.
+                    # Arrow cannot read delta-encoded text as dictionaries, and raises OSError.
                     if not dictionaries or "Not yet implemented" not in str(error):
                         raise
         except UNREADABLE as error:
@@ -118,7 +118,7 @@ class Parquet:
     def marks(self, path: str) -> bytes:
         """Return the bytes of the footer.
 
-        A footer holds the sizes of all pages and mostly the smallest and the largest value of each
+        A footer has the sizes of all pages and usually the smallest and largest value of each
         column, but not the values.
 
         Raises:
@@ -133,7 +133,7 @@ class Parquet:
 
 
 def column_bytes(file: DataFile, row_group: int) -> int:
-    """Return the bytes on disk of the columns that are read, in one row group."""
+    """Return the bytes on disk of the columns to read in a row group."""
     group = read_footer(file.path, file.stamp).metadata.row_group(row_group)
     columns = [group.column(i) for i in range(group.num_columns)]
     wanted = set(file.read)
@@ -143,7 +143,9 @@ def column_bytes(file: DataFile, row_group: int) -> int:
 def _batches(
     file: DataFile, row_group: int, texts: Sequence[str], skip: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a row group behind the first `skip`, columns in `texts` as dictionaries."""
+    """Yield the rows of a row group after the first `skip`, with columns in `texts` as
+    dictionaries.
+    """
     footer = read_footer(file.path, file.stamp)
     views = [name for name in file.read if name in footer.views]
     with pq.ParquetFile(
@@ -169,7 +171,7 @@ def row_counts(footer: pq.FileMetaData, path: str) -> list[int]:
     """Return the number of rows of each row group.
 
     Raises:
-        DataError: Numbers that cannot be right.
+        DataError: The numbers are impossible.
     """
     groups = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
     for index, rows in enumerate(groups):

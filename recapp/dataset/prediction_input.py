@@ -1,13 +1,12 @@
-"""Rows that are to be scored: files of features, without labels, read in file order.
+"""Read the rows to score: files of features without labels, in file order.
 
     rows of the input   [ 0 .. 65,536 )              [ 65,536 .. 131,072 )      ..
     score part          0                            1                          ..
     batches             [0 .. 4096) [4096 .. 8192)   ..                         ..
 
-Batches begin at multiples of `rows_per_batch` of the whole input, so a batch holds the same rows
-whichever rank scores it, and whatever was scored before. Each rank scores whole parts that follow
-each other, so that it reads a row group once. Columns that are kept beside the scores travel with
-their batch.
+Batches begin at multiples of `rows_per_batch` of the whole input. So a batch has the same rows on
+any rank, and after any earlier run. Each rank scores consecutive whole parts, so that it reads a
+row group once. Columns to keep beside the scores travel with their batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,8 +30,8 @@ from recapp.errors import ConfigError, DataError, alike, meant
 from recapp.sparse.batch import Batch
 
 SETTING = "input"
-PARTS = 64  # of an input whose part size nobody sets: enough for the ranks to share it equally
-MOST_ROWS_PER_PART = 262_144  # the same: what a rank holds until it is written, and may lose
+PARTS = 64  # of an input by default: enough parts for the ranks to share equally
+MOST_ROWS_PER_PART = 262_144  # by default: a rank holds these until a write, and may lose them
 
 
 @dataclass(slots=True)
@@ -41,7 +40,7 @@ class InputBatch(Batch):
 
     Args:
         first_row: The number of its first row in the whole input.
-        kept: The columns that are kept beside the scores, of the same rows.
+        kept: The columns to keep beside the scores, for the same rows.
     """
 
     first_row: int
@@ -50,14 +49,14 @@ class InputBatch(Batch):
 
 @dataclass(frozen=True)
 class PredictionInput:
-    """The rows of some files that are to be scored.
+    """The rows to score.
 
     Args:
         source: The rows.
-        schema: Their columns; there is no label among them.
-        kept: The columns that are kept beside the scores, as they are written.
+        schema: The columns of the rows, without labels.
+        kept: The types of the columns to keep beside the scores, in the output.
         transform: The function applied to dense columns.
-        settings: In which portions the rows are scored.
+        settings: The sizes of batches and parts.
     """
 
     source: Source
@@ -90,17 +89,17 @@ class PredictionInput:
         return range(first, min(first + self.rows_per_part, self.rows))
 
     def part_of(self, row: int) -> int:
-        """Return the number of the part that a row is in."""
+        """Return the number of the part that contains a row."""
         return row // self.rows_per_part
 
     def batches(self, rows: range) -> Iterator[InputBatch]:
         """Yield the batches of consecutive rows.
 
         Args:
-            rows: The rows, by their numbers in the whole input; they begin where a batch begins.
+            rows: The rows, by their numbers in the whole input; the first row must begin a batch.
 
         Raises:
-            DataError: What cannot be read, or a value that cannot be used.
+            DataError: Rows cannot be read, or a value cannot be used.
         """
         collate = Collate(self.schema, self.source.bags, self.transform)
         size = self.settings.rows_per_batch
@@ -119,7 +118,7 @@ class PredictionInput:
                 kept = []
 
     def no_rows(self) -> InputBatch:
-        """Return a batch without rows, for a rank that has none left while others do."""
+        """Return a batch without rows, for a rank that is finished before others."""
         collate = Collate(self.schema, self.source.bags, self.transform)
         return self._batch(collate, [], [], self.rows)
 
@@ -131,7 +130,7 @@ class PredictionInput:
         return InputBatch(made.dense_BI, made.sparse, made.labels, made.weights, first, table)
 
     def _kept(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the kept columns of a chunk as they are written."""
+        """Return the kept columns of a chunk, in the types of the output."""
         arrays = [
             column if column.type == field.type else column.cast(field.type)
             for field in self.kept
@@ -142,11 +141,11 @@ class PredictionInput:
 
 @dataclass(frozen=True)
 class RankInput:
-    """The batches that one of several ranks scores; all ranks have the same number of them.
+    """The batches of one of several ranks; all ranks have the same number of batches.
 
     Args:
         input: The rows of all ranks.
-        unscored: The numbers of the score parts that are to be scored, ascending.
+        unscored: The numbers of the score parts to score, ascending.
         rank: The number of this rank.
         world: The number of ranks.
     """
@@ -157,12 +156,12 @@ class RankInput:
     world: int = 1
 
     def parts_of(self, rank: int) -> Sequence[int]:
-        """Return the parts of a rank: consecutive ones, an equal share of all or one more."""
+        """Return the parts of a rank: consecutive parts, an equal share of all or one more."""
         count = len(self.unscored)
         return self.unscored[rank * count // self.world : (rank + 1) * count // self.world]
 
     def rows_after(self, batches: int) -> int:
-        """Return the number of rows that all ranks have scored after some batches each."""
+        """Return the number of rows that all ranks together have scored after some batches each."""
         size = self.input.settings.rows_per_batch
         return sum(min(batches * size, rows) for rows in self._rows_W)
 
@@ -172,12 +171,12 @@ class RankInput:
         return sum(self._rows_W)
 
     def __len__(self) -> int:
-        """Return the number of batches of each rank; there is at least one, that may be empty."""
+        """Return the number of batches of each rank: at least one, which may be empty."""
         size = self.input.settings.rows_per_batch
         return max(1, *(-(-rows // size) for rows in self._rows_W))
 
     def __iter__(self) -> Iterator[InputBatch]:
-        """Yield this rank's batches, then empty ones while other ranks have some."""
+        """Yield this rank's batches, then empty batches until the other ranks are finished."""
         own = 0
         for rows in self._runs():
             for batch in self.input.batches(rows):
@@ -192,7 +191,7 @@ class RankInput:
         return [sum(len(self.input.part(n)) for n in self.parts_of(rank)) for rank in ranks]
 
     def _runs(self) -> Iterator[range]:
-        """Yield this rank's rows as few stretches of consecutive rows."""
+        """Yield this rank's rows as ranges of consecutive rows, as few as possible."""
         run = range(0)
         for number in self.parts_of(self.rank):
             rows = self.input.part(number)
@@ -207,16 +206,16 @@ class RankInput:
 
 
 def open_input(settings: ScoringSettings, schema: Schema, transform: str) -> PredictionInput:
-    """Open the files whose rows are to be scored; there may be no row in them.
+    """Open the files to score; they may have no rows.
 
     Args:
         settings: The rows.
-        schema: The columns of the model; its label is not read and need not be there.
+        schema: The columns of the model; its labels are not read and may be absent.
         transform: A key of `recapp.dataset.collate.DENSE_TRANSFORMS`.
 
     Raises:
-        DataError: No file, one that is not whole, or one that lacks a column or has it in a type
-            that cannot be read.
+        DataError: There is no file, or a file is not whole, lacks a column, or has a column of an
+            unreadable type.
     """
     if settings.input is None:
         raise ConfigError("input must be given: name the rows that are to be scored")
@@ -226,10 +225,10 @@ def open_input(settings: ScoringSettings, schema: Schema, transform: str) -> Pre
 def open_named(
     names: Sequence[str], settings: ScoringSettings, schema: Schema, transform: str
 ) -> PredictionInput:
-    """Do as `open_input`, for the files of the given names.
+    """Open files by their names, like `open_input`.
 
     Raises:
-        DataError: As of `open_input`.
+        DataError: As for `open_input`.
     """
     check_transform(transform)
     unlabelled = schema.unlabelled()
@@ -240,10 +239,11 @@ def open_named(
 
 
 def _open(names: Sequence[str], schema: Schema, unlabelled: Schema) -> Source:
-    """Open files with or without a label; in files that are read by position it is a column more.
+    """Open files with or without labels; this matters for files that are read by position, where
+    labels are further columns.
 
     Raises:
-        DataError: The files have the columns neither with a label nor without one.
+        DataError: The files do not have the columns, with or without labels.
     """
     try:
         return open_files(names, unlabelled, setting=SETTING)
@@ -256,10 +256,11 @@ def _open(names: Sequence[str], schema: Schema, unlabelled: Schema) -> Source:
 
 
 def _kept_schema(files: Sequence[DataFile], columns: Sequence[str]) -> pa.Schema:
-    """Return the types of the kept columns, which all files must have alike.
+    """Return the types of the kept columns, which must be equal in all files.
 
     Raises:
-        DataError: A file lacks one, has it twice, or has it in another type than the first file.
+        DataError: A file lacks a kept column, has it twice, or has another type than the first
+            file.
     """
     kept = pa.schema([])
     for file in files if columns else ():
@@ -279,7 +280,7 @@ def _kept_schema(files: Sequence[DataFile], columns: Sequence[str]) -> pa.Schema
 
 
 def _not_one(name: str, times: int, there: Sequence[str]) -> str:
-    """Return the part of an error that says how often a file has a column."""
+    """Return the part of an error about the number of columns of one name in a file."""
     if times:
         return f"has column {name} {times} times; leave one of them in the file"
     near = f"{meant(close)} " if (close := alike(name, there)) else ""
@@ -287,21 +288,21 @@ def _not_one(name: str, times: int, there: Sequence[str]) -> str:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a kept column: neither dictionary nor view."""
+    """Return the type of a kept column without dictionary encoding or views."""
     kind = value_type(kind)
     return without_views(pa.nulls(0, kind)).type if has_views(kind) else kind
 
 
 def _cut(source: Source, first: int, size: int) -> Iterator[tuple[DataFile, int, pa.RecordBatch]]:
-    """Yield the chunks of a source, cut where batches end.
+    """Yield the chunks of a source, cut at the ends of batches.
 
     Args:
         source: Consecutive rows.
-        first: The number of the first of them in the whole input.
+        first: The number of the first row in the whole input.
         size: The rows of a batch.
 
     Yields:
-        The file, the number of the first row in it, and the rows.
+        The file, the number of the chunk's first row in it, and the rows.
     """
     for file, file_row, chunk in arrow_chunks(source):
         done = 0

@@ -1,9 +1,9 @@
-"""Raw rows of a caller, such as a request to a server, as a batch.
+"""Convert raw rows of a caller, such as a request to a server, to a batch.
 
-    Arrow table, any of the namings that training knows  ->  Batch without labels
+    Arrow table, in any naming of the schema -> Batch without labels
 
-They go the way of training's rows: the same schema finds the columns, the same decoder reads ids
-and numbers, the same transform is applied.
+Raw rows are read like training rows: with the same schema, the same decoder of ids and numbers, and
+the same transform.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from recapp.errors import DataError
 from recapp.sparse.batch import Batch
 
 RawTable: TypeAlias = pa.Table
-"""Raw columns, under the names that a schema knows; others are left out."""
+"""Raw columns, under names that a schema knows; other columns are skipped."""
 
-SOURCE = "the rows"  # what stands where errors of files name the file
+SOURCE = "the rows"  # the name in errors in place of a file
 
 
 def as_table(rows: Any) -> RawTable:
@@ -33,7 +33,7 @@ def as_table(rows: Any) -> RawTable:
             mapping is a missing value, as in data frames.
 
     Raises:
-        DataError: The rows are none of these, or their columns have different lengths.
+        DataError: The rows have another type, or their columns have different lengths.
     """
     if isinstance(rows, pa.Table):
         return rows
@@ -50,15 +50,15 @@ def as_table(rows: Any) -> RawTable:
 
 
 class RawRows:
-    """Reads raw rows by the schema of a model.
+    """Decode raw rows by the schema of a model.
 
     Args:
-        schema: The columns of the model; its label is not read.
-        transform: How dense numbers are transformed, a key of
+        schema: The columns of the model; its labels are not read.
+        transform: The transform of dense numbers, a key of
             `recapp.dataset.collate.DENSE_TRANSFORMS`.
 
     Raises:
-        ConfigError: There is no such transform.
+        ConfigError: The transform is unknown.
     """
 
     def __init__(self, schema: Schema, transform: str) -> None:
@@ -70,15 +70,15 @@ class RawRows:
     def batch(self, rows: Any) -> Batch:
         """Return rows as a batch on the CPU, without labels.
 
-        A sparse feature whose column is a list is a bag; of any other column each row has one id,
-        or none.
+        A sparse feature with a column of lists is a bag; any other column has one id, or none, for
+        each row.
 
         Args:
-            rows: Raw columns, as `as_table` takes them; there may be none of the rows.
+            rows: Raw columns, as for `as_table`; they may have no rows.
 
         Raises:
-            DataError: They are no table, or a column is missing, has a type that cannot be read, or
-                holds a value that cannot; the error names the column, and the row counted from 0.
+            DataError: `rows` is not a table, or a column is missing, has an unreadable type, or has
+                an unreadable value; the error names the column, and the row counted from 0.
         """
         table = as_table(rows)
         columns, views, collate = self._of(table.schema)
@@ -99,11 +99,12 @@ class RawRows:
         return Collate(self.schema, frozenset(), self.transform).batch([])
 
     def _of(self, arrow_schema: pa.Schema) -> tuple[dict[str, str], list[str], Collate]:
-        """Return for rows with these columns: their own names of them, those of view types, and the
-        decoder.
+        """Return three facts about rows with these columns: their own names, the names of columns
+        with view types, and the decoder.
 
-        Rows come with the same columns again and again, so the result for the last ones is kept. It
-        is read and replaced as a whole, because other threads may read other rows meanwhile.
+        The result for the last columns is cached, because callers send rows with the same columns
+        again and again. The cache is read and replaced as a whole, because other threads may read
+        other rows meanwhile.
         """
         last = self._last
         if last is None or not last[0].equals(arrow_schema):
@@ -117,13 +118,13 @@ class RawRows:
 
 
 def _column(values: Any) -> pa.Array | pa.ChunkedArray:
-    """Return a column of a mapping; one of Arrow is taken as it is."""
+    """Convert a column of a mapping to Arrow; return an Arrow column unchanged."""
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
     return pa.array(values, from_pandas=True)
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column without views, which data frames of polars have for text."""
+    """Return a column without views, which polars uses for text."""
     kind = without_views(pa.nulls(0, column.type)).type
     return pa.chunked_array([without_views(chunk) for chunk in column.chunks], kind)

@@ -1,14 +1,14 @@
-"""Reading lanes: row groups are streamed in chunks, and each chunk's rows handed to the lanes that
-own them.
+"""Read lanes: stream row groups in chunks, and hand the rows of each chunk to the lanes that own
+them.
 
     row group s  ──iter_batches──>  chunk of 8,192 rows ──decode──>  inbox of lane 3   [rows]
       (one cursor)                                      └─────────>  inbox of lane 5   [rows]
 
-A reader owns some lanes. It opens a row group when one of them needs its first row, decodes it once
-for all of them, and closes it behind the last row they need. What is held at a time: one chunk per
-open row group, and what lanes have not taken yet from a chunk that they share. A large row group of
-which several lanes read separate stretches is read once by each, because holding the stretch of the
-last lane until it gets there would hold nearly the whole row group.
+A reader owns some lanes. It opens a row group when one of its lanes needs the first row, decodes it
+once for all its lanes, and closes it after the last needed row. In memory are one chunk of each
+open row group, and the rows of shared chunks that lanes have not taken yet. If several lanes read
+separate ranges of a large row group, each lane reads the row group by itself. Otherwise the reader
+would hold nearly the whole row group until the last lane takes its range.
 """
 
 from collections import deque
@@ -24,22 +24,22 @@ from recapp.dataset.order import Deal, IntArray, after
 from recapp.dataset.rows import Rows, join
 from recapp.dataset.source import Source
 
-# A row group up to this size is decoded once even where lanes read separate stretches of it.
+# A row group up to this size is decoded once even if lanes read separate ranges of it.
 SHARED_ROWS = 65_536
 _EVERY_LANE = -1
 
 
 class Reader:
-    """Reads the rows of some lanes of a deal, from a position on.
+    """Read the rows of some lanes of a deal, from a position on.
 
     Args:
         source: The rows of all lanes.
-        deal: Which of them every lane reads.
-        lanes: The lanes that are read.
-        position: The number of rows already taken from each of them (the same for all).
+        deal: The rows of each lane.
+        lanes: The lanes to read.
+        position: The number of rows already taken from each lane (the same for all).
         collate: Decodes the rows.
 
-    `take` raises DataError for values that cannot be used and files that cannot be read.
+    `take` raises DataError for unusable values and unreadable files.
     """
 
     def __init__(
@@ -79,26 +79,26 @@ class Reader:
 
     @property
     def held_rows(self) -> int:
-        """The number of rows decoded and not yet taken."""
+        """The number of decoded rows that are not taken yet."""
         return sum(len(rows) for inbox in self._inboxes.values() for rows in inbox)
 
     @property
     def open_row_groups(self) -> int:
-        """The number of row groups that are being read."""
+        """The number of open row groups."""
         return len(self._cursors)
 
     def _owned(self, left: dict[int, IntArray]) -> dict[tuple[int, int], IntArray]:
-        """Return the stretches that lanes need of each segment, in row order, by cursor.
+        """Return the ranges of each segment that lanes need, in row order, by cursor.
 
         Returns:
-            Cursor key -> [P, 3], a row per stretch: (first row, end, lane).
+            Cursor key -> [P, 3], a row for each range: (first row, end, lane).
         """
         pieces = np.concatenate(
             [np.insert(own, 3, lane, axis=1) for lane, own in left.items()]
             or [np.zeros((0, 4), np.int64)]
         )
         if not len(pieces):
-            return {}  # fewer rows than lanes, or all of them taken
+            return {}  # fewer rows than lanes, or all rows are taken
         pieces = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))]
         segments, starts = np.unique(pieces[:, 0], return_index=True)
         owned = {}
@@ -112,12 +112,14 @@ class Reader:
         return owned
 
     def _key(self, lane: int, segment: int) -> tuple[int, int]:
-        """Return the key of the cursor that reads a segment for a lane: its own or a shared one."""
+        """Return the key of the cursor that reads a segment for a lane: the lane's own or a shared
+        cursor.
+        """
         shared = self._deal.cut[segment] or self._source.segments[segment].rows <= SHARED_ROWS
         return segment, _EVERY_LANE if shared else lane
 
     def _next_part(self, lane: int, segment: int, count: int) -> Rows:
-        """Return up to `count` rows of a lane from one segment, at least one."""
+        """Return up to `count` rows of a lane from one segment, but at least one row."""
         inbox = self._inboxes.get((lane, segment))
         while not inbox:
             self._advance(self._key(lane, segment))
@@ -131,7 +133,7 @@ class Reader:
         return rows
 
     def _advance(self, key: tuple[int, int]) -> None:
-        """Decode one more chunk of a row group and hand its rows out to the lanes."""
+        """Decode one more chunk of a row group, and hand its rows to the lanes."""
         if key not in self._cursors:
             self._cursors[key] = _stream(
                 self._source, key[0], self._stretches.pop(key), self._collate
@@ -140,11 +142,11 @@ class Reader:
             self._inboxes.setdefault((lane, key[0]), deque()).append(rows)
             self._due[key] -= len(rows)
         if not self._due[key]:
-            del self._cursors[key]  # this ends the generator, which closes the file
+            del self._cursors[key]  # this closes the generator, and so the file
 
 
 def _by_segment(pieces: IntArray) -> list[tuple[int, int]]:
-    """Return a lane's pieces as (segment, rows), neighbours of one segment joined."""
+    """Return a lane's pieces as (segment, rows); join neighbours of one segment."""
     if not len(pieces):
         return []
     starts = np.flatnonzero(np.diff(pieces[:, 0], prepend=-1))
@@ -156,9 +158,9 @@ def _by_segment(pieces: IntArray) -> list[tuple[int, int]]:
 def _stream(
     source: Source, segment: int, stretches: IntArray, collate: Collate
 ) -> Iterator[list[tuple[int, Rows]]]:
-    """Yield, chunk after chunk of a segment, the rows of each lane that has some in it.
+    """Yield the rows of each lane in a segment, chunk by chunk.
 
-    Files are opened here and closed at the end.
+    The generator opens the file, and closes it at its end.
     """
     number, row_group, first, _ = source.segments[segment]
     file = source.files[number]
@@ -177,7 +179,7 @@ def _hand_out(
     file: DataFile,
     collate: Collate,
 ) -> list[tuple[int, Rows]]:
-    """Decode the wanted rows of a chunk, lane after lane, and cut them into the lanes' parts."""
+    """Decode the wanted rows of a chunk, lane by lane, and split them into the lanes' parts."""
     end = begin + chunk.num_rows
     inside = wanted[
         np.searchsorted(wanted[:, 1], begin, side="right") : np.searchsorted(wanted[:, 0], end)
@@ -204,7 +206,7 @@ def _hand_out(
 
 
 def _ranges(starts: IntArray, lengths: IntArray) -> npt.NDArray[np.int64]:
-    """Return arange(start, start + length) of each, one behind the other."""
+    """Concatenate arange(start, start + length) of all pairs."""
     offsets = np.cumsum(lengths) - lengths
     ranges: npt.NDArray[np.int64] = np.arange(int(lengths.sum())) + np.repeat(
         starts - offsets, lengths

@@ -1,4 +1,4 @@
-"""The files with which an epoch goes on after a resume.
+"""Choose the files with which an epoch continues after a resume.
 
 files now                      inside of an epoch                       between two epochs
 the same                       go on                                    go on
@@ -16,7 +16,7 @@ from recapp.dataset.fingerprint import FileFacts, Fingerprint, compare
 from recapp.errors import CheckpointError, ConfigError
 
 ResumeData = Literal["check", "ignore"]
-"""Whether a resume inside of an epoch is refused where the files are not the checkpoint's."""
+"""Whether to refuse a resume inside of an epoch if the files differ from the checkpoint's."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class ResumedFiles:
     """The files of the epoch in which a checkpoint was saved.
 
     Args:
-        count: The number of files, from the first on, with which it is finished; None takes all.
-        note: A note for people; empty where there is nothing to say.
+        count: The number of first files with which the epoch is finished; None takes all files.
+        note: A note for people, or an empty text.
     """
 
     count: int | None = None
@@ -40,14 +40,14 @@ def resumed_files(
     checkpoint: str | Path,
     resume_data: ResumeData = "check",
 ) -> ResumedFiles:
-    """Return the files with which the epoch goes on.
+    """Return the files with which the epoch continues.
 
     Args:
-        stored: The fingerprint that the checkpoint holds, as plain values; None where it has none.
-        found: The facts of the files that are there.
-        batches: The batches of the epoch that were trained when it was saved.
+        stored: The fingerprint of the checkpoint, as plain values; None if it has none.
+        found: The facts of the current files.
+        batches: The batches of the epoch that were trained before the save.
         checkpoint: The checkpoint, for messages.
-        resume_data: `check` refuses files that differ, `ignore` takes them.
+        resume_data: `check` refuses different files, `ignore` takes them.
 
     Raises:
         CheckpointError: The files differ in the middle of an epoch, or the fingerprint is damaged.
@@ -89,7 +89,7 @@ def check_resume_data(value: str) -> None:
     """Check a value of `resume_data`.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The value is unknown.
     """
     if value not in get_args(ResumeData):
         raise ConfigError(f"resume_data={value}: {' or '.join(get_args(ResumeData))} is allowed")

@@ -1,12 +1,12 @@
-"""Decoded rows: columns as numpy arrays, ready to be sliced, permuted and joined.
+"""Decoded rows: columns as numpy arrays, which can be sliced, permuted and joined.
 
     dense_NI    [N, I]  numbers, transformed
     targets_NT  [N, T]  labels, then weights
-    ids_NS      [N, S]  the one id per row of each single-valued feature
+    ids_NS      [N, S]  the single id of each row and single-valued feature
     bags                values_L, offsets_N1 of each multi-valued feature
 
-N rows of a chunk, I dense columns, T columns of labels and weights, S single-valued features, L ids
-of a bag feature. Row-major, because lanes gather rows.
+Shapes: N rows of a chunk, I dense columns, T columns of labels and weights, S single-valued
+features, L ids of a bag feature. Arrays are row-major, because lanes gather rows.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ class Bags:
     """The bags of one feature.
 
     Args:
-        values_L: The ids of all rows, one bag behind the other, [L].
-        offsets_N1: Where the bag of each row begins, and L at the end, [N + 1].
+        values_L: The ids of all rows, one bag after the other, [L].
+        offsets_N1: The offset of each row's bag, and L at the end, [N + 1].
     """
 
     values_L: Int64Array
@@ -54,13 +54,13 @@ class Bags:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some decoded rows; the module says what each array holds.
+    """Some decoded rows; the module docstring explains the arrays.
 
     Args:
         dense_NI: Transformed numbers, [N, I].
         targets_NT: Labels and weights, [N, T].
         ids_NS: Ids of single-valued features, [N, S].
-        bags: One entry per multi-valued feature, in schema order.
+        bags: The bags of each multi-valued feature, in schema order.
     """
 
     dense_NI: Float32Array
@@ -72,7 +72,7 @@ class Rows:
         return len(self.targets_NT)
 
     def slice(self, first: int, last: int) -> "Rows":
-        """Return rows [first, last), up to the last row that there is, without a copy."""
+        """Return rows [first, last) without a copy; `last` may exceed the number of rows."""
         last = min(last, len(self))
         bags = tuple(bag.slice(first, last) for bag in self.bags)
         return Rows(
@@ -90,7 +90,7 @@ class Rows:
 
 
 def join(parts: Sequence[Rows]) -> Rows:
-    """Return the rows of several chunks (at least one) behind each other."""
+    """Concatenate the rows of several chunks (at least one)."""
     if len(parts) == 1:
         return parts[0]
     bags = tuple(

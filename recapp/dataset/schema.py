@@ -1,16 +1,16 @@
-"""Which column is which: labels, weights, dense numbers and ids, under the names that a file has.
+"""The schema: columns of labels, weights, dense numbers and ids, under any naming of a file.
 
-Click logs of the same shape travel under a dozen namings. Models and tables see only recapp's own
-(canonical) names, those of the schema; a schema knows the other namings of each part and finds,
-file by file, the one that fits:
+Click logs of the same shape exist with a dozen namings. Models and tables use only recapp's own
+(canonical) names. A schema knows the other namings of each part, and finds the matching naming of
+each file:
 
     canonical   label   I1     ..  I13     C1     ..  C26
     torchrec    label   int_0  ..  int_12  cat_0  ..  cat_25
     Spark       _c0     _c1    ..  _c13    _c14   ..  _c39
 
-Label, dense and sparse part are looked up separately, a part always by one whole naming: a naming
-that starts at zero and one that starts at one share most of their names, and mixing them would
-shift every column by one unnoticed.
+The label, the dense part and the sparse part are looked up separately, each by one whole naming. A
+naming that starts at zero and a naming that starts at one share most names, so a mixture of both
+would silently shift every column by one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,11 +31,11 @@ Naming = tuple[str, ...]
 
 
 class TextIds(StrEnum):
-    """How the text of a column of ids becomes an id (`recapp/dataset/decode.py`).
+    """The rule that makes ids of the text of a column (`recapp/dataset/decode.py`).
 
-    hex         at most 16 hexadecimal digits are their value
-    hashed      a canonical decimal is its integer, any other text the XXH64 hash of its bytes
-    integers    a canonical decimal is its integer, any other text an error
+    hex         the value of at most 16 hexadecimal digits
+    hashed      the integer of a canonical decimal; for other text, the XXH64 hash of its bytes
+    integers    the integer of a canonical decimal; other text is an error
     """
 
     HEX = "hex"
@@ -47,34 +47,34 @@ NO_LABEL = (
     "dataset.label=null: training and evaluation need the column that says 0 or 1; "
     "rows without it can only be predicted"
 )
-TEXT_HASH = "xxh64"  # how checkpoints name the hash that makes ids of text
+TEXT_HASH = "xxh64"  # the name in checkpoints of the hash that makes ids of text
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The columns a model uses, by canonical name.
+    """The columns of a model, by canonical name.
 
     Args:
-        label: The name of the label, or a list of several; None for rows without labels.
+        label: The name of the label, or a list of names; None for rows without labels.
         dense: Canonical names in the order of `Batch.dense_BI`.
         sparse: Canonical names in the order of `Batch.sparse`.
-        label_names: Other names of the label, in order of preference; the canonical one is always
+        label_names: Other names of the label, in order of preference; the canonical name is always
             tried first.
         dense_namings: Other namings of the dense columns, also in order of preference.
         sparse_namings: Other namings of the sparse columns, also in order of preference.
-        positional: Whether a file in which no naming finds a feature and that has exactly label,
-            dense and sparse columns is read by position, in that order (labels of a known name
+        positional: Whether to read a file by position if no naming finds a feature. The file must
+            have exactly the label, dense and sparse columns, in this order (labels of a known name
             must come first).
         hex: The sparse features whose text is hexadecimal.
-        integers: Those whose text must spell integers, because a table takes their ids for rows;
-            where a feature is in both, its text is hexadecimal.
-        real_labels: The labels that may be any finite number; the others are 0 or 1.
-        weight: The column of the weights of the rows, for all labels; or of some labels the column
-            of each; None where all rows count alike.
+        integers: The sparse features whose text must spell integers, because a table takes their
+            ids for rows. The text of a feature in both lists is hexadecimal.
+        real_labels: The labels that may be any finite number; other labels are 0 or 1.
+        weight: The column of the weights of the rows, for all labels; or the column for each of
+            some labels; None without weights.
 
     Raises:
-        ConfigError: Names that occur twice, a schema without a sparse feature, a name in `hex` that
-            is no sparse feature, or weights of what is no label.
+        ConfigError: A name occurs twice, there is no sparse feature, a name in `hex` is not a
+            sparse feature, or a weight is not for a label.
     """
 
     label: str | Sequence[str] | None
@@ -136,16 +136,16 @@ class Schema:
 
     @property
     def targets(self) -> Naming:
-        """The columns of labels, then those of weights."""
+        """The columns of labels, then the columns of weights."""
         return self.labels + self.weight_columns
 
     def unlabelled(self) -> "Schema":
-        """Return the schema of the same features in rows that are only scored."""
+        """Return the schema of the same features without labels and weights."""
         return replace(self, label=None, real_labels=(), weight=None)
 
     def use(self, name: str) -> str:
-        """Return what the column of a canonical name is for: `sparse feature`, `dense feature`,
-        `label` (0 or 1), `real label` or `weight`.
+        """Return the use of a column, by canonical name: `sparse feature`, `dense feature`, `label`
+        (0 or 1), `real label` or `weight`.
         """
         if name in self.sparse:
             return "sparse feature"
@@ -154,27 +154,27 @@ class Schema:
         return "weight" if name in self.weight_columns else "dense feature"
 
     def text_ids(self, feature: str) -> TextIds:
-        """Return how text in the column of a sparse feature becomes ids."""
+        """Return the rule for ids of text of a sparse feature."""
         if feature in self.hex:
             return TextIds.HEX
         return TextIds.INTEGERS if feature in self.integers else TextIds.HASHED
 
     def id_encoding(self) -> dict[str, Any]:
-        """Return how text becomes ids, as a checkpoint stores it.
+        """Return the rules for ids of text, in the form of a checkpoint.
 
         The entries are the hash of text and the columns whose text is hexadecimal.
         """
         return {"text": TEXT_HASH, "hex": [name for name in self.sparse if name in self.hex]}
 
     def check_id_encoding(self, stored: object, checkpoint: str) -> None:
-        """Check that a model was trained on ids that were read as this schema reads them.
+        """Check that a model was trained with the rules for ids of text of this schema.
 
         Args:
-            stored: What `id_encoding` returned when the model was trained.
+            stored: The result of `id_encoding` at the time of training.
             checkpoint: The checkpoint's name, for error messages.
 
         Raises:
-            CheckpointError: The ids were read differently, or the stored record is damaged.
+            CheckpointError: The rules differ, or the stored record is damaged.
         """
         hex = stored.get("hex") if isinstance(stored, Mapping) else None
         if (
@@ -200,7 +200,7 @@ class Schema:
             )
 
     def resolve(self, arrow_schema: "pa.Schema", file: str) -> dict[str, str]:
-        """Find the file's own name of every column.
+        """Find the file's own name of each column.
 
         Args:
             arrow_schema: The columns of the file.
@@ -210,10 +210,10 @@ class Schema:
             Canonical name -> the file's own name.
 
         Raises:
-            DataError: A column is missing, is there more than once or has a type that cannot be
-                read as what it is used for. It names the namings tried and the close matches.
+            DataError: A column is missing, occurs more than once, or has a type that does not fit
+                its use. The text names the namings tried and the close matches.
         """
-        from recapp.dataset.column_types import check_types  # where there is a file
+        from recapp.dataset.column_types import check_types  # needs pyarrow, only for files
 
         present = arrow_schema.names
         parts: list[tuple[Naming, tuple[Naming, ...]]] = [
@@ -235,12 +235,12 @@ class Schema:
         return columns
 
     def _namings(self, target: str) -> tuple[Naming, ...]:
-        """Return the names that the column of a label or of weights may have."""
+        """Return the possible names of a column of labels or weights."""
         others = self.label_names if self.labels == (target,) else ()
         return tuple((name,) for name in dict.fromkeys((target, *others)))
 
     def _by_position(self, present: Sequence[str]) -> dict[str, str]:
-        """Return the columns by position; nothing where schema or file do not allow that."""
+        """Return the columns by position; empty if the schema or the file does not allow this."""
         features = self.dense + self.sparse
         names = (*self.labels, *features)
         known = {
@@ -261,7 +261,7 @@ class Schema:
 
 
 def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:
-    """Return the schema that the settings of a data set and of its tables describe.
+    """Return the schema of the settings of a data set and its tables.
 
     Columns whose table takes ids for rows (any id rule but `hash`) must hold integers.
 
@@ -270,7 +270,7 @@ def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:
         tables: The group `tables`.
 
     Raises:
-        ConfigError: Columns that cannot be a schema.
+        ConfigError: The columns cannot form a schema.
     """
     if dataset.naming == "criteo":
         schema = criteo_schema(dataset.label)
@@ -292,11 +292,11 @@ def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:
 
 
 def check_sizes(dataset: DataSettings, features: Sequence[str]) -> None:
-    """Check that the settings that size tables fit the sparse columns.
+    """Check that the sizes of tables in the settings fit the sparse columns.
 
     Raises:
-        ConfigError: A list with fewer or more numbers (an empty or absent one is ignored), or a
-            width for a column that is none.
+        ConfigError: A list has fewer or more numbers than columns (an empty or absent list is
+            ignored), or a dimension is not for a sparse column.
     """
     for key, values in (("table_rows", dataset.table_rows), ("cardinality", dataset.cardinality)):
         if values and len(values) != len(features):
@@ -313,7 +313,7 @@ def check_sizes(dataset: DataSettings, features: Sequence[str]) -> None:
 
 
 def _row_features(dataset: DataSettings, tables: TableSettings) -> set[str]:
-    """Return the sparse columns whose ids some table takes for rows."""
+    """Return the sparse columns whose ids a table takes for rows."""
     if isinstance(tables, TablesOfDataset):
         rule = tables.id_rule or dataset.id_rule
         return set() if rule == "hash" else set(dataset.sparse)
@@ -321,13 +321,13 @@ def _row_features(dataset: DataSettings, tables: TableSettings) -> set[str]:
 
 
 def criteo_schema(label: str | Sequence[str] | None = "label") -> Schema:
-    """Return the schema of Criteo's logs under every naming that they are found with.
+    """Return the schema of Criteo's logs, with all their known namings.
 
-    They have 13 dense columns and 26 sparse ones of hexadecimal ids. The namings are those of
-    torchrec, TorchEasyRec, Merlin/HugeCTR, reczoo, Spark, pandas and NVIDIA's DLRM.
+    The logs have 13 dense columns and 26 sparse columns of hexadecimal ids. The namings are those
+    of torchrec, TorchEasyRec, Merlin/HugeCTR, reczoo, Spark, pandas and NVIDIA's DLRM.
 
     Args:
-        label: The label's name, or several; one that is not the default is the only one tried.
+        label: The name of the label, or several; a name other than the default has no alternatives.
     """
     return Schema(
         label=label,
@@ -370,9 +370,9 @@ def _numbered(prefix: str, first: int, count: int) -> Naming:
 def _find(
     names: Naming, namings: tuple[Naming, ...], present: Sequence[str], file: str
 ) -> dict[str, str]:
-    """Find one part's columns: canonical name -> own name.
+    """Find the columns of one part: canonical name -> own name.
 
-    The naming of which the file has most columns counts.
+    The naming with the most columns in the file counts.
 
     Raises:
         DataError: A column is missing.

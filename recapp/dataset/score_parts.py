@@ -1,14 +1,14 @@
-"""Scores on their way to one file: part after part, so that a run that was ended can go on.
+"""Write scores part by part, so that an ended run can continue, and join the parts to one file.
 
     scores.parquet.parts/
-      identity.json              what the scores are of: model, input files, columns, boundaries
+      identity.json              the source of the scores: model, input files, columns, boundaries
       part-0000007.parquet       the scores of rows 7 * rows_per_part .., whole
-      part-0000008.parquet.tmp   is being written, or was when its rank was killed
-      joined.tmp                 the parts one behind the other; becomes scores.parquet
+      part-0000008.parquet.tmp   a part that is being written, or was when its rank was killed
+      joined.tmp                 the parts, concatenated; becomes scores.parquet
 
-A part gets its name when it is whole and on disk; so does the output, after which the parts are
-deleted. Whoever comes back to the directory scores what is missing, on any number of ranks. Of
-another model or input nothing is mixed in: the identity is compared first.
+A part gets its name when it is whole and on disk. So does the output; then the parts are deleted. A
+later run scores the missing parts, on any number of ranks. It compares the identity first, so
+scores of another model or input are never mixed in.
 """
 
 import json
@@ -36,9 +36,9 @@ from recapp.errors import ConfigError, DataError
 
 IDENTITY = "identity.json"
 SCORES = "scores"
-"""The entry of an identity that names the columns of scores, where they are not `score` alone."""
+"""The entry of an identity that names the columns of scores, unless `score` is the only one."""
 JOINED = "joined.tmp"
-ROWS_PER_GROUP = 65_536  # at least, of the output, but for the last: readers like them large
+ROWS_PER_GROUP = 65_536  # the least in the output, except in the last: readers prefer large groups
 SUFFIXES = (".parquet", ".parq", ".pq")
 Scores = npt.NDArray[np.float32]
 _PART = re.compile(r"part-(\d{7,})\.parquet")
@@ -47,12 +47,12 @@ _OWN = re.compile(r"part-\d{7,}\.parquet(\.tmp)?|joined\.tmp|identity\.json(\.tm
 
 @dataclass(frozen=True)
 class ScoreRange:
-    """The mean and the extremes of a column of scores; None where there are no rows.
+    """The mean and the extremes of a column of scores; None without rows.
 
     Args:
-        mean: Their mean; NaN where one of them is none.
-        least: The smallest of them.
-        largest: The largest of them.
+        mean: The mean; NaN if a score is NaN.
+        least: The smallest score.
+        largest: The largest score.
     """
 
     mean: float | None
@@ -65,15 +65,15 @@ class Joined:
     """The number of all rows, and the ranges of their scores.
 
     Args:
-        rows: How many rows there are.
-        scores: The range of each column of scores, by its name.
+        rows: The number of rows.
+        scores: The range of each column of scores, by name.
     """
 
     rows: int
     scores: Mapping[str, ScoreRange]
 
     def measured(self) -> dict[str, float | None]:
-        """Return each number by its name, such as `rows` and `mean_score`."""
+        """Return the numbers by name, such as `rows` and `mean_score`."""
         named = {
             f"{what}_{column}": value
             for column, found in self.scores.items()
@@ -90,18 +90,18 @@ def identity_of(
     transform: str,
     scores: Sequence[str] = (SCORE,),
 ) -> dict[str, Any]:
-    """Return plain values that tell predictions apart, under names for people.
+    """Return plain values that identify a prediction, under names for people.
 
     Args:
-        model: What distinguishes the model, and how it computes.
-        files: The input.
-        settings: What is kept of it, and where parts begin.
-        schema: How its columns are read.
-        transform: How its numbers are transformed.
+        model: The identity of the model, and its settings of computation.
+        files: The input files.
+        settings: The kept columns and the boundaries of parts.
+        schema: The columns of the input.
+        transform: The transform of dense numbers.
         scores: The columns of scores.
 
     Raises:
-        ConfigError: A column of scores has the name of a column that is kept.
+        ConfigError: A column of scores has the name of a kept column.
     """
     for name in settings.columns:
         if name in scores:
@@ -126,12 +126,12 @@ def check_output(output: Path, inputs: Sequence[str], *, overwrite: bool) -> Non
 
     Args:
         output: The file.
-        inputs: The files that are scored.
-        overwrite: Whether a file of that name is replaced.
+        inputs: The files to score.
+        overwrite: Whether to replace a file of that name.
 
     Raises:
-        ConfigError: It is no name of a Parquet file, its directory is not there, it is one of the
-            inputs, or it exists.
+        ConfigError: `output` is not the name of a Parquet file, its directory does not exist, it is
+            one of the inputs, or it exists.
     """
     named = f"output={short_path(output)}"
     if output.suffix.lower() not in SUFFIXES:
@@ -155,9 +155,9 @@ class ScoreParts:
     """The directory of the score parts of one output.
 
     Args:
-        output: The file that they become.
-        identity: Plain values that say what the scores are of, by words for people.
-        overwrite: Whether parts of something else are deleted.
+        output: The file that the parts become.
+        identity: Plain values that identify the prediction (`identity_of`).
+        overwrite: Whether to delete parts of another prediction.
     """
 
     def __init__(self, output: Path, identity: Mapping[str, Any], *, overwrite: bool) -> None:
@@ -168,10 +168,10 @@ class ScoreParts:
         self.overwrite = overwrite
 
     def check(self) -> None:
-        """Check that what is in the directory belongs to these scores, or may be deleted.
+        """Check that the parts in the directory belong to these scores, or may be deleted.
 
         Raises:
-            ConfigError: It belongs to others; the error names what differs.
+            ConfigError: The parts belong to another prediction; the error names a difference.
         """
         if (why := self._foreign()) and not self.overwrite:
             raise ConfigError(
@@ -180,12 +180,12 @@ class ScoreParts:
             )
 
     def prepare(self) -> None:
-        """Make the directory, or clear it of what belongs to other scores or was left unfinished.
+        """Make the directory, or delete parts of other scores and unfinished parts from it.
 
         One rank calls it.
 
         Raises:
-            ConfigError: As of `check`, or the directory holds what is no prediction's.
+            ConfigError: As for `check`; or the directory has files that are not of a prediction.
         """
         self.check()
         with self._writing():
@@ -206,19 +206,19 @@ class ScoreParts:
                 file.write(text.encode())
 
     def finished(self, input: PredictionInput) -> list[int]:
-        """Return the numbers of the parts that are whole, ascending."""
+        """Return the numbers of the whole parts, ascending."""
         found = {int(m[1]) for n in self._names() if (m := _PART.fullmatch(n))}
         return [n for n in sorted(found) if n < input.parts and self._is_whole(n, input)]
 
     def write(self, number: int, scored: Sequence[tuple[InputBatch, Mapping[str, Scores]]]) -> None:
-        """Write a score part; it is there whole or not at all.
+        """Write a score part, whole or not at all.
 
         Args:
-            number: Which part it is.
-            scored: Its batches and their scores by column, in order.
+            number: The number of the part.
+            scored: The batches of the part and their scores by column, in order.
 
         Raises:
-            DataError: It cannot be written.
+            DataError: The part cannot be written.
         """
         kept = pa.concat_tables([batch.kept for batch, _ in scored])
         table = self._with_scores(kept, [scores for _, scores in scored])
@@ -231,10 +231,9 @@ class ScoreParts:
             writer.write_table(table, row_group_size=max(table.num_rows, 1))
 
     def join(self, input: PredictionInput) -> Joined:
-        """Write the parts one behind the other to the output; one rank calls it, when all are
-        whole.
+        """Concatenate the parts to the output. One rank calls this when all parts are whole.
 
-        Parts are read one after the other; small ones share a row group.
+        The parts are read one after the other; small parts share a row group.
 
         Raises:
             DataError: A part is missing or damaged, or the output cannot be written.
@@ -257,7 +256,7 @@ class ScoreParts:
         return Joined(input.rows, scores)
 
     def remove(self) -> None:
-        """Delete the parts, and their directory where nothing else is in it."""
+        """Delete the parts, and their directory if it has no other files."""
         for name in self._names():
             if _OWN.fullmatch(name):
                 (self.folder / name).unlink(missing_ok=True)
@@ -265,7 +264,7 @@ class ScoreParts:
             self.folder.rmdir()
 
     def _with_scores(self, kept: pa.Table, scored: Sequence[Mapping[str, Scores]]) -> pa.Table:
-        """Return kept columns with those of the scores behind them."""
+        """Append the columns of scores to the kept columns."""
         columns = dict(zip(kept.column_names, kept.columns, strict=True))
         for name in self.columns:
             scores_N = np.concatenate([scores[name] for scores in scored])
@@ -279,8 +278,8 @@ class ScoreParts:
         return sorted(os.listdir(self.folder)) if self.folder.is_dir() else []
 
     def _foreign(self) -> str:
-        """Return how the parts in the directory differ from those of these scores; empty where they
-        do not, or where there are none.
+        """Return the difference between the parts in the directory and these scores, in words;
+        empty without a difference or without parts.
         """
         if not any(_PART.fullmatch(name) for name in self._names()):
             return ""
@@ -299,7 +298,7 @@ class ScoreParts:
             return False
 
     def _row_groups(self, input: PredictionInput) -> Iterator[pa.Table]:
-        """Yield all parts in order, joined to row groups of ROWS_PER_GROUP rows or more."""
+        """Yield all parts in order, joined to row groups of at least ROWS_PER_GROUP rows."""
         held: list[pa.Table] = []
         for number in range(input.parts):
             held.append(self._read(number, input))
@@ -322,10 +321,10 @@ class ScoreParts:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn errors of the file system inside of the `with` into one line.
+        """Turn errors of the file system inside of the `with` into errors of one line.
 
         Raises:
-            DataError: The disk is full, or something cannot be written.
+            DataError: The disk is full, or a file cannot be written.
         """
         try:
             yield
@@ -339,7 +338,7 @@ class ScoreParts:
 
 
 class _Tally:
-    """Mean and extremes of scores, added up in fp64 in the order of the rows."""
+    """Compute the mean and extremes of scores, in fp64 and in the order of the rows."""
 
     def __init__(self) -> None:
         self._rows = 0
@@ -362,7 +361,7 @@ class _Tally:
 
 
 def note_finished(finished: Sequence[int], input: PredictionInput) -> None:
-    """Note that a run goes on where another was ended."""
+    """Print a note that this run continues an ended run."""
     if finished:
         rows = sum(len(input.part(number)) for number in finished)
         note(
@@ -371,9 +370,9 @@ def note_finished(finished: Sequence[int], input: PredictionInput) -> None:
 
 
 def _difference(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Return the first difference of two identities in words; empty where there is none.
+    """Return the first difference of two identities in words; empty without a difference.
 
-    Of long lists the first entry that differs is named.
+    For long lists this names the first entry that differs.
     """
     for name in dict.fromkeys([*wanted, *stored]):
         there = stored.get(name)
@@ -398,7 +397,7 @@ def _unfinished(path: Path) -> Path:
 
 @contextmanager
 def _whole(path: Path, unfinished: Path) -> Iterator[IO[bytes]]:
-    """Write a file that has its name when it is whole and on disk, at the end of the `with`."""
+    """Yield a file to write; at the end of the `with`, flush it to disk and give it its name."""
     with open(unfinished, "wb") as file:
         yield file
         file.flush()

@@ -1,4 +1,4 @@
-"""The settings of a prediction's input: the rows that are to be scored, and their portions."""
+"""The settings of a prediction's input: the rows to score, and the sizes of batches and parts."""
 
 from dataclasses import dataclass
 
@@ -12,17 +12,17 @@ ROWS_PER_BATCH = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringSettings:
-    """The rows that are to be scored, and in which portions.
+    """The rows to score, and the sizes of batches and parts.
 
     Args:
-        input: A directory, a glob, a file, or several of those.
-        columns: Columns of the input that are kept beside the score.
+        input: A directory, a glob, a file, or a list of these.
+        columns: The columns of the input to keep beside the scores.
         rows_per_batch: The rows of a batch of one rank.
         rows_per_part: The rows of a score part, a multiple of `rows_per_batch`; None takes a 64th
             of the input, in whole batches, at most 262,144 rows.
 
     Raises:
-        ConfigError: Numbers that do not fit together, or columns that cannot be kept.
+        ConfigError: The numbers do not fit together, or a column cannot be kept.
     """
 
     input: Paths | None = None
@@ -49,7 +49,7 @@ class ScoringSettings:
 
 
 def score_is_kept(name: str) -> str:
-    """Return the error of a column of the input that has the name of one of scores."""
+    """Return the text of the error for a kept column with the name of a column of scores."""
     return (
         f"columns: {name} is the column of the scores, so a column of the input with that name "
         "cannot be kept; leave it out, or rename it in the input"

@@ -1,7 +1,7 @@
-"""The rows of a source in file order, chunk by chunk: files to Arrow, Arrow to arrays.
+"""Read the rows of a source in file order, chunk by chunk: files to Arrow, Arrow to arrays.
 
-Benchmarks time these two steps by themselves, and whatever looks at the first rows of a data set
-before training reads them so. Training reads shuffled batches: see `BatchStream`.
+Benchmarks time these two steps separately, and checks of the first rows before training use them.
+Training reads shuffled batches (`BatchStream`).
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from recapp.dataset.source import Source
 
 
 def arrow_chunks(source: Source) -> Iterator[tuple[DataFile, int, pa.RecordBatch]]:
-    """Yield the rows of a source as Arrow has them: decompressed, nothing converted.
+    """Yield the rows of a source as Arrow record batches, decompressed but not converted.
 
     Yields:
         The file, the number of a chunk's first row in it, and the chunk.

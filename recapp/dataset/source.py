@@ -1,11 +1,12 @@
-"""Where the rows lie: files, their row groups and how many rows each has, before any is read.
+"""A source of rows: files, their row groups, and the number of rows of each, before any row is
+read.
 
     Source  =  segments in file order
                file 0: row group 0 [0, 1718)    file 1: row group 0 [0, 1655)    ..
 
-A segment is a row group, or the part of one that a cut left. Nothing here reads a value. A source
-can be cut at any row (`slice`, `split`), so that "the first 6/7" of a log is exact although nobody
-rewrote its files.
+A segment is a row group, or the part of a row group after a cut. This file reads no values. A
+source can be cut at any row (`slice`, `split`), so that "the first 6/7" of a log is exact without
+rewriting its files.
 """
 
 from collections.abc import Collection, Sequence
@@ -26,7 +27,7 @@ from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.text_files import holds_text
 from recapp.errors import ConfigError, DataError
 
-FIRST_ROWS = 1024  # in which text that spells no numbers is sought before ranks are started
+FIRST_ROWS = 1024  # searched for text that spells no number, before ranks start
 
 
 class Segment(NamedTuple):
@@ -52,7 +53,7 @@ class Source:
     Args:
         files: The files.
         segments: The parts of their row groups that belong to the source.
-        bags: The sparse features that are lists (many ids per row).
+        bags: The sparse features whose columns are lists (many ids per row).
     """
 
     files: tuple[DataFile, ...]
@@ -67,7 +68,7 @@ class Source:
     def slice(self, first: int, last: int) -> "Source":
         """Return the rows [first, last) of this source.
 
-        A row group that is cut becomes a shorter segment.
+        A cut row group becomes a shorter segment.
         """
         kept = []
         seen = 0
@@ -80,7 +81,7 @@ class Source:
         return Source(self.files, tuple(kept), self.bags)
 
     def only(self, features: Collection[str]) -> "Source":
-        """Return the same rows with the columns of some features alone.
+        """Return the same rows with only the columns of some features.
 
         Args:
             features: Canonical names.
@@ -101,11 +102,11 @@ def open_source(
 
     Args:
         paths: A path or a list of them, as in `recapp.dataset.files`; a list keeps its order.
-        schema: The columns that every file must have.
+        schema: The required columns of every file.
         setting: The setting's name, for error messages.
 
     Raises:
-        DataError: A path that is not there, holds nothing, is no whole file or lacks a column of
+        DataError: A path does not exist or has no data, or a file is not whole or lacks a column of
             `schema`.
     """
     names = file_names(paths, setting=setting)
@@ -119,15 +120,15 @@ def open_source(
 
 
 def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.path") -> Source:
-    """Open these files; there may be no row in them.
+    """Open files by name; they may have no rows.
 
     Args:
         names: The files.
-        schema: The columns that every file must have.
+        schema: The required columns of every file.
         setting: The setting's name, for error messages.
 
     Raises:
-        DataError: A file that is not whole or lacks a column of `schema`.
+        DataError: A file is not whole, or lacks a column of `schema`.
     """
     files: list[DataFile] = []
     segments: list[Segment] = []
@@ -150,7 +151,7 @@ def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.
 def text_that_must_be_integers(source: Source, schema: Schema) -> list[str]:
     """List the sparse features whose ids must be integers but whose column holds text.
 
-    The first file decides.
+    This reads only the first file.
     """
     file = source.files[0]
     wanted = (name for name in schema.sparse if schema.text_ids(name) is TextIds.INTEGERS)
@@ -158,9 +159,9 @@ def text_that_must_be_integers(source: Source, schema: Schema) -> list[str]:
 
 
 def text_that_may_be_no_number(source: Source, schema: Schema) -> list[str]:
-    """List the dense features whose column holds text that may spell no number in its first rows.
+    """List the dense features whose column holds text that may not spell numbers in its first rows.
 
-    The first file decides.
+    This reads only the first file.
     """
     types = source.files[0].types
     columns = source.files[0].columns
@@ -174,17 +175,17 @@ def text_that_may_be_no_number(source: Source, schema: Schema) -> list[str]:
 
 
 def split(source: Source, val_share: Fraction, written: object = None) -> tuple[Source, Source]:
-    """Cut a source in file order into the rows to train on and the rows to validate on.
+    """Split a source, in file order, into training rows and validation rows.
 
     Training gets the first floor(rows * (1 - val_share)) rows.
 
     Args:
         source: The rows.
-        val_share: The share of rows to validate on.
-        written: The share as the user wrote it, for errors.
+        val_share: The share of validation rows.
+        written: The user's text of the share, for errors.
 
     Raises:
-        ConfigError: The share is outside [0, 1) or leaves nothing to train on.
+        ConfigError: The share is outside of [0, 1), or leaves no training rows.
     """
     named = f"dataset.val_share={val_share if written is None else written}"
     if not 0 <= val_share < 1:
@@ -200,7 +201,7 @@ def split(source: Source, val_share: Fraction, written: object = None) -> tuple[
 def _open_file(
     name: str, schema: Schema, setting: str
 ) -> tuple[DataFile, frozenset[str], Sequence[int]]:
-    """Open one file: the file, its features that are lists, the rows of each row group."""
+    """Open a file; return it, its features with lists, and the rows of each row group."""
     format = format_of(name)
     try:
         stamp = stamp_of(name)
@@ -221,11 +222,11 @@ def _open_file(
 
 
 def _spells_numbers(column: pa.Array) -> bool:
-    """Return whether all text spells numbers; empty text and nulls are missing numbers."""
+    """Return whether all text spells numbers; empty text and nulls count as missing numbers."""
     try:
         text = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
         plain = text.cast(pa.string())
         pc.if_else(pc.equal(plain, ""), pa.scalar(None, pa.string()), plain).cast(pa.float64())
-    except pa.ArrowException:  # text that is none, or of a type that is no text
+    except pa.ArrowException:  # text that spells no number, or a type that is not text
         return False
     return True

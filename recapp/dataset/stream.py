@@ -1,4 +1,4 @@
-"""The stream of batches that a rank trains on, and its DataLoader.
+"""The stream of a rank's training batches, and its DataLoader.
 
     global batch k  [ lane 0 | lane 1 | lane 2 | lane 3 | lane 4 | lane 5 ]   B/V rows each
     ranks           [      rank 0     |              rank 1               ]   W = 2: lanes
@@ -6,8 +6,8 @@
     workers of 1                      [     worker 0    |    worker 1     ]   their parts joined
                                                                               by the rank
 
-However many ranks and workers there are, the concatenation of the ranks' batches is the same rows
-in the same order.
+For any number of ranks and workers, the concatenation of the ranks' batches has the same rows in
+the same order.
 """
 
 from collections.abc import Iterator
@@ -28,27 +28,28 @@ from recapp.sparse.batch import Batch
 class BatchStream(IterableDataset[Any]):
     """The batches of one rank, in the order that `recapp.dataset.order` defines.
 
-    Iterating yields the `Batch`es from the position that `set_position` set last (epoch 0, batch 0
-    before). Inside a worker of a DataLoader it yields the parts of the worker's own lanes: use
-    `make_loader`, which joins them. While iterating, values that cannot be used raise DataError.
+    Iteration yields the `Batch`es from the last position of `set_position` (by default epoch 0,
+    batch 0). Inside a worker of a DataLoader it yields the parts of the worker's own lanes;
+    `make_loader` returns a loader that joins these. Unusable values raise DataError during the
+    iteration.
 
     Args:
         source: The rows of all ranks.
-        schema: Their columns.
+        schema: The columns of the rows.
         batch_size: The rows of a GLOBAL batch, a multiple of `lanes`.
         lanes: The number of lanes V, at least `world`.
-        shuffle_rows: Rows within which the order is shuffled, over all lanes; 0 keeps file order
-            within a lane.
+        shuffle_rows: The rows within which the order is shuffled, over all lanes; 0 keeps file
+            order within a lane.
         seed: The seed of the order.
         rank: The number of this rank.
         world: The number of ranks.
-        training: Whether the short last batch is skipped. Otherwise every row is yielded once and
-            every rank yields the same number of batches, empty ones at the end where it has no rows
-            left.
+        training: Whether to skip the short last batch. Otherwise each row is yielded once, and all
+            ranks yield the same number of batches, with empty batches at the end of a rank without
+            further rows.
         dense_transform: A key of `collate.DENSE_TRANSFORMS`.
 
     Raises:
-        ConfigError: Numbers that do not fit together.
+        ConfigError: The numbers do not fit together.
     """
 
     def __init__(
@@ -96,11 +97,11 @@ class BatchStream(IterableDataset[Any]):
         self._collate = Collate(schema, source.bags, dense_transform)
 
     def __len__(self) -> int:
-        """Return the number of global batches of a whole epoch, wherever iteration starts."""
+        """Return the number of global batches of a whole epoch, independent of the position."""
         return batches(self.source.rows, self.batch_size, self.training)
 
     def set_position(self, epoch: int, batches: int) -> None:
-        """Begin the next iteration in `epoch`, after its first `batches` global batches."""
+        """Start the next iteration in `epoch`, after its first `batches` global batches."""
         self.epoch = epoch
         self.first_batch = batches
 
@@ -112,7 +113,7 @@ class BatchStream(IterableDataset[Any]):
         return _with_failures(self._batches(self.lanes[own.start : own.stop]))
 
     def _batches(self, lanes: range) -> Iterator[Batch]:
-        """Yield the parts of the batches that come from some lanes, from the position on."""
+        """Yield the parts of batches from some lanes, from the position on."""
         begin = self.first_batch * self._share // self._block * self._block
         reader = Reader(self.source, self._deal, lanes, begin, self._collate)
         shares = [self._shares(reader, lane) for lane in lanes]
@@ -129,7 +130,7 @@ class BatchStream(IterableDataset[Any]):
     def _shares(self, reader: Reader, lane: int) -> Iterator[list[Rows]]:
         """Yield a lane's share of each batch, in pieces.
 
-        A share has `_share` rows, fewer in the last batch.
+        A share has `_share` rows, or fewer in the last batch.
         """
         total = self._deal.rows(lane)
         position = self.first_batch * self._share
@@ -148,7 +149,7 @@ class BatchStream(IterableDataset[Any]):
             yield parts
 
     def _blocks(self, reader: Reader, lane: int, total: int) -> Iterator[Rows]:
-        """Yield a lane's shuffled blocks, beginning with the one that holds the position."""
+        """Yield a lane's shuffled blocks, from the block that contains the position."""
         block = self.first_batch * self._share // self._block
         for first in range(block * self._block, total, self._block):
             rows = reader.take(lane, min(self._block, total - first))
@@ -160,14 +161,14 @@ class BatchStream(IterableDataset[Any]):
 
 
 class _Failure(str):
-    """An error's one line on its way from a worker to its rank.
+    """The one line of an error, sent from a worker to its rank.
 
-    An exception would be wrapped in the worker's traceback by DataLoader.
+    DataLoader would wrap an exception in the worker's traceback.
     """
 
 
 def _with_failures(batches: Iterator[Batch]) -> Iterator[Batch | _Failure]:
-    """Yield batches; a DataError ends them, and its one line is the last item."""
+    """Yield batches; after a DataError, yield its one line as the last item."""
     try:
         yield from batches
     except DataError as error:
@@ -175,15 +176,15 @@ def _with_failures(batches: Iterator[Batch]) -> Iterator[Batch | _Failure]:
 
 
 class BatchLoader(DataLoader[Any]):
-    """A DataLoader over a `BatchStream` whose workers read some lanes each.
+    """A DataLoader over a `BatchStream`; each worker reads some lanes.
 
-    It joins the workers' parts to the rank's batch.
+    The loader joins the workers' parts to the rank's batch.
     """
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch.
 
-        The stream itself is asked: DataLoader would count the workers' parts against it.
+        This asks the stream, because DataLoader would compare its length with the workers' parts.
         """
         return len(self.dataset)  # type: ignore[arg-type]
 
@@ -200,8 +201,8 @@ class BatchLoader(DataLoader[Any]):
                         raise DataError(str(part))
                 yield join_batches(parts)
         finally:
-            # This ends the workers now: an error's traceback would keep them until the garbage
-            # collector removes it.
+            # End the workers now: an error's traceback would keep them alive until its garbage
+            # collection.
             del items
 
 
@@ -212,11 +213,11 @@ def make_loader(stream: BatchStream, num_workers: int = 0) -> BatchLoader:
 
     Args:
         stream: The batches of this rank.
-        num_workers: The number of worker processes, of which no more are started than the rank has
-            lanes; 0 reads in this process.
+        num_workers: The number of worker processes, at most one for each lane of the rank; 0 reads
+            in this process.
 
     Raises:
-        ConfigError: A negative number of workers.
+        ConfigError: The number of workers is negative.
     """
     if num_workers < 0:
         raise ConfigError(

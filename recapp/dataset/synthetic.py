@@ -1,14 +1,14 @@
-"""Generated click logs whose best possible score is known.
+"""Generate click logs with a known best possible score.
 
-    every value = hash(seed, column, row)    nothing depends on how the work is cut, the same seed
+    every value = hash(seed, column, row)    independent of the division of work: the same seed
                                              gives the same bytes
     logit  = bias + sum of the effects of a row's ids and numbers
-    label ~ Bernoulli(sigmoid(logit))        so no model can beat the AUC and log loss of these
-                                             logits, but for chance
+    label ~ Bernoulli(sigmoid(logit))        no model beats the AUC and log loss of these
+                                             logits, except by chance
 
-`_truth.json` beside the data holds what these logits score on the very rows that were written: a
-trained model shows how much of that it reaches. The popular ids move slowly through the log, as in
-real ones, so later rows hold ids that earlier ones do not.
+`_truth.json` beside the data has the scores of these logits on the written rows, so that a trained
+model can be compared with the best possible one. The popular ids change slowly through the log, as
+in real logs, so later rows have ids that earlier rows do not have.
 """
 
 import json
@@ -31,8 +31,8 @@ from recapp.errors import ConfigError, DataError
 
 MANIFEST = "_generated.json"
 TRUTH = "_truth.json"
-VERSION = 1  # the generator's version, raised when the same settings give other bytes
-# The last 1/7 of the rows, on which the default split validates, is scored separately as well.
+VERSION = 1  # the generator's version, increased when the same settings give other bytes
+# The last 1/7 of the rows, the validation rows of the default split, also gets separate scores.
 VALIDATION_SHARE = 7
 Progress = Callable[[int, int], None]
 
@@ -43,7 +43,7 @@ def write_clicks(
     sizes: Sequence[int] | None = CRITEO_SIZES,
     progress: Progress | None = None,
 ) -> Path:
-    """Write generated clicks as Parquet, unless they are there already.
+    """Write generated clicks as Parquet, unless they exist already.
 
     `criteo` has the columns label, I1 to I13 and C1 to Cn; ids are 1 to the size of their table
     - 1, null where missing. `sample` has label, I1 to I13 and ten ids per row of each of
@@ -51,17 +51,17 @@ def write_clicks(
     R - 1.
 
     Args:
-        path: The directory. A complete set of the same settings is left as it is.
-        generate: The kind of the set and how its values are drawn.
+        path: The directory. A complete set of the same settings stays unchanged.
+        generate: The kind of the set, and the settings of its values.
         sizes: The rows of the table of each id column of `criteo`.
-        progress: Called with the number of rows written and the number of all rows.
+        progress: A callback; called with the number of written rows and the number of all rows.
 
     Returns:
         The directory.
 
     Raises:
-        DataError: `path` holds anything else.
-        ConfigError: Impossible settings.
+        DataError: `path` has other files.
+        ConfigError: The settings are impossible.
     """
     path = Path(path)
     shapes, settings = _planned(generate, sizes)
@@ -78,9 +78,9 @@ def write_clicks(
         (unfinished / TRUTH).write_text(json.dumps(truth, indent=2) + "\n")
         (unfinished / MANIFEST).write_text(json.dumps(settings, indent=2) + "\n")
         try:
-            os.replace(unfinished, path)  # takes the place of an empty directory, never of another
+            os.replace(unfinished, path)  # replaces an empty directory, never another
         except OSError:
-            # another process may have made the same set meanwhile
+            # another process may have written the same set meanwhile
             if not _is_complete(path, settings):
                 raise
     finally:
@@ -89,26 +89,26 @@ def write_clicks(
 
 
 def check_directory(path: str | Path, generate: Generate, sizes: Sequence[int] | None) -> None:
-    """Check that a set could be written to `path`, without writing it.
+    """Check that `write_clicks` could write a set to `path`, without writing it.
 
     Arguments are those of `write_clicks`.
 
     Raises:
-        DataError: Something else is there.
-        ConfigError: Impossible settings.
+        DataError: `path` has other files.
+        ConfigError: The settings are impossible.
     """
     _is_complete(Path(path), _planned(generate, sizes)[1])
 
 
 def read_truth(path: str | Path) -> dict[str, Any]:
-    """Return what the click model itself scores on a generated set.
+    """Return the scores of the click model itself on a generated set.
 
     Returns:
         auc, log_loss, normalized_entropy, positives, rows; `validation` holds the same entries for
         the last 1/7 of the rows.
 
     Raises:
-        DataError: The directory holds no readable scores.
+        DataError: The directory has no readable scores.
     """
     try:
         truth: dict[str, Any] = json.loads((Path(path) / TRUTH).read_text())
@@ -138,10 +138,10 @@ def _planned(
 
 
 def _is_complete(path: Path, settings: dict[str, Any]) -> bool:
-    """Return whether `path` holds this very set.
+    """Return whether `path` has a complete set of these settings.
 
     Raises:
-        DataError: It holds something else, which is never overwritten.
+        DataError: `path` has other files, which are never overwritten.
     """
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return False
@@ -175,9 +175,9 @@ def _is_complete(path: Path, settings: dict[str, Any]) -> bool:
 
 
 def _layout(rows: int) -> tuple[int, int]:
-    """Return rows per file and per row group.
+    """Return the rows per file and per row group.
 
-    There are eight files of four row groups, or more where a file would have over a million rows.
+    There are eight files of four row groups; more files if a file would have over a million rows.
     """
     per_file = min(-(-rows // 8), 2**20)
     return per_file, max(1, min(-(-per_file // 4), 2**17))
@@ -186,7 +186,7 @@ def _layout(rows: int) -> tuple[int, int]:
 def _write_files(
     directory: Path, model: ClickModel, rows: int, progress: Progress | None
 ) -> dict[str, Any]:
-    """Write the Parquet files of a set and return what the click model scores on them."""
+    """Write the Parquet files of a set, and return the scores of the click model on them."""
     per_file, per_group = _layout(rows)
     scores = (Score(), Score())
     first_validated = rows * (VALIDATION_SHARE - 1) // VALIDATION_SHARE

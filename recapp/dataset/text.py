@@ -1,7 +1,8 @@
-"""Text columns of Arrow -> ids and numbers, and the errors for values that are neither.
+"""Convert text columns of Arrow to ids and numbers, with errors for other values.
 
-Text means strings, and bytes that their writer did not mark as such. Whole columns are read where
-Arrow keeps their characters: one value behind the other, with the bounds between them.
+Text is strings, and bytes that their writer did not mark as strings. Functions read whole columns
+in Arrow's own buffers: the characters of all values, one value after the other, and the bounds
+between values.
 """
 
 from collections.abc import Callable
@@ -34,11 +35,11 @@ _HEX_ONLY = (
 
 
 class BadValue(Exception):
-    """A value that cannot be read.
+    """The error for an unreadable value.
 
     Args:
-        index: Its index in the column.
-        problem: What is wrong with it.
+        index: The index of the value in the column.
+        problem: The fault of the value, in words.
     """
 
     def __init__(self, index: int, problem: str) -> None:
@@ -51,11 +52,11 @@ def refuse(bad_N: npt.NDArray[np.bool_], problem: Callable[[int], str]) -> None:
     """Refuse a column with bad values.
 
     Args:
-        bad_N: Which values are bad, [N].
-        problem: Says what is wrong with the value of an index.
+        bad_N: A mask of bad values, [N].
+        problem: Returns the fault of the value at an index, in words.
 
     Raises:
-        BadValue: A value is bad; the first one is named.
+        BadValue: A value is bad; the error names the first one.
     """
     if bad_N.any():
         index = int(np.argmax(bad_N))
@@ -75,14 +76,14 @@ def refuse_missing(ids: Int64Array, column: pa.Array) -> None:
 def ids_of_text(column: pa.Array, text: TextIds) -> Int64Array:
     """Return the ids of text that is not hexadecimal, [N].
 
-    Bytes that are no UTF-8 are hashed as they are.
+    Bytes that are not UTF-8 are hashed unchanged.
 
     Args:
         column: Text; a null is an empty text.
-        text: Whether text that spells no integer is hashed or refused.
+        text: Whether to hash or to refuse text that spells no integer.
 
     Raises:
-        BadValue: Text that must spell an integer and does not, or that spells MISSING.
+        BadValue: A text must spell an integer but does not, or spells MISSING.
     """
     if column.null_count:
         column = column.fill_null(pa.scalar(b"", pa.binary()).cast(column.type))
@@ -98,7 +99,7 @@ def ids_of_text(column: pa.Array, text: TextIds) -> Int64Array:
 
 @lru_cache(None)
 def _kernel() -> Callable[..., int]:
-    """Import the compiled loop that makes ids of text; integers are read without numba."""
+    """Import the compiled loop that makes ids of text; columns of integers need no numba."""
     if not find_spec("numba"):
         raise DataError("columns of text ids need numba, which is not there: pip install numba")
     from recapp.kernels.numba_text import ids_of_texts
@@ -109,7 +110,7 @@ def _kernel() -> Callable[..., int]:
 def shown(value: pa.Scalar) -> str:
     """Return a value as text for a message.
 
-    Text is cut to 40 characters; it is shown as bytes where it is no UTF-8.
+    Text is cut to 40 characters; text that is not UTF-8 is shown as bytes.
     """
     if not value.is_valid or not is_text(value.type):
         return repr(value.as_py())
@@ -121,7 +122,7 @@ def shown(value: pa.Scalar) -> str:
 
 
 def as_text(column: pa.Array) -> pa.Array:
-    """Return a column of unmarked bytes as text; other bytes than UTF-8 spell nothing."""
+    """Return a column of unmarked bytes as text; bytes other than UTF-8 spell nothing."""
     if pt.is_binary(column.type) or pt.is_large_binary(column.type):
         return column.cast(
             pa.large_string() if pt.is_large_binary(column.type) else pa.string(), safe=False
@@ -151,10 +152,10 @@ _HEX_PAIRS = _hex_pairs()
 def ids_of_hex(column: pa.Array) -> Int64Array:
     """Return the ids of hexadecimal strings of at most 16 digits, [N].
 
-    Eight digits each, as Criteo writes them, need no copy of the text.
+    Strings of eight digits, as in Criteo's logs, need no copy of the text.
 
     Raises:
-        BadValue: A string that is not hexadecimal or is longer, or that spells MISSING.
+        BadValue: A string is not hexadecimal, is longer, or spells MISSING.
     """
     if column.null_count:
         column = column.fill_null("")
@@ -186,7 +187,7 @@ def ids_of_hex(column: pa.Array) -> Int64Array:
 
 
 def _text_bytes(column: pa.Array) -> npt.NDArray[np.uint8]:
-    """Return the characters of a text column, one value behind the other, without a copy."""
+    """Return the characters of a text column, one value after the other, without a copy."""
     data, bounds = _bytes_and_bounds(column)
     return data[int(bounds[0]) : int(bounds[-1])]
 
@@ -204,7 +205,7 @@ def _bytes_and_bounds(column: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDAr
         offsets, dtype=kind, count=len(column) + 1, offset=column.offset * np.dtype(kind).itemsize
     )
     values = np.frombuffer(data or b"", dtype=np.uint8)
-    # The kernel is compiled for read-only arrays alone.
+    # The kernel is compiled only for read-only arrays.
     bounds.flags.writeable = False
     values.flags.writeable = False
     return values, bounds
@@ -215,10 +216,10 @@ def _not_hex(column: pa.Array, index: int) -> BadValue:
 
 
 def spelled_numbers(column: pa.Array) -> pa.Array:
-    """Return strings as float64, and null for an empty string.
+    """Convert strings to float64, and empty strings to null.
 
     Raises:
-        BadValue: A string that is no number.
+        BadValue: A string is not a number.
     """
     filled = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
     try:
@@ -229,7 +230,7 @@ def spelled_numbers(column: pa.Array) -> pa.Array:
 
 
 def _first_unspelled(column: pa.Array) -> int:
-    """Return the index of the first string that is no number, by bisection."""
+    """Find by bisection the index of the first string that is not a number."""
     first = 0
     last = len(column)
     while last - first > 1:

@@ -1,13 +1,13 @@
-"""CSV, TSV and other text, which no format reads: the lines of Python that convert it to Parquet.
-They write below the working directory, because the directory of the logs may be read-only.
+"""Make Python code that converts CSV, TSV and other text, which no format reads, to Parquet. The
+code writes below the working directory, because the directory of the logs may be read-only.
 
-Every column stays text, from which recapp reads ids, numbers and labels. Types that pyarrow would
-guess change ids: "007" becomes 7, and hexadecimal words that happen to be of digits alone become
-other numbers.
+Every column stays text, from which recapp reads ids, numbers and labels. Types that pyarrow infers
+would change ids: "007" becomes 7, and hexadecimal words that have only decimal digits become other
+numbers.
 
-Delimiter and header are recognised by the first line. A header has no repeated name, no empty one
-(but the first, of an index that pandas wrote) and no numbers, unless they are the 0, 1, 2, .. that
-pandas gives to columns without names. Without a header pyarrow calls the columns f0, f1, ..
+The first line determines the delimiter and the header. A header has no repeated name, no empty name
+(except the first, for an index from pandas) and no numbers, except the 0, 1, 2, .. of columns
+without names in pandas. Without a header pyarrow names the columns f0, f1, ..
 """
 
 import gzip
@@ -19,7 +19,7 @@ from itertools import chain, count
 from pathlib import Path
 
 TEXT_SUFFIXES = (".csv", ".tsv", ".gz")
-_FIRST_BYTES = 65_536  # at the beginning of a file, in which its first line is sought
+_FIRST_BYTES = 65_536  # at the beginning of a file, to search for its first line
 # bytes of text in ASCII, UTF-8 or Latin-1
 _PRINTED = b"\t\n\f\r" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
 
@@ -37,13 +37,14 @@ def holds_text(file: Path) -> bool:
 
 
 def conversion(files: Sequence[Path], pattern: str | None, folder: Path) -> list[str]:
-    """Return the lines that convert text files to Parquet.
+    """Return the lines of code that convert text files to Parquet.
 
     Args:
         files: At least one file, all with the same suffix.
-        pattern: A glob to show instead of their names, where it finds these files and no others;
-            None for a file that was named itself.
-        folder: Where the Parquet files are written, as the text files lie below `root_of(files)`.
+        pattern: A glob to show instead of the names, if it matches exactly these files; None for a
+            single file that the user named.
+        folder: The directory for the Parquet files, with the same tree as the text files below
+            `root_of(files)`.
     """
     exact = pattern is not None and {Path(found) for found in glob(pattern)} == set(files)
     names = f"glob({pattern!r})" if exact else repr([str(file) for file in files])
@@ -75,17 +76,17 @@ def root_of(files: Sequence[Path]) -> Path:
 
 
 def new_folder(name: str) -> Path:
-    """Return a directory below the working directory's `data` that is not there yet.
+    """Return a new directory name below the working directory's `data`.
 
     Args:
-        name: Its name; a number is appended where another has it.
+        name: The name of the directory; a number is appended if the name is taken.
     """
     numbered = (Path("data", f"{name}_{number}") for number in count(2))
     return next(folder for folder in chain([Path("data", name)], numbered) if not folder.exists())
 
 
 def _first_line(file: Path) -> str:
-    """Return the first line of a text file, compressed or not; nothing where it cannot be read."""
+    """Return the first line of a text file, compressed or not; empty if it cannot be read."""
     try:
         with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as content:
             return (
@@ -99,7 +100,7 @@ def _first_line(file: Path) -> str:
 
 
 def _options(line: str) -> dict[str, str]:
-    """Return the arguments that `read_csv` needs for a file with this first line."""
+    """Return the arguments of `read_csv` for a file with this first line."""
     delimiter = "\t" if "\t" in line else max(",;|", key=line.count)
     names = [name.strip('"') for name in line.split(delimiter)]
     without_gaps = all(names[1:]) and len(set(names)) == len(names)

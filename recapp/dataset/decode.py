@@ -5,7 +5,7 @@
     "" or null               missing           -> MISSING for an id, 0 for a number
 
 So an id is the same whether a file stores it as text or as any integer type; a uint64 of 2^63 or
-more is hashed like its text. -2^63 stands for missing ids, so as an id it is an error. Columns that
+more is read like its text. -2^63 stands for missing ids, so as an id it is an error. Columns that
 the data set declares as hexadecimal (Criteo's) are read differently:
 
     "05db9164"               up to 16 digits                     -> 98275684

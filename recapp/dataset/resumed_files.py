@@ -1,10 +1,10 @@
 """Choose the files with which an epoch continues after a resume.
 
-files now                      inside of an epoch                       between two epochs
-the same                       go on                                    go on
-more behind them               the epoch is finished without those      all of them, and a note
-anything else                  refused; resume_data=ignore goes on      all of them, and a note
-the checkpoint does not say    go on, and a note                        go on, and a note
+current files                  inside of an epoch                       between two epochs
+the same                       continue                                 continue
+the same, then new files       finish the epoch without the new files   take all files, with a note
+other files                    refuse, or take with resume_data=ignore  take all files, with a note
+no files in the checkpoint     continue, with a note                    continue, with a note
 """
 
 from collections.abc import Sequence

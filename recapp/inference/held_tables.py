@@ -1,4 +1,4 @@
-"""Make read-only stores of the engine from whole tables, under any plan: a view of the rows where
+"""Make read-only stores of the engine from whole tables, under any plan: a view of the rows if
 their order in the matrix fits the plan, else a copy.
 
     HeldTable (rows of a file or of a tensor) --HeldTables.make_store--> the rows of a group

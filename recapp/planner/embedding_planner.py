@@ -223,8 +223,8 @@ class EmbeddingShardingPlanner:
         an error of rank 0.
 
         Args:
-            module: The model, as `plan` takes it.
-            sharders: The sharders, as `plan` takes them.
+            module: As for `plan`.
+            sharders: As for `plan`.
             process_group: The ranks; None takes the default group, or only this process without
                 one.
         """

@@ -1,6 +1,6 @@
 """The costs of a machine: measured numbers, with a sentence about their source.
 
-    kernels      a call, an item, a byte      lookup and update, by what they touch
+    kernels      a call, an item, a byte      lookup and update, by touched rows
     links        a message, a byte            all-to-all and all-reduce, within a host and between
                                               hosts, by number of ranks
     dense part   floating point operations    per second of one rank, and the overhead of a step
@@ -21,8 +21,8 @@ check it by hand.
 | answer  | a row that is read for a rank             | rows read, vectors written                 |
 | combine | a vector read: one per id, pooled: per    | vectors read, output written               |
 |         | (bag, owner)                              |                                            |
-| spread  | a vector as for combine; its gradient is  | gradients read, requested vectors' ones    |
-|         | read from that of the output              | written                                    |
+| spread  | a vector as for combine; its gradient is  | gradients read, gradients of requested     |
+|         | read from that of the output              | vectors written                            |
 | update  | a distinct row that is updated            | gradients read, rows and state read and    |
 |         |                                           | written                                    |
 

@@ -190,7 +190,7 @@ def _repeated(cols: range, times: int) -> Ints:
 
 
 def _candidate_ranks(ranks: Sequence[int], topology: Topology) -> CandidateRanks:
-    """Return some ranks as candidates, in rank order, with their hosts."""
+    """Return the allowed ranks, in rank order, and their hosts."""
     allowed = set(ranks)
     hosts = [[rank for rank in host if rank in allowed] for host in topology.host_ranks()]
     return CandidateRanks(ranks, [host for host in hosts if host])

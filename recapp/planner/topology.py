@@ -6,8 +6,7 @@ Hosts are only a number, so one machine can stand for two "hosts" of two ranks: 
     Topology(world_size=8, compute_device="cuda")                       eight GPUs of one host
     Topology(world_size=16, local_world_size=8, compute_device="cuda")  on two
     machine("dgx_h100_x2")                                              a shipped machine, with its
-                                                                        memory and what it costs
-                                                                        there
+                                                                        memory and hardware
 """
 
 from collections.abc import Sequence

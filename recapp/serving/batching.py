@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Work:
-    """A request on its way through the worker.
+    """A request in the worker's queue or batch.
 
     Args:
         read: Reads the request for a model.
@@ -61,7 +61,7 @@ class Work:
 
     @property
     def rows(self) -> int:
-        """Return the number of its rows; the request must have been read."""
+        """Return the number of rows of the request; 0 before it is read."""
         return self.question.table.num_rows if self.question else 0
 
     def finish(self, result: Reply | BaseException) -> None:

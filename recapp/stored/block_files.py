@@ -340,7 +340,7 @@ def damaged(file: Path, stored: StoredBlock) -> CheckpointError:
 def check_bytes(
     folder: Path, stored: Iterable[StoredBlock], opened: Callable[[str], BinaryIO]
 ) -> int:
-    """Read every stored block and compare its checksum.
+    """Read all stored blocks, and compare their checksums.
 
     Args:
         folder: The directory of the files, for messages.

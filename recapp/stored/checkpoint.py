@@ -383,7 +383,7 @@ def load_table(path: str | Path, table: str, tensor: str = WEIGHT) -> Tensor:
 
 
 def verify(path: str | Path) -> int:
-    """Read a whole checkpoint and compare every checksum.
+    """Read a whole checkpoint, and compare all checksums.
 
     Returns:
         The number of bytes read.

@@ -82,7 +82,7 @@ class Leader:
             load: Loads this rank's part; the followers call their own `load`.
 
         Raises:
-            RecappError: No rank could load the model.
+            RecappError: A rank could not load the model.
         """
         with self._turn:
             number = next(self._numbers)

@@ -101,7 +101,7 @@ class Scorer(nn.Module):
     def device(self) -> torch.device:
         """Return the device of the model."""
         dense = next(self.model.parameters(), None)
-        # a model of tables alone has no parameters
+        # a model with only tables has no parameters
         return sharded_tables(self.model)[0].comm.device if dense is None else dense.device
 
     def batch(self, rows: Any) -> Batch:

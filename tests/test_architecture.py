@@ -159,7 +159,7 @@ print(*sys.modules)
         check=True,
     )
     loaded = set(ran.stdout.split())
-    assert {"recapp.app.build_trainer", "recapp.trainer.strategy", "torch"} <= loaded
+    assert {"recapp.recipe.lightning_trainer", "recapp.trainer.strategy", "torch"} <= loaded
     assert not {"hydra", "omegaconf"} & loaded
 
 

@@ -37,7 +37,7 @@ PACKAGES = [
 ]
 """What recapp uses, and what that would load: sympy and triton come with torch's compiler."""
 COMPOSING = "antlr4 hydra omegaconf yaml"
-SERVING = "antlr4 hydra numba numpy omegaconf pyarrow rich safetensors starlette torch uvicorn yaml"
+SERVING = "antlr4 hydra numba numpy omegaconf pyarrow rich starlette torch uvicorn yaml"
 OF_COMMAND = """
 import json, sys
 from importlib import import_module
@@ -155,7 +155,7 @@ def test_a_checkpoint_is_looked_at_without_lightning(loaded, stored, name):
         ),
         pytest.param(
             ["devices", "topology.memory_bytes=1e9", "format=json"],
-            "antlr4 hydra numpy omegaconf pyarrow safetensors torch yaml",
+            "antlr4 hydra numpy omegaconf pyarrow torch yaml",
             marks=pytest.mark.full,
         ),
     ],

@@ -27,8 +27,9 @@ def plan_settings(option: str) -> PlanSettings:
     Args:
         option: The name of an option that exists.
     """
-    plain = to_plain(without_hydra(compose("plan", [f"+plan={option}"])))
-    return record(PlanSettings, checked(plain, "plan")["plan"], "plan")
+    overrides = [f"+plan={option}"]
+    plain = to_plain(without_hydra(compose("plan", overrides)))
+    return record(PlanSettings, checked(plain, "plan", overrides)["plan"], "plan")
 
 
 def recipe_under(overrides: Sequence[str]) -> Train:

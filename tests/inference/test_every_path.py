@@ -93,7 +93,8 @@ def test_the_trainers_metrics_are_those_of_load_model(jobs, base, checkpoint, tm
     for world in (1, 2):
         found = jobs.evaluate(tmp_path / f"eval{world}", f"ckpt_path={checkpoint}", world=world)
         model = recapp.load_model(checkpoint)
-        config = json.loads((checkpoint / "manifest.json").read_text())["config"]
+        stored = json.loads((checkpoint / "manifest.json").read_text())["config"]
+        config = recipe_of(stored, "train")
         batches = validation_batches(validation_source(config), config, 10**9)
         metrics = click_metrics(("auc", "log_loss"), sync_on_compute=False)
         for batch in batches:

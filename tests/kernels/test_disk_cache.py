@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -48,17 +49,23 @@ def files_after_training(folder, bags, threads, sources):
         pytest.param(
             "short",
             "2",
-            {"pool_on_threads", "pool_staged_on_threads", "update_on_threads", "squares"},
+            {
+                r"pooling\w+_on_threads",
+                r"staging\w+pooling\w+_on_threads",
+                r"updating\w+_on_threads",
+                "squares",
+            },
             marks=pytest.mark.full,
         ),
-        pytest.param("long", "1", {"updating_staged"}, marks=pytest.mark.full),
-        pytest.param("long", "2", {"update_staged_on_threads"}, marks=pytest.mark.full),
+        pytest.param("long", "1", {r"staging\w+updating"}, marks=pytest.mark.full),
+        pytest.param("long", "2", {r"staging\w+updating\w+_on_threads"}, marks=pytest.mark.full),
     ],
 )
 @pytest.mark.full
 def test_a_second_process_compiles_nothing(tmp_path, bags, threads, some):
     first = files_after_training(tmp_path, bags, threads, "before")
-    assert all(any(f".{kernel}" in name for name in first) for kernel in some), sorted(first)
+    found = sorted(first)
+    assert all(any(re.search(rf"\.{kernel}", name) for name in first) for kernel in some), found
     assert files_after_training(tmp_path, bags, threads, "before") == first
 
 

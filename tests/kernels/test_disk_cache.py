@@ -50,15 +50,15 @@ def files_after_training(folder, bags, threads, sources):
             "short",
             "2",
             {
-                r"pooling\w+_on_threads",
-                r"staging\w+pooling\w+_on_threads",
-                r"updating\w+_on_threads",
+                r"pooling.+_on_threads",
+                r"staging.+pooling.+_on_threads",
+                r"updating.+_on_threads",
                 "squares",
             },
             marks=pytest.mark.full,
         ),
-        pytest.param("long", "1", {r"staging\w+updating"}, marks=pytest.mark.full),
-        pytest.param("long", "2", {r"staging\w+updating\w+_on_threads"}, marks=pytest.mark.full),
+        pytest.param("long", "1", {r"staging.+updating"}, marks=pytest.mark.full),
+        pytest.param("long", "2", {r"staging.+updating.+_on_threads"}, marks=pytest.mark.full),
     ],
 )
 @pytest.mark.full

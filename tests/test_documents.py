@@ -467,14 +467,23 @@ def test_the_row_rule_of_the_page_for_contributors_is_one(tmp_path, monkeypatch)
 
 
 def test_examples_in_the_help_of_settings_can_be_typed():
-    """Hydra's grammar is not YAML: it refuses keys in quotes, for one."""
+    """Hydra's grammar is not YAML: it refuses keys in quotes, for one. An option shows the comments
+    of the option that it extends, too.
+    """
     parser = OverridesParser.create()
-    found = 0
+    nested = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+    shown = []
     for file in sorted((REPOSITORY / "conf").rglob("*.yaml")):
-        comments = [line.partition("#")[2].strip() for line in file.read_text().splitlines()]
-        nested = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
-        for example in re.findall(nested, " ".join(comments)):
-            if ": " in example and example != '{"rows": [...]}':  # which is printed
-                parser.parse_override(f"setting={example}")
-                found += 1
-    assert found > 10
+        texts = [file.read_text()]
+        for extended in (OmegaConf.to_container(OmegaConf.create(texts[0])) or {}).get(
+            "defaults", []
+        ):
+            if isinstance(extended, str) and (file.parent / f"{extended}.yaml").is_file():
+                texts.append((file.parent / f"{extended}.yaml").read_text())
+        for text in texts:
+            comments = [line.partition("#")[2].strip() for line in text.splitlines()]
+            for example in re.findall(nested, " ".join(comments)):
+                if ": " in example and example != '{"rows": [...]}':  # which is printed
+                    parser.parse_override(f"setting={example}")
+                    shown.append(example)
+    assert len(shown) > 20 and len(set(shown)) >= 8

@@ -49,26 +49,5 @@ class BatchCallback(Callback):
         """Call `on_batch`."""
         self.on_batch(trainer, batch_idx + 1)
 
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Call `on_batch`."""
-        self.on_batch(trainer, batch_idx + 1)
-
-    def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Call `on_batch`."""
-        self.on_batch(trainer, batch_idx + 1)
+    on_test_batch_end = on_validation_batch_end
+    on_predict_batch_end = on_validation_batch_end

@@ -176,7 +176,7 @@ def checkpoint(tmp_path, rows, **info):
         for name, count in rows.items()
         for tensor in ("weight", "sum")
     ]
-    return CheckpointManifest(tmp_path / "x.ckpt", info, tuple(blocks), {})
+    return CheckpointManifest(tmp_path / "x.ckpt", info, {}, tuple(blocks))
 
 
 PLAIN = {"text": "xxh64", "hex": []}

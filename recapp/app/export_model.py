@@ -246,7 +246,7 @@ class _Exporter:
             },
             "report": report,
         }
-        described = ArtefactManifest(self.folder, info, tuple(writer.tables), files)
+        described = ArtefactManifest(self.folder, info, files, tuple(writer.tables))
         artefact = Artefact.of(described)
         model = meta_model(described, self.recipe)
         one_rank(model, torch.device("cpu"), mapped_tables(artefact).make_store)

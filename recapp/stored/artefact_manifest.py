@@ -15,13 +15,12 @@ checkpoint (`recapp/stored/trust.py`).
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from recapp.stored.kinds import ARTEFACT
-from recapp.stored.manifest import Manifest, TableShape, read_sealed
+from recapp.stored.manifest import Files, Manifest, TableShape
 from recapp.tables.config import DataType
 
 DENSE = "dense.safetensors"
@@ -83,21 +82,23 @@ class ArtefactManifest(Manifest):
     """The manifest of an artefact: its files, its tables, and further entries.
 
     Args:
-        folder: The directory.
-        info: All entries that have no attribute of their own.
         tables: Its tables, in the order of the model.
-        files: The bytes and the checksum of each file, by its path in the directory.
-        identity: The CRC-32 of the manifest; it differs between versions of an artefact.
     """
 
     kind = ARTEFACT
     parts = "tables"
     dense_file = DENSE
-    folder: Path
-    info: dict[str, Any]
     tables: tuple[StoredTable, ...]
-    files: Mapping[str, Mapping[str, Any]]
-    identity: int = 0
+
+    @classmethod
+    def of_entries(cls, folder: Path, info: dict[str, Any], files: Files, identity: int) -> Self:
+        """Make a manifest of its entries, and check that all files of tables have a checksum."""
+        tables = tuple(StoredTable(**t) for t in info.pop("tables"))
+        for t in tables:
+            _ = files[t.file], files[t.keys or t.file]
+        for entry in files.values():
+            _ = entry["crc32"]
+        return cls(folder, info, files, tables, identity=identity)
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -128,27 +129,3 @@ class ArtefactManifest(Manifest):
     def shapes(self) -> dict[str, TableShape]:
         """The shape of each stored table, by name."""
         return {t.name: TableShape(t.rows, t.dim, t.keys is not None) for t in self.tables}
-
-
-def from_json(raw: bytes, folder: Path) -> ArtefactManifest:
-    """Read a manifest from the text that `recapp.stored.manifest.to_json` has made.
-
-    Args:
-        raw: The bytes of the file.
-        folder: The directory of the artefact, for messages and for the manifest itself.
-
-    Raises:
-        ArtefactError: The text is not a manifest, or the manifest is damaged or of a later version.
-    """
-
-    def made(
-        info: dict[str, Any], files: dict[str, dict[str, Any]], identity: int
-    ) -> ArtefactManifest:
-        tables = tuple(StoredTable(**t) for t in info.pop("tables"))
-        for t in tables:
-            _ = files[t.file], files[t.keys or t.file]
-        for entry in files.values():
-            _ = entry["crc32"]
-        return ArtefactManifest(folder, info, tables, files, identity)
-
-    return read_sealed(raw, folder, ARTEFACT, made)

@@ -183,7 +183,7 @@ def _finish(
         for file in sorted({s.file for s in stored})
     }
     files[META] = write_meta(unfinished, META, meta)
-    whole = CheckpointManifest(unfinished, dict(manifest), tuple(stored), files)
+    whole = CheckpointManifest(unfinished, dict(manifest), files, tuple(stored))
     for of_tensor in whole.tensors.values():
         check_tiling(of_tensor)
     files_at(path).write(unfinished / MANIFEST, to_json(whole).encode())

@@ -9,16 +9,15 @@ Version 1 has no checksum; it is read with a note. A reader of version 2 does no
 so a manifest with row orders has version 3.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from recapp.errors import CheckpointError, PlanError
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.kinds import CHECKPOINT
-from recapp.stored.manifest import WRONG, Manifest, TableShape, read_sealed
+from recapp.stored.manifest import WRONG, Files, Manifest, TableShape
 from recapp.stored.rectangles import WEIGHT, StoredBlock
 from recapp.tables.dynamic import RUNS
 from recapp.tables.row_order import RowOrder
@@ -35,21 +34,20 @@ class CheckpointManifest(Manifest):
     writer.
 
     Args:
-        folder: The directory of its files.
-        info: The entries of the writer: config, plan, schema, metrics, position, ...
         blocks: Every stored rectangle.
-        files: The size of each file, and its checksum unless it holds blocks.
-        identity: The CRC-32 of the manifest's bytes; it differs between versions of a checkpoint.
     """
 
     kind = CHECKPOINT
     parts = "blocks"
     dense_file = META
-    folder: Path
-    info: dict[str, Any]
     blocks: tuple[StoredBlock, ...]
-    files: dict[str, dict[str, Any]]
-    identity: int = 0
+
+    @classmethod
+    def of_entries(cls, folder: Path, info: dict[str, Any], files: Files, identity: int) -> Self:
+        """Make a manifest of its entries, and check that all blocks lie inside of their files."""
+        blocks = tuple(StoredBlock.from_dict(block) for block in info.pop("blocks"))
+        _check_files(files, blocks)
+        return cls(folder, info, files, blocks, identity=identity)
 
     @cached_property
     def tensors(self) -> dict[tuple[str, str], list[StoredBlock]]:
@@ -227,30 +225,7 @@ class CheckpointManifest(Manifest):
         return value
 
 
-@lru_cache(maxsize=1)  # a run reads one manifest a dozen times, and a large one takes a second
-def from_json(raw: bytes, folder: Path) -> CheckpointManifest:
-    """Read a manifest from the text that `recapp.stored.manifest.to_json` has made.
-
-    Args:
-        raw: The bytes of the file.
-        folder: The directory of the checkpoint, for messages and for the manifest itself.
-
-    Raises:
-        CheckpointError: The text is not a manifest, or the manifest is damaged or of a later
-            version.
-    """
-
-    def made(
-        info: dict[str, Any], files: dict[str, dict[str, Any]], identity: int
-    ) -> CheckpointManifest:
-        blocks = tuple(StoredBlock.from_dict(block) for block in info.pop("blocks"))
-        _check_files(files, blocks)
-        return CheckpointManifest(folder, info, blocks, files, identity)
-
-    return read_sealed(raw, folder, CHECKPOINT, made)
-
-
-def _check_files(files: Mapping[str, Mapping[str, Any]], blocks: tuple[StoredBlock, ...]) -> None:
+def _check_files(files: Files, blocks: tuple[StoredBlock, ...]) -> None:
     """Check that all blocks lie inside of their files.
 
     Raises:

@@ -16,9 +16,11 @@ import os
 import re
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from torch import Tensor
 
@@ -43,7 +45,8 @@ WRONG = (
 """The exceptions that reading a damaged entry may raise."""
 
 T = TypeVar("T")
-Files = dict[str, dict[str, Any]]
+M = TypeVar("M", bound="Manifest")
+Files = Mapping[str, Mapping[str, Any]]
 
 
 class TableShape(NamedTuple):
@@ -60,8 +63,17 @@ class TableShape(NamedTuple):
     dynamic: bool
 
 
+@dataclass(frozen=True)
 class Manifest(ABC):
-    """The manifest of a stored model of either kind."""
+    """The manifest of a stored model of either kind.
+
+    Args:
+        folder: The directory of its files.
+        info: All entries without an attribute of their own.
+        files: The size of each file by its path in the directory, and its checksum unless it holds
+            blocks.
+        identity: The CRC-32 of the manifest's bytes; it differs between versions of a model.
+    """
 
     kind: ClassVar[Kind]
     parts: ClassVar[str]
@@ -69,13 +81,29 @@ class Manifest(ABC):
     dense_file: ClassVar[str]
     """The name of the file with the dense parameters."""
     folder: Path
-    """The directory of its files."""
     info: dict[str, Any]
-    """All entries without an attribute of their own."""
-    files: Mapping[str, Mapping[str, Any]]
-    """The size of each file, and its checksum unless it holds blocks."""
-    identity: int
-    """The CRC-32 of the manifest's bytes; it differs between versions."""
+    files: Files
+    identity: int = field(default=0, kw_only=True)
+
+    @classmethod
+    def from_json(cls, raw: bytes, folder: Path) -> Self:
+        """Read a manifest from the text that `to_json` has made.
+
+        Args:
+            raw: The bytes of the file.
+            folder: The directory of the file.
+
+        Raises:
+            RecappError: The text is not a manifest, or the manifest is damaged, of the other kind
+                or of a later version.
+        """
+        made: Self = _read(cls, raw, folder)
+        return made
+
+    @classmethod
+    @abstractmethod
+    def of_entries(cls, folder: Path, info: dict[str, Any], files: Files, identity: int) -> Self:
+        """Make a manifest of its entries; any exception of `WRONG` stands for a damaged entry."""
 
     @property
     def version(self) -> int:
@@ -154,10 +182,10 @@ class Manifest(ABC):
 
     def damaged(self, why: str) -> RecappError:
         """Return the error for an invalid manifest."""
-        return damaged_manifest(self.kind, self.folder, why)
+        return _damaged(self.kind, self.folder, why)
 
 
-def damaged_manifest(kind: Kind, folder: Path, why: str) -> RecappError:
+def _damaged(kind: Kind, folder: Path, why: str) -> RecappError:
     """Return the error for an invalid manifest."""
     return kind.error(f"the manifest of {kind.name} {folder} is damaged: {why}; {kind.fix}")
 
@@ -207,21 +235,9 @@ def _number(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} is no number, text, list or dict")
 
 
-def read_sealed(
-    raw: bytes, folder: Path, kind: Kind, make: Callable[[dict[str, Any], Files, int], T]
-) -> T:
-    """Read a manifest, check it, and make an object of its entries.
-
-    Args:
-        raw: The bytes of the file.
-        folder: The directory of the file, for messages.
-        kind: The expected kind of stored model.
-        make: Makes the object from the writer's entries, the files, and the checksum of the bytes.
-
-    Raises:
-        RecappError: The text is not a manifest, or the manifest is damaged, of the other kind or of
-            a later version.
-    """
+@lru_cache(maxsize=1)  # a run reads one manifest a dozen times, and a large one takes a second
+def _read(of: type[M], raw: bytes, folder: Path) -> M:
+    kind = of.kind
     try:
         info: dict[str, Any] = json.loads(raw.decode())
         name = info.pop("format")
@@ -239,10 +255,10 @@ def read_sealed(
         if has_checksum and not _is_sealed(raw):
             raise ValueError(f"its bytes are not those that were {kind.written}")
         files = {file: _file_entry(file, entry) for file, entry in info.pop("files").items()}
-        made = make(info, files, zlib.crc32(raw))
+        made = of.of_entries(folder, info, files, zlib.crc32(raw))
     except WRONG as error:
         why = f"{type(error).__name__} {short(str(error), quoted=False)}"
-        raise damaged_manifest(kind, folder, why) from error
+        raise _damaged(kind, folder, why) from error
     # the launcher, if there is one, has printed the note
     if not has_checksum and not external_rank() and PARENT_PID not in os.environ:
         console.note(f"{folder} was written by an earlier recapp: its manifest has no checksum")

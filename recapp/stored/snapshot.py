@@ -18,7 +18,6 @@ from torch import Tensor
 
 from recapp.errors import DataError, RankError, RecappError
 from recapp.sharding.layout import Block
-from recapp.stored import artefact_manifest, checkpoint_manifest
 from recapp.stored.artefact_manifest import COMPILED, DENSE, EXAMPLE, ArtefactManifest
 from recapp.stored.block_files import Sources, check_bytes, fill_blocks, sources_of
 from recapp.stored.checkpoint_manifest import META, CheckpointManifest
@@ -55,6 +54,7 @@ class Snapshot(ABC, Generic[M]):
     """
 
     kind: ClassVar[Kind]
+    manifest_type: ClassVar[type[Manifest]]
 
     def __init__(self, path: Path, pinned: Pinned, manifest: M, wanted: Iterable[str]) -> None:
         self.path = path
@@ -78,11 +78,6 @@ class Snapshot(ABC, Generic[M]):
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    @staticmethod
-    @abstractmethod
-    def parsed(raw: bytes, folder: Path) -> M:
-        """Parse the bytes of a manifest in a directory."""
-
     @classmethod
     def at(cls, path: Path, wanted: Callable[[M], Iterable[str]]) -> Self:
         """Open the directory to which a name leads now.
@@ -102,7 +97,7 @@ class Snapshot(ABC, Generic[M]):
             if size is not None and size > cls.kind.manifest_bytes:
                 raise cls.kind.error(f"{path / MANIFEST} is no file of a {cls.kind.name}")
             with pinned.open(MANIFEST, cls.kind) as source:
-                manifest = cls.parsed(source.read(), folder)
+                manifest: Any = cls.manifest_type.from_json(source.read(), folder)
             files = {*wanted(manifest)}
             undo.pop_all()
         return cls(path, pinned, manifest, files)
@@ -206,7 +201,7 @@ class Checkpoint(Snapshot[CheckpointManifest]):
     """One version of a checkpoint, open for reading."""
 
     kind = CHECKPOINT
-    parsed = staticmethod(checkpoint_manifest.from_json)
+    manifest_type = CheckpointManifest
 
     def sources(self, blocks: Iterable[Block]) -> Sources:
         """Return the stored rectangles that fill the blocks
@@ -275,7 +270,7 @@ class Artefact(Snapshot[ArtefactManifest]):
     """One version of an artefact, open for reading."""
 
     kind = ARTEFACT
-    parsed = staticmethod(artefact_manifest.from_json)
+    manifest_type = ArtefactManifest
 
     @property
     def name(self) -> str:

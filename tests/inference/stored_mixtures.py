@@ -64,7 +64,7 @@ def write(folder, seed):
             positions = positions_of(keys_that_exist(t, seed)) if dynamic else None
             writer.add(t, trained_rows(t, seed), chosen[t.name], positions, START)
         files = writer.finish()
-    return ArtefactManifest(folder, {}, tuple(writer.tables), files)
+    return ArtefactManifest(folder, {}, files, tuple(writer.tables))
 
 
 def mapped(artefact, seed, comm=None, plan=None):

@@ -105,7 +105,7 @@ def test_a_file_that_is_shorter_than_its_tables_is_named(tmp_path):
     size = artefact.files[file]["bytes"] // 2
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:size])
     shorter = ArtefactManifest(
-        tmp_path, {}, artefact.tables, {**artefact.files, file: {"bytes": size, "crc32": ""}}
+        tmp_path, {}, {**artefact.files, file: {"bytes": size, "crc32": ""}}, artefact.tables
     )
     with pytest.raises(ArtefactError, match=r"has rows that|whole number"):
         mapped(shorter, 4)
@@ -117,7 +117,7 @@ def test_a_file_of_keys_that_is_none_is_named(tmp_path):
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes() + b"abc")
     size = artefact.files[file]["bytes"] + 3
     odd = ArtefactManifest(
-        tmp_path, {}, artefact.tables, {**artefact.files, file: {"bytes": size, "crc32": ""}}
+        tmp_path, {}, {**artefact.files, file: {"bytes": size, "crc32": ""}}, artefact.tables
     )
     with pytest.raises(ArtefactError, match="has no whole number of keys"):
         mapped(odd, 3)

@@ -114,7 +114,7 @@ def test_another_store_keeps_artefacts_without_a_change_elsewhere(elsewhere):
     for name, overwrite in (("one", False), ("two", True)):
         with unfinished(elsewhere / "art", overwrite) as folder:
             files = {"rows/a.bin": files_at(folder).write(folder / "rows/a.bin", b"rows")}
-            described = ArtefactManifest(folder, {"name": name}, (), files)
+            described = ArtefactManifest(folder, {"name": name}, files, ())
             files_at(folder).write(folder / "manifest.json", to_json(described).encode())
     assert read_stored(elsewhere / "art").info == {"name": "two"}
     with open_artefact(elsewhere / "art") as artefact:

@@ -19,6 +19,7 @@ from tables import edit, save, whole
 
 from recapp.errors import ArtefactError, CheckpointError
 from recapp.sharding.layout import Block
+from recapp.stored import manifest as manifests
 from recapp.stored.checkpoint import (
     load_table,
     read_manifest,
@@ -26,7 +27,7 @@ from recapp.stored.checkpoint import (
     verify,
     write_checkpoint,
 )
-from recapp.stored.checkpoint_manifest import CheckpointManifest, from_json
+from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.kinds import CHECKPOINT
 from recapp.stored.local_files import LOCAL
@@ -211,13 +212,13 @@ def test_wrong_entries_of_files_are_one_error(saved, wrong):
 
 def test_a_metric_that_the_rows_left_open_is_null_in_the_file_and_nan_once_read(tmp_path):
     info = INFO | {"metrics": {"val_auc": math.nan, "val_log_loss": 0.5, "val_x": -math.inf}}
-    text = to_json(CheckpointManifest(tmp_path, info, (), {"meta.pt": {"bytes": 0}}))
+    text = to_json(CheckpointManifest(tmp_path, info, {"meta.pt": {"bytes": 0}}, ()))
     assert json.loads(text, parse_constant=pytest.fail)["metrics"] == {
         "val_auc": None,
         "val_log_loss": 0.5,
         "val_x": None,
     }
-    found = from_json(text.encode(), tmp_path).metrics
+    found = CheckpointManifest.from_json(text.encode(), tmp_path).metrics
     assert (
         found["val_log_loss"] == 0.5 and math.isnan(found["val_auc"]) and math.isnan(found["val_x"])
     )
@@ -236,14 +237,14 @@ def test_an_earlier_manifest_without_a_checksum_loads_with_one_note(saved, capsy
 
 
 def read_plan():
-    return CheckpointManifest(Path(), {"plan": PLAN}, (), {}).plan
+    return CheckpointManifest(Path(), {"plan": PLAN}, {}, ()).plan
 
 
 def test_a_manifest_is_parsed_once_however_often_it_is_asked_for(saved):
-    from_json.cache_clear()
+    manifests._read.cache_clear()
     for _ in range(5):
         read_manifest(saved)
-    assert from_json.cache_info().misses == 1
+    assert manifests._read.cache_info().misses == 1
 
 
 # ---- other files under its names
@@ -450,5 +451,5 @@ def test_a_dense_parameter_that_is_not_finite_is_not_written_either(saved):
 
 def test_a_manifest_that_is_written_is_the_one_that_is_read(saved):
     manifest = read_manifest(saved)
-    again = from_json(to_json(manifest).encode(), saved)
+    again = CheckpointManifest.from_json(to_json(manifest).encode(), saved)
     assert again == manifest and (saved / "manifest.json").read_text() == to_json(manifest)

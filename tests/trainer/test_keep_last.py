@@ -220,7 +220,7 @@ def test_a_plain_part_that_is_no_state_of_training_is_one_error(logs, tmp_path, 
     entry = write_meta(tmp_path / "forged.ckpt", "meta.pt", read_meta(best) | change)
     files = manifest.files | {"meta.pt": entry}
     (tmp_path / "forged.ckpt/manifest.json").write_text(
-        to_json(CheckpointManifest(best, manifest.info, manifest.blocks, files))
+        to_json(CheckpointManifest(best, manifest.info, files, manifest.blocks))
     )
     with pytest.raises(CheckpointError) as raised:
         train(logs, tmp_path / "second", 0.6, ckpt=tmp_path / "forged.ckpt", epochs=2)

@@ -116,7 +116,7 @@ def settings_of(name, checkpoint, config, *overrides):
     """
     whole = read_manifest(checkpoint)
     stored = CheckpointManifest(
-        checkpoint, {"config": config, "step": 1}, whole.blocks, whole.files
+        checkpoint, {"config": config, "step": 1}, whole.files, whole.blocks
     )
     (checkpoint / "manifest.json").write_text(to_json(stored))
     canary["saw"] = []
@@ -579,7 +579,7 @@ def test_the_command_writes_nothing_where_a_checkpoint_would(stored, tmp_path, n
     hostile = put(hostile, "dataset.generate.rows", 10**12)
     info = {**whole.info, "config": hostile}
     (path / "manifest.json").write_text(
-        to_json(CheckpointManifest(path, info, whole.blocks, whole.files))
+        to_json(CheckpointManifest(path, info, whole.files, whole.blocks))
     )
     ran = command(name, f"ckpt_path={path}", cwd=tmp_path)
     assert ran.code == 1 and "the generated data of the checkpoint are not there" in ran.error()

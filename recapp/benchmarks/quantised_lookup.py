@@ -47,8 +47,8 @@ TORCH_LOOKUPS: dict[int, Callable[..., Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Batches:
-    """Batches of a workload in the layout that lookups take.
+class JaggedIds:
+    """Ids and bags of the batches of a workload in the layout that lookups take.
 
     Args:
         ids_NL: The ids of each batch, int32, table by table.
@@ -67,7 +67,7 @@ class Batches:
         return self.ids_NL[number % len(self.ids_NL)] + self.first_L
 
 
-def batches_of(workload: Workload, ids_NL: Tensor) -> Batches:
+def jagged_ids_of(workload: Workload, ids_NL: Tensor) -> JaggedIds:
     """Return the batches of a workload with the given ids."""
     rows_F = torch.tensor(workload.rows_F)
     per_F = workload.batch_size * torch.tensor(workload.bag_F)
@@ -76,7 +76,7 @@ def batches_of(workload: Workload, ids_NL: Tensor) -> Batches:
     sample_B = torch.arange(workload.batch_size) * workload.width
     column_F = torch.tensor(workload.dim_F).cumsum(0) - torch.tensor(workload.dim_F)
     at_FB = column_F[:, None] + sample_B
-    return Batches(ids_NL.int(), first_L.int(), offsets.int(), at_FB.view(-1).int())
+    return JaggedIds(ids_NL.int(), first_L.int(), offsets.int(), at_FB.view(-1).int())
 
 
 def stored_rows(rows: int, dim: int) -> tuple[Tensor, dict[int, QuantisedRows]]:
@@ -94,7 +94,7 @@ def stored_rows(rows: int, dim: int) -> tuple[Tensor, dict[int, QuantisedRows]]:
 
 
 def lookups_of(
-    kernels: Backend, weights_RD: Tensor, records: QuantisedRows, b: Batches, width: int
+    kernels: Backend, weights_RD: Tensor, records: QuantisedRows, b: JaggedIds, width: int
 ) -> dict[str, Callable[[int], object]]:
     """Return the lookups of a batch by name. FBGEMM's lookup is not among them: it runs in another
     process.
@@ -169,7 +169,7 @@ def run(session: Session) -> None:
         for batch_size, bag, ids in product(settings.batch_size, BAGS, settings.ids):
             workload = tables.of_shape(batch_size, bag, ids)
             count = max(LEAST_BATCHES, min(MOST_BATCHES, DRAWN_IDS // workload.ids))
-            b = batches_of(workload, session.ids_of(workload, count))
+            b = jagged_ids_of(workload, session.ids_of(workload, count))
             for bits, rows in records.items():
                 lookups = lookups_of(kernels, weights_RD, rows, b, workload.width)
                 shape = {"workload": name, "bits": bits, "ids": ids}

@@ -77,16 +77,6 @@ class Reader:
             raise ValueError(f"lane {lane} has no rows left")
         return join(parts)
 
-    @property
-    def held_rows(self) -> int:
-        """The number of decoded rows that are not taken yet."""
-        return sum(len(rows) for inbox in self._inboxes.values() for rows in inbox)
-
-    @property
-    def open_row_groups(self) -> int:
-        """The number of open row groups."""
-        return len(self._cursors)
-
     def _owned(self, left: dict[int, IntArray]) -> dict[tuple[int, int], IntArray]:
         """Return the ranges of each segment that lanes need, in row order, by cursor.
 

@@ -226,9 +226,9 @@ def test_a_part_of_a_source_streams_only_its_rows(source):
     assert sorted(rows) == list(range(50, 250))
 
 
-def test_a_large_row_group_is_held_a_chunk_at_a_time(tmp_path):
+def test_a_large_row_group_is_held_a_chunk_at_a_time(tmp_path, monkeypatch):
     source = numbered_source(tmp_path, [[6 * CHUNK_ROWS]])
-    held, rows = _most_held(source, lanes=4, shuffle_rows=4096)
+    held, rows = _most_held(monkeypatch, source, lanes=4, shuffle_rows=4096)
     assert rows == source.rows
     assert held <= CHUNK_ROWS + 4 * 1024
 
@@ -238,42 +238,30 @@ def test_separate_stretches_of_a_large_row_group_are_not_held(tmp_path, monkeypa
     monkeypatch.setattr(parquet, "CHUNK_ROWS", 100)
     sizes = [2000] * 5  # lanes of 2,500 rows: the fifth row group is passed from lane to lane
     source = numbered_source(tmp_path, [sizes])
-    held, rows = _most_held(source, lanes=4, shuffle_rows=256)
+    held, rows = _most_held(monkeypatch, source, lanes=4, shuffle_rows=256)
     assert rows == 10_000
     assert held <= 4 * 100
     settings = {"batch_size": 40, "lanes": 4, "shuffle_rows": 256, "seed": 1, "training": False}
     assert global_batches(source, **settings) == expected_batches(source, **settings)
 
 
-def _most_held(source, lanes, shuffle_rows):
+def _most_held(monkeypatch, source, lanes, shuffle_rows):
     """Return the most rows a reader holds while lanes advance evenly, and all that it gives."""
     dealt = deal([segment.rows for segment in source.segments], lanes, shuffle_rows)
-    own = Reader(source, dealt, range(lanes), 0, Collate(SCHEMA, source.bags, "none"))
-    held = 0
-    rows = 0
-    for first in range(0, dealt.rows(0), 64):
-        for lane in range(lanes):
-            rows += len(own.take(lane, min(64, dealt.rows(lane) - first)))
-            held = max(held, own.held_rows)
+    with monkeypatch.context() as patches:
+        decoded = _count_decoded(patches)
+        own = Reader(source, dealt, range(lanes), 0, Collate(SCHEMA, source.bags, "none"))
+        held = 0
+        rows = 0
+        for first in range(0, dealt.rows(0), 64):
+            for lane in range(lanes):
+                rows += len(own.take(lane, min(64, dealt.rows(lane) - first)))
+                held = max(held, sum(decoded) - rows)
     return held, rows
 
 
-def test_no_more_row_groups_than_lanes_are_open(tmp_path):
-    source = numbered_source(tmp_path, [[7] * 40])
-    dealt = deal([segment.rows for segment in source.segments], 4, 0)
-    own = Reader(source, dealt, range(4), 0, Collate(SCHEMA, source.bags, "none"))
-    most = 0
-    for _ in range(dealt.rows(0)):
-        for lane in range(4):
-            own.take(lane, 1)
-            most = max(most, own.open_row_groups)
-    assert most <= 4
-    assert (own.open_row_groups, own.held_rows) == (0, 0)
-    with pytest.raises(ValueError, match="lane 2 has no rows left"):
-        own.take(2, 1)
-
-
-def test_a_reader_decodes_every_row_once(source, monkeypatch):
+def _count_decoded(monkeypatch):
+    """Return a list that gets the number of rows of each decoded chunk."""
     decoded = []
     rows = Collate.rows
     monkeypatch.setattr(
@@ -281,6 +269,40 @@ def test_a_reader_decodes_every_row_once(source, monkeypatch):
         "rows",
         lambda self, chunk, *rest: decoded.append(chunk.num_rows) or rows(self, chunk, *rest),
     )
+    return decoded
+
+
+def test_no_more_row_groups_than_lanes_are_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "CHUNK_ROWS", 2)
+    source = numbered_source(tmp_path, [[7] * 40])
+    dealt = deal([segment.rows for segment in source.segments], 4, 0)
+    decoded = _count_decoded(monkeypatch)
+    now_open = set()
+    chunks = reader.chunks
+
+    def noted(file, row_group, rows):
+        now_open.add(row_group)
+        try:
+            yield from chunks(file, row_group, rows)
+        finally:
+            now_open.remove(row_group)
+
+    monkeypatch.setattr(reader, "chunks", noted)
+    own = Reader(source, dealt, range(4), 0, Collate(SCHEMA, source.bags, "none"))
+    most = 0
+    taken = 0
+    for _ in range(dealt.rows(0)):
+        for lane in range(4):
+            taken += len(own.take(lane, 1))
+            most = max(most, len(now_open))
+    assert 1 <= most <= 4
+    assert (len(now_open), sum(decoded) - taken) == (0, 0)
+    with pytest.raises(ValueError, match="lane 2 has no rows left"):
+        own.take(2, 1)
+
+
+def test_a_reader_decodes_every_row_once(source, monkeypatch):
+    decoded = _count_decoded(monkeypatch)
     global_batches(source, **{**SETTINGS, "training": False})
     assert sum(decoded) == 397
 

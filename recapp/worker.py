@@ -69,11 +69,11 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
     from recapp.trainer.callbacks import (
         ClaimDirectory,
         KeepPosition,
+        LogDynamicRows,
         LogRate,
         StartReport,
         StepClock,
     )
-    from recapp.trainer.dynamic_rows import LogDynamicRows
     from recapp.trainer.ending import EndTogether
     from recapp.trainer.keep_last import KeepLast
     from recapp.trainer.performance_recorder import RecordPerformance

@@ -1,5 +1,5 @@
 """Callbacks of every run: claim the directory, keep the position, measure steps, log rates, print
-the start report.
+the start report, count the rows of dynamic tables.
 
 They are ordinary Lightning callbacks. The callbacks of `conf/callbacks` (checkpoints, early
 stopping, rate monitor) run in addition.
@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from recapp.console import Column, columns_of, print_table, readable
+from recapp.engine.sharded_tables import ShardedTables
 from recapp.models.layer_table import layer_table
 from recapp.planner.topology import hosts_in_blocks
 from recapp.processes.process_status import command_age, process_age
@@ -24,9 +25,9 @@ from recapp.reporting.record import claim_directory
 from recapp.reporting.table_uses import table_uses
 from recapp.tasks.measures import Measures
 from recapp.trainer.batch_callback import BatchCallback
-from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
+from recapp.trainer.data_protocols import resumable_data
 from recapp.trainer.module import TaskModule
-from recapp.trainer.strategy import EmbeddingShardingStrategy
+from recapp.trainer.strategy import EmbeddingShardingStrategy, strategy_of
 from recapp.transport.choose_transport import describe
 
 WARM_UP_STEPS = 10  # not measured: memory is touched for the first time, DDP takes its first step
@@ -36,17 +37,6 @@ IN_MB = {  # columns of the start report, each in one unit
     "weights": Column("weights", "weights\nMB", ",.3f", 1e6),
     "optimiser_state": Column("optimiser_state", "optimiser\nstate, MB", ",.3f", 1e6),
 }
-
-
-def _data(trainer: Trainer) -> KeepsPosition:
-    data = datamodule_of(trainer)
-    assert isinstance(data, KeepsPosition)
-    return data
-
-
-def _strategy(trainer: Trainer) -> EmbeddingShardingStrategy:
-    assert isinstance(trainer.strategy, EmbeddingShardingStrategy)
-    return trainer.strategy
 
 
 class ClaimDirectory(BatchCallback):
@@ -89,7 +79,7 @@ class KeepPosition(BatchCallback):
         other files.
         """
         loop = trainer.fit_loop.epoch_loop
-        position = _data(trainer).position
+        position = resumable_data(trainer).position
         if not loop.restarting or position.epoch < trainer.current_epoch:
             return
         over = position.epoch > trainer.current_epoch  # the epoch is over, also if files were added
@@ -112,7 +102,7 @@ class KeepPosition(BatchCallback):
         """Count one more trained batch. After the last batch of an epoch, set the position to the
         start of the next epoch.
         """
-        position = _data(trainer).position
+        position = resumable_data(trainer).position
         over = done >= trainer.num_training_batches
         position.epoch, position.batches = (
             (trainer.current_epoch + 1, 0) if over else (trainer.current_epoch, done)
@@ -159,7 +149,7 @@ class StepClock(BatchCallback):
         self._begin(trainer)
 
     def _begin(self, trainer: Trainer) -> None:
-        comm = _strategy(trainer).comm
+        comm = strategy_of(trainer).comm
         self._since = time.perf_counter()
         self._sent = comm.bytes_sent
         self._called = comm.calls
@@ -168,11 +158,11 @@ class StepClock(BatchCallback):
     def on_step(self, trainer: Trainer, done: int) -> None:
         """Record the step that has ended, and begin to measure the next one."""
         assert self._since is not None
-        comm = _strategy(trainer).comm
+        comm = strategy_of(trainer).comm
         if not self.step_ms:
             self.start["seconds_to_first_step"] = command_age()
         self.step_ms.append((time.perf_counter() - self._since) * 1e3)
-        self.rows.append(_data(trainer).batch_size)
+        self.rows.append(resumable_data(trainer).batch_size)
         self.bytes_sent.append(comm.bytes_sent - self._sent)
         self.calls.append(comm.calls - self._called)
         if comm.host_waits:
@@ -232,7 +222,7 @@ def _waited_ms(trainer: Trainer) -> tuple[float, float]:
     """Return two waits of this rank so far, in milliseconds: for counts and ids, and for all
     messages of the tables.
     """
-    waited = [c.waits.waited_s for c in _strategy(trainer).sharded_tables()]
+    waited = [c.waits.waited_s for c in strategy_of(trainer).sharded_tables()]
     return 1e3 * sum(w["counts"] + w.get("ids", 0.0) for w in waited), 1e3 * sum(
         sum(w.values()) for w in waited
     )
@@ -282,7 +272,7 @@ class StartReport(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the report on rank 0."""
-        strategy = _strategy(trainer)
+        strategy = strategy_of(trainer)
         if not self.shown:
             return
         assert (
@@ -335,3 +325,52 @@ def _hosts(strategy: EmbeddingShardingStrategy, rank: int) -> dict[str, Any]:
     if strategy.hosts in (None, hosts_in_blocks([r["host_id"] for r in strategy.ranks])):
         return {"host": found}
     return {"host": found, "plan's_host": rank * strategy.hosts // strategy.comm.world}
+
+
+class LogDynamicRows(Callback):
+    """Logs for every dynamic table the number of its rows, and the numbers of new, admitted and
+    evicted keys in this run: `rows/C3`, `new_keys/C3`, `admitted/C3`, `evicted/C3`.
+
+    It is collective, and sends one small message.
+    """
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the counts of all ranks."""
+        if trainer.training:
+            self._log(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the counts once more, and print them on rank 0."""
+        counted = self._log(trainer)
+        if counted and trainer.is_global_zero:
+            print()
+            print_table(counted, title="Dynamic tables")
+
+    def _log(self, trainer: Trainer) -> list[dict[str, Any]]:
+        counted = [row for t in strategy_of(trainer).sharded_tables() for row in counted_rows(t)]
+        values = {
+            f"{name}/{row['table']}": row[name]
+            for row in counted
+            for name in ("rows", "new_keys", "admitted", "evicted")
+        }
+        for logger in trainer.loggers if values else ():
+            logger.log_metrics(values, trainer.global_step)
+        return counted
+
+
+def counted_rows(shared: ShardedTables) -> list[dict[str, Any]]:
+    """Return a record for each dynamic table: the number of its rows, and the numbers of new,
+    admitted and evicted keys in this run. It is collective.
+    """
+    rows = shared.stored.rows_of_runs()
+    changes = shared.stored.changes() if rows else {}
+    return [
+        {
+            "table": table,
+            "rows": sum(counts["rows"]),
+            "new_keys": changes[table].new,
+            "admitted": changes[table].admitted,
+            "evicted": changes[table].evicted,
+        }
+        for table, counts in rows.items()
+    ]

@@ -95,3 +95,10 @@ class ProvidesExample(Protocol):
 def datamodule_of(trainer: Trainer) -> Any:
     """Return the LightningDataModule of a trainer; None if the trainer has only loaders."""
     return getattr(trainer, "datamodule", None)
+
+
+def resumable_data(trainer: Trainer) -> KeepsPosition:
+    """Return the LightningDataModule of a trainer whose training can resume."""
+    data = datamodule_of(trainer)
+    assert isinstance(data, KeepsPosition)
+    return data

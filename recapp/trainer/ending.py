@@ -11,11 +11,13 @@ because a GPU's loss is read one step late.
                               saved
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
@@ -24,11 +26,57 @@ from recapp.errors import TrainingError
 from recapp.processes import stopping
 from recapp.processes.stopping import Stopped
 from recapp.trainer.batch_callback import BatchCallback
-from recapp.trainer.finite import LossWatch
-from recapp.trainer.strategy import EmbeddingShardingStrategy
+from recapp.trainer.strategy import strategy_of
 
 # low bits of a rank's report: the signal; the higher bits: the step whose loss was not finite
 SIGNAL_BITS = 8
+
+
+class LossWatch:
+    """A check of the loss of every step of this rank, which makes no GPU wait.
+
+    On the CPU a loss is read when its step ends. On a GPU a loss is copied to the host while queued
+    work runs, and is read after the next step has been queued. The host waits for the copy only if
+    the host is more than one step ahead, and then the GPU still has one step to run.
+
+    `step` is the first step whose loss is not finite; 0 while all losses are finite.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        # the step, its loss, the event at the end of the copy
+        self._under_way: tuple[int, Tensor, Any] | None = None
+
+    def check(self, step: int, loss: Tensor | None) -> None:
+        """Check the loss of a step that has just been queued; on a GPU check the loss of the step
+        before.
+
+        Args:
+            step: The number of the step, from 1 on.
+            loss: The scalar loss; None if the step has no loss.
+        """
+        self.check_pending()  # the step before this one
+        if loss is None:
+            return
+        if loss.device.type != "cuda":
+            self._judge(step, float(loss))
+            return
+        copy = torch.empty((), dtype=loss.dtype, pin_memory=True)
+        copy.copy_(loss.detach(), non_blocking=True)
+        arrived = torch.cuda.current_stream(loss.device).record_event()
+        self._under_way = step, copy, arrived
+
+    def check_pending(self) -> None:
+        """Check the loss that is still being copied to the host, if there is one."""
+        if self._under_way is not None:
+            step, copy, arrived = self._under_way
+            self._under_way = None
+            arrived.synchronize()
+            self._judge(step, float(copy))
+
+    def _judge(self, step: int, loss: float) -> None:
+        if not self.step and not math.isfinite(loss):
+            self.step = step
 
 
 class EndTogether(BatchCallback):
@@ -66,7 +114,7 @@ class EndTogether(BatchCallback):
         counts before the next step.
         """
         self._report |= bits
-        for shared in _strategy(trainer).sharded_tables():
+        for shared in strategy_of(trainer).sharded_tables():
             shared.header.wanted = self._report
 
     def on_train_batch_end(
@@ -113,7 +161,7 @@ class EndTogether(BatchCallback):
         The reports came with the counts. A model without tables exchanges no counts, so its ranks
         gather the reports.
         """
-        strategy = _strategy(trainer)
+        strategy = strategy_of(trainer)
         reports_CW = [c.header.wanted_W for c in strategy.sharded_tables() if c.header.wanted_W]
         if not strategy.sharded_tables():
             return strategy.comm.all_gather(self._report)
@@ -129,7 +177,7 @@ class EndTogether(BatchCallback):
             return
         self._losses.check_pending()
         self._report |= self._losses.step << SIGNAL_BITS
-        self._raise_if_not_finite(trainer, _strategy(trainer).comm.all_gather(self._report))
+        self._raise_if_not_finite(trainer, strategy_of(trainer).comm.all_gather(self._report))
 
     def _raise_if_not_finite(self, trainer: Trainer, reports_W: Sequence[int]) -> None:
         found = [
@@ -148,7 +196,7 @@ class EndTogether(BatchCallback):
         signals = [(rank, number) for rank, number in numbers if number]
         if not signals:
             return
-        strategy = _strategy(trainer)
+        strategy = strategy_of(trainer)
         strategy.on_train_end()
         for name in [name for name in trainer.callback_metrics if name.startswith("val_")]:
             del trainer.callback_metrics[name]  # this state was not validated, an earlier one was
@@ -158,11 +206,6 @@ class EndTogether(BatchCallback):
         whose = "" if len(ranks) == strategy.comm.world else f" to rank {', '.join(ranks)}"
         self.reason = f"step {trainer.global_step}: {stopped}{whose}"
         raise stopped
-
-
-def _strategy(trainer: Trainer) -> EmbeddingShardingStrategy:
-    assert isinstance(trainer.strategy, EmbeddingShardingStrategy)
-    return trainer.strategy
 
 
 def _advice(trainer: Trainer) -> str:

@@ -17,9 +17,9 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.sparse.batch import Batch
-from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
+from recapp.trainer.data_protocols import resumable_data
 from recapp.trainer.module import measures_of
-from recapp.trainer.strategy import EmbeddingShardingStrategy
+from recapp.trainer.strategy import strategy_of
 
 NAMES = {"log loss": "AverageLoss"}
 """HugeCTR's names of metrics by recapp's title, for metrics with another name there."""
@@ -72,9 +72,9 @@ class IterationLines(ProgressBar):
         """Print a line every `every` iterations; for it, all ranks gather their losses."""
         if not self.every or trainer.global_step % self.every:
             return
-        strategy = trainer.strategy
-        assert isinstance(strategy, EmbeddingShardingStrategy)
-        losses = strategy.comm.all_gather((float(outputs["loss"]) * batch.rows, batch.rows))
+        losses = strategy_of(trainer).comm.all_gather(
+            (float(outputs["loss"]) * batch.rows, batch.rows)
+        )
         loss = sum(part for part, _ in losses) / max(sum(rows for _, rows in losses), 1)
         seconds = self._stopped()
         self._since = time.perf_counter()
@@ -113,13 +113,11 @@ class IterationLines(ProgressBar):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the time of the whole training."""
-        data = datamodule_of(trainer)
-        assert isinstance(data, KeepsPosition)
         seconds = time.perf_counter() - self._began
         _line(
             trainer,
-            f"Finish {trainer.global_step} iterations with batchsize: {data.batch_size} in "
-            f"{seconds:.2f}s.",
+            f"Finish {trainer.global_step} iterations with batchsize: "
+            f"{resumable_data(trainer).batch_size} in {seconds:.2f}s.",
         )
 
 

@@ -20,7 +20,7 @@ from recapp.reporting.performance import write_performance
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.callbacks import WARM_UP_STEPS, StepClock
-from recapp.trainer.strategy import EmbeddingShardingStrategy
+from recapp.trainer.strategy import strategy_of
 
 
 class RecordPerformance(BatchCallback):
@@ -44,7 +44,7 @@ class RecordPerformance(BatchCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach an observer to the collections, and begin the first step."""
-        for shared in _strategy(trainer).sharded_tables():
+        for shared in strategy_of(trainer).sharded_tables():
             shared.state.observer = EngineObserver(begins=self._begins, ends=self.phases)
         self._next_step()
 
@@ -75,7 +75,7 @@ class RecordPerformance(BatchCallback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gather the measurements of all ranks; rank 0 writes them."""
-        strategy = _strategy(trainer)
+        strategy = strategy_of(trainer)
         measured = self.clock.summary()
         if not measured:
             return
@@ -104,8 +104,3 @@ class RecordPerformance(BatchCallback):
                 },
                 self.directory,
             )
-
-
-def _strategy(trainer: Trainer) -> EmbeddingShardingStrategy:
-    assert isinstance(trainer.strategy, EmbeddingShardingStrategy)
-    return trainer.strategy

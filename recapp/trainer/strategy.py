@@ -74,8 +74,7 @@ from recapp.trainer.found_problem import found_problem, found_ranks, with_counte
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
 from recapp.trainer.plan_source import PlanSource, check_source, plan_from, rule_of_planner
-from recapp.trainer.saved_manifest import manifest_of
-from recapp.trainer.stored_tables import StoredTables
+from recapp.trainer.stored_tables import StoredTables, manifest_of
 from recapp.trainer.whole_checkpoint import read_for_lightning
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
@@ -531,3 +530,9 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.cluster_environment.teardown()
         self.precision_plugin.teardown()
         self.accelerator.teardown()
+
+
+def strategy_of(trainer: Trainer) -> EmbeddingShardingStrategy:
+    """Return the strategy of a trainer that shards tables."""
+    assert isinstance(trainer.strategy, EmbeddingShardingStrategy)
+    return trainer.strategy

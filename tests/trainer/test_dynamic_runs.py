@@ -8,7 +8,7 @@ from engine.test_dynamic_tables import rows_by_key
 from runs import SIZES, compose, fit, make_logs
 
 from recapp.sparse.batch import MISSING
-from recapp.trainer.dynamic_rows import LogDynamicRows
+from recapp.trainer.callbacks import LogDynamicRows
 from recapp.transport.communicator import Comm
 
 GROWS = ("tables=dynamic", "tables.init_range=0.05")

@@ -17,7 +17,7 @@ from trainer.runs import compose, fit, make_logs
 from recapp.errors import TrainingError
 from recapp.processes.stopping import SIGNALS, Stopped
 from recapp.stored.checkpoint import load_table, read_manifest, read_meta
-from recapp.trainer.finite import LossWatch
+from recapp.trainer.ending import LossWatch
 from recapp.trainer.missed_validation import _forget_begun
 
 LAST = "checkpoints/last.ckpt"

@@ -66,7 +66,7 @@ class FusedOptimizer(KeyedOptimizer):
     @property
     def table_gradients(self) -> list[TableGradients]:
         """Return the held gradients of each exchange, for deferred updates."""
-        return [shared.gradients for shared in self.shared]
+        return [shared.update for shared in self.shared]
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's strips of the optimiser's state. Every rank calls it.

@@ -5,10 +5,18 @@ A step may look up several batches. Gradients come back one lookup at a time, bu
 each row once, with the sum. So the gradients of each lookup are summed per row and held until those
 of the last lookup of the step arrive.
 
-An optimiser that clips gradients defers the update: the gradients of all lookups are held until the
-optimiser's `step`, when their norm is known (`recapp/engine/held_gradients.py`).
+An optimiser that clips gradients defers the update to its step, when their norm is known:
+
+    backward                owners sum each touched row's gradient, and keep it
+    optimizer.step()        the norm of all gradients: one number from each rank to each other
+                            rows' gradients are scaled; the update
+
+The norm counts each row once: the strips of a row add up, and of replicas only the rows of rank 0
+count. A guest of a dynamic table gets no row and does not count. The held memory is the touched
+rows in the compute type, and 8 bytes per row.
 """
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +30,9 @@ from recapp.errors import ConfigError
 from recapp.kernels.links import Links, Scratch, offset_dtype
 from recapp.optim.rules import GRADIENT, Rate, RowRule
 from recapp.optim.rules_by_table import group_names
+from recapp.optim.table_gradients import joined
 from recapp.sharding.layout import Layout
+from recapp.transport.communicator import Comm
 
 
 class RowGradients(NamedTuple):
@@ -47,12 +57,9 @@ def rules_of_groups(layout: Layout, rules: Sequence[RowRule]) -> list[RowRule | 
     return [rules[group.rule] if rules else None for group in layout.groups]
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 class FusedUpdate:
-    """Update the touched rows of a collection, once per step.
+    """Update the touched rows of a collection, once per step. For an optimiser that defers the
+    updates, this object is the gradients that wait (`recapp/optim/table_gradients.py`).
 
     Args:
         state: The engine state of the collection.
@@ -71,8 +78,8 @@ class FusedUpdate:
         self.rules = list(rules)
         self.updates = 0
         self._stepper: weakref.ref[object] | None = None
-        self.before_first_update: Callable[[], None] = _nothing
-        self.before_update: Callable[[], None] = _nothing
+        self.before_first_update: Callable[[], None] = lambda: None
+        self.before_update: Callable[[], None] = lambda: None
         tables = [state.layout.tables_of_rule(number) for number in range(len(rules))]
         names = group_names(list(zip(rules, tables, strict=True)))
         self._param_groups: list[dict[str, Any]] = [
@@ -106,9 +113,20 @@ class FusedUpdate:
         """Defer updates to `end_step` from now on.
 
         Args:
-            optimizer: The optimiser that calls `end_step` in its step. Gradients that arrive after
-                it was deleted are an error.
+            optimizer: The optimiser that calls `end_step` in its step. It must live as long as the
+                tables train: gradients that arrive after it was deleted are an error.
+
+        Raises:
+            ConfigError: Some tables are parameters, whose gradients are complete when backward
+                ends.
         """
+        if GRADIENT in self.rules:
+            tables = self.state.layout.tables_of_rule(self.rules.index(GRADIENT))
+            raise ConfigError(
+                f"tables {', '.join(tables)} are parameters (compute kernel dense): they and "
+                "tables that a rule updates cannot be clipped together: leave the kernel of these "
+                "tables open, or clip the dense part alone"
+            )
         self._stepper = weakref.ref(optimizer)
 
     @property
@@ -164,10 +182,10 @@ class FusedUpdate:
         read of the rows, always ends the step.
         """
         if self._waiting and not self.deferred:
-            self.end_step()
+            self._end_step()
 
     @torch.no_grad()
-    def end_step(self) -> None:
+    def _end_step(self) -> None:
         """Update with the held gradients, if there are any. Every rank calls it."""
         if waiting := self._waiting:
             self._waiting = []
@@ -177,12 +195,57 @@ class FusedUpdate:
             ]
             self._update([gradients for gradients, _ in merged], [x for _, x in merged])
 
+    def end_step(self) -> None:
+        """Update the rows with the held gradients. Do nothing where updates are not deferred."""
+        if self.deferred:
+            self.state.observer.begins()
+            self._end_step()
+            self.state.observer.ends("update")
+
     def drop(self) -> None:
-        """Drop the held gradients."""
-        self._waiting.clear()
+        """Drop the held gradients. Do nothing where updates are not deferred."""
+        if self.deferred:
+            self._waiting.clear()
+
+    def power_sum(self, order: float, dense: float) -> float:
+        """Return the sum of |g|^order over all elements of the held gradients, in fp64, or the
+        maximum of |g|.
+
+        Args:
+            order: The exponent, or infinity for the maximum.
+            dense: The same sum or maximum over the other gradients. Only the value of rank 0
+                counts.
+        """
+        comm = self.state.comm
+        parts = [0.0 if comm.rank else dense, *(_power(x, order) for x in self._counted())]
+        return joined(_from_ranks(comm, joined(parts, order)), order)
+
+    def scale(self, factor: float) -> None:
+        """Multiply the held gradients by a factor."""
+        for _, gradients in self._held():
+            gradients.mul_(factor)
+
+    def clamp(self, most: float) -> None:
+        """Clamp the elements of the held gradients to [-most, most]."""
+        for _, gradients in self._held():
+            gradients.clamp_(-most, most)
+
+    def _counted(self) -> Iterator[Tensor]:
+        """Yield the gradients that this rank counts in a norm."""
+        state = self.state
+        for group, store, (row_U, gradients) in zip(
+            state.layout.groups, state.stores, self._held(), strict=False
+        ):
+            if group.mode == "replicated" and state.comm.rank:
+                continue
+            trained_U = store.trained(row_U)
+            if trained_U is None:
+                yield gradients
+            else:
+                yield gradients.view(-1, store.width)[trained_U]
 
     @torch.no_grad()
-    def held(self) -> list[tuple[Tensor, Tensor]]:
+    def _held(self) -> list[tuple[Tensor, Tensor]]:
         """Return for each group the distinct rows with held gradients, and these gradients one
         after the other in a flat tensor that the caller may change in place. Return nothing where
         no gradients are held.
@@ -328,3 +391,20 @@ def _one_by_one(rows: int, width: int, device: torch.device) -> Links:
     """Return the sparse matrix for gradients in row order, one for each row."""
     number = torch.arange(rows + 1, dtype=offset_dtype(rows * width), device=device)
     return Links(number[:rows] * width, number, None, None, rows)
+
+
+def _power(values: Tensor, order: float) -> float:
+    """Return the sum of |value|^order, or the maximum of |value| where the order is infinity."""
+    if not values.numel():
+        return 0.0
+    norm = float(torch.linalg.vector_norm(values, order, dtype=torch.float64))
+    return norm if math.isinf(order) else norm**order
+
+
+def _from_ranks(comm: Comm, value: float) -> list[float]:
+    """Return the number of every rank, in rank order."""
+    buffer = torch.full((comm.world,), value, dtype=torch.float64, device=comm.device)
+    own = [(comm.rank, comm.rank + 1)] * comm.world
+    comm.swap(buffer, own, [(rank, rank + 1) for rank in range(comm.world)])()
+    found: list[float] = buffer.tolist()
+    return found

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from recapp.console import note
 from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.fused_update import FusedUpdate, rules_of_groups
-from recapp.engine.held_gradients import HeldGradients
 from recapp.engine.local_lookup import LocalLookup
 from recapp.engine.lookup import Lookup
 from recapp.engine.outputs import Member
@@ -245,11 +244,6 @@ class ShardedTables(nn.Module):
             ConfigError: The tables are read-only.
         """
         return self.update.param_groups
-
-    @property
-    def gradients(self) -> HeldGradients:
-        """Return the held gradients of rows, for an optimiser that defers updates to its step."""
-        return HeldGradients(self.state, self.update)
 
     @property
     def updates(self) -> int:

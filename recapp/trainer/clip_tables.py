@@ -41,7 +41,7 @@ def clip_tables_too(
             "in the step of one HybridOptimizer: return HybridOptimizer(dense, "
             "strategy.sparse_groups()) from configure_optimizers"
         )
-    held = [shared.gradients for shared in tables]
+    held = [shared.update for shared in tables]
     for gradients in held:
         gradients.defer(hybrids[0])
     hybrids[0].table_gradients = list(held)

@@ -21,7 +21,7 @@ def trained(comm, kind, rule, backend, deferred, settings):
     """Steps of one lookup and of two; the second's ids overlap with the first's."""
     configs = tables(dynamic=settings is not None, **(settings or {}))
     collection = made(comm, kind, rule, backend=backend, configs=configs)
-    gradients = collection.shared.gradients
+    gradients = collection.shared.update
     stepper = Stepper()
     if deferred:
         gradients.defer(stepper)
@@ -68,7 +68,7 @@ def test_updates_at_the_step_have_the_bits_of_updates_in_backward(
 def counted(comm, settings):
     configs = tables(**settings)
     collection = made(comm, "row_wise", "sgd", configs=configs)
-    gradients = collection.shared.gradients
+    gradients = collection.shared.update
     stepper = Stepper()
     gradients.defer(stepper)
     lengths = torch.tensor([1, 0, 0, 0])
@@ -86,7 +86,7 @@ def test_a_key_that_gets_no_row_does_not_count_in_the_norm(ranks, settings, rows
 def test_gradients_of_tables_whose_optimiser_is_gone_are_an_error():
     collection = made(Comm(), "table_wise", "sgd", configs=tables(dynamic=False))
     stepper = Stepper()
-    collection.shared.gradients.defer(stepper)
+    collection.shared.update.defer(stepper)
     loss = collection(batch_of(1, 0)).values().square().sum()
     del stepper
     with pytest.raises(

@@ -47,7 +47,7 @@ def metrics_of_run(
     ]
     shares = strategy.comm.all_gather(strategy.hidden_share() if strategy.comm.world > 1 else {})
     changed = strategy.comm.all_gather(
-        sum(n for c in strategy.sharded_tables() for n in c.id_rules.changed.values())
+        sum(n for c in strategy.sharded_tables() for n in c.state.id_rules.changed.values())
     )
     if strategy.comm.rank:
         return {}

@@ -251,7 +251,7 @@ def _group_counts(shared: ShardedTables, q: Requests, g: int) -> dict[str, tuple
     """Return items and bytes of every kernel for one group of tables."""
     asked = q.asked[g]
     served = q.served[g]
-    store = shared.store(g)
+    store = shared.state.stores[g]
     served.group(store)
     number = shared.dtype.itemsize
     width = store.width

@@ -82,7 +82,7 @@ def gather(
         collection: The tables, on one rank.
         batches: The batches, which steps take in turn.
     """
-    store = collection.shared.store(0)
+    store = collection.shared.state.stores[0]
     assert isinstance(store, FloatStore)
     weights = store.weights
     bags = [_rows_and_bags(collection, batch) for batch in batches]

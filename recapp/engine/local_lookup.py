@@ -22,7 +22,7 @@ from recapp.kernels.links import Bags, Counts, Links
 from recapp.kernels.ragged import runs, starts
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device
-from recapp.tables.ids import OutsideTable, Rows, check_have_values
+from recapp.tables.ids import OutsideTable, Rows
 
 SAMPLES_KEPT = 256  # of batches whose form is cached: for larger batches a form costs little
 FORMS_KEPT = 64
@@ -89,7 +89,11 @@ class LocalLookup:
             ConfigError: The ids are not integers, or sample weights are missing.
         """
         state = self._state
-        rows = self._rows(features, taken)
+        try:
+            rows, check = state.rows_of(features, taken)
+            check()
+        except OutsideTable as error:
+            raise state.id_rules.error(error.lookup, error.number, "") from error
         output, forms = self._form(rows, taken)
         state.observer.ends("route")
         flat = torch.empty(output.numel, dtype=state.dtype, device=state.comm.device)
@@ -126,19 +130,6 @@ class LocalLookup:
         output = state.outputs.of(rows, taken)
         bags_G = state.bags(rows, output)
         return BatchForm(output, [self._group_form(g, bags) for g, bags in enumerate(bags_G)])
-
-    def _rows(self, features: KeyedJaggedTensor, taken: Sequence[bool]) -> Rows:
-        state = self._state
-        try:
-            check_have_values(features)
-            wanted_F = [taken[m] for m in state.outputs.member_F]
-            rows, check = state.id_rules.begin(features, wanted_F)
-            check()
-        except OutsideTable as error:
-            raise state.id_rules.error(error.lookup, error.number, "") from error
-        if rows.weights_L is not None:
-            rows.weights_L = rows.weights_L.to(state.dtype)
-        return rows
 
     def _group_form(self, group: int, bags: Bags) -> GroupForm:
         count_S = bags.last_S - bags.first_S

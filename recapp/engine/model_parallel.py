@@ -30,7 +30,7 @@ from recapp.engine.sharder import (
     tables_group,
 )
 from recapp.errors import ConfigError
-from recapp.optim.rules import rowwise_adagrad
+from recapp.optim.rules import GRADIENT, rowwise_adagrad
 from recapp.optim.table_rule import table_rule
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -175,9 +175,9 @@ class DistributedModelParallel(nn.Module):
         """Print a note that the tables train, with their learning rate, for users whose optimiser
         has only `parameters()`.
         """
-        tables = sharded_tables(self)
-        rule = tables[0].rule if not self._rate_is_known else None
-        if rule is not None and not self.comm.rank:
+        fused = [rule for rule in sharded_tables(self)[0].update.rules if rule != GRADIENT]
+        if fused and not self._rate_is_known and not self.comm.rank:
+            (rule,) = fused
             note_once(
                 f"tables are updated in backward by {rule.name} at its default learning rate "
                 f"{rule.lr}; an optimizer over model.parameters() does not reach them: pass "

@@ -30,14 +30,7 @@ from recapp.errors import ConfigError, RankError
 from recapp.kernels.links import Counts, Routes, offset_dtype
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.bags_of_samples import samples_of
-from recapp.tables.ids import (
-    IdRules,
-    OutsideTable,
-    PendingCheck,
-    Rows,
-    check_have_values,
-    nothing_pending,
-)
+from recapp.tables.ids import IdRules, OutsideTable, Rows
 from recapp.transport.message_layout import MessageLayout, swap_counts
 from recapp.transport.waits import Sent
 
@@ -87,9 +80,7 @@ class Requests:
         self.ids: Tensor | None = None
         self.headers_W: Counts = np.zeros((0, 0), np.int64)
         self.row_gradients_G: list[RowGradients] = []
-        self.finished = False
         self.spent = False
-        self.released = False
 
     def _route(
         self, features: KeyedJaggedTensor | Exception
@@ -102,17 +93,19 @@ class Requests:
         Returns:
             The numbers of the header that describe the error, and the error.
         """
-        rows, check, status, failure = _rows(features, self.state, self.taken)
-        self._route_rows(rows)
+        status = (OK, 0, 0)
+        failure: Exception | None = None
         try:
+            if isinstance(features, Exception):
+                raise features
+            rows, check = self.state.rows_of(features, self.taken)
+            self._route_rows(rows)
             check()
             self._check_room()
-        except OutsideTable as e:
-            status = (OUTSIDE, e.lookup, e.number)
-            failure = e
-            self._route_rows(_no_rows(self.state))
-        except ConfigError as e:
-            status = (FAILED, 0, 0)
+        except Exception as e:
+            status = (
+                (OUTSIDE, e.lookup, e.number) if isinstance(e, OutsideTable) else (FAILED, 0, 0)
+            )
             failure = e
             self._route_rows(_no_rows(self.state))
         self.state.observer.ends("route")
@@ -206,8 +199,6 @@ class Requests:
             ConfigError: Only some ranks have sample weights.
             RankError: Another rank could not read or look up its batch.
         """
-        if self.finished:
-            return
         self.advance()
         state = self.state
         side = state.comm.side
@@ -215,7 +206,6 @@ class Requests:
         with side.beside():
             self._finish()
         side.hand_over(self._made())
-        self.finished = True
 
     def _finish(self) -> None:
         state = self.state
@@ -285,10 +275,8 @@ class Requests:
         self.release()
 
     def release(self) -> None:
-        """Give the scratch memory back after the last use of this exchange."""
-        if not self.released:
-            self.released = True
-            self.state.give_back(self.lease, self.trains)
+        """Give the scratch memory back, once, after the last use of this exchange."""
+        self.state.give_back(self.lease, self.trains)
 
     def check_called(self) -> None:
         """Check that every collection that looks up this batch was called with the ids of the
@@ -318,27 +306,6 @@ def _kind_of_requests(mode: str, world: int) -> type[UniqueRequests | PooledRequ
     if world == 1:
         return OwnRequests
     return PooledRequests if mode == "pooled" else UniqueRequests
-
-
-def _rows(
-    features: KeyedJaggedTensor | Exception, state: EngineState, taken: Sequence[bool]
-) -> tuple[Rows, PendingCheck, tuple[int, int, int], Exception | None]:
-    """Return the rows of the batch and the pending check of its ids, or no rows and the error."""
-    try:
-        if isinstance(features, Exception):
-            raise features
-        check_have_values(features)
-        rows, check = state.id_rules.begin(features, [taken[m] for m in state.outputs.member_F])
-        if rows.weights_L is not None:
-            rows.weights_L = rows.weights_L.to(state.dtype)
-        return rows, check, (OK, 0, 0), None
-    except Exception as e:
-        return (
-            _no_rows(state),
-            nothing_pending,
-            (OUTSIDE, e.lookup, e.number) if isinstance(e, OutsideTable) else (FAILED, 0, 0),
-            e,
-        )
 
 
 def _no_rows(state: EngineState) -> Rows:

@@ -14,8 +14,9 @@ the KeyedJaggedTensor. So a model sends as many messages as one collection.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ from recapp.errors import ConfigError, PlanError
 from recapp.kernels.backend import backend as choose_backend
 from recapp.kernels.backend import slow_kernels_note
 from recapp.kernels.warm_up import report_compilation, warm_up
-from recapp.optim.rules import GRADIENT, RowRule
+from recapp.optim.rules import RowRule
 from recapp.optim.rules_by_table import Rules, distinct_rules, rules_of
 from recapp.sharding.layout import Block, make_layout
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -49,9 +50,8 @@ from recapp.tables.ids import Rows
 from recapp.tables.lookups import lookups_of
 from recapp.transport.communicator import Comm
 
-Only = TypeVar("Only")
 
-
+@dataclass
 class _Result:
     """The vectors of a batch for collections that were not called yet.
 
@@ -61,27 +61,15 @@ class _Result:
         rows: The rows that were looked up.
         called_by: The numbers of the collections that got their vectors.
         updates: The number of updates before the lookup.
+        learns: Whether the vectors have gradients.
     """
 
-    def __init__(
-        self,
-        features: KeyedJaggedTensor,
-        parts: dict[int, list[Tensor]],
-        rows: Rows,
-        called_by: set[int],
-        updates: int,
-    ) -> None:
-        self.features = features
-        self.parts = parts
-        self.rows = rows
-        self.called_by = called_by
-        self.updates = updates
-        self.learns = torch.is_grad_enabled()
-
-    def take(self, member: int, lookups: range) -> tuple[list[Tensor], Rows]:
-        """Return the vectors of a collection, once, and the rows of its lookups."""
-        self.called_by.add(member)
-        return self.parts.pop(member), self.rows.of(lookups)
+    features: KeyedJaggedTensor
+    parts: dict[int, list[Tensor]]
+    rows: Rows
+    called_by: set[int]
+    updates: int
+    learns: bool
 
 
 class ShardedTables(nn.Module):
@@ -111,7 +99,7 @@ class ShardedTables(nn.Module):
 
     `parameters_of` has the tables that are parameters, by name. `state` is the engine state;
     `state.observer` is the hook for measurements. `update` changes the rows, `stored` saves and
-    loads them. `header`, `waits`, `comm` and `id_rules` belong to `state`.
+    loads them. `header`, `waits` and `comm` belong to `state`.
     """
 
     def __init__(
@@ -174,7 +162,6 @@ class ShardedTables(nn.Module):
             self.update.before_update = self._begin_update
         self.header = state.header
         self.waits = state.waits
-        self.id_rules = state.id_rules
         self.anchor = torch.zeros(0, device=device, requires_grad=True)
         self._local = LocalLookup(state) if comm.world == 1 else None
         self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
@@ -213,30 +200,6 @@ class ShardedTables(nn.Module):
     # ---- read by the rest of the package
 
     @property
-    def rule(self) -> RowRule | None:
-        """Return the optimiser of the rows; None where tables are read-only or all are parameters.
-
-        Raises:
-            ConfigError: The tables have several rules (use `rules`).
-        """
-        fused = [rule for rule in self.update.rules if rule != GRADIENT]
-        return self._only("rule", fused) if fused else None
-
-    @property
-    def param_group(self) -> dict[str, Any]:
-        """Return the param group of the tables, with the live learning rate.
-
-        Raises:
-            ConfigError: The tables are read-only or have several param groups (use `param_groups`).
-        """
-        return self._only("param_group", self.param_groups)
-
-    def _only(self, name: str, found: list[Only]) -> Only:
-        if len(found) != 1:
-            raise ConfigError(f"{name}: the tables follow {len(found)} rules: use {name}s instead")
-        return found[0]
-
-    @property
     def param_groups(self) -> list[dict[str, Any]]:
         """Return the param group of each rule of the tables, with the live learning rate.
 
@@ -264,10 +227,6 @@ class ShardedTables(nn.Module):
     def seed_of(self, table: str) -> int:
         """Return the seed of a table's start values."""
         return self._seed if isinstance(self._seed, int) else self._seed[table]
-
-    def store(self, group: int) -> RowStore:
-        """Return the store of a group on this rank."""
-        return self.state.stores[group]
 
     def blocks(self) -> Iterator[Block]:
         """Yield this rank's rectangles, for a checkpoint to read and write (`StoredRows`). Every
@@ -407,7 +366,8 @@ class ShardedTables(nn.Module):
         """Return a collection's share of a result. A result without gradients is dropped after the
         last share, because the same ids may be looked up again.
         """
-        share = result.take(member, self._lookups[member])
+        result.called_by.add(member)
+        share = result.parts.pop(member), result.rows.of(self._lookups[member])
         if not (result.parts or result.learns):
             self._results = [r for r in self._results if r is not result]
         return share
@@ -442,7 +402,7 @@ class ShardedTables(nn.Module):
             "without a gradient the tables would silently not train"
         )
         held = state.outputs.of_members(parts, requests.output)
-        return _Result(features, held, requests.rows, requests.called_by, self.updates)
+        return _Result(features, held, requests.rows, requests.called_by, self.updates, learns)
 
     def _read_here(self, features: KeyedJaggedTensor, member: int, local: LocalLookup) -> _Result:
         """Look up a batch on a single rank, from its own rows."""
@@ -451,7 +411,7 @@ class ShardedTables(nn.Module):
         self.header.rows_W = [samples_of(features)]
         self.header.wanted_W = [self.header.wanted]
         held = self.state.outputs.of_members(parts, output)
-        return _Result(features, held, rows, set(), self.updates)
+        return _Result(features, held, rows, set(), self.updates, False)
 
 
 def _store(group: StoredGroup, rule: RowRule | None, seed: int | Mapping[str, int]) -> RowStore:

@@ -22,9 +22,10 @@ from recapp.kernels.backend import Backend
 from recapp.kernels.constants import CACHE_LINE_BYTES
 from recapp.kernels.links import Bags, Scratch, offset_dtype
 from recapp.sharding.layout import Layout
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device
 from recapp.tables.config import EmbeddingConfig, PoolingType
-from recapp.tables.ids import IdRules, Rows
+from recapp.tables.ids import IdRules, PendingCheck, Rows, check_have_values
 from recapp.tables.row_order import affine
 from recapp.transport.communicator import Comm
 from recapp.transport.message_layout import Buffers, Header
@@ -40,14 +41,6 @@ of a lookup are not mixed.
 """
 
 
-def _ignore_begin() -> None:
-    """Do nothing."""
-
-
-def _ignore_end(part: str) -> None:
-    """Do nothing."""
-
-
 @dataclass(frozen=True)
 class EngineObserver:
     """Two functions that a sharded collection calls during its work. The default functions do
@@ -60,8 +53,8 @@ class EngineObserver:
             (`recapp/reporting/phases.py` lists the names).
     """
 
-    begins: Callable[[], None] = _ignore_begin
-    ends: Callable[[str], None] = _ignore_end
+    begins: Callable[[], None] = lambda: None
+    ends: Callable[[str], None] = lambda part: None
 
 
 class MixedLookups:
@@ -197,6 +190,25 @@ class EngineState:
         arrived = self.waits.arrived(phase, message)
         self.observer.ends(phase)
         return arrived
+
+    def rows_of(
+        self, features: KeyedJaggedTensor, taken: Sequence[bool]
+    ) -> tuple[Rows, PendingCheck]:
+        """Return the rows of a batch, and the check of its ids, which runs when it is called.
+
+        Args:
+            features: Raw ids.
+            taken: Whether each collection that shares the exchange looks up this batch.
+
+        Raises:
+            OutsideTable: An id is outside its table. On a GPU only the check raises it.
+            ConfigError: The ids are not integers, or sample weights are missing.
+        """
+        check_have_values(features)
+        rows, check = self.id_rules.begin(features, [taken[m] for m in self.outputs.member_F])
+        if rows.weights_L is not None:
+            rows.weights_L = rows.weights_L.to(self.dtype)
+        return rows, check
 
     def lease(self, trains: bool) -> list[Scratch]:
         """Lease scratch memory to one batch in flight, by group.

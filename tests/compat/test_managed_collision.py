@@ -235,7 +235,7 @@ def by_sharder(comm):
     )
     pooled, remapped = sharded(kjt)
     assert isinstance(pooled.wait(), KeyedTensor) and remapped is None
-    assert sharded._embedding_bag_collection.shared.param_group["lr"] == 0.25
+    assert sharded._embedding_bag_collection.shared.param_groups[0]["lr"] == 0.25
     return pooled.values().detach()
 
 

@@ -135,13 +135,13 @@ def test_one_batch_object_in_every_step_is_one_exchange_each_time():
     for training in (True, True, True, False, False):
         seen.clear()
         with torch.set_grad_enabled(training):
-            before = shared.store(0).weights.clone()
+            before = shared.state.stores[0].weights.clone()
             pooled = model.bags(IDS).values()
             words_LD = model.sequences(IDS)["text"].values()
         assert len(seen) == (2 if training else 1)  # requests, lookup; what is only read has none
         if training:
             (pooled.sum() + words_LD.sum()).backward()
-            assert not torch.equal(before, shared.store(0).weights)
+            assert not torch.equal(before, shared.state.stores[0].weights)
 
 
 def test_vectors_are_those_of_the_rows_as_they_are_now():

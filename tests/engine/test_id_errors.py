@@ -105,7 +105,7 @@ def wild(comm, rules, kind, mode):
     for (table, tensor), data in whole_tensors(comm, collection).items():
         torch.testing.assert_close(data, oracle.tensor(table, tensor), rtol=1e-9, atol=1e-9)
     changed = {
-        t.name: sum(c[t.name] for c in comm.all_gather(collection.shared.id_rules.changed))
+        t.name: sum(c[t.name] for c in comm.all_gather(collection.shared.state.id_rules.changed))
         for t in tables
     }
     assert changed == oracle.model.id_rules.changed

@@ -54,7 +54,7 @@ def calls_of_a_step(comm, count, kind, dims, backend):
     counting = Counting(collection.shared.state.backend)
     collection.shared.state.backend = counting
     for g in range(len(collection.shared.stores)):
-        collection.shared.store(g).backend = counting
+        collection.shared.state.stores[g].backend = counting
     values = collection(batch_of(tables, 6, comm.rank)).values()
     forward = counting.calls
     counting.calls = Counter()

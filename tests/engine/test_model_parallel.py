@@ -102,7 +102,7 @@ def test_repr_shows_which_tables_lie_where(ranks):
 def alone(comm):
     model = Head(EmbeddingBagCollection(tables=make_tables(), device=META))
     made = DistributedModelParallel(model, sharders=[EmbeddingBagCollectionSharder(sgd(0.5))])
-    return made.comm.world, made.plan.world_size, sharded_tables(made)[0].rule.name
+    return made.comm.world, made.plan.world_size, sharded_tables(made)[0].update.rules[0].name
 
 
 def test_the_sharder_says_the_rule_and_the_plan_is_made_for_the_default_group(ranks):

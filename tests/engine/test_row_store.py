@@ -119,6 +119,6 @@ def test_tables_without_a_rule_are_looked_up_and_neither_updated_nor_given_a_rat
     with pytest.raises(ConfigError, match=r"read-only \(rule=None\).*torch.no_grad"):
         values.sum().backward()
     with pytest.raises(ConfigError, match="read-only"):
-        _ = reads.shared.param_group
+        _ = reads.shared.param_groups
     assert {b.tensor for b in reads.blocks()} == {"weight"}
     assert sum(store.nbytes.state for store in reads.shared.state.stores) == 0

@@ -121,7 +121,7 @@ def as_unsharded(comm, kind, arguments):
             torch.testing.assert_close(
                 data, oracle.collection.weight(table).detach(), rtol=1e-9, atol=1e-9
             )
-    return sharded_tables(model)[0].rule.name
+    return sharded_tables(model)[0].update.rules[0].name
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_an_optimiser_applied_in_backward_trains_the_sharded_tables_as_torch_doe
 
 
 def rule_of(model, sharders=None):
-    return sharded_tables(DistributedModelParallel(model, sharders=sharders))[0].rule
+    return sharded_tables(DistributedModelParallel(model, sharders=sharders))[0].update.rules[0]
 
 
 def test_a_sharder_without_a_rule_takes_the_optimiser_applied_in_backward():

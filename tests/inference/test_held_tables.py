@@ -121,14 +121,14 @@ def test_quantised_tables_are_read_only():
     found = collection(batch_of(tables_of("sum"), 5, 0)).values()
     with pytest.raises(ConfigError, match=r"tables t0, t1, t2\.\.\.: they are read-only"):
         found.sum().backward()
-    store = collection.shared.store(0)
+    store = collection.shared.state.stores[0]
     assert isinstance(store, ReadOnlyStore)
     with pytest.raises(ConfigError, match="their rows are read-only: train the tables of the"):
         store.update(torch.zeros(1), None, torch.zeros(1), None, 0.1)
 
 
 def test_a_store_refuses_other_rows_than_the_layouts():
-    group = made().shared.store(0).group
+    group = made().shared.state.stores[0].group
     with pytest.raises(ValueError, match="1 rows x 3 where the layout has"):
         ReadOnlyStore(group, stored(torch.zeros(1, 3), DataType.INT8))
 

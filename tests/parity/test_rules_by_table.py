@@ -90,10 +90,6 @@ def test_each_rule_has_a_param_group_whose_name_says_which():
     assert [g["name"] for g in collection(sgd(0.1)).shared.param_groups] == ["sparse/sgd"]
     made = collection({"*": sgd(0.1), "t0": sgd(0.2)})
     assert [g["name"] for g in made.shared.param_groups] == ["sparse/sgd@t0", "sparse/sgd@t1+1"]
-    with pytest.raises(ConfigError, match="the tables follow 2 rules: use param_groups instead"):
-        _ = made.shared.param_group
-    with pytest.raises(ConfigError, match="the tables follow 2 rules: use rules instead"):
-        _ = made.shared.rule
     assert made.shared.rules == {"t0": sgd(0.2), "t1": sgd(0.1), "t2": sgd(0.1)}
 
 

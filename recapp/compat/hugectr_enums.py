@@ -45,97 +45,55 @@ class CompressionStrategy(NamedText):
     Unique = "unique"
 
 
-class Layer_t(NamedEnum):
-    """HugeCTR's types of layers; `recapp/compat/hugectr_layers.py` lists those that recapp has."""
+def _named(kind: str, says: str, members: str) -> Any:
+    """Return an enumeration whose members have their names as values.
 
-    Add = "Add"
-    BatchNorm = "BatchNorm"
-    BinaryCrossEntropyLoss = "BinaryCrossEntropyLoss"
-    Cast = "Cast"
-    Concat = "Concat"
-    CrossEntropyLoss = "CrossEntropyLoss"
-    Dropout = "Dropout"
-    ELU = "ELU"
-    ElementwiseMultiply = "ElementwiseMultiply"
-    FmOrder2 = "FmOrder2"
-    FusedInnerProduct = "FusedInnerProduct"
-    FusedReshapeConcat = "FusedReshapeConcat"
-    FusedReshapeConcatGeneral = "FusedReshapeConcatGeneral"
-    GRU = "GRU"
-    Gather = "Gather"
-    InnerProduct = "InnerProduct"
-    Interaction = "Interaction"
-    LayerNorm = "LayerNorm"
-    MLP = "MLP"
-    MatrixMultiply = "MatrixMultiply"
-    MultiCross = "MultiCross"
-    MultiCrossEntropyLoss = "MultiCrossEntropyLoss"
-    MultiHeadAttention = "MultiHeadAttention"
-    PReLU_Dice = "PReLU_Dice"
-    ReLU = "ReLU"
-    ReduceMean = "ReduceMean"
-    ReduceSum = "ReduceSum"
-    Reshape = "Reshape"
-    Scale = "Scale"
-    SequenceMask = "SequenceMask"
-    Sigmoid = "Sigmoid"
-    Slice = "Slice"
-    Softmax = "Softmax"
-    Sub = "Sub"
-    WeightMultiply = "WeightMultiply"
+    Args:
+        kind: The name of the enumeration.
+        says: Its docstring.
+        members: The names of the members.
+    """
+    enumeration: Any = NamedEnum
+    made = enumeration(kind, [(name, name) for name in members.split()], module=__name__)
+    made.__doc__ = says
+    return made
 
 
-class Initializer_t(NamedEnum):
-    """HugeCTR's initialisers of a layer."""
-
-    Default = "Default"
-    Uniform = "Uniform"
-    XavierNorm = "XavierNorm"
-    XavierUniform = "XavierUniform"
-    Zero = "Zero"
-
-
-class MetricsType(NamedEnum):
-    """HugeCTR's metrics of an evaluation."""
-
-    AUC = "AUC"
-    AverageLoss = "AverageLoss"
-    HitRate = "HitRate"
-    NDCG = "NDCG"
-    SMAPE = "SMAPE"
-
-
-class DataReaderType_t(NamedEnum):
-    """HugeCTR's formats of data; recapp reads Parquet."""
-
-    Norm = "Norm"
-    Raw = "Raw"
-    Parquet = "Parquet"
-    RawAsync = "RawAsync"
-
-
-class Check_t(NamedEnum):
-    """The checks that HugeCTR makes of the Norm format; Parquet has no sums to check."""
-
-    Non = "Non"
-    Sum = "Sum"
-
-
-class LrPolicy_t(NamedEnum):
-    """HugeCTR's learning-rate policy; there is only one."""
-
-    fixed = "fixed"
-
-
-class AllReduceAlgo(NamedEnum):
-    """HugeCTR's all-reduce algorithms; in recapp torch chooses."""
-
-    NCCL = "NCCL"
-    OneShot = "OneShot"
-
-
-class DeviceLayout(NamedEnum):
-    """HugeCTR's numberings of the GPUs of several hosts; in recapp the launcher numbers them."""
-
-    LocalFirst = "LocalFirst"
-    NodeFirst = "NodeFirst"
+Layer_t = _named(
+    "Layer_t",
+    "HugeCTR's types of layers; `recapp/compat/hugectr_layers.py` lists those that recapp has.",
+    """
+    Add BatchNorm BinaryCrossEntropyLoss Cast Concat CrossEntropyLoss Dropout ELU
+    ElementwiseMultiply FmOrder2 FusedInnerProduct FusedReshapeConcat
+    FusedReshapeConcatGeneral GRU Gather InnerProduct Interaction LayerNorm MLP
+    MatrixMultiply MultiCross MultiCrossEntropyLoss MultiHeadAttention PReLU_Dice ReLU
+    ReduceMean ReduceSum Reshape Scale SequenceMask Sigmoid Slice Softmax Sub WeightMultiply
+    """,
+)
+Initializer_t = _named(
+    "Initializer_t",
+    "HugeCTR's initialisers of a layer.",
+    "Default Uniform XavierNorm XavierUniform Zero",
+)
+MetricsType = _named(
+    "MetricsType", "HugeCTR's metrics of an evaluation.", "AUC AverageLoss HitRate NDCG SMAPE"
+)
+DataReaderType_t = _named(
+    "DataReaderType_t",
+    "HugeCTR's formats of data; recapp reads Parquet.",
+    "Norm Raw Parquet RawAsync",
+)
+Check_t = _named(
+    "Check_t",
+    "The checks that HugeCTR makes of the Norm format; Parquet has no sums to check.",
+    "Non Sum",
+)
+LrPolicy_t = _named("LrPolicy_t", "HugeCTR's learning-rate policy; there is only one.", "fixed")
+AllReduceAlgo = _named(
+    "AllReduceAlgo", "HugeCTR's all-reduce algorithms; in recapp torch chooses.", "NCCL OneShot"
+)
+DeviceLayout = _named(
+    "DeviceLayout",
+    "HugeCTR's numberings of the GPUs of several hosts; in recapp the launcher numbers them.",
+    "LocalFirst NodeFirst",
+)

@@ -63,7 +63,7 @@ class DenseLayer:
 
     def __init__(
         self,
-        layer_type: Layer_t,
+        layer_type: NamedEnum,
         bottom_names: Sequence[str],
         top_names: Sequence[str],
         **parameters: Any,

@@ -46,20 +46,69 @@ def linear(inputs: int, outputs: int, how: str, bias_how: str | None) -> nn.Line
     return made
 
 
-class Concat(nn.Module):
-    """Concatenates tensors along a dimension.
+class Apply(nn.Module):
+    """A layer without parameters.
 
     Args:
-        axis: The dimension.
+        function: The function that computes the outputs of the layer from its inputs.
     """
 
-    def __init__(self, axis: int) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.axis = axis
+        self.function = function
 
-    def forward(self, *parts: Tensor) -> Tensor:
-        """Return the concatenation of the tensors."""
-        return torch.cat(parts, self.axis)
+    def forward(self, *inputs: Tensor) -> Any:
+        """Return the outputs of the function."""
+        return self.function(*inputs)
+
+
+def concatenated(axis: int, *parts: Tensor) -> Tensor:
+    """Return the concatenation of tensors along a dimension."""
+    return torch.cat(parts, axis)
+
+
+def combined(function: Callable[[Any, Any], Any], *parts: Tensor) -> Tensor:
+    """Return tensors of one shape combined element by element, in order.
+
+    Args:
+        function: An operator of two tensors, such as `operator.add`.
+        parts: The tensors.
+    """
+    return reduce(function, parts)
+
+
+def reshaped(shape: Sequence[int], slots: Sequence[int] | None, values: Tensor) -> Tensor:
+    """Return the values of each sample in another shape.
+
+    Args:
+        shape: The shape, without the batch.
+        slots: The vectors to keep before the reshape; None keeps all.
+        values: The values.
+    """
+    kept = values if slots is None else values[:, list(slots)]
+    return kept.reshape(-1, *shape)
+
+
+def sliced(ranges: Sequence[Sequence[int]], values: Tensor) -> tuple[Tensor, ...]:
+    """Return ranges of the last dimension, a tensor for each.
+
+    Args:
+        ranges: [first, one past the last] column of each output.
+        values: The values.
+    """
+    return tuple(values[..., first:last] for first, last in ranges)
+
+
+def fm_order2(columns: int, values_BK: Tensor) -> Tensor:
+    """Return the second-order term of a factorisation machine for each of D columns:
+    [B, F D] -> [B, D]. It is ((the sum of F vectors)^2 - the sum of their squares) / 2.
+
+    Args:
+        columns: The columns of a vector, D.
+        values_BK: The F vectors of each sample as one row.
+    """
+    vectors_BFD = values_BK.reshape(len(values_BK), -1, columns)
+    return 0.5 * (vectors_BFD.sum(1).square() - vectors_BFD.square().sum(1))
 
 
 class Interaction(nn.Module):
@@ -78,95 +127,6 @@ class Interaction(nn.Module):
         """Return the vector, the dot products and a zero for each sample."""
         dots_BP = self.dots(torch.cat([bottom_BD[:, None], vectors_BFD], 1))
         return torch.cat([bottom_BD, dots_BP, bottom_BD.new_zeros(len(bottom_BD), 1)], 1)
-
-
-class Elementwise(nn.Module):
-    """Combines tensors of one shape element by element, in order.
-
-    Args:
-        function: An operator of two tensors, such as `operator.add`.
-    """
-
-    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *parts: Tensor) -> Tensor:
-        """Return the sum, product or difference of all tensors."""
-        return reduce(self.function, parts)
-
-
-class Reshape(nn.Module):
-    """Gives every sample another shape.
-
-    Args:
-        shape: The shape, without the batch.
-        slots: The vectors to keep before the reshape; None keeps all.
-    """
-
-    def __init__(self, shape: Sequence[int], slots: Sequence[int] | None = None) -> None:
-        super().__init__()
-        self.shape = tuple(shape)
-        self.slots = None if slots is None else list(slots)
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Return the values of each sample in the new shape."""
-        kept = values if self.slots is None else values[:, self.slots]
-        return kept.reshape(-1, *self.shape)
-
-
-class Slice(nn.Module):
-    """Takes ranges of the last dimension.
-
-    Args:
-        ranges: [first, one past the last] column of each output.
-    """
-
-    def __init__(self, ranges: Sequence[Sequence[int]]) -> None:
-        super().__init__()
-        self.ranges = [tuple(r) for r in ranges]
-
-    def forward(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Return one tensor for each range."""
-        return tuple(values[..., first:last] for first, last in self.ranges)
-
-
-class Reduction(nn.Module):
-    """Sums or averages a dimension and keeps it with size 1.
-
-    Args:
-        axis: The dimension.
-        mean: Whether to average instead of to sum.
-    """
-
-    def __init__(self, axis: int, mean: bool) -> None:
-        super().__init__()
-        self.axis = axis
-        self.mean = mean
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Return the sums or means."""
-        reduce = torch.mean if self.mean else torch.sum
-        return reduce(values, self.axis, keepdim=True)
-
-
-class FmOrder2(nn.Module):
-    """The second-order term of a factorisation machine for each of D columns: [B, F D] -> [B, D].
-
-    The term is ((the sum of F vectors)^2 - the sum of their squares) / 2.
-
-    Args:
-        columns: The columns of a vector, D.
-    """
-
-    def __init__(self, columns: int) -> None:
-        super().__init__()
-        self.columns = columns
-
-    def forward(self, values_BK: Tensor) -> Tensor:
-        """Return the second-order term of every sample and column."""
-        vectors_BFD = values_BK.reshape(len(values_BK), -1, self.columns)
-        return 0.5 * (vectors_BFD.sum(1).square() - vectors_BFD.square().sum(1))
 
 
 class WeightMultiply(nn.Module):

@@ -13,24 +13,26 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from recapp.compat.hugectr_arguments import number, switch, whole
 from recapp.compat.hugectr_enums import Initializer_t
 from recapp.compat.hugectr_layer_modules import (
-    Concat,
-    Elementwise,
-    FmOrder2,
+    Apply,
     Interaction,
     MultiCross,
-    Reduction,
-    Reshape,
-    Slice,
     WeightMultiply,
+    combined,
+    concatenated,
+    fm_order2,
     initialise,
     linear,
+    reshaped,
+    sliced,
 )
 from recapp.errors import ConfigError
 
@@ -212,7 +214,7 @@ def _elementwise(function: Callable[[Any, Any], Any]) -> Callable[[Layer, list[S
             if shape != shapes[0]:
                 pair = Layer(layer.type, (layer.bottoms[0], layer.bottoms[k]), layer.tops)
                 raise pair.refusal([shapes[0], shape], "takes tensors of one shape")
-        return [shapes[0]], lambda: Elementwise(function)
+        return [shapes[0]], lambda: Apply(partial(combined, function))
 
     return make
 
@@ -233,7 +235,7 @@ def _concat(layer: Layer, shapes: list[Shape]) -> Made:
                 [first, shape], f"along axis={axis} they must differ in that dimension alone"
             )
     joined = sum(shape[axis - 1] for shape in shapes)
-    return [(*first[: axis - 1], joined, *first[axis:])], lambda: Concat(axis)
+    return [(*first[: axis - 1], joined, *first[axis:])], lambda: Apply(partial(concatenated, axis))
 
 
 def _inner_product(layer: Layer, shapes: list[Shape]) -> Made:
@@ -286,7 +288,7 @@ def _reshape(layer: Layer, shapes: list[Shape]) -> Made:
             shapes,
             f"{total} numbers of a sample make no {shape_text(made)}; samples stay samples here",
         )
-    return [made], lambda: Reshape(made, slots)
+    return [made], lambda: Apply(partial(reshaped, made, slots))
 
 
 def _slice(layer: Layer, shapes: list[Shape]) -> Made:
@@ -299,16 +301,20 @@ def _slice(layer: Layer, shapes: list[Shape]) -> Made:
     for first, last in ranges:
         if not 0 <= first < last <= shape[-1]:
             raise layer.refusal(shapes, f"range ({first}, {last}) leaves its last dimension")
-    return [(*shape[:-1], last - first) for first, last in ranges], lambda: Slice(ranges)
+    return [(*shape[:-1], last - first) for first, last in ranges], lambda: Apply(
+        partial(sliced, ranges)
+    )
 
 
-def _reduction(mean: bool) -> Callable[[Layer, list[Shape]], Made]:
+def _reduction(function: Callable[..., Any]) -> Callable[[Layer, list[Shape]], Made]:
     def make(layer: Layer, shapes: list[Shape]) -> Made:
         shape = shapes[0]
         axis = layer["axis"]
         if type(axis) is not int or not 1 <= axis <= len(shape):
             raise layer.refusal(shapes, f"axis={axis}: 1 to {len(shape)} is allowed")
-        return [(*shape[: axis - 1], 1, *shape[axis:])], lambda: Reduction(axis, mean)
+        return [(*shape[: axis - 1], 1, *shape[axis:])], lambda: Apply(
+            partial(function, dim=axis, keepdim=True)
+        )
 
     return make
 
@@ -317,7 +323,7 @@ def _fm_order2(layer: Layer, shapes: list[Shape]) -> Made:
     columns = layer.whole("out_dim")
     if len(shapes[0]) != 1 or shapes[0][0] % columns:
         raise layer.refusal(shapes, f"takes (None, F x out_dim), and out_dim={columns}")
-    return [(columns,)], lambda: FmOrder2(columns)
+    return [(columns,)], lambda: Apply(partial(fm_order2, columns))
 
 
 def _weight_multiply(layer: Layer, shapes: list[Shape]) -> Made:
@@ -388,8 +394,8 @@ KINDS: Mapping[str, Kind] = {
         _multi_cross, parameters={"num_layers": 0, "projection_dim": 0, **INITIALISERS}
     ),
     "ReLU": Kind(_same(lambda _: nn.ReLU())),
-    "ReduceMean": Kind(_reduction(True), parameters={"axis": 1}),
-    "ReduceSum": Kind(_reduction(False), parameters={"axis": 1}),
+    "ReduceMean": Kind(_reduction(torch.mean), parameters={"axis": 1}),
+    "ReduceSum": Kind(_reduction(torch.sum), parameters={"axis": 1}),
     "Reshape": Kind(
         _reshape,
         parameters={

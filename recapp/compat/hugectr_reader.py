@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp.compat.hugectr_arguments import switch, text, whole
-from recapp.compat.hugectr_enums import Check_t, DataReaderType_t
+from recapp.compat.hugectr_enums import Check_t, DataReaderType_t, NamedEnum
 from recapp.console import note_once
 from recapp.dataset.data_file import UnreadableFileError, facts_of, stamp_of
 from recapp.dataset.files import file_names
@@ -67,11 +67,11 @@ class DataReaderParams:
 
     def __init__(
         self,
-        data_reader_type: DataReaderType_t,
+        data_reader_type: NamedEnum,
         source: str | Sequence[str],
         *,
         eval_source: str,
-        check_type: Check_t,
+        check_type: NamedEnum,
         slot_size_array: Sequence[int] = (),
         **others: Any,
     ) -> None:

@@ -16,7 +16,13 @@ from inspect import signature
 from typing import Any
 
 from recapp.compat.hugectr_arguments import number, switch, whole
-from recapp.compat.hugectr_enums import AllReduceAlgo, DeviceLayout, LrPolicy_t, MetricsType
+from recapp.compat.hugectr_enums import (
+    AllReduceAlgo,
+    DeviceLayout,
+    LrPolicy_t,
+    MetricsType,
+    NamedEnum,
+)
 from recapp.compat.hugectr_optimizers import Optimizer_t, OptParams, row_rule
 from recapp.console import note_once
 from recapp.errors import ConfigError, suggest
@@ -97,7 +103,7 @@ class CreateSolver:
         self,
         *,
         seed: int = 0,
-        lr_policy: LrPolicy_t = LrPolicy_t.fixed,
+        lr_policy: NamedEnum = LrPolicy_t.fixed,
         lr: float = 0.001,
         warmup_steps: int = 1,
         decay_start: int = 0,
@@ -109,7 +115,7 @@ class CreateSolver:
         batchsize: int = 2048,
         vvgpu: Sequence[Sequence[int]] = ((0,),),
         repeat_dataset: bool = True,
-        metrics_spec: Mapping[MetricsType, float] | None = None,
+        metrics_spec: Mapping[NamedEnum, float] | None = None,
         i64_input_key: bool = False,
         use_embedding_collection: bool = False,
         **others: Any,
@@ -290,7 +296,7 @@ def _checked_gpus(vvgpu: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]
     return made
 
 
-def _checked_metrics(spec: Mapping[MetricsType, float] | None) -> dict[MetricsType, float]:
+def _checked_metrics(spec: Mapping[NamedEnum, float] | None) -> dict[NamedEnum, float]:
     if not isinstance(spec, Mapping | None):
         raise ConfigError(
             f"CreateSolver: metrics_spec={spec}: must be a dict of goals, {{MetricsType.AUC: 0.8}}"

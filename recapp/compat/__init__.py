@@ -6,17 +6,14 @@ the names and arguments that recapp's own API has in another form. Two places us
 |----------------------------|--------------------------------------------------------------------|
 | module paths               | foreign_paths, torchrec_names, hugectr_names                       |
 | **TorchRec**               |                                                                    |
-| models and modules         | torchrec_dlrm, small_modules, module_helpers                       |
+| models, functions, modules | torchrec_dlrm, small_helpers                                       |
 | training                   | train_pipeline, awaitables, sharding_env                           |
 | modules around collections | collection_wrapper, feature_processors, wrapped_sharders           |
-| optimisers                 | keyed_optimizers, warmup_optimizer, clipping_optimizer,            |
-|                            | rowwise_adagrad                                                    |
+| optimisers                 | keyed_optimizers, warmup_optimizer                                 |
 | plans                      | planning, plans_by_hand, quantised_comms                           |
-| jagged tensors             | jagged_functions                                                   |
 | tables that take any ids   | managed_collisions, managed_collision_collections,                 |
 |                            | eviction_policies                                                  |
-| quantised models           | quantised_models, quantised_collections, quantised_rows,           |
-|                            | predict_modules                                                    |
+| quantised models           | quantised_models, quantised_collections, predict_modules           |
 | data                       | random_data, movielens                                             |
 | notebooks about TorchRec   | benchmark_helpers, visualizer                                      |
 | **HugeCTR**                |                                                                    |
@@ -25,5 +22,5 @@ the names and arguments that recapp's own API has in another form. Two places us
 | a program, from the top    | hugectr_model, hugectr_program, hugectr_solver, hugectr_reader     |
 | its tables                 | hugectr_collection, hugectr_optimizers                             |
 | its dense layers           | hugectr_graph, hugectr_layers, hugectr_layer_modules               |
-| its arguments              | hugectr_arguments, hugectr_enums                                   |
+| its arguments              | hugectr_arguments                                                  |
 """

@@ -26,8 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recapp.compat.hugectr_arguments import text, whole
-from recapp.compat.hugectr_enums import CommunicationStrategy
+from recapp.compat.hugectr_arguments import CommunicationStrategy, text, whole
 from recapp.compat.hugectr_optimizers import OptParams, rules_of_opt_params
 from recapp.compat.hugectr_plan_lists import (
     Lists,

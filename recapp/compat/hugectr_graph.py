@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recapp.compat.hugectr_enums import Layer_t, NamedEnum
+from recapp.compat.hugectr_arguments import Layer_t, NamedEnum
 from recapp.compat.hugectr_layers import KINDS, LOSS, Layer, Shape, layer_made
 from recapp.console import note_once
 from recapp.errors import ConfigError, alike, listed, meant, suggest

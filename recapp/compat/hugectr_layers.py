@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recapp.compat.hugectr_arguments import number, switch, whole
-from recapp.compat.hugectr_enums import Initializer_t
+from recapp.compat.hugectr_arguments import Initializer_t, number, switch, whole
 from recapp.compat.hugectr_layer_modules import (
     Apply,
     Interaction,

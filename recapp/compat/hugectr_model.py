@@ -19,8 +19,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recapp.compat.hugectr_arguments import UnknownNameError
 from recapp.compat.hugectr_collection import EmbeddingCollection, EmbeddingCollectionConfig
-from recapp.compat.hugectr_enums import UnknownNameError
 from recapp.compat.hugectr_graph import DenseLayer, connected, parameter_counts
 from recapp.compat.hugectr_layers import Shape, shape_text
 from recapp.compat.hugectr_optimizers import OptParams

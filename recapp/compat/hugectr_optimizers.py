@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recapp.compat.hugectr_arguments import member, number
-from recapp.compat.hugectr_enums import NamedEnum
+from recapp.compat.hugectr_arguments import NamedEnum, member, number
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import make_rule
 from recapp.optim.rules import RowRule

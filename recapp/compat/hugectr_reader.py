@@ -18,8 +18,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from recapp.compat.hugectr_arguments import switch, text, whole
-from recapp.compat.hugectr_enums import Check_t, DataReaderType_t, NamedEnum
+from recapp.compat.hugectr_arguments import (
+    Check_t,
+    DataReaderType_t,
+    NamedEnum,
+    switch,
+    text,
+    whole,
+)
 from recapp.console import note_once
 from recapp.dataset.data_file import UnreadableFileError, facts_of, stamp_of
 from recapp.dataset.files import file_names

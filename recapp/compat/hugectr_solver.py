@@ -15,13 +15,15 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
-from recapp.compat.hugectr_arguments import number, switch, whole
-from recapp.compat.hugectr_enums import (
+from recapp.compat.hugectr_arguments import (
     AllReduceAlgo,
     DeviceLayout,
     LrPolicy_t,
     MetricsType,
     NamedEnum,
+    number,
+    switch,
+    whole,
 )
 from recapp.compat.hugectr_optimizers import Optimizer_t, OptParams, row_rule
 from recapp.console import note_once

@@ -1,5 +1,5 @@
-"""TorchRec's wrappers of keyed optimisers: one makes a torch optimiser keyed by parameter names,
-one combines several optimisers.
+"""TorchRec's optimisers: the wrappers that key a torch optimiser by parameter names and combine
+several optimisers, the clipping of gradients before each step, and row-wise Adagrad.
 
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(model.named_parameters())),
@@ -7,17 +7,23 @@ one combines several optimisers.
     )
     optimizer = CombinedOptimizer([model.fused_optimizer, dense])
 
-Names and argument order are those of `torchrec/optim/keyed.py`. The wrappers of keyed optimisers
-(`recapp/compat/warmup_optimizer.py`, `recapp/compat/clipping_optimizer.py`) are keyed as well.
+Names and argument order are those of `torchrec/optim/keyed.py`, `clipping.py` and
+`rowwise_adagrad.py`. Clipping covers the dense part alone, or the dense part and the tables
+(`recapp/optim/clipping.py`). The wrappers are keyed as well; `recapp/compat/warmup_optimizer.py`
+has another one.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum, unique
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recapp.errors import ConfigError
+from recapp.optim.clipping import clip_norm, clip_value
 from recapp.optim.keyed import KeyedOptimizer
 from recapp.optim.optimizer import run_closure
 from recapp.optim.table_gradients import TableGradients
@@ -262,3 +268,150 @@ def in_backward_optimizer_filter(
     for name, parameter in named_parameters:
         if hasattr(parameter, "_in_backward_optimizers") == include:
             yield name, parameter
+
+
+@unique
+class GradientClipping(Enum):
+    """The ways to clip gradients."""
+
+    NORM = "norm"
+    VALUE = "value"
+    NONE = "none"
+
+
+class GradientClippingOptimizer(OptimizerWrapper):
+    """A keyed optimiser that clips gradients before each step.
+
+    Args:
+        optimizer: The keyed optimiser.
+        clipping: The way to clip gradients.
+        max_gradient: The largest norm, or the largest absolute value.
+        norm_type: The order of the norm, a number above 0 or `inf`.
+        enable_global_grad_clip: Whether to clip tables together with the dense part, by one norm
+            over all gradients of all ranks. The update of the tables then waits for `step`, which
+            every rank calls. False clips the dense part alone.
+        param_to_pgs: None, because recapp knows which ranks hold a table.
+
+    Raises:
+        ConfigError: A number is out of range, process groups are given, or
+            `enable_global_grad_clip` finds no tables.
+    """
+
+    def __init__(
+        self,
+        optimizer: KeyedOptimizer,
+        clipping: GradientClipping = GradientClipping.NONE,
+        max_gradient: float = 0.1,
+        norm_type: float | str = 2.0,
+        enable_global_grad_clip: bool = False,
+        param_to_pgs: Mapping[Any, Any] | None = None,
+    ) -> None:
+        super().__init__(optimizer)
+        self.clipping = _clipping_of(clipping)
+        self.max_gradient = max_gradient
+        self.norm_type = _order_of(norm_type)
+        if not max_gradient >= 0:
+            raise ConfigError(f"max_gradient={max_gradient}: must be at least 0")
+        if param_to_pgs:
+            raise ConfigError(
+                "param_to_pgs: tables know their ranks and all else is the same on every rank: "
+                "leave it out"
+            )
+        tables = optimizer.table_gradients if enable_global_grad_clip else []
+        if enable_global_grad_clip and not tables:
+            raise ConfigError(
+                "enable_global_grad_clip=True: the optimiser has no tables: combine it with "
+                "model.fused_optimizer of a sharded model, or leave this out"
+            )
+        self._tables: list[TableGradients] = []
+        if self.clipping is not GradientClipping.NONE:
+            self._tables = tables
+        for of_tables in self._tables:
+            of_tables.defer(self)
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        """Run the closure once, clip the gradients, then step the wrapped optimiser."""
+        loss = run_closure(closure)
+        parameters = self._parameters()
+        if any(p.is_meta for p in parameters):  # a model without values has no gradients
+            pass
+        elif self.clipping is GradientClipping.VALUE:
+            clip_value(parameters, self._tables, self.max_gradient)
+        elif self.clipping is GradientClipping.NORM and self._tables:
+            self.clip_grad_norm_()
+        elif self.clipping is GradientClipping.NORM:
+            torch.nn.utils.clip_grad_norm_(parameters, self.max_gradient, self.norm_type)
+        super().step()
+        return loss
+
+    def clip_grad_norm_(self) -> float:
+        """Clip by the norm of all gradients, and return the norm before clipping."""
+        return clip_norm(self._parameters(), self._tables, self.max_gradient, self.norm_type)
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+
+def _clipping_of(clipping: Any) -> GradientClipping:
+    if not isinstance(clipping, GradientClipping):
+        raise ConfigError(
+            f"clipping={clipping!r}: give GradientClipping.NORM, GradientClipping.VALUE or "
+            "GradientClipping.NONE"
+        )
+    return clipping
+
+
+def _order_of(norm_type: float | str) -> float:
+    try:
+        order = float(norm_type)
+    except (TypeError, ValueError):
+        order = math.nan
+    if not order > 0:
+        raise ConfigError(f"norm_type={norm_type!r}: must be a number above 0, or inf")
+    return order
+
+
+class RowWiseAdagrad(Optimizer):
+    """Adagrad with one number of state per row, the sum of its mean squared gradients.
+
+        s_r += mean of g_r^2;   w_r -= lr * g_r / (sqrt(s_r) + eps)
+
+    The last dimension is the columns; all others are rows. `apply_optimizer_in_backward` with this
+    class selects the row rule `rowwise_adagrad`, which computes the same for the rows that a batch
+    touches. Source: FBGEMM's EXACT_ROWWISE_ADAGRAD; name and defaults are those of
+    `torchrec.optim.RowWiseAdagrad`.
+
+    Args:
+        params: The parameters, or param groups.
+        lr: The learning rate.
+        eps: The number that keeps the divisor above 0.
+
+    Raises:
+        ConfigError: `lr` or `eps` is below 0.
+    """
+
+    def __init__(self, params: Any, lr: float = 1e-2, eps: float = 1e-10) -> None:
+        if lr < 0 or eps < 0:
+            raise ConfigError(f"RowWiseAdagrad(lr={lr}, eps={eps}): both must be at least 0")
+        super().__init__(params, {"lr": lr, "eps": eps})
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        """Run the closure once, then update every parameter that has a gradient."""
+        loss = run_closure(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad
+                state = self.state[p]
+                if not state:
+                    state["sum"] = torch.zeros_like(p[..., :1], dtype=torch.float32)
+                state["sum"] += gradient.float().pow(2).mean(-1, keepdim=True)
+                root = state["sum"].sqrt().add_(group["eps"]).to(p.dtype)
+                p.addcdiv_(gradient, root.expand_as(p), value=-group["lr"])
+        return loss

@@ -14,16 +14,14 @@ step of training. So a program gives ids the same numbers on any number of ranks
 The module holds the ordinary collection, and sharding replaces that under every plan.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from recapp.compat.collection_wrapper import CollectionWrapper
+from recapp.compat.collection_wrapper import CollectionWrapper, twin_of
 from recapp.compat.managed_collisions import ManagedCollisionCollection
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.errors import ConfigError
@@ -38,7 +36,7 @@ from recapp.tables.initial import fill_initial, start_values
 from recapp.tables.unsharded_collection import UnshardedCollection
 
 
-class BaseManagedCollisionEmbeddingCollection(CollectionWrapper, ABC):
+class BaseManagedCollisionEmbeddingCollection(CollectionWrapper):
     """A collection whose tables take any ids and have a fixed number of rows.
 
     Args:
@@ -108,14 +106,17 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper, ABC):
 
     def _over_rows_of(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> Any:
         """Return a collection of dynamic tables with the settings of the given one. It shares the
-        rows of the given one until it is sharded.
+        rows of the given one until it is sharded, and has its in-backward optimisers.
         """
-        made = self._dynamic(given, tables)
-        for t in given.tables():
-            weight = given.weight(t.name)
+        device = given.weight(next(iter(tables))).device
+        made = twin_of(given, tables, device, given.seed)
+        for name in tables:
+            weight = given.weight(name)
             if not weight.is_meta:
-                getattr(made, made.tables_of)[t.name].weight = weight
-            _take_over_optimizer(weight, made.weight(t.name))
+                getattr(made, made.tables_of)[name].weight = weight
+            elif hasattr(weight, "_in_backward_optimizers"):
+                own: Any = made.weight(name)
+                own._in_backward_optimizers = weight._in_backward_optimizers
         return made
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -135,10 +136,6 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper, ABC):
             )
             object.__setattr__(self, "_numbered", None)
         super().__setattr__(name, value)
-
-    @abstractmethod
-    def _dynamic(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> UnshardedCollection:
-        """Return a collection of other tables with the settings of the given one."""
 
     def forward(
         self, features: KeyedJaggedTensor
@@ -220,17 +217,6 @@ class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollec
     def _embedding_bag_collection(self) -> Any:
         return self.collection
 
-    def _dynamic(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> UnshardedCollection:
-        made = EmbeddingBagCollection(
-            list(tables.values()),
-            given.is_weighted(),
-            _device_of(given),
-            given.seed,
-            lookups=[replace(x, table=tables[x.table.name]) for x in given.lookups],
-        )
-        made.leave_room(given.room)
-        return made
-
 
 class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollection):
     """An `EmbeddingCollection` whose tables take any ids and have a fixed number of rows.
@@ -253,22 +239,6 @@ class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollectio
     @property
     def _embedding_collection(self) -> Any:
         return self.collection
-
-    def _dynamic(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> UnshardedCollection:
-        return EmbeddingCollection(
-            list(tables.values()), _device_of(given), given.need_indices(), given.seed
-        )
-
-
-def _device_of(collection: UnshardedCollection) -> torch.device:
-    return collection.weight(collection.tables()[0].name).device
-
-
-def _take_over_optimizer(given: Tensor, weight: Tensor) -> None:
-    """Give a table the in-backward optimiser that its parameter had before."""
-    applied = getattr(given, "_in_backward_optimizers", None)
-    if applied is not None:
-        weight._in_backward_optimizers = applied  # type: ignore[attr-defined]
 
 
 def _begin_rows(block: Block, table: EmbeddingConfig, seed: int, numbers: Tensor) -> None:

@@ -21,8 +21,6 @@ from recapp.compat.quantised_collections import (
     EmbeddingCollection,
     QuantisedCollection,
     as_quantised,
-)
-from recapp.compat.quantised_rows import (
     check_output_dtype,
     meta_twins,
     read_only_model,

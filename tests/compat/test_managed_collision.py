@@ -34,7 +34,7 @@ from recapp.modules.mc_modules import (
 from recapp.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torch import nn
 
-from recapp.compat.rowwise_adagrad import RowWiseAdagrad
+from recapp.compat.keyed_optimizers import RowWiseAdagrad
 from recapp.console import note_once
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.shard_model import sharded_tables

@@ -11,9 +11,9 @@ from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimi
 from recapp.compat.keyed_optimizers import (
     CombinedOptimizer,
     KeyedOptimizerWrapper,
+    RowWiseAdagrad,
     in_backward_optimizer_filter,
 )
-from recapp.compat.rowwise_adagrad import RowWiseAdagrad
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.model_parallel import DistributedModelParallel
 from recapp.engine.shard_model import sharded_collections

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.optim import _apply_optimizer_in_backward
 
-from recapp.compat.rowwise_adagrad import RowWiseAdagrad
+from recapp.compat.keyed_optimizers import RowWiseAdagrad
 from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError
 from recapp.optim.fused_params import EmbOptimType, rule_of_fused_params, rules_of_fused_params

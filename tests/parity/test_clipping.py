@@ -10,8 +10,12 @@ from engine.engine_cases import Head, batch_of, make_plan, make_tables, same_bit
 from parity.cases import RowwiseAdagrad
 from tiers import one_of
 
-from recapp.compat.clipping_optimizer import GradientClipping, GradientClippingOptimizer
-from recapp.compat.keyed_optimizers import CombinedOptimizer, KeyedOptimizerWrapper
+from recapp.compat.keyed_optimizers import (
+    CombinedOptimizer,
+    GradientClipping,
+    GradientClippingOptimizer,
+    KeyedOptimizerWrapper,
+)
 from recapp.engine.model_parallel import DistributedModelParallel
 from recapp.engine.shard_model import sharded_collections
 from recapp.engine.sharder import EmbeddingBagCollectionSharder

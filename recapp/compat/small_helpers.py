@@ -1,11 +1,12 @@
-"""Small functions of TorchRec for modules, state dicts, names and sizes.
+"""Small functions and modules of TorchRec: for jagged tensors, keyed tensors, modules, state dicts,
+names and sizes, and an activation.
 
 `recapp.gathered_state_dict(model)` does in one call the work of `state_dict_gather` and
 `state_dict_to_device`.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +22,10 @@ from recapp.engine.sharder import (
     own_device,
 )
 from recapp.engine.table_strips import TableStrips, strips_in
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, DataError
+from recapp.sparse.jagged_tensor import JaggedTensor
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.config import DataType
 from recapp.transport.choose_transport import make_comm
 
@@ -195,3 +199,155 @@ def _strips(name: str, value: Any) -> list[Any]:
             "table as a sharded model has them"
         )
     return strips
+
+
+class ComputeKJTToJTDict(nn.Module):
+    """A module that splits a KeyedJaggedTensor by key."""
+
+    def forward(self, keyed_jagged_tensor: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Return a jagged tensor for each key, as a view."""
+        return keyed_jagged_tensor.to_dict()
+
+
+class ComputeJTDictToKJT(nn.Module):
+    """A module that joins jagged tensors into a KeyedJaggedTensor."""
+
+    def forward(self, jt_dict: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
+        """Return the entries as keys of one tensor, in order.
+
+        Raises:
+            DataError: Some entries have weights and others have none.
+        """
+        return KeyedJaggedTensor.from_jt_dict(jt_dict)
+
+
+def regroup_kts(
+    keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]
+) -> list[Tensor]:
+    """Concatenate the vectors of keys in groups, as `KeyedTensor.regroup` does."""
+    return KeyedTensor.regroup(keyed_tensors, groups)
+
+
+def jt_is_equal(jt_1: object, jt_2: object) -> bool:
+    """Return whether two jagged tensors hold the same bags. As in TorchRec, values and weights are
+    compared by `torch.allclose` and lengths exactly. An object of another class is never equal.
+    """
+    if not isinstance(jt_1, JaggedTensor) or not isinstance(jt_2, JaggedTensor):
+        return False
+    return _same_parts(jt_1, jt_2)
+
+
+def kjt_is_equal(kjt_1: object, kjt_2: object) -> bool:
+    """Return whether two keyed jagged tensors hold the same keys in the same order with the same
+    bags, by the comparison of `jt_is_equal`.
+    """
+    if not isinstance(kjt_1, KeyedJaggedTensor) or not isinstance(kjt_2, KeyedJaggedTensor):
+        return False
+    if kjt_1.keys() != kjt_2.keys() or kjt_1.stride() != kjt_2.stride():
+        return False
+    return kjt_1.stride_per_key() == kjt_2.stride_per_key() and _same_parts(kjt_1, kjt_2)
+
+
+def validate_keyed_jagged_tensor(kjt: KeyedJaggedTensor) -> None:
+    """Check a keyed jagged tensor as its constructor does, and that all its values and weights
+    belong to a bag. For a tensor on an accelerator this waits for the device.
+
+    Raises:
+        DataError: A check fails; the error is a ValueError, as in TorchRec.
+    """
+    if not isinstance(kjt, KeyedJaggedTensor):
+        raise DataError(f"kjt is a {type(kjt).__name__}: give a KeyedJaggedTensor")
+    weights = kjt.weights_or_none()
+    KeyedJaggedTensor(
+        kjt.keys(),
+        kjt.values().cpu(),
+        None if weights is None else weights.cpu(),
+        kjt.lengths().cpu(),
+        None if (offsets := kjt.offsets_or_none()) is None else offsets.cpu(),
+        stride_per_key_per_rank=(
+            kjt.stride_per_key_per_rank() if kjt.variable_stride_per_key() else None
+        ),
+    )
+    held = kjt.without_slack()
+    for name, tensor in (("values", kjt.values()), ("weights", weights)):
+        if tensor is not None and len(tensor) != len(held.values()):
+            raise DataError(
+                f"there are {len(tensor)} {name}, but lengths sum to {len(held.values())}: the "
+                "last ones belong to no bag"
+            )
+
+
+def _same_parts(
+    one: JaggedTensor | KeyedJaggedTensor, other: JaggedTensor | KeyedJaggedTensor
+) -> bool:
+    """Return whether two tensors have the same values, weights and lengths."""
+    if not torch.equal(one.lengths().long(), other.lengths().long()):
+        return False
+    return _close(one.values(), other.values()) and _close(
+        one.weights_or_none(), other.weights_or_none()
+    )
+
+
+def _close(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.shape == other.shape and one.dtype == other.dtype and torch.allclose(one, other)
+
+
+class SwishLayerNorm(nn.Module):
+    """x * sigmoid(LayerNorm(x)).
+
+    Args:
+        input_dims: The sizes of the last dimensions, over which to normalise; a number is one size.
+        device: The device of the parameters.
+    """
+
+    def __init__(
+        self,
+        input_dims: int | list[int] | torch.Size,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.norm = nn.Sequential(nn.LayerNorm(input_dims, device=device), nn.Sigmoid())
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the activations in the shape of the input."""
+        gate: Tensor = self.norm(input)
+        return input * gate
+
+
+class KTRegroupAsDict(nn.Module):
+    """Concatenates the vectors of keys in named groups: `KeyedTensor.regroup_as_dict` as a module.
+
+    Args:
+        groups: The keys of each group; a key may be in several.
+        keys: A name for each group.
+        emb_dtype: The type of the results; None keeps the type.
+        multi_device: Ignored, because the module keeps no tensor on a device.
+
+    Raises:
+        ConfigError: The number of names differs from the number of groups.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[str]],
+        keys: Sequence[str],
+        emb_dtype: DataType | None = None,
+        multi_device: bool = False,
+    ) -> None:
+        super().__init__()
+        if len(groups) != len(keys):
+            raise ConfigError(
+                f"there are {len(groups)} groups and {len(keys)} keys: name each group once"
+            )
+        self._groups = [list(group) for group in groups]
+        self._keys = list(keys)
+        self._dtype = None if emb_dtype is None else DataType(emb_dtype).dtype
+
+    def forward(self, keyed_tensors: Sequence[KeyedTensor]) -> dict[str, Tensor]:
+        """Return the groups by name, with the errors of `KeyedTensor.regroup_as_dict`."""
+        found = KeyedTensor.regroup_as_dict(keyed_tensors, self._groups, self._keys)
+        if self._dtype is None:
+            return found
+        return {key: group.to(self._dtype) for key, group in found.items()}

@@ -39,7 +39,8 @@ from typing import Any
 
 from recapp import console
 from recapp.app.chosen_options import plan_settings
-from recapp.app.command import Job, run, run_on_ranks
+from recapp.app.command import run
+from recapp.app.job import Job, run_on_ranks
 from recapp.benchmarks.bench_settings import BenchSettings
 from recapp.dataset.data_settings import DataSettings
 from recapp.errors import ConfigError

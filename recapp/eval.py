@@ -1,7 +1,9 @@
 """`python -m recapp.eval ckpt_path=DIR`: measure a checkpoint, on any number of ranks, under any
 plan.
 
-    DIR/manifest.json (settings, plan) + command line -> ranks (`recapp.worker`) -> JOB/metrics.json
+    the command   DIR/manifest.json (settings, plan), command line -> recipe, checked -> ranks
+    each rank     `run`: recipe -> data, model, strategy, trainer -> validate or test
+    rank 0        JOB/metrics.json
 
 Model, tables, data and split come from the checkpoint. The command line replaces only the settings
 that it names (`+plan=row_wise`, `trainer.devices=4`, `split=test`). On its validation data, a
@@ -16,15 +18,20 @@ if __name__ == "__main__":
     start_early()  # imports the ranks' modules meanwhile
 
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from recapp import console
 from recapp.app.check_checkpoint import check_fits_checkpoint
-from recapp.app.check_data import check_data, check_generated, note_scale
-from recapp.app.command import Job, run, run_recipe
+from recapp.app.job import Job, run_recipe
+from recapp.app.rank_setup import leave_ranks, prepare_process, ranks_here, wants_bar
 from recapp.errors import ConfigError
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.recipe.commands import Eval
+from recapp.recipe.early_checks import check_data, check_generated, note_scale
+from recapp.recipe.read import recipe_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments; None takes those of the process.
     """
-    return run("eval", evaluate, argv=argv)
+    from recapp.app import command  # imports Hydra
+
+    return command.run("eval", evaluate, argv=argv)
 
 
 def evaluate(recipe: Eval, job: Job) -> float | None:
@@ -61,10 +70,66 @@ def evaluate(recipe: Eval, job: Job) -> float | None:
         check_generated(recipe, job.overrides)
     check_fits_checkpoint(recipe, job.overrides)
     note_scale(recipe)
-    metrics = run_recipe(recipe, job)
+    metrics = run_recipe(recipe, job, "recapp.eval")
     if recipe.format == "json" and not external_rank():
         console.emit([metrics], "json")
     return metrics.get(f"{recipe.split}_{recipe.built_task.best}")
+
+
+# ---- each rank
+
+
+def run(settings: dict[str, Any], job_dir: Path) -> None:
+    """Measure a checkpoint. Rank 0 writes `metrics.json` into the job directory and prints the
+    summary.
+
+    Args:
+        settings: The settings, composed and resolved, with absolute paths.
+        job_dir: The directory in which the run writes.
+
+    Raises:
+        RecappError: An error that the user can fix.
+    """
+    recipe: Eval = recipe_of(settings, "eval")
+    prepare_process(recipe)
+    from recapp.reporting.summary import report_end
+
+    if measured := measure(recipe):
+        report_end(measured, recipe.built_task.known_measures, job_dir, recipe.format)
+    leave_ranks()
+
+
+def measure(recipe: Eval) -> dict[str, Any]:
+    """Measure a checkpoint.
+
+    Returns:
+        The content of `metrics.json` on rank 0, an empty dict on other ranks.
+    """
+    from recapp.recipe import lightning_trainer, training
+    from recapp.recipe.model import build_model
+    from recapp.recipe.strategy_of_run import build_strategy
+    from recapp.trainer.progress import TerminalProgress
+
+    data = training.build_data(recipe)
+    module = training.build_module(recipe, partial(build_model, recipe))
+    strategy = build_strategy(recipe, training=False)
+    callbacks = [TerminalProgress()] if wants_bar(recipe) else []
+    trainer = lightning_trainer.build_trainer(recipe, strategy, callbacks, [], ranks=ranks_here())
+
+    loop = trainer.validate if recipe.split == "val" else trainer.test
+    with lightning_trainer.in_one_line():
+        results = loop(module, datamodule=data, ckpt_path=recipe.ckpt_path, verbose=False)
+
+    if strategy.comm.rank:
+        return {}
+    assert strategy.plan is not None
+    return {name: float(value) for name, value in results[0].items()} | {
+        "checkpoint": recipe.ckpt_path,
+        "split": recipe.split,
+        "ranks": strategy.comm.world,
+        "plan": strategy.plan.name,
+        "status": "ok",
+    }
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ if __name__ == "__main__":
 from collections.abc import Sequence
 
 from recapp import console
-from recapp.app.command import Job, run
+from recapp.app.command import run
+from recapp.app.job import Job
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
 from recapp.recipe.commands import ExportCommand

@@ -25,7 +25,8 @@ if __name__ == "__main__":
 from collections.abc import Sequence
 from importlib import import_module
 
-from recapp.app.command import Job, run
+from recapp.app.command import run
+from recapp.app.job import Job
 from recapp.processes.rank_process import leave
 from recapp.processes.startup_and_exit import loading
 from recapp.recipe.commands import OnPaper

@@ -1,8 +1,9 @@
 """`python -m recapp.predict ckpt_path=DIR input=GLOB output=FILE.parquet`: score raw rows, on any
 number of ranks, under any plan.
 
-    DIR/manifest.json (settings) + command line -> ranks (`recapp.worker`)
-        -> FILE.parquet.parts/part-*.parquet -> FILE.parquet, JOB/metrics.json
+    the command   DIR/manifest.json (settings), command line -> recipe, checked -> ranks
+    each rank     `run`: recipe -> data, model, strategy, trainer -> FILE.parquet.parts/*.parquet
+    rank 0        FILE.parquet, JOB/metrics.json
 
 Columns, transforms and id rules are those of training. They come from the checkpoint, so neither
 training data nor labels are needed. Scores are in the order of the input, and are the same on any
@@ -17,15 +18,19 @@ if __name__ == "__main__":
     start_early()  # imports the ranks' modules meanwhile
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from recapp import console
-from recapp.app.check_prediction import check_prediction
-from recapp.app.command import Job, run, run_recipe
+from recapp.app.check_prediction import check_prediction, model_of
+from recapp.app.job import Job, run_recipe
+from recapp.app.rank_setup import leave_ranks, prepare_process, ranks_here
 from recapp.errors import ConfigError
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import Stopped
 from recapp.recipe.commands import Predict
+from recapp.recipe.read import recipe_of
 
 MUST_BE_GIVEN = {
     "ckpt_path": "ckpt_path=DIR, a checkpoint that recapp.train has named",
@@ -40,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments; None takes those of the process.
     """
-    return run("predict", predict, argv=argv)
+    from recapp.app import command  # imports Hydra
+
+    return command.run("predict", predict, argv=argv)
 
 
 def predict(recipe: Predict, job: Job) -> float | None:
@@ -58,7 +65,7 @@ def predict(recipe: Predict, job: Job) -> float | None:
             raise ConfigError(f"{name} must be given: {words}")
     check_prediction(recipe)
     try:
-        metrics = run_recipe(recipe, job)
+        metrics = run_recipe(recipe, job, "recapp.predict")
     except Stopped:
         if not external_rank():
             console.note("finished parts are kept: the same command goes on")
@@ -66,6 +73,68 @@ def predict(recipe: Predict, job: Job) -> float | None:
     if recipe.format == "json" and not external_rank():
         console.emit([metrics], "json")
     return metrics.get("mean_score")
+
+
+# ---- each rank
+
+
+def run(settings: dict[str, Any], job_dir: Path) -> None:
+    """Score rows. Rank 0 writes `metrics.json` into the job directory and prints the summary.
+
+    Args:
+        settings: The settings, composed and resolved, with absolute paths.
+        job_dir: The directory in which the run writes.
+
+    Raises:
+        RecappError: An error that the user can fix.
+    """
+    recipe: Predict = recipe_of(settings, "predict")
+    prepare_process(recipe)
+    from recapp.reporting.summary import report_prediction
+
+    if measured := score(recipe):
+        report_prediction(measured, recipe.built_task.outputs, job_dir, recipe.format)
+    leave_ranks()
+
+
+def score(recipe: Predict) -> dict[str, Any]:
+    """Score the rows of the input, and write the scores.
+
+    Returns:
+        The content of `metrics.json` on rank 0, an empty dict on other ranks.
+    """
+    from recapp.app.trained_model import model_on_ranks
+    from recapp.recipe import lightning_trainer, training
+    from recapp.trainer.progress import PredictProgress
+    from recapp.trainer.score_writer import ScoreWriter
+
+    assert recipe.ckpt_path is not None and recipe.output is not None
+    data = training.build_data(recipe, scoring=recipe)
+    model = model_on_ranks(recipe)
+    writer = ScoreWriter(recipe.output, overwrite=recipe.overwrite, model=model_of(recipe))
+    progress = [PredictProgress()] if recipe.trainer.enable_progress_bar else []
+    trainer = lightning_trainer.build_trainer(
+        recipe, model.strategy, [*progress, *model.callbacks, writer], [], ranks=ranks_here()
+    )
+    with lightning_trainer.in_one_line():
+        trainer.predict(
+            model.module, datamodule=data, ckpt_path=model.ckpt_path, return_predictions=False
+        )
+
+    if model.strategy.comm.rank:
+        return {}
+    assert model.strategy.plan is not None and writer.joined is not None
+    return {
+        **writer.joined.measured(),
+        "rows_scored": writer.rows,
+        "seconds": writer.seconds,
+        "rows_per_second": writer.rows / writer.seconds,
+        "output": recipe.output,
+        "checkpoint": recipe.ckpt_path,
+        "ranks": model.strategy.comm.world,
+        "plan": model.strategy.plan.name,
+        "status": "ok",
+    }
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from typing import Any
 
 from recapp import console
 from recapp.app.chosen_options import default_settings
-from recapp.app.command import Job, run
+from recapp.app.command import run
+from recapp.app.job import Job
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
 from recapp.recipe.commands import Report

@@ -21,7 +21,8 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp import console
 from recapp.app import build_server
-from recapp.app.command import Job, run
+from recapp.app.command import run
+from recapp.app.job import Job
 from recapp.errors import ConfigError
 from recapp.processes.launch import launch
 from recapp.processes.rank_environment import rank_info

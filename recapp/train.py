@@ -1,13 +1,14 @@
 """`python -m recapp.train`: train a recommender with sharded tables, on as many ranks as there are
 devices.
 
-    settings -> JOB/resolved.yaml.tmp -> ranks (`recapp.worker`, each reads it)
-             -> JOB/resolved.yaml, JOB/metrics.json
+    the command   settings -> recipe, checked -> JOB/resolved.yaml.tmp -> ranks
+    each rank     `run`: recipe -> data, model, strategy, callbacks, trainer -> fit
+    rank 0        JOB/resolved.yaml, JOB/checkpoints/*.ckpt, JOB/metrics.json, JOB/csv
 
-This process only composes the settings, starts the ranks and waits. With `-m` it does so for each
+The command only composes the settings, starts the ranks and waits. With `-m` it does so for each
 job, compares the jobs so far after each one, and writes the sweep's report at the end. Under
-torchrun or srun the ranks exist already: each rank runs this module, which calls the worker's `run`
-in the same process.
+torchrun or srun the ranks exist already: each rank runs the command, which calls `run` in the same
+process. Ranks get plain values and import no Hydra, and the command imports no torch.
 """
 
 if __name__ == "__main__":
@@ -19,31 +20,45 @@ if __name__ == "__main__":
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from recapp import console
 from recapp.app.check_checkpoint import check_fits_checkpoint
-from recapp.app.check_data import check_data, check_generated, check_resumed, note_scale
-from recapp.app.check_training import check_training
-from recapp.app.command import Job, run, run_recipe
+from recapp.app.job import Job, run_recipe
+from recapp.app.rank_setup import leave_ranks, prepare_process, ranks_here, wants_bar
 from recapp.app.sweep_progress import SweepProgress
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
+from recapp.processes.stopping import Stopped
+from recapp.recipe.early_checks import (
+    check_data,
+    check_generated,
+    check_resumed,
+    check_training,
+    note_scale,
+)
+from recapp.recipe.read import recipe_of
 from recapp.recipe.recipe import Train
+from recapp.reporting.record import update_settings
+from recapp.settings.records import to_plain
 
 # a signal ends a sweep at once, without its report: python -m recapp.report writes it
 FIRST_CODE_OF_SIGNALS = 128
 
 
-def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") -> int:
+def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.train") -> int:
     """Run the command and return its exit code.
 
     Args:
         argv: The arguments; None takes those of the process.
         worker: The module that the ranks run.
     """
+    from recapp.app import command  # imports Hydra
+
     sweep = SweepProgress()
     train = partial(train_job, worker=worker, sweep=sweep)
-    code = run("train", train, after=sweep.job_ended, argv=argv)
+    code = command.run("train", train, after=sweep.job_ended, argv=argv)
     if code < FIRST_CODE_OF_SIGNALS:
         sweep.report()
     sweep.emit()
@@ -82,6 +97,131 @@ def note_no_validation_rows(recipe: Train) -> None:
             f"{named}: no row validates, so there are no metrics, and last.ckpt is the only "
             "checkpoint"
         )
+
+
+# ---- each rank
+
+
+def run(settings: dict[str, Any], job_dir: Path) -> None:
+    """Train one model. Rank 0 writes `metrics.json` into the job directory and prints the summary.
+
+    Args:
+        settings: The settings, composed and resolved, with absolute paths.
+        job_dir: The directory in which the run writes.
+
+    Raises:
+        RecappError: An error that the user can fix.
+        Stopped: A signal has ended training. Its checkpoint and metrics are written.
+    """
+    recipe: Train = recipe_of(settings, "train")
+    prepare_process(recipe)
+    from recapp.reporting.summary import report_end
+
+    measured, stopped = fit(recipe, job_dir)
+    if measured:
+        report_end(measured, recipe.built_task.known_measures, job_dir, recipe.format)
+    if measured and stopped:
+        checkpoint = console.short_path(measured["last_checkpoint"])
+        console.note(f"to go on: python -m recapp.train ckpt_path={checkpoint}")
+    leave_ranks(stopped)
+
+
+def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
+    """Train one model.
+
+    Returns:
+        The content of `metrics.json` on rank 0, an empty dict on other ranks; and the signal that
+        has ended training early, or None.
+    """
+    from recapp.app.resume import catch_up, changed_optimizer, end_without_training
+    from recapp.recipe import lightning_trainer, training
+    from recapp.recipe.model import build_model
+    from recapp.recipe.run_metrics import metrics_of_run, note_no_validation, write_prediction
+    from recapp.recipe.strategy_of_run import build_strategy
+    from recapp.trainer.callbacks import (
+        ClaimDirectory,
+        KeepPosition,
+        LogDynamicRows,
+        LogRate,
+        StartReport,
+        StepClock,
+    )
+    from recapp.trainer.ending import EndTogether
+    from recapp.trainer.keep_last import KeepLast
+    from recapp.trainer.performance_recorder import RecordPerformance
+    from recapp.trainer.progress import NoteEarlyStop, NoteFall, ProgressLines, TerminalProgress
+
+    if (ended := end_without_training(recipe)) is not None:
+        return ended, None
+
+    data = training.build_data(recipe, partial(_write_sizes, recipe, job_dir))
+    sized = training.sized_by(recipe, data)
+    module = training.build_module(recipe, lambda: build_model(sized()))
+    strategy = build_strategy(recipe, training=True, sized=sized)
+
+    loggers = lightning_trainer.build_loggers(recipe, job_dir)
+    chosen = lightning_trainer.build_callbacks(
+        recipe, job_dir / "checkpoints", logging=bool(loggers)
+    )
+    clock = StepClock()
+    last = KeepLast(job_dir / "checkpoints")
+    end = EndTogether(
+        lambda trainer: last.on_train_end(trainer, trainer.lightning_module),
+        recipe.launch.grace,
+    )
+    performance = RecordPerformance(job_dir, clock)
+    early_stop = NoteEarlyStop()
+    progress = (
+        TerminalProgress(clock)
+        if wants_bar(recipe)
+        else ProgressLines(recipe.trainer.log_every_n_steps)
+    )
+    callbacks = [
+        ClaimDirectory(job_dir, module.task.known_measures),
+        KeepPosition(),
+        *changed_optimizer(recipe),
+        clock,
+        performance,
+        LogRate(clock),
+        LogDynamicRows(),
+        end,
+        StartReport(
+            recipe.seed,
+            recipe.format == "text",
+            dense_columns=len(data.schema.dense),
+            features=data.schema.sparse,
+        ),
+        *([] if lightning_trainer.has_bar(chosen) else [progress]),
+        NoteFall(),
+        early_stop,
+        *chosen,
+        last,
+    ]
+    trainer = lightning_trainer.build_trainer(
+        recipe, strategy, callbacks, loggers, ranks=ranks_here()
+    )
+
+    catch_up(trainer, recipe)
+    try:
+        with lightning_trainer.in_one_line():
+            trainer.fit(module, datamodule=data, ckpt_path=recipe.ckpt_path)
+    except Stopped as stopped:
+        if end.reason is None:  # stopped before the first step, or without the other ranks
+            raise
+        performance.on_train_end(trainer, module)
+        measured = metrics_of_run(sized(), trainer, clock, last, end.reason)
+        how = {"status": "stopped", "last_checkpoint": str(last.path)}
+        return measured and measured | how, stopped
+
+    write_prediction(sized(), strategy, data.val_rows, job_dir)
+    note_no_validation(trainer, data.val_rows)
+    return metrics_of_run(sized(), trainer, clock, last, early_stop.reason), None
+
+
+def _write_sizes(recipe: Train, job_dir: Path, table_rows: list[int]) -> None:
+    """Write the sizes of tables that were found in the data into the settings of the run."""
+    if not external_rank():
+        update_settings(to_plain(recipe.sized(table_rows)), job_dir)
 
 
 if __name__ == "__main__":

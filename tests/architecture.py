@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-COMMANDS = "__main__, train, eval, predict, export, serve, worker, plan, bench, report"
+COMMANDS = "__main__, train, eval, predict, export, serve, plan, bench, report"
 
 LAYERS = f"""
 {COMMANDS}
@@ -45,7 +45,7 @@ THIRD_PARTIES = {
         "dataset",
         "inference.build_cpp",
         "stored.artefact_files",
-        "app.validation_rows",
+        "recipe.validation_rows",
         "serving.arrow_route",
         "serving.feature_columns",
         "serving.joined_rows",

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import traceback
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -222,12 +223,11 @@ def _serve(rank, python_path, pipe):
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
-    from recapp import worker
     from recapp.transport.communicator import leave_process_group
 
     torch.set_num_threads(1)
     while (job := pipe.recv()) is not None:
-        settings, directory, environ = job
+        module, settings, directory, environ = job
         os.environ.update(environ)
         for stream, name in ((1, "out"), (2, "err")):
             os.dup2(
@@ -235,7 +235,7 @@ def _serve(rank, python_path, pipe):
                 stream,
             )
         try:
-            worker.run(settings, Path(directory))
+            import_module(module).run(settings, Path(directory))
             failure = None
         except Exception as error:
             kind = next(
@@ -276,7 +276,8 @@ class Jobs:
             self._start()
         port = free_port()
         for rank, (_, pipe) in enumerate(self._workers[:world]):
-            pipe.send((settings, str(directory), environment_of_rank(rank, world, port)))
+            environ = environment_of_rank(rank, world, port)
+            pipe.send((f"recapp.{name}", settings, str(directory), environ))
         failures = {}
         for rank, (_, pipe) in enumerate(self._workers[:world]):
             answered = pipe.poll(TIMEOUT_S if not failures else 10)

@@ -26,7 +26,7 @@ from recapp.processes.fork_server import DEFAULTS, OWN_VARIABLES
 
 SIZE = 4
 TIMEOUT_S = 120
-IMPORTED = ["torch", "lightning.pytorch", "recapp.worker", "recapp.engine.sharded_tables"]
+IMPORTED = ["torch", "lightning.pytorch", "recapp.train", "recapp.engine.sharded_tables"]
 # of whole commands (warm_commands.py); put together, as no test reaches what is only imported early
 IMPORTED_FOR_COMMANDS = "train eval predict export serve plan bench report app.training_modules"
 IMPORTED_FOR_COMMANDS += " app.trained_model app.export_model"

@@ -3,7 +3,7 @@
 A test reaches, and so on from there:
 
 - modules that it imports, wherever the import stands, but not those for type checkers alone;
-- modules that it names: whole strings such as "recapp.worker", and in tests code in strings.
+- modules that it names: whole strings such as "recapp.train", and in tests code in strings.
   `f"recapp.{name}"` names the commands that the test has a word for, all where it has none;
 - files and folders that it names: `REPOSITORY / "docs"`, "plain_data_script.py". A data file of the
   package belongs to all modules beside it;

@@ -18,9 +18,7 @@ def finished(stored):
 def line(tmp_path, monkeypatch, capfd):
     """`line(main, *arguments)`: the one line of a command that must not start ranks."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "recapp.app.command.launch", lambda *_, **__: pytest.fail("ranks were started")
-    )
+    monkeypatch.setattr("recapp.app.job.launch", lambda *_, **__: pytest.fail("ranks were started"))
 
     def say(main, *arguments):
         assert main(["hydra.run.dir=run", *arguments]) == 1, arguments

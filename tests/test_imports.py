@@ -48,8 +48,8 @@ def no_ranks(*_, **__):
 
 file, module, *arguments = sys.argv[1:]
 if arguments[:1] == ["ranks"]:
-    import recapp.app.command
-    recapp.app.command.launch = no_ranks
+    import recapp.app.job
+    recapp.app.job.launch = no_ranks
     arguments = arguments[1:]
 if arguments[:1] == ["answering"]:
     import os, signal

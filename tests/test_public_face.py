@@ -146,7 +146,7 @@ def test_the_commands_are_the_modules_that_run_and_a_person_types():
     runnable = {
         path.stem for path in PACKAGE.glob("*.py") if '__name__ == "__main__"' in path.read_text()
     }
-    assert set(console_command.COMMANDS) == runnable - {"__main__", "worker"}
+    assert set(console_command.COMMANDS) == runnable - {"__main__"}
 
 
 def test_without_a_command_they_are_listed(capsys):

@@ -159,9 +159,7 @@ def line(tmp_path, monkeypatch, capfd):
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("recapp.train.check_data", lambda recipe: None)
-    monkeypatch.setattr(
-        "recapp.app.command.launch", lambda *_, **__: pytest.fail("ranks were started")
-    )
+    monkeypatch.setattr("recapp.app.job.launch", lambda *_, **__: pytest.fail("ranks were started"))
 
     def say(*arguments):
         assert train.main(["hydra.run.dir=run", *arguments]) == 1, arguments
@@ -497,9 +495,7 @@ def _refused_at_random(tmp_path, examples):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         patch.setattr("recapp.train.check_data", lambda settings: None)
-        patch.setattr(
-            "recapp.app.command.launch", lambda *_, **__: pytest.fail("ranks were started")
-        )
+        patch.setattr("recapp.app.job.launch", lambda *_, **__: pytest.fail("ranks were started"))
         said = []
         patch.setattr("recapp.app.command.note", said.append)
 

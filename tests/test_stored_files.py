@@ -106,7 +106,7 @@ def test_settings_of_another_model_are_refused_before_ranks_start(
     what, change, said, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("recapp.app.command.launch", lambda *_, **__: pytest.fail("ranks started"))
+    monkeypatch.setattr("recapp.app.job.launch", lambda *_, **__: pytest.fail("ranks started"))
     path = OLD / "static" / STORED[what]
     job = [f"hydra.run.dir={tmp_path}/job", f"input={tmp_path}", f"output={tmp_path}/s.parquet"]
     assert predict.main([f"ckpt_path={path}", *job, change]) == 1

@@ -16,10 +16,9 @@ from torch import nn
 from recapp import console
 from recapp.app.artefact_model import model_to_shard
 from recapp.app.chosen_options import recipe_under
-from recapp.app.command import Job, run_recipe
 from recapp.app.export_model import export_model
+from recapp.app.job import Job, run_recipe
 from recapp.app.load_model import load_model, recipe_of_stored
-from recapp.app.validation_rows import made_up_rows, validation_source
 from recapp.benchmarks import bench_worker, scoring_speed
 from recapp.benchmarks.models import ServedModel
 from recapp.benchmarks.scoring_speed import Served
@@ -35,6 +34,7 @@ from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.storage import values
 from recapp.recipe.recipe import Recipe
 from recapp.recipe.run_rows import write_generated
+from recapp.recipe.validation_rows import made_up_rows, validation_source
 from recapp.stored.directories import is_artefact
 from recapp.stored.snapshot import Artefact
 from recapp.stored.stored_model import open_artefact
@@ -73,7 +73,7 @@ def train_generated(model: ServedModel, folder: Path, job: Job) -> Path:
     write_generated(recipe.dataset)
     directory = folder / "run"
     directory.mkdir(parents=True)
-    run_recipe(recipe, replace(job, directory=directory))
+    run_recipe(recipe, replace(job, directory=directory), "recapp.train")
     return directory / "checkpoints" / "last.ckpt"
 
 

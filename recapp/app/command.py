@@ -12,14 +12,12 @@ This file imports Hydra but not torch, so that `--help` and a misspelt setting a
 """
 
 import json
-import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -40,55 +38,25 @@ from recapp.app.command_line import (
     is_sweep,
     take_verb,
 )
+from recapp.app.job import Job
 from recapp.app.recipe_of_job import recipe_of_job
 from recapp.app.sweep_values import check_sweep
-from recapp.console import note, short_path, stop_printing, tracebacks_wanted
-from recapp.errors import ConfigError, LaunchError, RecappError
-from recapp.processes.faults import TIMEOUT
-from recapp.processes.fork_server import MODULES_OF_TRAINING
-from recapp.processes.launch import launch, rank_count, stdout_to_stderr
-from recapp.processes.launch_settings import LaunchSettings
+from recapp.console import note, stop_printing, tracebacks_wanted
+from recapp.errors import ConfigError, RecappError
 from recapp.processes.rank_environment import external_rank
-from recapp.processes.rank_process import as_rank, wait_for_rank_0_error, write_error_file
+from recapp.processes.rank_process import wait_for_rank_0_error, write_error_file
 from recapp.processes.stopping import (
     Stopped,
     describe_stop,
     raising_if_stopped,
     stoppable,
 )
-from recapp.recipe.recipe import Train
 from recapp.reporting import record
 from recapp.reporting.lock import locked, locked_as_named
 from recapp.settings import option_files
 from recapp.settings.option_files import named_folders
-from recapp.settings.records import to_plain
 
 INTERRUPTED = 128 + signal.SIGINT
-RANKS_PER_CORE = 4  # above this a note is printed
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run of a command.
-
-    Args:
-        directory: The absolute directory in which the job writes.
-        overrides: The overrides of the command line, as typed: `+plan=mixed`, `seed=2`.
-        choices: The option chosen of each configuration group: `{"model": "dlrm", "plan":
-            "mixed"}`.
-        verb: The word after the command; empty for commands without verbs.
-        number: The number of the job in a sweep, from 0; None for a single run.
-        sweep: The directory of the sweep; None for a single run.
-        folders: The directories of `--config-dir`, which hold further options.
-    """
-
-    directory: Path
-    overrides: tuple[str, ...]
-    choices: dict[str, str]
-    verb: str = ""
-    number: int | None = None
-    sweep: Path | None = None
-    folders: tuple[Path, ...] = ()
 
 
 Task = Callable[[Any, Job], Any]
@@ -157,93 +125,6 @@ def run(
     except Exception as error:
         report(ConfigError(str(error)) if _raised_by_hydra(error) else error, error)
     return 1
-
-
-def run_recipe(recipe: Train, job: Job, module: str = "recapp.worker") -> dict[str, Any]:
-    """Run a recipe on its ranks and return its metrics (`run_on_ranks`)."""
-    devices = recipe.trainer.devices
-    ranks = 0 if external_rank() is not None else rank_count(devices, recipe.trainer.accelerator)
-    if ranks > RANKS_PER_CORE * (cores := len(os.sched_getaffinity(0))):
-        note(
-            f"trainer.devices={ranks}: there are {cores} cores here, which that many ranks share; "
-            "fewer are faster"
-        )
-    to_stderr = recipe.format == "json"
-    return run_on_ranks(to_plain(recipe), job, module, ranks, recipe.launch, to_stderr=to_stderr)
-
-
-def run_on_ranks(
-    settings: dict[str, Any],
-    job: Job,
-    module: str,
-    ranks: int,
-    starting: LaunchSettings,
-    *,
-    to_stderr: bool,
-    preload: str = MODULES_OF_TRAINING,
-) -> dict[str, Any]:
-    """Run a job on ranks and return its metrics.
-
-    This function starts the ranks. If this process is already one of several ranks, it runs its own
-    part of the job instead.
-
-    Args:
-        settings: Plain settings. They become `resolved.yaml` in the job's directory once the job
-            writes there.
-        job: The job. Ranks write in its directory.
-        module: The module that a rank runs. It has a function `run(settings, directory)`.
-        ranks: The number of ranks to start.
-        starting: The settings of their start.
-        to_stderr: Whether ranks print on standard error, because standard output is for JSON only.
-        preload: The modules that a fork server imports for all ranks, unless it runs already.
-
-    Returns:
-        The content of rank 0's `metrics.json`; an empty dict on other ranks.
-
-    Raises:
-        RecappError: A setting is not allowed, or a rank has failed.
-        Stopped: A signal has ended the run. Its checkpoints, curves and metrics are in its
-            directory.
-    """
-    rank = external_rank()
-    written = record.written_at(job.directory)
-    pending = record.pending_settings(job.directory)
-    try:
-        if not rank:
-            pending.write_text(OmegaConf.to_yaml(OmegaConf.create(settings)))
-        if rank is None:
-            if sys.stderr.isatty():
-                note(
-                    f"starting {ranks} rank{'s' if ranks > 1 else ''} in "
-                    f"{short_path(job.directory)}"
-                )
-            launch(
-                pending,
-                ranks,
-                module=module,
-                preload=preload,
-                method=starting.start_method,
-                port=starting.port,
-                to_stderr=to_stderr,
-                grace=starting.grace,
-                timeout=starting.timeout,
-                timeout_setting=TIMEOUT,
-            )
-        else:
-            with as_rank(job.directory), stdout_to_stderr(to_stderr):
-                import_module(module).run(settings, job.directory)
-        if rank:
-            return {}
-        if record.written_at(job.directory) in (None, written):
-            raise LaunchError(
-                "the ranks ended without an error, but wrote no "
-                f"{job.directory / record.METRICS_FILE}"
-            )
-        record.publish_settings(job.directory)
-    finally:
-        if not rank:
-            pending.unlink(missing_ok=True)
-    return record.read_metrics(job.directory)
 
 
 def report(error: BaseException, cause: BaseException | None = None) -> None:

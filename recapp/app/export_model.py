@@ -20,11 +20,6 @@ from recapp import console
 from recapp.app.artefact_model import load_dense, meta_model, raw_rows_of
 from recapp.app.export_report import table_rows, width_rows
 from recapp.app.load_model import recipe_of_stored
-from recapp.app.validation_rows import (
-    made_up_rows,
-    validation_batches,
-    validation_source,
-)
 from recapp.dataset.example_rows import example_rows
 from recapp.dataset.raw_rows import RawTable
 from recapp.engine.shard_model import embedding_collections, sharded_collections
@@ -51,6 +46,11 @@ from recapp.inference.row_writer import RowWriter
 from recapp.inference.trained_tables import TrainedTables
 from recapp.recipe.model import build_model
 from recapp.recipe.recipe import Train
+from recapp.recipe.validation_rows import (
+    made_up_rows,
+    validation_batches,
+    validation_source,
+)
 from recapp.settings.records import to_plain
 from recapp.sparse.batch import Batch
 from recapp.stored.artefact_files import EXAMPLE_ROWS, dense_bytes, example_bytes

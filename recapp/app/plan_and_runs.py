@@ -6,7 +6,7 @@ from textwrap import fill
 from typing import Any
 
 from recapp import console
-from recapp.app.command import Job
+from recapp.app.job import Job
 from recapp.app.plan_on_paper import BEST
 from recapp.errors import ConfigError, suggest
 from recapp.planner.constraints import MODES

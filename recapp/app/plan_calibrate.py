@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 from recapp import console
 from recapp.app.chosen_options import recipe_under
-from recapp.app.command import Job, run_on_ranks, run_recipe
+from recapp.app.job import Job, run_on_ranks, run_recipe
 from recapp.benchmarks.calibrate import settings_for, with_overhead
 from recapp.processes.launch import rank_count
 from recapp.processes.rank_environment import external_rank
@@ -43,6 +43,7 @@ def calibrate(recipe: OnPaper, job: Job) -> None:
             run_recipe(
                 short_run(recipe, ranks, str(path), Path(folder) / "logs"),
                 replace(job, directory=run),
+                "recapp.train",
             )
             measured = read_performance(run)
             predicted = read_document(run / PREDICTED_FILE)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from recapp import console
 from recapp.app.chosen_options import plan_settings
-from recapp.app.command import Job
+from recapp.app.job import Job
 from recapp.compat.hugectr_plan_lists import (
     hugectr_json,
     hugectr_lists,

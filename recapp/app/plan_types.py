@@ -4,7 +4,7 @@ from shutil import get_terminal_size
 from textwrap import fill
 
 from recapp import console
-from recapp.app.command import Job
+from recapp.app.job import Job
 from recapp.recipe.commands import OnPaper
 from recapp.recipe.own_sharding_types import register_own_types
 from recapp.sharding.sharding_types import SHARDING_TYPES

@@ -63,7 +63,7 @@ def wants_bar(recipe: Train) -> bool:
     return recipe.trainer.enable_progress_bar and sys.stderr.isatty() and sys.stdout.isatty()
 
 
-def leave_ranks(stopped: Stopped | None) -> None:
+def leave_ranks(stopped: Stopped | None = None) -> None:
     """Leave the process group. After a signal, wait for the other ranks first, because the launcher
     ends them as soon as one rank has left.
 

@@ -8,7 +8,7 @@ from textwrap import fill
 from typing import Any
 
 from recapp import console
-from recapp.app.command import Job
+from recapp.app.job import Job
 from recapp.reporting import comparison
 from recapp.reporting.record import read_measures
 

@@ -9,17 +9,17 @@ from importlib import import_module
 
 MODULES = (
     "omegaconf",  # Lightning imports it when it saves
-    "recapp.app.measured",
     "recapp.app.resume",
-    "recapp.app.summary",
     "recapp.dataset.column_types",
     "recapp.engine.memory_use",
     "recapp.metrics",
     "recapp.models.published_dlrm",
     "recapp.recipe.lightning_trainer",
     "recapp.recipe.row_rules",
+    "recapp.recipe.run_metrics",
     "recapp.recipe.strategy_of_run",
     "recapp.recipe.training",
+    "recapp.reporting.summary",
     "recapp.trainer.ending",
     "recapp.trainer.performance_recorder",
     "recapp.transport.ring",

@@ -2,8 +2,8 @@
 
     python -m recapp.train       this process: settings, the launcher
       fork server                imports modules for ranks while this process composes settings
-        recapp.worker rank 0     writes to our output, so that a progress bar finds the terminal
-        recapp.worker rank 1     writes to JOB/ranks/1.log
+        recapp.train rank 0      writes to our output, so that a progress bar finds the terminal
+        recapp.train rank 1      writes to JOB/ranks/1.log
 
 Each job has new processes, so a sweep never nests launches, and a failed job leaves nothing behind.
 Python's multiprocessing starts the ranks (`fork_server.py`, `launched_ranks.py`). This file gives
@@ -84,7 +84,7 @@ def launch(
     config_path: Path,
     ranks: int,
     *,
-    module: str = "recapp.worker",
+    module: str,
     preload: str | None = None,
     method: str = "auto",
     port: int = 0,

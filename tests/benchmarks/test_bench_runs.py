@@ -303,7 +303,7 @@ def test_a_table_is_right_in_80_columns(verb, capsys, monkeypatch):
 
 
 def test_the_commands_of_the_pages_mean_something(monkeypatch):
-    from recapp.app.command import Job
+    from recapp.app.job import Job
 
     monkeypatch.setattr(bench, "_write_logs", lambda dataset: None)
     monkeypatch.setattr("recapp.benchmarks.checks._check_artefact", lambda given: None)

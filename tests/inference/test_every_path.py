@@ -14,11 +14,11 @@ import torch
 from serving.small_models import arrow, running
 
 import recapp
-from recapp.app.validation_rows import validation_batches, validation_source
 from recapp.dataset.example_rows import example_rows
 from recapp.inference.build_cpp import missing_tools
 from recapp.metrics import click_metrics
 from recapp.recipe.read import recipe_of
+from recapp.recipe.validation_rows import validation_batches, validation_source
 
 pytestmark = pytest.mark.full
 

@@ -20,7 +20,6 @@ from trainer.runs import SIZES, compose, fit, make_logs
 
 import recapp
 from recapp.app.export_model import export_model
-from recapp.app.validation_rows import validation_batches, validation_source
 from recapp.dataset.example_rows import example_rows
 from recapp.engine.read_only_store import values_of
 from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
@@ -29,6 +28,7 @@ from recapp.inference.export_settings import Export
 from recapp.inference.probe import METRICS
 from recapp.inference.trained_tables import TrainedTables
 from recapp.metrics import click_metrics
+from recapp.recipe.validation_rows import validation_batches, validation_source
 from recapp.stored.artefact_files import example_table
 from recapp.stored.artefact_folder import unfinished
 from recapp.stored.artefact_manifest import EXAMPLE

@@ -65,11 +65,11 @@ def test_what_a_server_imports_makes_no_thread_and_no_cuda_context():
 IMPORTED = """
 import json, os, sys
 from pathlib import Path
-from recapp import worker
+from recapp import train
 
 def run(settings, directory):
     before = set(sys.modules)
-    worker.run(settings, directory)
+    train.run(settings, directory)
     found = sorted(set(sys.modules) - before)
     Path(directory, f"imported{os.environ['RANK']}.json").write_text(json.dumps(found))
 """

@@ -11,8 +11,8 @@ from jobs import command, refusal, validation
 from lightning.pytorch import Callback
 from trainer.runs import compose, fit, make_logs, on_logs
 
-from recapp.app.check_data import check_resumed
 from recapp.errors import CheckpointError
+from recapp.recipe.early_checks import check_resumed
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.progress import steps_planned

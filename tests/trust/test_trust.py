@@ -19,10 +19,10 @@ from stored import copy
 from recapp import eval as evaluation
 from recapp import train
 from recapp.app import compose
-from recapp.app.check_data import check_generated
 from recapp.app.recipe_of_job import stored_recipe
 from recapp.errors import CheckpointError, ConfigError
 from recapp.planner.hardware import read_hardware
+from recapp.recipe.early_checks import check_generated
 from recapp.recipe.read import recipe_of
 from recapp.settings.option_files import conf_dir
 from recapp.settings.records import to_plain

@@ -23,8 +23,8 @@ from recapp.benchmarks import bench_worker, scoring_speed
 from recapp.benchmarks.models import ServedModel
 from recapp.benchmarks.scoring_speed import Served
 from recapp.benchmarks.session import Session
-from recapp.dataset.example_rows import example_rows
 from recapp.dataset.raw_rows import RawTable
+from recapp.dataset.sequential_rows import example_rows
 from recapp.engine.read_only_store import like, values_of
 from recapp.engine.shard_model import embedding_collections
 from recapp.errors import ConfigError

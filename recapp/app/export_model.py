@@ -20,8 +20,8 @@ from recapp import console
 from recapp.app.artefact_model import load_dense, meta_model, raw_rows_of
 from recapp.app.export_report import table_rows, width_rows
 from recapp.app.load_model import recipe_of_stored
-from recapp.dataset.example_rows import example_rows
 from recapp.dataset.raw_rows import RawTable
+from recapp.dataset.sequential_rows import example_rows
 from recapp.engine.shard_model import embedding_collections, sharded_collections
 from recapp.engine.sharded_state import without_tables
 from recapp.errors import CheckpointError, ConfigError

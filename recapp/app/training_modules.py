@@ -10,7 +10,6 @@ from importlib import import_module
 MODULES = (
     "omegaconf",  # Lightning imports it when it saves
     "recapp.app.resume",
-    "recapp.dataset.column_types",
     "recapp.engine.memory_use",
     "recapp.metrics",
     "recapp.models.published_dlrm",

@@ -25,7 +25,7 @@ from recapp.benchmarks.whole_step import TrainingStep
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.parquet import column_bytes
 from recapp.dataset.schema import criteo_schema
-from recapp.dataset.sequential_chunks import arrow_chunks, decoded_chunks
+from recapp.dataset.sequential_rows import arrow_chunks, decoded_chunks
 from recapp.dataset.source import Source, open_source
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.errors import ConfigError

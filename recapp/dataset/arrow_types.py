@@ -1,9 +1,15 @@
-"""Test the uses of an Arrow type: list, text, number, id."""
+"""Test the uses of an Arrow type: list, text, number, id; check that the types of a file's columns
+fit their uses in a schema.
+"""
+
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
+
+from recapp.errors import DataError
 
 
 def is_list(arrow_type: pa.DataType) -> bool:
@@ -85,3 +91,81 @@ def is_id(arrow_type: pa.DataType) -> bool:
     """Return whether values of this type can be ids: integers, whole floats, text, nulls."""
     whole = pt.is_integer(arrow_type) or pt.is_floating(arrow_type)
     return bool(whole or is_text(arrow_type) or pt.is_null(arrow_type))
+
+
+_ADVICE: tuple[tuple[Callable[[pa.DataType], bool], tuple[str, ...]], ...] = (
+    (
+        pt.is_temporal,
+        (
+            "write the hour, the weekday or the day as an integer",
+            "write the seconds, hours or days since a date as a number",
+        ),
+    ),
+    (pt.is_decimal, ("cast it to int64 or string", "cast it to float64")),
+    (pt.is_struct, ("write each of its fields as a column",)),
+    (pt.is_map, ("write its keys as a list of ids",)),
+    (pt.is_boolean, ("cast it to int64: 0 and 1",)),
+    (pt.is_fixed_size_binary, ("cast it to binary, whose bytes are read as text",)),
+    (
+        is_list,
+        (
+            "write one list of ids a row",
+            "write each number of its lists as a column, or name it in dataset.sparse if they hold "
+            "ids",
+        ),
+    ),
+)
+"""For unreadable types: the test of the type; the advice for ids, then another one for numbers."""
+
+
+def _instead(arrow_type: pa.DataType, use: str) -> str:
+    """Return advice for a column of an unreadable type, after a semicolon; empty without advice.
+
+    Args:
+        arrow_type: The type of the column.
+        use: The use of the column, as in `Schema.use`.
+    """
+    if use == "label":
+        return "; write a column of 0 and 1"
+    holds_ids = use == "sparse feature"
+    plain = id_type(arrow_type) if holds_ids else value_type(arrow_type)
+    for fits, advice in _ADVICE:
+        if fits(plain):
+            return f"; {advice[0 if holds_ids else -1]}"
+    return ""
+
+
+def check_types(
+    arrow_schema: pa.Schema, columns: Mapping[str, str], file: str, uses: Mapping[str, str]
+) -> None:
+    """Check the types of columns.
+
+    Args:
+        arrow_schema: The columns of the file.
+        columns: Canonical name -> the file's own name.
+        file: The file's name, for error messages.
+        uses: The use of each canonical name, as in `Schema.use`.
+
+    Raises:
+        DataError: The type of a column does not fit its use.
+    """
+    for name, column in columns.items():
+        own_type = arrow_schema.field(column).type
+        arrow_type = value_type(own_type)
+        use = uses[name]
+        if use == "sparse feature":
+            wanted = "integers, text, or lists of those"
+            good = is_id(id_type(own_type))
+        else:
+            wanted = "numbers, or strings that spell numbers"
+            good = is_number(arrow_type) or is_text(arrow_type) or pt.is_null(arrow_type)
+        if not good:
+            raise DataError(
+                f"{file}: column {column} ({use} {name}) has type {own_type}; allowed: {wanted}"
+                f"{_instead(own_type, use)}"
+            )
+        if pt.is_fixed_size_list(arrow_type) and arrow_type.list_size == 0:
+            raise DataError(
+                f"{file}: column {column} (sparse feature {name}) has type {arrow_type}, lists "
+                "of no ids, which Arrow cannot read; write it as list or leave it out"
+            )

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.first_rows import table_rows
 from recapp.dataset.schema import NO_LABEL, Schema
+from recapp.dataset.sequential_rows import table_rows
 from recapp.dataset.source import Source, open_source, split
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.errors import ConfigError, IdError
@@ -68,7 +68,7 @@ class ClickRows:
         return self._stream(source, size, 0, rank, world, training=False)
 
     def table_rows(self, most: int | None) -> list[int]:
-        """Return the table size of each sparse feature (`first_rows.table_rows`).
+        """Return the table size of each sparse feature (`sequential_rows.table_rows`).
 
         Args:
             most: The largest allowed number of rows of a hashed table; None for tables that grow.

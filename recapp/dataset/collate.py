@@ -70,22 +70,13 @@ def _log3(values: Float32Array) -> Float32Array:
     return _from_float64(np.log(np.maximum(values, -2) + np.float32(3), dtype=np.float64))
 
 
-def _none(values: Float32Array) -> Float32Array:
-    return values
-
-
 # A missing number is 0 before the transform, so log3 maps it to log 3, like the scripts that use
 # this rule.
 DENSE_TRANSFORMS: dict[str, Callable[[Float32Array], Float32Array]] = {
     "log1p": _log1p,
     "log3": _log3,
-    "none": _none,
+    "none": lambda values: values,
 }
-
-
-def _numbers(column: pa.Array, text: None) -> Float32Array:
-    """Return numbers, 0 for a missing one; `text` is not used."""
-    return decode_numbers(column)[0]
 
 
 def check_transform(name: str) -> None:
@@ -219,7 +210,9 @@ class Collate:
         """
         schema = self.schema
         chunk = _Chunk(record_batch, columns, source)
-        dense_NI = chunk.read(schema.dense, np.float32, _numbers)
+        dense_NI = chunk.read(
+            schema.dense, np.float32, lambda column, text: decode_numbers(column)[0]
+        )
         ids_NS = chunk.read(self.singles, np.int64, decode_ids, schema.text_ids)
         bags = tuple(
             Bags.of(*chunk.decoded_column(name, partial(decode_bags, text=schema.text_ids(name))))
@@ -302,21 +295,13 @@ def join_batches(parts: list[Batch]) -> Batch:
     if len(parts) == 1:
         return parts[0]
     keys = parts[0].sparse.keys()
-    values = []
-    lengths = []
-    per_part = [
-        (
-            part.sparse.values(),
-            part.sparse.lengths().view(len(keys), -1),
-            part.sparse.offset_per_key(),
-        )
-        for part in parts
-    ]
-    for index in range(len(keys)):
-        for part_values, part_lengths, offsets in per_part:
-            values.append(part_values[offsets[index] : offsets[index + 1]])
-            lengths.append(part_lengths[index])
-    sparse = KeyedJaggedTensor(list(keys), torch.cat(values), lengths=torch.cat(lengths))
+    values_F = zip(
+        *(torch.split(part.sparse.values(), part.sparse.length_per_key()) for part in parts),
+        strict=True,
+    )
+    values_L = torch.cat([values for of_parts in values_F for values in of_parts])
+    lengths_FB = torch.cat([part.sparse.lengths().view(len(keys), -1) for part in parts], 1)
+    sparse = KeyedJaggedTensor(list(keys), values_L, lengths=lengths_FB.view(-1))
     labels, weights = (
         {name: torch.cat([target_of(part)[name] for part in parts]) for name in target_of(parts[0])}
         for target_of in (attrgetter("labels"), attrgetter("weights"))

@@ -24,7 +24,7 @@ from recapp.dataset.files import file_names
 from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.scoring_settings import ScoringSettings
-from recapp.dataset.sequential_chunks import arrow_chunks
+from recapp.dataset.sequential_rows import arrow_chunks
 from recapp.dataset.source import Source, open_files
 from recapp.errors import ConfigError, DataError, alike, meant
 from recapp.sparse.batch import Batch
@@ -177,32 +177,24 @@ class RankInput:
 
     def __iter__(self) -> Iterator[InputBatch]:
         """Yield this rank's batches, then empty batches until the other ranks are finished."""
-        own = 0
-        for rows in self._runs():
-            for batch in self.input.batches(rows):
-                own += 1
-                yield batch
-        for _ in range(own, len(self)):
-            yield self.input.no_rows()
+        own = (batch for rows in self._runs() for batch in self.input.batches(rows))
+        none = self.input.no_rows()
+        for _ in range(len(self)):
+            yield next(own, none)
 
     @cached_property
     def _rows_W(self) -> list[int]:
         ranks = range(self.world)
         return [sum(len(self.input.part(n)) for n in self.parts_of(rank)) for rank in ranks]
 
-    def _runs(self) -> Iterator[range]:
-        """Yield this rank's rows as ranges of consecutive rows, as few as possible."""
-        run = range(0)
+    def _runs(self) -> list[range]:
+        """Return this rank's rows as ranges of consecutive rows, as few as possible."""
+        runs: list[range] = []
         for number in self.parts_of(self.rank):
             rows = self.input.part(number)
-            if run and run.stop == rows.start:
-                run = range(run.start, rows.stop)
-                continue
-            if run:
-                yield run
-            run = rows
-        if run:
-            yield run
+            before = runs.pop().start if runs and runs[-1].stop == rows.start else rows.start
+            runs.append(range(before, rows.stop))
+        return runs
 
 
 def open_input(settings: ScoringSettings, schema: Schema, transform: str) -> PredictionInput:

@@ -213,7 +213,7 @@ class Schema:
             DataError: A column is missing, occurs more than once, or has a type that does not fit
                 its use. The text names the namings tried and the close matches.
         """
-        from recapp.dataset.column_types import check_types  # needs pyarrow, only for files
+        from recapp.dataset.arrow_types import check_types  # needs pyarrow, only for files
 
         present = arrow_schema.names
         parts: list[tuple[Naming, tuple[Naming, ...]]] = [

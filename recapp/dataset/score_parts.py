@@ -41,6 +41,7 @@ JOINED = "joined.tmp"
 ROWS_PER_GROUP = 65_536  # the least in the output, except in the last: readers prefer large groups
 SUFFIXES = (".parquet", ".parq", ".pq")
 Scores = npt.NDArray[np.float32]
+_Measured = tuple[int, float, np.float32, np.float32]
 _PART = re.compile(r"part-(\d{7,})\.parquet")
 _OWN = re.compile(r"part-\d{7,}\.parquet(\.tmp)?|joined\.tmp|identity\.json(\.tmp)?")
 
@@ -240,19 +241,19 @@ class ScoreParts:
         """
         none = dict.fromkeys(self.columns, np.zeros(0, np.float32))
         schema = self._with_scores(input.kept.empty_table(), [none]).schema
-        tallies = {column: _Tally() for column in self.columns}
+        measured: dict[str, list[_Measured]] = {column: [] for column in self.columns}
         with (
             self._writing(),
             _whole(self.output, self.folder / JOINED) as file,
             pq.ParquetWriter(file, schema) as writer,
         ):
             for table in self._row_groups(input):
-                for column, tally in tallies.items():
-                    tally.add(table.column(column).to_numpy())
+                for column, groups in measured.items():
+                    groups.append(_measured(table.column(column).to_numpy()))
                 writer.write_table(table, row_group_size=table.num_rows)
         with self._writing():
             _sync_folder(self.output.parent)
-        scores = {column: tally.range() for column, tally in tallies.items()}
+        scores = {column: _range(groups) for column, groups in measured.items()}
         return Joined(input.rows, scores)
 
     def remove(self) -> None:
@@ -337,27 +338,19 @@ class ScoreParts:
             ) from error
 
 
-class _Tally:
-    """Compute the mean and extremes of scores, in fp64 and in the order of the rows."""
+def _measured(scores_N: Scores) -> _Measured:
+    """Return the number, the fp64 sum, the smallest and the largest of some scores."""
+    total = scores_N.sum(dtype=np.float64)
+    return len(scores_N), float(total), np.fmin.reduce(scores_N), np.fmax.reduce(scores_N)
 
-    def __init__(self) -> None:
-        self._rows = 0
-        self._sum = 0.0
-        self._least = math.inf
-        self._largest = -math.inf
 
-    def add(self, scores_N: Scores) -> None:
-        """Add the scores of a part."""
-        self._rows += len(scores_N)
-        self._sum += float(scores_N.sum(dtype=np.float64))
-        self._least = min(self._least, float(np.fmin.reduce(scores_N)))
-        self._largest = max(self._largest, float(np.fmax.reduce(scores_N)))
-
-    def range(self) -> ScoreRange:
-        """Return the range of the scores."""
-        if not self._rows:
-            return ScoreRange(None, None, None)
-        return ScoreRange(self._sum / self._rows, self._least, self._largest)
+def _range(groups: Sequence[_Measured]) -> ScoreRange:
+    """Return the range of the scores of all row groups; sums are added in the order of the rows."""
+    if not groups:
+        return ScoreRange(None, None, None)
+    rows, sums, least, largest = zip(*groups, strict=True)
+    mean = float(np.cumsum(sums)[-1]) / sum(rows)
+    return ScoreRange(mean, float(min(math.inf, *least)), float(max(-math.inf, *largest)))
 
 
 def note_finished(finished: Sequence[int], input: PredictionInput) -> None:

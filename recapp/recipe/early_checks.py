@@ -118,7 +118,7 @@ def _check_files(paths: Any, schema: "Schema", setting: str) -> None:
     ids = text_that_must_be_integers(source, schema)
     numbers = text_that_may_be_no_number(source, schema)
     if ids or numbers:
-        from recapp.dataset.first_rows import check_values  # imports torch
+        from recapp.dataset.sequential_rows import check_values  # imports torch
 
         check_values(source, schema, ids=ids, numbers=numbers)
 
@@ -162,8 +162,7 @@ def check_resumed(recipe: Train) -> None:
     Raises:
         CheckpointError: The checkpoint was saved within an epoch, and the files have changed since.
     """
-    from recapp.dataset.fingerprint import file_facts
-    from recapp.dataset.resumed_files import resumed_files
+    from recapp.dataset.fingerprint import file_facts, resumed_files
     from recapp.dataset.source import open_source
     from recapp.stored.checkpoint import read_manifest
 

@@ -6,7 +6,7 @@ recipe -> rows -> sizes of tables, statistics of ids
 from recapp import console
 from recapp.dataset.click_rows import ClickRows, open_rows
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.first_rows import COUNTED_ROWS
+from recapp.dataset.sequential_rows import COUNTED_ROWS
 from recapp.dataset.synthetic import read_truth, write_clicks
 from recapp.errors import DataError
 from recapp.recipe.commands import OnPaper

@@ -8,7 +8,7 @@ from recapp import console
 from recapp.dataset.collate import Collate
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.schema import Schema
-from recapp.dataset.sequential_chunks import decoded_chunks
+from recapp.dataset.sequential_rows import decoded_chunks
 from recapp.dataset.source import Source
 from recapp.errors import DataError
 from recapp.recipe.recipe import Recipe, Train

@@ -230,7 +230,7 @@ class Checkpoint(Snapshot[CheckpointManifest]):
         return {"path": path, "step": found.step, "metrics": found.metrics}
 
     def _example(self, schema: "Schema") -> "RawTable | None":
-        from recapp.dataset.example_rows import table_of
+        from recapp.dataset.sequential_rows import table_of
 
         return table_of(self.manifest.example, schema) if self.manifest.example else None
 

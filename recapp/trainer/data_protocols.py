@@ -87,7 +87,7 @@ class ProvidesExample(Protocol):
     """
 
     def example(self) -> Sequence[Mapping[str, Any]]:
-        """Return the rows in the form of `recapp.dataset.example_rows.plain_rows`; called on
+        """Return the rows in the form of `recapp.dataset.sequential_rows.plain_rows`; called on
         rank 0.
         """
 

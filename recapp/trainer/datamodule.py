@@ -23,16 +23,22 @@ from lightning.pytorch.trainer.states import TrainerFn
 from recapp.console import note, short_path
 from recapp.dataset.click_rows import ClickRows, open_rows
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.example_rows import example_rows, plain_rows
-from recapp.dataset.fingerprint import FileFacts, Fingerprint, file_facts
+from recapp.dataset.fingerprint import (
+    FileFacts,
+    Fingerprint,
+    ResumeData,
+    check_resume_data,
+    file_facts,
+    resumed_files,
+)
 from recapp.dataset.prediction_input import (
     PredictionInput,
     RankInput,
     open_input,
 )
-from recapp.dataset.resumed_files import ResumeData, check_resume_data, resumed_files
 from recapp.dataset.schema import Schema
 from recapp.dataset.scoring_settings import ScoringSettings
+from recapp.dataset.sequential_rows import example_rows, plain_rows
 from recapp.dataset.source import Source
 from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
 from recapp.errors import ConfigError
@@ -85,7 +91,7 @@ class ClickData(LightningDataModule):
         seed: The seed of the order.
         prepare: Writes generated data; called once per host before any rank reads.
         count_table_rows: Whether to count before training how many rows the hashed table of each
-            sparse feature should have (`recapp/dataset/first_rows.py`); False if the sizes are
+            sparse feature should have (`recapp/dataset/sequential_rows.py`); False if the sizes are
             known.
         set_table_rows: Called with these numbers of rows after the count, with the same numbers on
             all ranks.

@@ -6,9 +6,9 @@ import math
 import pyarrow as pa
 import pytest
 
-from recapp.dataset.example_rows import plain_rows, table_of
 from recapp.dataset.raw_rows import RawRows
 from recapp.dataset.schema import Schema
+from recapp.dataset.sequential_rows import plain_rows, table_of
 
 SCHEMA = Schema(label="y", dense=("I1", "I2"), sparse=("one", "bag", "text", "none"))
 TABLE = pa.table(

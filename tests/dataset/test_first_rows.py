@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from dataset_files import write_columns
 
-from recapp.dataset import first_rows
-from recapp.dataset.first_rows import check_values, rows_for, table_rows
+from recapp.dataset import sequential_rows
 from recapp.dataset.schema import Schema
+from recapp.dataset.sequential_rows import check_values, rows_for, table_rows
 from recapp.dataset.source import open_source, text_that_must_be_integers
 from recapp.errors import DataError
 
@@ -27,7 +27,7 @@ def test_a_table_has_the_next_power_of_two_of_four_rows_an_id(distinct, rows):
 def counted(tmp_path, monkeypatch, rows=None, most=MOST, cut=None, **columns):
     """Return the table rows of the columns, of which the first `rows` are counted."""
     if rows:
-        monkeypatch.setattr(first_rows, "COUNTED_ROWS", rows)
+        monkeypatch.setattr(sequential_rows, "COUNTED_ROWS", rows)
     length = len(next(iter(columns.values())))
     path = write_columns(tmp_path / "f.parquet", label=[0] * length, **columns)
     schema = Schema("label", (), tuple(columns))

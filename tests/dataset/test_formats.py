@@ -12,9 +12,9 @@ from dataset_files import numbered_table, row_numbers
 
 from recapp.dataset import formats
 from recapp.dataset.fingerprint import Fingerprint, compare, file_facts
-from recapp.dataset.first_rows import check_values, table_rows
 from recapp.dataset.prediction_input import ScoringSettings, open_input
 from recapp.dataset.schema import Schema
+from recapp.dataset.sequential_rows import check_values, table_rows
 from recapp.dataset.source import (
     open_source,
     split,

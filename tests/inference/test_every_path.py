@@ -14,7 +14,7 @@ import torch
 from serving.small_models import arrow, running
 
 import recapp
-from recapp.dataset.example_rows import example_rows
+from recapp.dataset.sequential_rows import example_rows
 from recapp.inference.build_cpp import missing_tools
 from recapp.metrics import click_metrics
 from recapp.recipe.read import recipe_of

@@ -1,0 +1,178 @@
+"""Read the rows of a source in file order, chunk by chunk: files to Arrow, Arrow to arrays.
+
+    all rows      benchmarks, which time these two steps separately
+    first rows    sizes of tables, checks of values before training
+    undecoded     the example of a stored model: file -> Arrow table -> plain values -> Arrow table
+
+Training reads shuffled batches (`BatchStream`).
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from recapp.dataset.collate import Collate, SourceRows
+from recapp.dataset.data_file import DataFile, chunks
+from recapp.dataset.raw_rows import RawTable
+from recapp.dataset.rows import Rows
+from recapp.dataset.schema import Schema
+from recapp.dataset.source import Source
+from recapp.sparse.batch import MISSING
+
+COUNTED_ROWS = 65_536
+ROWS_PER_ID = 4  # rows of a table for each distinct id: few ids share a row, even later ones
+GROWTH = 1.05  # if distinct ids grow by this factor over the second half, expect many more
+PlainRow = Mapping[str, Any]
+"""A row by column name: numbers, text, None, and lists of these."""
+
+
+def arrow_chunks(source: Source) -> Iterator[tuple[DataFile, int, pa.RecordBatch]]:
+    """Yield the rows of a source as Arrow record batches, decompressed but not converted.
+
+    Yields:
+        The file, the number of a chunk's first row in it, and the chunk.
+    """
+    for number, row_group, first, rows in source.segments:
+        file = source.files[number]
+        for begin, chunk in chunks(file, row_group, first + rows):
+            skipped = max(first - begin, 0)
+            if skipped < chunk.num_rows:
+                yield (
+                    file,
+                    file.starts[row_group] + begin + skipped,
+                    chunk.slice(skipped, first + rows - begin - skipped),
+                )
+
+
+def decoded_chunks(source: Source, schema: Schema, transform: str = "log1p") -> Iterator[Rows]:
+    """Yield the rows of a source as arrays of ids, numbers and labels, checked and transformed."""
+    collate = Collate(schema, source.bags, transform)
+    for file, first, chunk in arrow_chunks(source):
+        yield collate.rows(
+            chunk, file.columns, SourceRows(file.path, first + np.arange(chunk.num_rows))
+        )
+
+
+def example_rows(source: Source, schema: Schema, rows: int) -> RawTable:
+    """Return the first rows undecoded, under canonical names and without labels."""
+    wanted = (*schema.dense, *schema.sparse)
+    parts = []
+    for file, _, chunk in arrow_chunks(source.slice(0, rows)):
+        columns = {name: chunk.column(file.columns[name]) for name in wanted}
+        parts.append(pa.table({name: _decoded(column) for name, column in columns.items()}))
+    return pa.concat_tables(parts).combine_chunks()
+
+
+def plain_rows(table: RawTable) -> list[dict[str, Any]]:
+    """Return rows as values for JSON: bytes as text, NaN and infinities as None."""
+    return [{name: _plain(value) for name, value in row.items()} for row in table.to_pylist()]
+
+
+def table_of(rows: Sequence[PlainRow], schema: Schema) -> RawTable:
+    """Return the table of plain rows, with the columns of a schema.
+
+    Raises:
+        ValueError: A row lacks a column, or the values of a column do not share an Arrow type.
+        KeyError: As for ValueError.
+    """
+    columns = {}
+    for name in (*schema.dense, *schema.sparse):
+        column = pa.array([row[name] for row in rows])
+        if pa.types.is_null(column.type):  # all values are missing, so the type is unknown
+            column = pa.nulls(len(rows), pa.float32() if name in schema.dense else pa.int64())
+        columns[name] = column
+    return pa.table(columns)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _decoded(column: pa.Array) -> pa.Array:
+    """Return a column without its dictionary."""
+    if pa.types.is_dictionary(column.type):
+        return column.cast(column.type.value_type)
+    return column
+
+
+def table_rows(source: Source, schema: Schema, most: int | None) -> list[int]:
+    """Return the number of rows of each sparse feature's table, in schema order.
+
+    Count the distinct ids of the first 65,536 rows (or of all rows, if there are fewer). The size
+    is the next power of two of 4 times that count, at least 2 and at most `most`. If the count
+    still grows by 5 % over the second half of those rows, the size is `most`; for a dynamic table
+    the count is then extrapolated linearly to all rows.
+
+    Args:
+        source: The rows.
+        schema: The columns of the rows.
+        most: The largest allowed number of rows of a hashed table; None for tables that grow.
+    """
+    counted = min(source.rows, COUNTED_ROWS)
+    seen = {name: np.zeros(0, dtype=np.int64) for name in schema.sparse}
+    few = _add(seen, source.slice(0, counted // 2), schema)
+    many = _add(seen, source.slice(counted // 2, counted), schema)
+    made = []
+    for before, now in zip(few, many, strict=True):
+        grows = now > before and now >= GROWTH * before
+        if most is not None:
+            made.append(most if grows else min(most, rows_for(now)))
+        else:
+            made.append(rows_for(now * source.rows // counted if grows else now))
+    return made
+
+
+def rows_for(ids: int) -> int:
+    """Return the rows of a table for a number of distinct ids: the next power of two of 4 times
+    that.
+
+    Without ids there are 2 rows, one of them for missing ids.
+    """
+    return 1 << max(ROWS_PER_ID * ids - 1, 1).bit_length()
+
+
+def check_values(
+    source: Source, schema: Schema, *, ids: Sequence[str] = (), numbers: Sequence[str] = ()
+) -> None:
+    """Decode some features of the first row group.
+
+    Args:
+        source: The rows.
+        schema: The columns of the rows.
+        ids: Sparse features whose text must spell integers.
+        numbers: Dense features.
+
+    Raises:
+        DataError: A value is not an id, or not a number.
+    """
+    sparse = tuple(ids) or schema.sparse[:1]  # a schema has at least one
+    first = Source(source.files, source.segments[:1], source.bags).only([*numbers, *sparse])
+    hexadecimal = tuple(name for name in schema.hex if name in sparse)
+    some = replace(schema.unlabelled(), dense=tuple(numbers), sparse=sparse, hex=hexadecimal)
+    for _ in decoded_chunks(first, some):
+        pass
+
+
+def _add(seen: dict[str, np.ndarray], source: Source, schema: Schema) -> list[int]:
+    """Add the ids of some rows to the ids seen so far.
+
+    Returns:
+        The number of distinct ids of each feature so far, without missing ids.
+    """
+    ids_only = replace(schema.unlabelled(), dense=())
+    for rows in decoded_chunks(source.only(schema.sparse), ids_only):
+        single = iter(rows.ids_NS.T)
+        bags = iter(rows.bags)
+        for name, known in seen.items():
+            seen[name] = np.union1d(
+                known, next(bags).values_L if name in source.bags else next(single)
+            )
+    return [int((known != MISSING).sum()) for known in seen.values()]

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from recapp.inference.export_settings import Export
     from recapp.metrics import AUC, Calibration, LogLoss, NormalizedEntropy
     from recapp.models.published_dlrm import DLRM
-    from recapp.optim.fused_params import EmbOptimType
+    from recapp.optim.named_rules import EmbOptimType
     from recapp.optim.optimizer import HybridOptimizer
     from recapp.optim.rules import (
         adagrad,
@@ -106,7 +106,7 @@ _HOMES = {
     "DistanceLFU_EvictionPolicy": "recapp.compat.eviction_policies",
     "DistributedModelParallel": "recapp.engine.model_parallel",
     "DynamicRows": "recapp.tables.dynamic",
-    "EmbOptimType": "recapp.optim.fused_params",
+    "EmbOptimType": "recapp.optim.named_rules",
     "EmbeddingBagCollection": "recapp.tables.embedding_bag",
     "EmbeddingBagCollectionSharder": "recapp.engine.sharder",
     "EmbeddingBagConfig": "recapp.tables.config",

@@ -28,7 +28,7 @@ from importlib import import_module
 from recapp.app.command import run
 from recapp.app.job import Job
 from recapp.processes.rank_process import leave
-from recapp.processes.startup_and_exit import loading
+from recapp.processes.start_and_end import loading
 from recapp.recipe.commands import OnPaper
 
 VERBS = {

@@ -72,7 +72,7 @@ def _serve_alone(settings: Serve) -> None:
     import torch
 
     from recapp.app.load_model import load_model
-    from recapp.processes.startup_and_exit import freeze_loaded_objects
+    from recapp.processes.start_and_end import freeze_loaded_objects
 
     torch.set_num_threads(settings.threads)
     freeze_loaded_objects()

@@ -81,7 +81,7 @@ def _serve(rank, path, python_path, kernels, pipe):
     import torch
     import torch.distributed as dist
 
-    from recapp.processes.startup_and_exit import freeze_loaded_objects
+    from recapp.processes.start_and_end import freeze_loaded_objects
     from recapp.transport.communicator import Comm
 
     freeze_loaded_objects()

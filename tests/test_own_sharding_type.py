@@ -22,13 +22,13 @@ from recapp.recipe.own_sharding_types import register_own_types
 from recapp.reporting.plan_tables import print_plan
 from recapp.settings.records import Constructor
 from recapp.sharding.plan_file import read_plan
+from recapp.sharding.sharding_plan import tile
 from recapp.sharding.sharding_types import (
     SHARDING_TYPES,
     CandidateRanks,
     ShardingTypeRecord,
     register,
 )
-from recapp.sharding.tilings import tile
 from recapp.tables.config import EmbeddingBagConfig
 
 IT = "row_wise_on_two.row_wise_on_two"

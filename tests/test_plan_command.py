@@ -15,8 +15,8 @@ from recapp import plan
 from recapp.app import plan_calibrate
 from recapp.planner.hardware import read_hardware
 from recapp.recipe.read import checked
-from recapp.reporting.performance import write_performance, write_predicted
 from recapp.reporting.plan_explanation import analyze_plan
+from recapp.reporting.record import PREDICTED_FILE, write_performance
 from recapp.settings.records import to_plain
 from recapp.sharding.plan_file import read_plan
 
@@ -244,7 +244,7 @@ def recorded(folder, name, ranks, step, sent):
     """
     folder.mkdir(parents=True)
     pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
-    write_predicted(
+    write_performance(
         {
             "name": name,
             "hardware": "toy",
@@ -253,6 +253,7 @@ def recorded(folder, name, ranks, step, sent):
             "between_ranks": [{"source": a, "target": b, "bytes": 1000} for a, b in pairs],
         },
         folder,
+        PREDICTED_FILE,
     )
     write_performance(
         {

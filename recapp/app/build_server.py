@@ -91,7 +91,7 @@ def serve(settings: Serve, load: "Callable[[], Scorer]", leader: "Leader | None"
 
 def _server(settings: Serve, load: "Callable[[], Scorer]", leader: "Leader | None") -> Any:
     """Return the routes, and the first model that they answer with."""
-    from recapp.processes.startup_and_exit import loading
+    from recapp.processes.start_and_end import loading
     from recapp.serving.app import Server
     from recapp.serving.batching import Batcher
     from recapp.serving.metrics_text import Counts

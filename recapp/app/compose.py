@@ -34,10 +34,16 @@ from recapp.recipe.task_of_run import build_task
 from recapp.reporting.lock import new_directory
 from recapp.settings import option_files
 from recapp.settings.check_settings import known_part, names_of, unknown
-from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
+from recapp.settings.option_files import (
+    Folders,
+    is_group,
+    named_folders,
+    option_file,
+    options,
+    read_text,
+)
 from recapp.settings.records import constructor
 from recapp.settings.renamed import new_name
-from recapp.settings.text_file import read_text
 from recapp.stored.kinds import CHECKPOINT, MANIFEST
 from recapp.stored.trust import check_trust, judged, marked
 from recapp.trainer.trainer_settings import TrainerSettings

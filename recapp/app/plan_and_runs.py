@@ -14,18 +14,18 @@ from recapp.planner.hardware import default_hardware
 from recapp.planner.topology import hardware_of
 from recapp.recipe.commands import OnPaper
 from recapp.recipe.own_sharding_types import register_own_types
-from recapp.reporting.performance import (
-    PERFORMANCE_FILE,
-    PREDICTED_FILE,
-    read_document,
-    read_performance,
-)
 from recapp.reporting.prediction_errors import (
     STEP,
     compared,
     compared_by_ranks,
     order_of_plans,
     separated_pairs,
+)
+from recapp.reporting.record import (
+    PERFORMANCE_FILE,
+    PREDICTED_FILE,
+    read_document,
+    read_performance,
 )
 from recapp.reporting.scaling import scaled
 from recapp.settings.records import to_plain
@@ -139,7 +139,7 @@ def scale(recipe: OnPaper, job: Job) -> None:
     console.print_table(rows, columns, title=f"MLPerf's tables on {hardware.name}; -: no room")
     _print_checked(checked, hardware.name)
     if recipe.out:
-        from recapp.reporting.scale_figure import draw_scale
+        from recapp.reporting.scaling import draw_scale
 
         for path in draw_scale(rows, Path(recipe.out)):
             console.note(f"written {console.short_path(path)}")

@@ -12,7 +12,7 @@ from recapp.processes.launch import rank_count
 from recapp.processes.rank_environment import external_rank
 from recapp.recipe.commands import OnPaper
 from recapp.recipe.recipe import Train
-from recapp.reporting.performance import PREDICTED_FILE, read_document, read_performance
+from recapp.reporting.record import PREDICTED_FILE, read_document, read_performance
 from recapp.settings.records import to_plain
 
 RUN_BATCH = 512

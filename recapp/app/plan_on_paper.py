@@ -47,7 +47,7 @@ def explain(recipe: OnPaper, job: Job) -> None:
         print_plan(report)
     if recipe.out:
         from recapp.reporting.plan_figures import draw_plan
-        from recapp.reporting.plan_page import plan_page
+        from recapp.reporting.plan_tables import plan_page
 
         folder = Path(recipe.out)
         for path in [*draw_plan(report, folder), plan_page(report, folder / "plan.html")]:

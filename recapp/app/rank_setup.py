@@ -5,7 +5,7 @@ import sys
 import warnings
 
 from recapp.processes.rank_environment import external_rank, rank_info
-from recapp.processes.startup_and_exit import freeze_loaded_objects, loading
+from recapp.processes.start_and_end import freeze_loaded_objects, loading
 from recapp.processes.stopping import Stopped, disregard_signals
 from recapp.recipe.recipe import Train
 

@@ -24,7 +24,7 @@ from recapp.inference.led_ranks import Leader, follow
 from recapp.inference.scorer import Scorer
 from recapp.processes.rank_environment import rank_info
 from recapp.processes.rank_process import write_error_file
-from recapp.processes.startup_and_exit import end_at_once, freeze_loaded_objects
+from recapp.processes.start_and_end import end_at_once, freeze_loaded_objects
 from recapp.processes.stopping import listen
 from recapp.recipe.commands import Serve
 from recapp.recipe.read import recipe_of

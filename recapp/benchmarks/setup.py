@@ -12,8 +12,7 @@ from recapp.benchmarks.workloads import Workload
 from recapp.engine.shard_model import shard_model
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.optim.rules import RowRule, rowwise_adagrad
-from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes
-from recapp.planner.initial_plan import initial_plan
+from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes, initial_plan
 from recapp.planner.plan_rules import plan_by_rules, read_rule
 from recapp.planner.planner_settings import PlanSettings
 from recapp.planner.topology import Topology

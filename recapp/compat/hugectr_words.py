@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal
 
 from recapp.errors import ConfigError, suggest
 from recapp.settings.check_settings import unknown
-from recapp.settings.value_kinds import Natural, Width
-from recapp.settings.values import Within, read
+from recapp.settings.values import Natural, Width, Within, read
 from recapp.tables.config import PoolingType
 from recapp.tables.dynamic import DYNAMIC
 from recapp.tables.table_settings import ListedTable

@@ -25,8 +25,7 @@ from torch.optim import Optimizer
 from recapp.errors import ConfigError
 from recapp.optim.clipping import clip_norm, clip_value
 from recapp.optim.keyed import KeyedOptimizer
-from recapp.optim.optimizer import run_closure
-from recapp.optim.table_gradients import TableGradients
+from recapp.optim.optimizer import TableGradients, run_closure
 
 
 class KeyedOptimizerWrapper(KeyedOptimizer):

@@ -10,7 +10,7 @@ shard.
     model = DistributedModelParallel(model, plan=ShardingPlan({"collection": plan}))
 
 Each function names a sharding type and the ranks of the shards; `tile`
-(`recapp/sharding/tilings.py`) cuts the table. A program may also list the shards of a table:
+(`recapp/sharding/sharding_plan.py`) cuts the table. A program may also list the shards of a table:
 
     strips = [
         ShardMetadata(shard_offsets=[0, 0], shard_sizes=[70, 16], placement="rank:0/cpu"),
@@ -39,9 +39,8 @@ import torch.distributed as dist
 
 from recapp.errors import PlanError, suggest
 from recapp.sharding import sharding_plan
-from recapp.sharding.sharding_plan import Mode, Shard, TableSharding
+from recapp.sharding.sharding_plan import Mode, Shard, TableSharding, tile
 from recapp.sharding.sharding_types import BUILT_IN, CandidateRanks
-from recapp.sharding.tilings import tile
 from recapp.tables.collections import TableCollection
 from recapp.tables.config import EmbeddingConfig
 

@@ -238,7 +238,7 @@ _OF_EVERY_HOME = {
         "optim.GradientClippingOptimizer",
     ),
     "recapp.optim.keyed": ("optim.KeyedOptimizer", "optim.keyed.KeyedOptimizer"),
-    "recapp.optim.fused_params": ("distributed.embedding_types.EmbOptimType",),
+    "recapp.optim.named_rules": ("distributed.embedding_types.EmbOptimType",),
     "recapp.compat.warmup_optimizer": (
         "optim.warmup.WarmupOptimizer",
         "optim.warmup.WarmupPolicy",

@@ -12,7 +12,7 @@ from recapp.planner.topology import Topology
 from recapp.reporting.drawing import Picture
 from recapp.reporting.plan_explanation import explained
 from recapp.reporting.plan_figures import ranks_picture, tables_picture
-from recapp.reporting.strategy_figures import latency_picture, memory_picture
+from recapp.reporting.speed_figures import latency_picture, memory_picture
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.collections import embedding_lookups, embedding_tables
 

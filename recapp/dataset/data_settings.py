@@ -6,8 +6,7 @@ from functools import cached_property
 from typing import Annotated, Literal
 
 from recapp.errors import ConfigError
-from recapp.settings.value_kinds import IdRule, Natural, Paths, Positive, Rows, Width
-from recapp.settings.values import Within
+from recapp.settings.values import IdRule, Natural, Paths, Positive, Rows, Width, Within
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from recapp.errors import ConfigError
-from recapp.settings.value_kinds import Paths, Positive
+from recapp.settings.values import Paths, Positive
 
 SCORE = "score"
 """The column of the scores."""

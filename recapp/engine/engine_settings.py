@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from recapp.settings.value_kinds import Natural
+from recapp.settings.values import Natural
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,7 @@ from recapp.engine.sharded_state import load_strips
 from recapp.engine.table_strips import TableStrips
 from recapp.errors import ConfigError
 from recapp.optim.keyed import KeyedOptimizer
-from recapp.optim.optimizer import run_closure
-from recapp.optim.table_gradients import TableGradients
+from recapp.optim.optimizer import TableGradients, run_closure
 from recapp.sharding.layout import Block
 from recapp.tables.config import EmbeddingConfig
 

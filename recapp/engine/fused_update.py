@@ -28,9 +28,9 @@ from recapp.engine.row_statistics import RowPieces
 from recapp.engine.state import EngineState
 from recapp.errors import ConfigError
 from recapp.kernels.links import Links, Scratch, offset_dtype
+from recapp.optim.named_rules import group_names
+from recapp.optim.optimizer import joined
 from recapp.optim.rules import GRADIENT, Rate, RowRule
-from recapp.optim.rules_by_table import group_names
-from recapp.optim.table_gradients import joined
 from recapp.sharding.layout import Layout
 from recapp.transport.communicator import Comm
 
@@ -59,7 +59,7 @@ def rules_of_groups(layout: Layout, rules: Sequence[RowRule]) -> list[RowRule | 
 
 class FusedUpdate:
     """Update the touched rows of a collection, once per step. For an optimiser that defers the
-    updates, this object is the gradients that wait (`recapp/optim/table_gradients.py`).
+    updates, this object is the gradients that wait (`recapp/optim/optimizer.py`).
 
     Args:
         state: The engine state of the collection.

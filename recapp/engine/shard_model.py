@@ -25,7 +25,7 @@ from recapp.engine.sharded_collection import (
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.table_parameter import TableParameter
 from recapp.errors import ConfigError
-from recapp.optim.rules_by_table import Rules, rules_of
+from recapp.optim.named_rules import Rules, rules_of
 from recapp.optim.table_rule import check_same_rule, rule_in_backward
 from recapp.sharding.layout import copy_rows
 from recapp.sharding.sharding_plan import ShardingPlan

@@ -17,7 +17,7 @@ from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_state import put_tables_in_state
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.table_parameter import TableParameter
-from recapp.optim.rules_by_table import Rules
+from recapp.optim.named_rules import Rules
 from recapp.sharding.layout import Block
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.jagged_tensor import JaggedTensor

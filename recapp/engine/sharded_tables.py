@@ -38,8 +38,8 @@ from recapp.errors import ConfigError, PlanError
 from recapp.kernels.backend import backend as choose_backend
 from recapp.kernels.backend import slow_kernels_note
 from recapp.kernels.warm_up import report_compilation, warm_up
+from recapp.optim.named_rules import Rules, distinct_rules, rules_of
 from recapp.optim.rules import RowRule
-from recapp.optim.rules_by_table import Rules, distinct_rules, rules_of
 from recapp.sharding.layout import Block, make_layout
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -80,7 +80,7 @@ class ShardedTables(nn.Module):
         plan: The plan of exactly these tables, for the ranks of `comm`.
         comm: Communicator of the ranks.
         rule: Optimiser of the rows, or rules by table name or glob
-            (`recapp/optim/rules_by_table.py`); None for read-only tables.
+            (`recapp/optim/named_rules.py`); None for read-only tables.
         seed: Seed of the start values: one for all tables, or one by table. It gives the same model
             under every plan.
         backend: The kernel backend (`recapp/kernels/backend.py`); `auto` takes the fastest

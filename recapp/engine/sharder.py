@@ -20,9 +20,8 @@ from torch import nn
 from recapp.engine.shard_model import sharded_twins
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.errors import ConfigError
-from recapp.optim.fused_params import rules_of_fused_params
+from recapp.optim.named_rules import Rules, is_rules, rules_of_fused_params
 from recapp.optim.rules import RowRule, rowwise_adagrad
-from recapp.optim.rules_by_table import Rules, is_rules
 from recapp.optim.table_rule import describe, table_rule
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import BUILT_IN
@@ -36,13 +35,13 @@ class CollectionSharder:
     """The optimiser of a model's tables, and the dtype of their vectors in messages.
 
     Args:
-        fused_params: The optimiser as TorchRec's settings (`recapp/optim/fused_params.py`), or a
+        fused_params: The optimiser as TorchRec's settings (`recapp/optim/named_rules.py`), or a
             row rule (`recapp/optim/rules.py`); the entry `tables` has settings of single tables.
             None takes the optimiser that was applied in backward to the tables
             (`recapp/optim/table_rule.py`), or else row-wise Adagrad at its default rate.
         qcomm_codecs_registry: The result of `get_qcomm_codecs_registry` for a `QCommsConfig`, with
             the dtype of vectors and gradients in messages. None or {} takes the compute type.
-        rule: A row rule, or rules by table name or glob (`recapp/optim/rules_by_table.py`), instead
+        rule: A row rule, or rules by table name or glob (`recapp/optim/named_rules.py`), instead
             of `fused_params`.
 
     Raises:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from recapp.errors import ConfigError, suggest
-from recapp.settings.value_kinds import Natural
-from recapp.settings.values import Within
+from recapp.settings.values import Natural, Within
 
 AUTO = "auto"
 REPORT_ROWS = 100_000

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from recapp.errors import ConfigError
-from recapp.optim.table_gradients import TableGradients, joined
+from recapp.optim.optimizer import TableGradients, joined
 
 
 @torch.no_grad()

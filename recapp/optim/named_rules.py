@@ -4,17 +4,44 @@
     {"lr": 0.01}                                     the rule of all tables, at another rate
 
 An omitted field has the default of the rule's function.
+
+The row rule of each table: one rule for all tables, or rules by table name or glob.
+
+    adagrad(0.05)                                             every table
+    {"*": adagrad(0.05), "C3": sgd(0.1), "wide_*": ftrl()}    a name wins over a glob, of globs
+                                                              the last
+
+Every argument that takes a row rule takes rules by table as well. Tables of one rule share a param
+group and its current learning rate, and one scheduler drives all groups.
+
+TorchRec's `fused_params`, the settings of its fused kernels, name a rule too:
+
+    fused_params={"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.02, "eps": 0.002}
+
+The optimiser is a member of `EmbOptimType` (FBGEMM's own as well), its name or its value. An
+omitted setting has FBGEMM's default. recapp adds `tables`: settings of single tables by name or
+glob. They override the settings of all tables; with an `optimizer` of their own they replace them.
+
+    fused_params={"learning_rate": 0.02, "tables": {"wide_*": {"optimizer": "adam"}}}
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from fnmatch import fnmatchcase
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 from recapp.errors import ConfigError, suggest
 from recapp.optim import rules
 from recapp.optim.rules import RowRule
-from recapp.optim.rules_by_table import pick
 
+Picked = TypeVar("Picked")
+Rules = RowRule | Mapping[str, RowRule]
+"""One rule for all tables, or rules by table name or glob."""
+SETTING = "optimizer.sparse.tables"
+"""The name of the setting, for errors."""
 RULES: Mapping[str, Callable[..., RowRule]] = {
     make.__name__: make
     for make in (
@@ -33,6 +60,98 @@ RULES: Mapping[str, Callable[..., RowRule]] = {
 """The rules by name."""
 TARGET = "_target_"
 HOME = "recapp.optim.rules"
+_FIELDS = {"learning_rate": "lr", "initial_accumulator_value": "initial_accumulator"}
+"""The name of a parameter's field in the rule, where the two differ."""
+_DEFAULTS = {"learning_rate": 0.01, "eps": 1e-8}
+"""FBGEMM's defaults, where they differ from the rule's."""
+_DECOUPLED = ("decouple", "2", "weightdecaymode.decouple", "none", "0", "weightdecaymode.none")
+"""Values of `weight_decay_mode` that stand for the decay of row rules."""
+
+
+def is_rules(given: Any) -> bool:
+    """Return whether a value is a row rule, a mapping of names to row rules, or None."""
+    if isinstance(given, Mapping):
+        return all(isinstance(k, str) and isinstance(v, RowRule) for k, v in given.items())
+    return isinstance(given, RowRule | None)
+
+
+def rule_of(rules: Rules | None, table: str) -> RowRule | None:
+    """Return the rule of a table; None if there are no rules, or none for this table."""
+    if rules is None or isinstance(rules, RowRule):
+        return rules
+    return pick(rules, table)
+
+
+def pick(named: Mapping[str, Picked], table: str) -> Picked | None:
+    """Return the entry under a table's name, else under the last glob that matches it; None if
+    there is no such entry.
+    """
+    if table in named:
+        return named[table]
+    found = [value for pattern, value in named.items() if fnmatchcase(table, pattern)]
+    return found[-1] if found else None
+
+
+def rules_of(rules: Rules | None, tables: Sequence[str]) -> dict[str, RowRule]:
+    """Return the rule of each table by its name; an empty dict if there are no rules.
+
+    Args:
+        rules: One rule, or rules by table name or glob.
+        tables: The names of all tables.
+
+    Raises:
+        ConfigError: A name or glob matches no table, a table has no rule, or a value is no rule.
+    """
+    if not is_rules(rules):
+        raise ConfigError(
+            f"{SETTING}={rules}: must be a row rule (recapp.sgd(), ...) or a mapping of table "
+            "names or globs to row rules"
+        )
+    check_patterns([] if rules is None or isinstance(rules, RowRule) else rules, tables)
+    found = {table: rule_of(rules, table) for table in tables}
+    for table, rule in found.items():
+        if rule is None and rules is not None:
+            raise ConfigError(
+                f"{SETTING}: table {table} has no rule: name it, or give '*' a rule for all others"
+            )
+    return {table: rule for table, rule in found.items() if rule is not None}
+
+
+def check_patterns(patterns: Iterable[str], tables: Sequence[str]) -> None:
+    """Check that every name or glob matches a table. `*` stands for all other tables and may match
+    none.
+
+    Raises:
+        ConfigError: A name or glob matches no table; the message lists close names.
+    """
+    for pattern in patterns:
+        if pattern != "*" and not any(fnmatchcase(t, pattern) or t == pattern for t in tables):
+            raise ConfigError(f"{SETTING}.{pattern}: no such table; {suggest(pattern, tables)}")
+
+
+def distinct_rules(rules: Iterable[RowRule]) -> list[RowRule]:
+    """Return each rule once, in the order of first appearance."""
+    return list(dict.fromkeys(rules))
+
+
+def group_names(tables_of_rule: Sequence[tuple[RowRule, Sequence[str]]]) -> list[str]:
+    """Return the name of each rule's param group in logs: `sparse/adagrad`.
+
+    If several rules have one name, the group's first table and the number of further tables tell
+    them apart: `sparse/adagrad@C3`, `sparse/adagrad@C5+2`.
+
+    Args:
+        tables_of_rule: The distinct rules, and the names of each rule's tables.
+    """
+    count = Counter(rule.name for rule, _ in tables_of_rule)
+    names: list[str] = []
+    for rule, tables in tables_of_rule:
+        name = f"sparse/{rule.name}"
+        if count[rule.name] > 1:
+            first = re.sub(r"[^\w.-]", "_", tables[0])
+            name += f"@{first}" + (f"+{len(tables) - 1}" if len(tables) > 1 else "")
+        names.append(name if name not in names else f"{name}.{len(names)}")
+    return names
 
 
 def make_rule(given: Mapping[str, Any], setting: str) -> RowRule:
@@ -156,3 +275,105 @@ def check_tables(sparse: Mapping[str, Any], setting: str) -> None:
         ConfigError: The settings make no rule.
     """
     table_rules(sparse, setting, lambda wanted, where: rules.sgd())
+
+
+class EmbOptimType(Enum):
+    """The fused optimisers of FBGEMM that are row rules here. FTRL and SGD with momentum are
+    recapp's own; FBGEMM has neither.
+    """
+
+    SGD = "sgd"
+    EXACT_SGD = "exact_sgd"
+    EXACT_ADAGRAD = "exact_adagrad"
+    EXACT_ROWWISE_ADAGRAD = "exact_row_wise_adagrad"
+    ADAM = "adam"
+    PARTIAL_ROWWISE_ADAM = "partial_row_wise_adam"
+    LAMB = "lamb"
+    PARTIAL_ROWWISE_LAMB = "partial_row_wise_lamb"
+    LARS_SGD = "lars_sgd"
+    FTRL = "ftrl"
+    MOMENTUM_SGD = "momentum_sgd"
+
+
+_RULES = {
+    EmbOptimType.EXACT_SGD: "sgd",
+    EmbOptimType.EXACT_ADAGRAD: "adagrad",
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: "rowwise_adagrad",
+}
+"""The name of an optimiser's rule, where the two differ."""
+
+
+def rules_of_fused_params(fused_params: Mapping[str, Any]) -> Rules:
+    """Return the row rule that fused parameters name, or rules by table if they have `tables`.
+
+    Args:
+        fused_params: The parameters of `rule_of_fused_params`, and `tables`: the same parameters by
+            table name or glob.
+
+    Raises:
+        ConfigError: The optimiser is no row rule, or does not have a parameter.
+    """
+    others = {name: value for name, value in fused_params.items() if name != "tables"}
+    rule = rule_of_fused_params(others)
+    tables = fused_params.get("tables")
+    if tables is None:
+        return rule
+    where = "fused_params['tables']"
+    if not isinstance(tables, Mapping):
+        raise ConfigError(f"{where} is a {type(tables).__name__}: give a dict by table or glob")
+    made = {"*": rule}
+    for table, given in tables.items():
+        own = f"{where}[{table!r}]"
+        if not isinstance(given, Mapping):
+            raise ConfigError(f'{own}={given}: give a dict such as {{"learning_rate": 0.1}}')
+        whole = dict(given) if "optimizer" in given else others | dict(given)
+        made[str(table)] = rule_of_fused_params(whole, own)
+    return made
+
+
+def rule_of_fused_params(fused_params: Mapping[str, Any], setting: str = "fused_params") -> RowRule:
+    """Return the row rule that fused parameters name.
+
+    Args:
+        fused_params: `optimizer`, `learning_rate`, `eps`, `beta1`, `beta2`, `momentum`, `eta`,
+            `weight_decay`, `initial_accumulator_value`, ...: the parameters of the optimiser.
+        setting: The setting that holds the parameters, for errors.
+
+    Raises:
+        ConfigError: The optimiser is no row rule, or does not have a parameter.
+    """
+    given = dict(fused_params)
+    kind = _kind_of(given.pop("optimizer", EmbOptimType.EXACT_SGD), setting)
+    make = RULES[_RULES.get(kind, kind.value)]
+    names = {field: name for name, field in _FIELDS.items()}
+    allowed = [names.get(field, field) for field in signature(make).parameters]
+    if "weight_decay" in allowed:
+        _check_mode(given.pop("weight_decay_mode", "none"), setting)
+    for name in given:
+        if name not in allowed:
+            raise ConfigError(
+                f"{setting}[{name!r}]: {kind.name} reads optimizer, {', '.join(allowed)}; "
+                "leave it out, or name a rule of recapp: EmbeddingBagCollectionSharder(rule=...)"
+            )
+    defaults = {name: value for name, value in _DEFAULTS.items() if name in allowed}
+    numbers = {name: float(value) for name, value in (defaults | given).items()}
+    return make(**{_FIELDS.get(name, name): value for name, value in numbers.items()})
+
+
+def _check_mode(mode: Any, setting: str) -> None:
+    """Check that `weight_decay_mode` asks for decay that is decoupled from the gradient."""
+    if str(mode).lower() not in _DECOUPLED:
+        raise ConfigError(
+            f"{setting}['weight_decay_mode']={mode}: weight decay is decoupled here "
+            "(WeightDecayMode.DECOUPLE): leave it out, or set weight_decay to 0"
+        )
+
+
+def _kind_of(given: Any, setting: str) -> EmbOptimType:
+    """Return the optimiser that a text, or a member of such an enumeration, names."""
+    name = given.name if isinstance(given, Enum) else str(given)
+    for kind in EmbOptimType:
+        if name.lower() in (kind.name.lower(), kind.value):
+            return kind
+    known = [kind.name for kind in EmbOptimType]
+    raise ConfigError(f"{setting}['optimizer']={name}: {suggest(name, known)}")

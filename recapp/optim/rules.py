@@ -233,8 +233,14 @@ def momentum_sgd(lr: float = 0.1, momentum: float = 0.9, weight_decay: float = 0
     untouched row stays unchanged.
     """
     _check(momentum=momentum, weight_decay=weight_decay)
-    state: tuple[tuple[str, Kind], ...] = (("momentum_buffer", "element"),)
-    return RowRule("momentum_sgd", _momentum, lr, (momentum,), state, decay=weight_decay)
+    return RowRule(
+        "momentum_sgd",
+        _momentum,
+        lr,
+        (momentum,),
+        (("momentum_buffer", "element"),),
+        decay=weight_decay,
+    )
 
 
 def adagrad(
@@ -248,9 +254,15 @@ def adagrad(
     It equals `torch.optim.Adagrad` on sparse gradients. s begins at `initial_accumulator`.
     """
     _check(eps=eps, initial_accumulator=initial_accumulator, weight_decay=weight_decay)
-    state: tuple[tuple[str, Kind], ...] = (("sum", "element"),)
-    start = (initial_accumulator,) if initial_accumulator else ()
-    return RowRule("adagrad", _adagrad, lr, (eps,), state, start=start, decay=weight_decay)
+    return RowRule(
+        "adagrad",
+        _adagrad,
+        lr,
+        (eps,),
+        (("sum", "element"),),
+        start=(initial_accumulator,) if initial_accumulator else (),
+        decay=weight_decay,
+    )
 
 
 def rowwise_adagrad(
@@ -404,8 +416,14 @@ def ftrl(
     """
     _check(beta=beta, l1=l1, l2=l2, initial_accumulator=initial_accumulator)
     step, constants = (_ftrl_l1, (beta, l2, l1)) if l1 else (_ftrl, (beta, l2))
-    state: tuple[tuple[str, Kind], ...] = (("accumulator", "element"), ("linear", "element"))
-    return RowRule("ftrl", step, lr, constants, state, start=(initial_accumulator, 0.0))
+    return RowRule(
+        "ftrl",
+        step,
+        lr,
+        constants,
+        (("accumulator", "element"), ("linear", "element")),
+        start=(initial_accumulator, 0.0),
+    )
 
 
 def _moments(second: Kind) -> tuple[tuple[str, Kind], ...]:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recapp.errors import ConfigError
+from recapp.optim.named_rules import Rules, distinct_rules, is_rules, rule_of
 from recapp.optim.rules import RowRule, adagrad, adam, rowwise_adagrad, sgd
-from recapp.optim.rules_by_table import Rules, distinct_rules, is_rules, rule_of
 from recapp.tables.unsharded_collection import UnshardedCollection
 
 _WITHOUT_EFFECT = ("params", "dampening", "foreach", "fused", "capturable", "differentiable")

@@ -7,14 +7,20 @@
 Both counts use the same batches, so the mode follows from data and plan, never from a clock: two
 identical runs stay identical. One-hot features always get `unique`, because they have at least as
 many bags as distinct rows.
+
+The initial plan of a run is made on rank 0 and broadcast to every rank:
+
+    make -> modes of a checkpoint -> modes counted on batches -> broadcast -> all ranks
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from recapp.errors import RecappError
 from recapp.sharding.layout import make_layout
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -123,3 +129,72 @@ def decide_modes(
     return plan.with_modes(
         {name: "pooled" if n["pooled"] < n["unique"] else "unique" for name, n in total.items()}
     )
+
+
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """The view of a rank: its number, the number of ranks, and a broadcast."""
+
+    rank: int
+    world: int
+
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value on every rank; every rank calls this."""
+
+
+def from_rank_0(make: Callable[[], T], rank: int, broadcast: Callable[[Any], Any]) -> T:
+    """Call `make` on rank 0 only, and return its result on every rank.
+
+    Args:
+        make: Makes the value.
+        rank: The number of this rank.
+        broadcast: Returns rank 0's value on every rank; every rank calls it once.
+
+    Raises:
+        RecappError: `make` raised it on rank 0; every rank raises it.
+    """
+    made: Any = None
+    if rank == 0:
+        try:
+            made = make()
+        except RecappError as error:
+            made = error
+    made = broadcast(made)
+    if isinstance(made, RecappError):
+        raise made
+    value: T = made
+    return value
+
+
+def initial_plan(
+    make: Callable[[], ShardingPlan],
+    ranks: Ranks,
+    *,
+    modes: Mapping[str, Mode] | None = None,
+    count: Callable[[ShardingPlan], ShardingPlan] | None = None,
+) -> ShardingPlan:
+    """Return the plan of a run with every mode decided, the same on all ranks. Every rank calls
+    this.
+
+    Args:
+        make: Makes the plan; called on rank 0 only.
+        ranks: The ranks that receive it.
+        modes: Modes for tables with an open mode, by table.
+        count: Decides the modes that are still open by counted bytes; called on rank 0 only, if
+            there are several ranks. None takes `unique`.
+
+    Raises:
+        RecappError: Rank 0 raised it; every rank raises it.
+    """
+
+    def decided() -> ShardingPlan:
+        plan = make()
+        stored = modes or {}
+        plan = plan.with_modes({name: stored[name] for name in plan.undecided if name in stored})
+        if plan.undecided and count is not None and ranks.world > 1:
+            plan = count(plan)
+        return plan.with_modes(dict.fromkeys(plan.undecided, "unique"))
+
+    return from_rank_0(decided, ranks.rank, ranks.broadcast)

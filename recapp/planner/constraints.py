@@ -122,11 +122,6 @@ def _check(pattern: str, c: ParameterConstraints, topology: Topology) -> None:
         )
 
 
-def allowed_types(c: ParameterConstraints) -> Sequence[str]:
-    """Return the names of the sharding types that are allowed for a table."""
-    return [record.name for record in BUILT_IN] if c.sharding_types is None else c.sharding_types
-
-
 def allowed_ranks(c: ParameterConstraints, topology: Topology) -> list[int]:
     """Return the ranks that are allowed for a table, ascending."""
     ranks = set(range(topology.world_size)) if c.ranks is None else set(c.ranks)
@@ -138,6 +133,7 @@ def allowed_ranks(c: ParameterConstraints, topology: Topology) -> list[int]:
 
 def _check_groups(found: Mapping[str, ParameterConstraints], topology: Topology) -> None:
     one_block = [name for name, record in SHARDING_TYPES.items() if not record.cuts_columns]
+    usual = [record.name for record in BUILT_IN]
     groups: dict[str, list[str]] = {}
     for name, c in found.items():
         if not allowed_ranks(c, topology):
@@ -157,7 +153,7 @@ def _check_groups(found: Mapping[str, ParameterConstraints], topology: Topology)
         shared = [
             type_name
             for type_name in one_block
-            if all(type_name in allowed_types(found[n]) for n in names)
+            if all(type_name in (found[n].sharding_types or usual) for n in names)
         ]
         if not shared:
             raise PlanError(

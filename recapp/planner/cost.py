@@ -166,14 +166,6 @@ def _calls(problem: PlanningProblem, kinds: int) -> list[tuple[str, float]]:
     ]
 
 
-def call_seconds(problem: PlanningProblem) -> tuple[float, float]:
-    """Return the seconds of a step's kernel calls without any kind, and the seconds that each kind
-    adds.
-    """
-    first, second = (sum(spent for _, spent in _calls(problem, kinds)) for kinds in (1, 2))
-    return 2 * first - second, second - first
-
-
 @dataclass(frozen=True)
 class Fixed:
     """The costs that search and bound add to the work of the tables.
@@ -195,7 +187,7 @@ class Fixed:
 
 def fixed_of(problem: PlanningProblem) -> Fixed:
     """Return the costs that all plans for a problem share."""
-    first, each = call_seconds(problem)
+    one, two = (sum(spent for _, spent in _calls(problem, kinds)) for kinds in (1, 2))
     topology = problem.topology
     links = problem.hardware.all_to_all
     messages = len(MESSAGES)
@@ -212,9 +204,9 @@ def fixed_of(problem: PlanningProblem) -> Fixed:
     # the slope of the link with the larger latency
     slope = problem.seconds_per_byte[int(H > 1 and far >= near)]
     return Fixed(
-        _dense_seconds(problem) + header + first,
+        _dense_seconds(problem) + header + (2 * one - two),
         latency,
-        each,
+        two - one,
         max(near, far),
         STATISTIC_BYTES / W * slope,
     )

@@ -24,18 +24,18 @@ import torch.distributed as dist
 from torch import nn
 
 from recapp.errors import PlanError
+from recapp.optim.named_rules import Rules
 from recapp.optim.rules import rowwise_adagrad
-from recapp.optim.rules_by_table import Rules
 from recapp.optim.table_rule import table_rule
-from recapp.planner.bounds import lower_bound
+from recapp.planner.choose_modes import initial_plan
 from recapp.planner.constraints import Constraints, ParameterConstraints, constraints_of
 from recapp.planner.cost import Floats, PlanCost, cost_of, fixed_of
-from recapp.planner.initial_plan import initial_plan
 from recapp.planner.options import Option, constrained_statistics, constrained_table, options_of
 from recapp.planner.problem import Dense, PlanningProblem, dense_of
 from recapp.planner.rank_memory import check_memory, human
 from recapp.planner.search import (
     EXACT_COMBINATIONS,
+    capacity_of,
     exhaustive,
     greedy,
     improved,
@@ -44,7 +44,7 @@ from recapp.planner.search import (
     promising,
     taken,
 )
-from recapp.planner.search_space import Assignment, SearchSpace, TableBundle
+from recapp.planner.search_space import Assignment, SearchSpace, TableBundle, lower_bound
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import SHARDING_TYPES
@@ -115,7 +115,7 @@ def plan_tables(
     problem = replace(problem, statistics=known)
     space = SearchSpace(_bundles([seen[t.name] for t in tables], c, problem), fixed_of(problem))
     bundles = space.bundles
-    capacity = _capacity(problem)
+    capacity = capacity_of(problem.topology)
     exact = space.combinations() <= EXACT_COMBINATIONS
     best, bound = _best_found(space, capacity, problem)
     if exact:
@@ -317,7 +317,8 @@ def _together(options: Sequence[Sequence[Option]]) -> tuple[tuple[Option, ...], 
                     for o in others
                     if o.sharding_type == first.sharding_type
                     and o.mode == first.mode
-                    and _same_candidates(o, first)
+                    and len(o.blocks) == 1
+                    and np.array_equal(o.blocks[0].candidates, first.blocks[0].candidates)
                 ),
                 key=lambda o: o.row_order != first.row_order,
                 default=None,
@@ -327,21 +328,6 @@ def _together(options: Sequence[Sequence[Option]]) -> tuple[tuple[Option, ...], 
         if len(first.blocks) == 1 and all(o is not None for o in alike):
             found.append(tuple(o for o in alike if o is not None))
     return tuple(found)
-
-
-def _same_candidates(a: Option, b: Option) -> bool:
-    return (
-        len(a.blocks) == 1
-        and len(b.blocks) == 1
-        and np.array_equal(a.blocks[0].candidates, b.blocks[0].candidates)
-    )
-
-
-def _capacity(problem: PlanningProblem) -> Floats:
-    topology = problem.topology
-    if topology.memory_bytes is None:
-        return np.full(topology.world_size, np.inf)
-    return np.array(topology.memory_bytes, float) - topology.reserve_bytes
 
 
 def _cost(

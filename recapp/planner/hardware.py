@@ -33,7 +33,7 @@ between hosts on the number of hosts.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,8 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import ConfigError, suggest
-from recapp.settings.option_files import conf_dir
-from recapp.settings.text_file import read_text
+from recapp.settings.option_files import conf_dir, read_text
+from recapp.settings.values import Within
 
 FILE_BYTES = 2**20
 
@@ -52,6 +52,16 @@ WITHOUT_BYTES = KERNELS[:4]  # kernels of integers, whose items include their by
 LINK_KINDS = ("host", "network")
 DEVICES = ("cpu", "cuda")
 DEFAULTS = {"cpu": "cpu_2core", "cuda": "dgx_a100"}  # the machine of a device without calibration
+COLLECTIVES = ("all_to_all", "all_reduce")
+COSTS = ("call_us", "item_ns")  # the entries that each kernel has
+BOUNDS = {
+    **dict.fromkeys((*COSTS, "step_us", "latency_us", "step_overhead_us"), Within(0)),
+    **dict.fromkeys(("gb_per_s", "flops_per_s"), Within(above=0)),
+    **dict.fromkeys(("ranks_per_host", "memory_bytes"), Within(1)),
+    "overlap": Within(0, 1),
+}
+_WHOLE = ("ranks_per_host", "memory_bytes")
+_NUMBERS = ("flops_per_s", "overlap", "step_overhead_us")
 CONF = "topology"  # the group of settings with the shipped machines
 
 
@@ -165,36 +175,19 @@ class Hardware:
                 f"{self.where}: compute_device={self.compute_device}: "
                 f"{suggest(str(self.compute_device), DEVICES)}"
             )
-        _check_number(f"{self.where}: ranks_per_host", self.ranks_per_host, least=1, whole=True)
-        if self.memory_bytes is not None:
-            _check_number(f"{self.where}: memory_bytes", self.memory_bytes, least=1, whole=True)
-        _check_keys(f"{self.where}: kernels", self.kernels, KERNELS)
-        for name, work in self.kernels.items():
-            _check_number(f"{self.where}: kernels.{name}.call_us", work.call_us, least=0)
-            _check_number(f"{self.where}: kernels.{name}.item_ns", work.item_ns, least=0)
-            _check_number(f"{self.where}: kernels.{name}.step_us", work.step_us, least=0)
-            _check_number(f"{self.where}: kernels.{name}.gb_per_s", work.gb_per_s, above=0)
-        for kind in ("all_to_all", "all_reduce"):
-            _check_keys(f"{self.where}: {kind}", getattr(self, kind), LINK_KINDS)
-            for link_kind, link in getattr(self, kind).items():
-                _check_link(f"{self.where}: {kind}.{link_kind}", link)
-        _check_number(f"{self.where}: flops_per_s", self.flops_per_s, above=0)
-        _check_number(f"{self.where}: overlap", self.overlap, least=0, most=1)
-        _check_number(f"{self.where}: step_overhead_us", self.step_overhead_us, least=0)
+        for key in ("ranks_per_host", "memory_bytes", *_NUMBERS):
+            if key != "memory_bytes" or self.memory_bytes is not None:
+                _check_number(f"{self.where}: {key}", key, getattr(self, key))
+        for name, work in _part(self.where, "kernels", self.kernels, KERNELS).items():
+            for key, value in vars(work).items():
+                _check_number(f"{self.where}: kernels.{name}.{key}", key, value)
+        for kind in COLLECTIVES:
+            for link_kind, link in _part(self.where, kind, getattr(self, kind), LINK_KINDS).items():
+                for key, by_ranks in vars(link).items():
+                    _check_by_ranks(f"{self.where}: {kind}.{link_kind}.{key}", key, by_ranks)
 
 
-_NUMBERS = ("flops_per_s", "overlap", "step_overhead_us")
-_FIELDS = (
-    "name",
-    "source",
-    "compute_device",
-    "ranks_per_host",
-    "memory_bytes",
-    "kernels",
-    "all_to_all",
-    "all_reduce",
-    *_NUMBERS,
-)
+_FIELDS = tuple(each.name for each in fields(Hardware) if each.name != "where")
 
 
 def hardware_from(values: Mapping[str, Any], where: str = "hardware") -> Hardware:
@@ -208,49 +201,28 @@ def hardware_from(values: Mapping[str, Any], where: str = "hardware") -> Hardwar
     Raises:
         ConfigError: An entry is wrong; the text names the entry in one line.
     """
-    _check_keys(where, values, _FIELDS)
+    _part(where, "", values, _FIELDS)
     kernels = _part(where, "kernels", values["kernels"], KERNELS)
-    read = {
-        name: _work(where, name, _part(where, f"kernels.{name}", kernels[name])) for name in KERNELS
+    parts: dict[str, Any] = {
+        "kernels": {name: _work(where, name, kernels[name]) for name in KERNELS}
     }
-    links = {
-        kind: {
-            link_kind: _link(where, f"{kind}.{link_kind}", link)
-            for link_kind, link in _part(where, kind, values[kind], LINK_KINDS).items()
-        }
-        for kind in ("all_to_all", "all_reduce")
-    }
-    numbers = {key: _number(values[key]) for key in _NUMBERS}
-    return Hardware(
-        **{key: values[key] for key in _FIELDS} | {"kernels": read} | links | numbers, where=where
-    )
+    for kind in COLLECTIVES:
+        links = _part(where, kind, values[kind], LINK_KINDS)
+        parts[kind] = {name: _link(where, f"{kind}.{name}", link) for name, link in links.items()}
+    parts |= {key: _number(values[key]) for key in _NUMBERS}
+    return Hardware(**{**values, **parts}, where=where)
 
 
 def hardware_to_plain_values(hardware: Hardware) -> dict[str, Any]:
     """Return hardware as plain values for `hardware_from`."""
 
-    def link(kinds: Mapping[str, Link]) -> dict[str, Any]:
-        return {
-            link_kind: {
-                "latency_us": dict(kinds[link_kind].latency_us),
-                "gb_per_s": dict(kinds[link_kind].gb_per_s),
-            }
-            for link_kind in LINK_KINDS
-        }
-
     def work(one: Work) -> dict[str, float]:
-        entries = ({"step_us": one.step_us} if one.step_us else {}) | {
-            "call_us": one.call_us,
-            "item_ns": one.item_ns,
-        }
-        return entries if math.isinf(one.gb_per_s) else entries | {"gb_per_s": one.gb_per_s}
+        costs = {key: getattr(one, key) for key in ("step_us", *COSTS, "gb_per_s")}
+        return {k: v for k, v in costs.items() if k in COSTS or (v and math.isfinite(v))}
 
-    values = {key: getattr(hardware, key) for key in _FIELDS}
-    return values | {
-        "kernels": {name: work(hardware.kernels[name]) for name in KERNELS},
-        "all_to_all": link(hardware.all_to_all),
-        "all_reduce": link(hardware.all_reduce),
-    }
+    plain = asdict(hardware)
+    del plain["where"]
+    return plain | {"kernels": {name: work(hardware.kernels[name]) for name in KERNELS}}
 
 
 def read_hardware(name: str | Path) -> Hardware:
@@ -363,33 +335,44 @@ def shipped_machines() -> dict[str, Path]:
 # ---- reading with messages
 
 
-def _part(where: str, key: str, given: Any, known: Sequence[str] = ()) -> Mapping[str, Any]:
-    """Check that a mapping of the file has exactly the known keys, if any are given, and return the
-    mapping.
+def _part(
+    where: str, key: str, given: Any, known: Sequence[str] = (), optional: Sequence[str] = ()
+) -> Mapping[str, Any]:
+    """Check that a mapping of the file has all known keys and otherwise only optional keys, if any
+    are given, and return the mapping.
+
+    Args:
+        where: The file or setting.
+        key: The dotted name of the entry; empty for the whole file.
+        given: The value of the entry.
+        known: The keys that the mapping must have.
+        optional: The keys that it may have.
     """
     if not isinstance(given, Mapping):
-        raise ConfigError(
-            f"{where}: {key}={given}: must be a mapping"
-            + (f" with {', '.join(known)}" if known else "")
-        )
-    if known:
-        _check_keys(f"{where}: {key}", given, known)
+        entry = f"{where}: {key}={given}" if key else where
+        more = f" with {', '.join(known)}" if known else ""
+        raise ConfigError(f"{entry}: must be a mapping{more}")
+    entry = f"{where}: {key}" if key else where
+    for name in given if known else ():
+        if name not in (*known, *optional):
+            says = suggest(str(name), (*known, *optional))
+            raise ConfigError(f"{entry}: unknown entry {name}; {says}")
+    for name in known:
+        if name not in given:
+            raise ConfigError(f"{entry}: {name} is missing")
     return given
 
 
-def _work(where: str, kernel: str, values: Mapping[str, Any]) -> Work:
-    known = (
-        ("call_us", "item_ns") if kernel in WITHOUT_BYTES else ("call_us", "item_ns", "gb_per_s")
-    )
-    _check_keys(f"{where}: kernels.{kernel}", values, known, optional=("step_us",))
+def _work(where: str, kernel: str, given: Any) -> Work:
+    known = COSTS if kernel in WITHOUT_BYTES else (*COSTS, "gb_per_s")
+    values = _part(where, f"kernels.{kernel}", given, known, ("step_us",))
     return Work(**{key: _number(value) for key, value in values.items()})
 
 
 def _link(where: str, key: str, given: Any) -> Link:
-    values = _part(where, key, given, ("latency_us", "gb_per_s"))
     read: dict[str, dict[int, float]] = {}
-    for name in values:
-        by_ranks = _part(where, f"{key}.{name}", values[name])
+    for name, part in _part(where, key, given, ("latency_us", "gb_per_s")).items():
+        by_ranks = _part(where, f"{key}.{name}", part)
         for ranks in by_ranks:
             if not str(ranks).isdecimal() or int(ranks) < 2:
                 raise ConfigError(
@@ -409,48 +392,15 @@ def _number(value: Any) -> Any:
         return value
 
 
-def _check_keys(
-    where: str, given: Mapping[str, Any], known: Sequence[str], optional: Sequence[str] = ()
-) -> None:
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{where}: must be a mapping with {', '.join(known)}")
-    for key in given:
-        if key not in (*known, *optional):
-            raise ConfigError(
-                f"{where}: unknown entry {key}; {suggest(str(key), (*known, *optional))}"
-            )
-    for key in known:
-        if key not in given:
-            raise ConfigError(f"{where}: {key} is missing")
+def _check_number(entry: str, key: str, value: Any) -> None:
+    whole = key in _WHOLE
+    kind = int if whole else int | float
+    if isinstance(value, bool) or not isinstance(value, kind) or not BOUNDS[key].holds(value):
+        raise ConfigError(f"{entry}={value}: must be a {'whole ' * whole}number{BOUNDS[key]}")
 
 
-def _check_number(
-    entry: str,
-    value: Any,
-    *,
-    least: float = -math.inf,
-    above: float = -math.inf,
-    most: float = math.inf,
-    whole: bool = False,
-) -> None:
-    kind = int if whole else (int, float)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, kind)
-        or not (value >= least and value > above and value <= most)
-    ):
-        bounds = f"above {above:g}" if above > -math.inf else f"of at least {least:g}"
-        bounds += f" and at most {most:g}" if most < math.inf else ""
-        raise ConfigError(f"{entry}={value}: must be a {'whole ' if whole else ''}number {bounds}")
-
-
-def _check_link(entry: str, link: Link) -> None:
-    for name, by_ranks in (("latency_us", link.latency_us), ("gb_per_s", link.gb_per_s)):
-        if not by_ranks:
-            raise ConfigError(
-                f"{entry}.{name} is empty: give at least one number of ranks, as in {{2: 5.0}}"
-            )
-    for ranks, latency in link.latency_us.items():
-        _check_number(f"{entry}.latency_us.{ranks}", latency, least=0)
-    for ranks, rate in link.gb_per_s.items():
-        _check_number(f"{entry}.gb_per_s.{ranks}", rate, above=0)
+def _check_by_ranks(entry: str, key: str, by_ranks: Mapping[int, float]) -> None:
+    if not by_ranks:
+        raise ConfigError(f"{entry} is empty: give at least one number of ranks, as in {{2: 5.0}}")
+    for ranks, value in by_ranks.items():
+        _check_number(f"{entry}.{ranks}", key, value)

@@ -22,7 +22,6 @@ from recapp.planner.cost import (
     MESSAGES,
     PHASE_OF_MESSAGE,
     PHASES,
-    Fixed,
     Floats,
     TableWork,
     fixed_of,
@@ -180,13 +179,12 @@ def options_of(
     if cuts:
         priced = _Priced(price_all(cuts, problem), problem)
         for j, (name, type_name, blocks) in enumerate(asked):
-            parts = [(b.rows, _repeated(b.columns, len(b.rows)), b.candidates) for b in blocks]
+            parts = [
+                (b.rows, np.tile((b.columns.start, b.columns.stop), (len(b.rows), 1)), b.candidates)
+                for b in blocks
+            ]
             found[name].append(priced.option(j, type_name, parts))
     return found
-
-
-def _repeated(cols: range, times: int) -> Ints:
-    return np.broadcast_to(np.array([cols.start, cols.stop], np.int64), (times, 2))
 
 
 def _candidate_ranks(ranks: Sequence[int], topology: Topology) -> CandidateRanks:
@@ -363,11 +361,6 @@ def option_of(table: EmbeddingConfig, sharding: TableSharding, problem: Planning
     return _Priced(price_all([asked], problem), problem).option(
         0, sharding.sharding_type, [(asked.rows_M2, cols, asked.rank_M[None])]
     )
-
-
-def base_components(fixed: Fixed) -> Floats:
-    """Return the seconds of each component without tables, [COMPONENTS]: messages' latencies."""
-    return np.concatenate([np.zeros(len(KERNEL_PHASES)), *fixed.latency_23])
 
 
 def own_seconds(option: Option, world: int) -> Floats:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from recapp.errors import ConfigError
 from recapp.settings.records import Constructor, Made, absent
-from recapp.settings.value_kinds import Natural, Positive
+from recapp.settings.values import Natural, Positive
 
 Mode = Literal["auto", "unique", "pooled"]
 OwnShardingType = Annotated[

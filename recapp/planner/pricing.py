@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recapp.optim.rules_by_table import rule_of
+from recapp.optim.named_rules import rule_of
 from recapp.planner.cost import (
     ID_BYTES,
     MESSAGES,
@@ -120,14 +120,11 @@ class Prices:
     statistics_rows_J: Floats
     rule_J: Sequence[int]
 
-    def slice(self, j: int) -> slice:
-        """Return the range of a cut's rectangles among those of all cuts."""
-        return slice(int(self.first_J[j]), int(self.first_J[j]) + len(self.cuts[j].rank_M))
-
     def work(self, j: int) -> TableWork:
         """Return the work of one cut."""
-        here = self.slice(j)
         cut = self.cuts[j]
+        first = int(self.first_J[j])
+        here = slice(first, first + len(cut.rank_M))
         return TableWork(
             self.home_JP[j],
             cut.rank_M,

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 from torch import nn
 
-from recapp.optim.rules_by_table import Rules, distinct_rules, rule_of
+from recapp.optim.named_rules import Rules, distinct_rules, rule_of
 from recapp.planner.hardware import Hardware
 from recapp.planner.topology import Topology
 from recapp.tables.collections import collections_in, embedding_lookups
@@ -43,15 +43,6 @@ class Dense:
     activation_bytes: float = 0.0
 
 
-@runtime_checkable
-class CountsOperations(Protocol):
-    """A module with more than two operations for each weight and sample."""
-
-    def flops_per_sample(self) -> float:
-        """Return the operations of a sample, forward and backward, beyond those of the weights."""
-        ...
-
-
 def dense_of(module: nn.Module) -> Dense:
     """Return the costs of the dense part of any model: two operations for each weight and sample
     forward and four backward, as in linear layers.
@@ -64,7 +55,8 @@ def dense_of(module: nn.Module) -> Dense:
     weights = sum(p.numel() for p in dense)
     # a layer keeps its input, which backward reads, its output and the output's gradient
     kept = sum(p.shape[1] + 2 * p.shape[0] for p in dense if p.ndim == 2)
-    more = sum(m.flops_per_sample() for m in module.modules() if isinstance(m, CountsOperations))
+    modules: list[Any] = [m for m in module.modules() if hasattr(m, "flops_per_sample")]
+    more = sum(m.flops_per_sample() for m in modules)
     width = sum(x.columns for x in embedding_lookups(module))
     return Dense(
         6.0 * weights + more,

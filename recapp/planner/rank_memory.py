@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from recapp.errors import PlanError
 from recapp.kernels.quantised import bytes_of_record
+from recapp.optim.named_rules import Rules, rule_of
 from recapp.optim.rules import RowRule
-from recapp.optim.rules_by_table import Rules, rule_of
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import Shard, ShardingPlan
 from recapp.tables.collections import compute_dtype
@@ -48,6 +48,11 @@ def row_bytes(table: EmbeddingConfig, columns: int) -> int:
     if bits is None:
         return columns * table.data_type.dtype.itemsize
     return bytes_of_record(columns, bits)
+
+
+def weight_bytes(table: EmbeddingConfig) -> int:
+    """Return the bytes of a table's weights."""
+    return table.num_embeddings * row_bytes(table, table.embedding_dim)
 
 
 def bytes_per_rank(

@@ -1,4 +1,5 @@
-"""The search space: bundles of tables, and the costs of their options, computed once.
+"""The search space, and a lower bound of all plans in it: bundles of tables, and the costs of their
+options, computed once.
 
 TableBundle  tables that share their ranks, usually one; with options
 OptionCost   an option of a bundle in numbers: seconds of every rank, seconds of the owners, the
@@ -6,18 +7,41 @@ OptionCost   an option of a bundle in numbers: seconds of every rank, seconds of
 SearchSpace  the costs of the options of all bundles, one by one and as arrays [N, COMPONENTS]
              over all of them
 Placement    an option, and candidate ranks for each of its blocks
+
+Compute a lower bound of a step's time over all plans, with the prices of the cost model. The
+bound limits the speed-up of any plan over a given plan.
+
+The time of a step is the sum over components of the slowest rank's time, plus a fee for each kind
+of kernel calls. For every plan these hold:
+
+    in a component the slowest rank takes at least the mean over any set of ranks, at least the
+        largest piece, and so at least any weighted mean of the two
+    a message takes at least any weighted mean of its two links' times, latencies among them
+    every table takes one of its options; the largest piece is at least the piece of each table;
+        each kind of calls that a table needs is paid once
+
+For fixed weights the bound is a sum over tables, plus the largest piece and the fees: each table
+takes its cheapest option among those with no larger piece. Branch and bound decides which kinds to
+pay for and how large a piece may be. (This is an uncapacitated facility location problem with kinds
+as facilities; Erlenkotter, 1978, is the classic.) Every set of weights gives a bound, and the
+largest bound counts.
+
+The bound ignores three facts: pieces of several tables do not add up to equal loads, memory is
+limited, and a host that answers its own requests sends less. The bound is never above the best plan
+(`tests/planner/test_bounds.py` tries all plans), and equals it only by chance.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heappop, heappush
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
-from recapp.planner.cost import Fixed, Floats
-from recapp.planner.options import COMPONENTS, KERNEL_PHASES, Option, PricedBlock, base_components
+from recapp.planner.cost import MESSAGES, Fixed, Floats
+from recapp.planner.options import COMPONENTS, KERNEL_PHASES, Option, PricedBlock
 from recapp.sharding.sharding_types import Ints
 
 Kind = tuple[int, str, int]
@@ -26,6 +50,15 @@ Kind = tuple[int, str, int]
 ROW_STATISTICS: Kind = (0, "row statistics", 0)
 _K = len(KERNEL_PHASES)
 _M = (COMPONENTS - len(KERNEL_PHASES)) // 2
+LINK_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # weights of the host's link; the rest: the network's
+PIECE_WEIGHTS = (0.25, 0.5, 1.0)  # weights of the largest piece; the mean of ranks has the rest
+REGIONS = 4  # sets of ranks beside the set of all: those to which most tables are bound
+NODES = 80  # the most nodes that one branch and bound opens
+SMALLEST_DIFFERENCE = 1e-4  # relative; pieces that differ by less count as equal
+_K = len(KERNEL_PHASES)
+_M = len(MESSAGES)
+NO_PIECE = np.zeros(_K + _M)  # weights of the largest piece, where only the mean counts
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -185,7 +218,7 @@ class SearchSpace:
     def __init__(self, bundles: Sequence[TableBundle], fixed: Fixed) -> None:
         self.bundles = bundles
         self.fixed = fixed
-        self.base = base_components(fixed)
+        self.base = np.concatenate([np.zeros(_K), *fixed.latency_23])
         self.costs = [[option_cost(chosen) for chosen in u.options] for u in bundles]
         self.all_costs = [cost for of_bundle in self.costs for cost in of_bundle]
         counts = np.array([len(of_bundle) for of_bundle in self.costs])
@@ -217,3 +250,184 @@ class SearchSpace:
         for option, cost in enumerate(self.costs[bundle]):
             for chosen in np.ndindex(*(len(b.candidates) for b in cost.blocks)):
                 yield Placement(option, tuple(int(a) for a in chosen))
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A lower bound of the seconds of a step.
+
+    Args:
+        seconds: The bound: no plan is faster.
+        cost_N: Cost of each option in the relaxed problem, without fees; infinite for an option
+            that is not allowed.
+    """
+
+    seconds: float
+    cost_N: Floats
+
+
+def lower_bound(
+    space: SearchSpace, world: int, allowed_N: Bools | None = None, *, pieces: bool = True
+) -> list[Bound]:
+    """Return lower bounds for all plans of some bundles, highest first, one for each relaxed
+    problem.
+
+    Args:
+        space: The costs of the options of all bundles.
+        world: The number of ranks.
+        allowed_N: The allowed options, at least one of each bundle; None allows all.
+        pieces: Whether to use the largest piece as well; without it, the computation is faster and
+            the bound lower.
+    """
+    free_N = (
+        np.zeros(len(space.all_costs)) if allowed_N is None else np.where(allowed_N, 0.0, np.inf)
+    )
+    found = []
+    for mean_NC in _means(space, world):
+        near = max(
+            LINK_WEIGHTS, key=lambda near: _Relaxed(space, mean_NC, free_N, near).without_fees()
+        )
+        found += [
+            _Relaxed(space, mean_NC, free_N, near, of_piece).solved()
+            for of_piece in (_shares() if pieces else [NO_PIECE])
+        ]
+    return sorted(found, key=lambda b: -b.seconds)
+
+
+def _shares() -> Iterator[Floats]:
+    """Yield weights of the largest piece, by kernel and message: none, one kernel or message, all
+    kernels, all messages, all.
+    """
+    yield NO_PIECE
+    for weight in PIECE_WEIGHTS:
+        for components in (range(_K), range(_K, _K + _M), range(_K + _M)):
+            yield np.where(np.isin(np.arange(_K + _M), components), weight, 0.0)
+    yield from np.eye(_K + _M)
+
+
+def _means(c: SearchSpace, world: int) -> Iterator[Floats]:
+    """Yield the least that each option adds to the mean over a set of ranks, [N, COMPONENTS]: over
+    all ranks, and over the sets to which bundles are bound.
+    """
+    yield c.owned_NC / world
+    bound: dict[tuple[int, ...], int] = {}
+    for of_bundle in c.costs:
+        if all(len(cost.ranks) < world for cost in of_bundle):
+            ranks = tuple(sorted(frozenset[int]().union(*(cost.ranks for cost in of_bundle))))
+            if len(ranks) < world:
+                bound[ranks] = bound.get(ranks, 0) + 1
+    for ranks in sorted(bound, key=lambda r: (-bound[r], r))[:REGIONS]:
+        yield np.array([cost.least_on(ranks) for cost in c.all_costs]) / len(ranks)
+
+
+class _Relaxed:
+    """The problem with weights fixed: a cost and a piece of each option, and fees.
+
+    Args:
+        space: The costs of the options of all bundles.
+        mean_NC: The addition of each option to the mean over some ranks.
+        free_N: Infinite for options that are not allowed, else 0.
+        near: The weight of the host's link.
+        of_piece: The weights of the largest piece, by kernel and message.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        mean_NC: Floats,
+        free_N: Floats,
+        near: float,
+        of_piece: Floats = NO_PIECE,
+    ) -> None:
+        self.c = c = space
+        weight = np.array([1.0] * _K + [near] * _M + [1 - near] * _M)
+        share = weight * np.concatenate([of_piece, of_piece[_K:]])
+        self.constant = c.fixed.seconds + float(c.base @ weight)
+        self.cost_N = c.home_NC @ weight + mean_NC @ (weight - share) + free_N
+        self.piece_N = c.largest_NC @ share
+        self.fee_K = np.array([c.fee(kind) for kind in c.kinds])
+
+    def without_fees(self) -> float:
+        """Return the sum over bundles, without fees."""
+        return self.constant + float(np.minimum.reduceat(self.cost_N, self.c.first_B).sum())
+
+    def solved(self) -> Bound:
+        """Solve the problem by branch and bound; after `NODES` nodes, return the bound reached so
+        far.
+
+        A node has paid for some kinds, excludes others, and has a largest piece within an interval,
+        whose lower end is paid. Bundles take their cheapest remaining option. A node branches at
+        the unpaid kind that most bundles need, then at the largest piece. The next node is always
+        the open node with the least cost, so that this cost is a bound at any time.
+        """
+        queue = [
+            _Node(
+                self, np.zeros(len(self.fee_K), bool), np.zeros(len(self.fee_K), bool), 0.0, np.inf
+            )
+        ]
+        for _ in range(NODES):
+            node = queue[0]
+            children = node.children()
+            if not children:
+                break
+            heappop(queue)
+            for child in children:
+                heappush(queue, child)
+        return Bound(self.constant + queue[0].seconds, queue[0].cost_N)
+
+
+class _Node:
+    """A node of the branch and bound of `_Relaxed.solved`."""
+
+    def __init__(
+        self, relaxed: _Relaxed, paid_K: Bools, without_K: Bools, least: float, most: float
+    ) -> None:
+        self.relaxed = relaxed
+        self.paid_K = paid_K
+        self.without_K = without_K
+        self.least = least
+        self.most = most
+        c = relaxed.c
+        barred_N = relaxed.piece_N > most
+        if without_K.any():
+            barred_N = barred_N | c.uses_NK[:, without_K].any(1)
+        self.cost_N = np.where(barred_N, np.inf, relaxed.cost_N)
+        self.least_B = np.minimum.reduceat(self.cost_N, c.first_B)
+        self.seconds = float(self.least_B.sum() + relaxed.fee_K[paid_K].sum() + least)
+
+    def __lt__(self, other: "_Node") -> bool:
+        return self.seconds < other.seconds
+
+    def children(self) -> "list[_Node]":
+        """Return the two halves of the node; none if its choice costs as much as its bound."""
+        r = self.relaxed
+        c = self.relaxed.c
+        cheapest_N = self.cost_N <= self.least_B[c.bundle_N]
+        unpaid_NK = c.uses_NK & ~self.paid_K
+        settled_B = np.logical_or.reduceat(cheapest_N & ~unpaid_NK.any(1), c.first_B)
+        wanted_K = unpaid_NK[cheapest_N & ~settled_B[c.bundle_N]].sum(0)
+        if wanted_K.any():
+            one = np.arange(len(wanted_K)) == wanted_K.argmax()
+            return self._feasible(
+                [
+                    (self.paid_K | one, self.without_K, self.least, self.most),
+                    (self.paid_K, self.without_K | one, self.least, self.most),
+                ]
+            )
+        needed = float(
+            np.minimum.reduceat(np.where(cheapest_N, r.piece_N, np.inf), c.first_B).max()
+        )
+        if needed <= self.least * (1 + SMALLEST_DIFFERENCE):
+            return []
+        between = (max(self.least, needed / 4) + needed) / 2
+        return self._feasible(
+            [
+                (self.paid_K, self.without_K, self.least, between),
+                (self.paid_K, self.without_K, between, self.most),
+            ]
+        )
+
+    def _feasible(self, asked: "list[tuple[Bools, Bools, float, float]]") -> "list[_Node]":
+        return [
+            node for node in (_Node(self.relaxed, *a) for a in asked) if np.isfinite(node.seconds)
+        ]

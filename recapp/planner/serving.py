@@ -12,8 +12,7 @@ from recapp.errors import ConfigError, PlanError
 from recapp.planner.constraints import Constraints, ParameterConstraints
 from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.problem import PlanningProblem
-from recapp.planner.rank_memory import bytes_per_rank, check_reserve, human
-from recapp.planner.table_facts import weight_bytes
+from recapp.planner.rank_memory import bytes_per_rank, check_reserve, human, weight_bytes
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.config import EmbeddingConfig

@@ -68,9 +68,6 @@ class Topology:
                 f"topology: memory_bytes has {len(self.memory_bytes)} numbers for "
                 f"{self.world_size} ranks: one each"
             )
-        self._spread()
-
-    def _spread(self) -> None:
         if self.local_world_size is not None:
             local = self.local_world_size
             if (

@@ -9,16 +9,18 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType
 
 from setproctitle import setproctitle
 
-from recapp.processes.data_workers import die_with_parent
 from recapp.processes.fork_server import PARENT_PID, PRELOADED, SOCKET_FOLDER
-from recapp.processes.startup_and_exit import freeze_loaded_objects, loading
+from recapp.processes.start_and_end import (
+    die_with_parent,
+    freeze_loaded_objects,
+    loading,
+    redirected,
+)
 
 # not a signal that stops a run: the server keeps those blocked, so that its ranks inherit the block
 COMMAND_IS_GONE = signal.SIGUSR1
@@ -55,7 +57,7 @@ def preload() -> None:
     If an import fails, or a library aborts because memory is short, end this process without a
     message: ranks then start as fresh interpreters, and they report the error.
     """
-    with stderr_to_nobody():
+    with open(os.devnull, "w") as nobody, redirected(2, nobody.fileno()):
         try:
             with loading():
                 for name in os.environ[PRELOADED].split():
@@ -63,20 +65,6 @@ def preload() -> None:
         except Exception:
             os._exit(1)
     freeze_loaded_objects()
-
-
-@contextmanager
-def stderr_to_nobody() -> Iterator[None]:
-    """Discard standard error of this process and its libraries inside the `with`."""
-    kept = os.dup(2)
-    nobody = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nobody, 2)
-    os.close(nobody)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 serve_one_command()

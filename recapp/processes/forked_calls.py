@@ -31,9 +31,13 @@ import torch
 from setproctitle import setproctitle
 
 from recapp.errors import LaunchError, RecappError
-from recapp.processes.data_workers import die_with_parent, end_children
 from recapp.processes.faults import explain_error
-from recapp.processes.startup_and_exit import end_at_once, freeze_loaded_objects
+from recapp.processes.start_and_end import (
+    die_with_parent,
+    end_at_once,
+    end_children,
+    freeze_loaded_objects,
+)
 
 SECONDS_TO_END = 5.0  # for ranks that have answered
 SECONDS_FOR_THE_SOURCE = 2.0  # for the rank with an error of its own, after a peer that lost it

@@ -8,33 +8,47 @@
 Each job has new processes, so a sweep never nests launches, and a failed job leaves nothing behind.
 Python's multiprocessing starts the ranks (`fork_server.py`, `launched_ranks.py`). This file gives
 them the environment that torchrun would give them, without variables of an outer launcher, and
-holds a port for them. `forwarding.py` passes signals on to the ranks, `first_failure.py` finds the
-rank that failed first, and `rank_process.py` is the code inside a rank.
+holds a port for them; it finds the rank that failed first, and reports its failure as one error.
+`rank_process.py` is the code inside a rank.
 """
 
+import json
 import os
+import resource
+import signal
 import socket
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from recapp.console import note
+from recapp import errors
+from recapp.console import note, tracebacks_wanted
 from recapp.errors import ConfigError, LaunchError, RecappError
-from recapp.processes.faults import FULL, full_disk_error
-from recapp.processes.first_failure import explain_failures
+from recapp.processes.faults import FULL, explain_output, full_disk_error, is_full, last_lines
 from recapp.processes.fork_server import PARENT_PID
-from recapp.processes.forwarding import Forwarding
-from recapp.processes.launched_ranks import LaunchedRanks, remove_silent
+from recapp.processes.launched_ranks import (
+    Forwarding,
+    LaunchedRanks,
+    RankFailure,
+    log_of,
+    remove_silent,
+)
 from recapp.processes.rank_process import Work
-from recapp.processes.stopping import GRACE_SECONDS, Stopped
+from recapp.processes.start_and_end import redirected
+from recapp.processes.stopping import GRACE_SECONDS, SIGNALS, Stopped
 
 # a number: the names of hosts in containers often do not resolve
 ADDRESS = "127.0.0.1"
 CPU_RANKS = 2  # where there is no GPU and `trainer.devices` is auto
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 RANK_PREFIXES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "TORCHELASTIC_")
+LOST = 255  # multiprocessing's exit code of a process whose fork server is gone
+LAST_LINES = 60  # of the output of a rank that died without an error file
+STOPPED_BY = {code: number for number in SIGNALS for code in (128 + number, -number)}
+"""The signal that has ended a rank, by the rank's exit code."""
 
 
 def rank_count(devices: int | str, accelerator: str = "auto") -> int:
@@ -143,27 +157,18 @@ def launch(
                 raise full_disk_error(logs) from error
             raise
         finally:
-            if forwarding.number:
-                _show_cursor()
+            # the progress bar of a rank that was ended may have left the cursor hidden
+            if forwarding.number and sys.stderr.isatty():
+                sys.stderr.write("\x1b[?25h")
     limit = f"{timeout_setting}={timeout:g}" if timeout_setting else f"{timeout:g} seconds"
     failed = explain_failures(failures, logs, limit) if failures else None
     remove_silent(logs)
-    _raise_what_ended(forwarding.number, failed)
-
-
-def _raise_what_ended(signal_number: int, failed: RecappError | Stopped | None) -> None:
-    """Raise `Stopped` if a signal has ended the run, else the error of the rank that failed.
-
-    If a rank failed after a signal, print its error as a note. If all ranks succeeded, raise
-    nothing.
-    """
-    if not signal_number:
-        if failed is not None:
-            raise failed
-        return
-    if isinstance(failed, RecappError) and not failed.secondhand:
-        note(f"while the run was stopped: {failed}")
-    raise Stopped(signal_number)
+    if forwarding.number:
+        if isinstance(failed, RecappError) and not failed.secondhand:
+            note(f"while the run was stopped: {failed}")
+        raise Stopped(forwarding.number)
+    if failed is not None:
+        raise failed
 
 
 @contextmanager
@@ -244,17 +249,109 @@ def stdout_to_stderr(wanted: bool) -> Iterator[None]:
         yield
         return
     sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+    with redirected(1, 2):
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
 
 
-def _show_cursor() -> None:
-    """Show the cursor: the progress bar of a rank that was ended may have left it hidden."""
-    if sys.stderr.isatty():
-        sys.stderr.write("\x1b[?25h")
+def explain_failures(
+    failures: Sequence[RankFailure], logs: Path, limit: str
+) -> RecappError | Stopped:
+    """Return the error to raise for ranks that failed.
+
+    If a rank is stopped (SIGSTOP), name that rank, unless another rank has failed by an error of
+    its own. A rank that a signal ended, that missed the stopped rank, or that the launcher killed
+    has no error of its own.
+
+    Args:
+        failures: One for each rank that has failed.
+        logs: The directory of the ranks' logs, in the job's directory.
+        limit: Words for the time that a rank may be stopped.
+    """
+    failure = first_failure(failures)
+    error = _explain(failure, logs)
+    stopped = [one for one in failures if one.stopped]
+    if stopped and (failure.ended or isinstance(error, Stopped) or error.secondhand):
+        who = " and ".join(
+            f"rank {one.rank} is stopped (SIGSTOP, process {one.pid})" for one in stopped
+        )
+        return LaunchError(
+            f"{who}: ranks wait for one that is stopped no longer than {limit}; let it go on in "
+            f"time (kill -CONT {stopped[0].pid})"
+        )
+    return error
+
+
+def _explain(failure: RankFailure, logs: Path) -> RecappError | Stopped:
+    """Return the error of a rank that failed."""
+    if failure.exitcode in STOPPED_BY:
+        return Stopped(STOPPED_BY[failure.exitcode])
+    who = f"rank {failure.rank} on {socket.gethostname()} (process {failure.pid})"
+    if failure.error_file.exists():
+        return _reported(failure, who)
+    if is_full(logs):
+        return full_disk_error(logs.parent)
+    lines = last_lines(log_of(logs, failure.rank), LAST_LINES)
+    aborted = failure.exitcode == -signal.SIGABRT
+    known_fault = explain_output(lines, failure.rank) if aborted else None
+    error = known_fault or LaunchError(f"{who} {_how(failure.exitcode)}")
+    if lines and (known_fault is None or tracebacks_wanted()):
+        error.add_note(f"the last lines of rank {failure.rank}:\n{lines}")
+    return error
+
+
+def _reported(failure: RankFailure, who: str) -> RecappError:
+    """Return the error that a rank has written to its error file."""
+    message: dict[str, Any] = json.loads(failure.error_file.read_text())["message"]
+    calls = message["extraInfo"]["py_callstack"]
+    kind, _, text = message["message"].partition(": ")
+    known = getattr(errors, kind, None)
+    if isinstance(known, type) and issubclass(known, RecappError):
+        error = known(text)
+        if tracebacks_wanted():
+            error.add_note(calls)
+        return error
+    unknown = LaunchError(f"{who} failed: {message['message']}")
+    unknown.add_note(calls.rstrip())
+    return unknown
+
+
+def _how(code: int) -> str:
+    """Return words for the end of a rank that wrote no error file."""
+    if code == LOST:
+        return (
+            "was ended with the fork server that it came from (killed, or memory ran out); "
+            "launch.start_method=spawn does without one"
+        )
+    if code > 0:
+        return f"exited with code {code}"
+    said = f"was ended by {signal.Signals(-code).name}"
+    if code == -signal.SIGKILL:
+        return f"{said}; the system does that to a process when memory runs out"
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if code == -signal.SIGABRT and limit != resource.RLIM_INFINITY:
+        return (
+            f"{said}; memory is limited to {limit:,} bytes here (ulimit -v), and libraries end a "
+            "process so when it runs out"
+        )
+    return said
+
+
+def first_failure(failures: Sequence[RankFailure]) -> RankFailure:
+    """Return the failure of the rank that failed first.
+
+    The order of the exits does not decide: the failed rank may be slow to exit, and a peer that
+    lost its connection may exit earlier. A rank that died without an error file counts as first: a
+    peer's failure raises an exception, which the rank would have reported. Among ranks with an
+    error file, the rank with the oldest file failed first.
+    """
+    reported = [failure for failure in failures if failure.error_file.exists()]
+    reported.sort(key=lambda failure: os.stat(failure.error_file).st_mtime_ns)
+    silent = [
+        failure
+        for failure in failures
+        if failure not in reported and not failure.ended and failure.exitcode not in STOPPED_BY
+    ]
+    return [*silent, *reported, *failures][0]

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from recapp.settings.value_kinds import Timeout
-from recapp.settings.values import Within
+from recapp.settings.values import Timeout, Within
 
 
 @dataclass(frozen=True, kw_only=True)

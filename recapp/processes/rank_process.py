@@ -37,11 +37,10 @@ import yaml  # type: ignore[import-untyped]
 from setproctitle import setproctitle
 
 from recapp.errors import LaunchError
-from recapp.processes.data_workers import die_with_parent, end_children
 from recapp.processes.faults import explain_error
 from recapp.processes.fork_server import DEFAULTS, replace_environment
 from recapp.processes.rank_environment import RankInfo, external_rank, interface_towards, rank_info
-from recapp.processes.startup_and_exit import end_at_once, end_process
+from recapp.processes.start_and_end import die_with_parent, end_at_once, end_children, end_process
 from recapp.processes.stopping import Stopped, raising_if_stopped, take_signals
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torchrun and launch.py set it for each rank

@@ -32,7 +32,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from recapp.processes.data_workers import prepare_children
+from recapp.processes.start_and_end import prepare_children
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 GRACE_SECONDS = 60.0  # launch.grace, where stored settings have none

@@ -10,8 +10,7 @@ from recapp.processes.launch_settings import LaunchSettings
 from recapp.recipe.recipe import Command, Recipe, Train
 from recapp.serving.limits import Limits
 from recapp.settings.records import composed
-from recapp.settings.value_kinds import Natural, Positive
-from recapp.settings.values import Within
+from recapp.settings.values import Natural, Positive, Within
 from recapp.tables.table_settings import ListedTables, TablesOfDataset
 
 

@@ -26,8 +26,7 @@ from recapp.recipe.monitors import check_callbacks, schedule_of
 from recapp.recipe.recipe import Recipe, Train
 from recapp.settings.records import to_plain
 from recapp.settings.renamed import target_of_today
-from recapp.settings.value_kinds import Paths
-from recapp.settings.values import shown
+from recapp.settings.values import Paths, shown
 from recapp.tables.table_settings import TablesOfDataset
 
 if TYPE_CHECKING:

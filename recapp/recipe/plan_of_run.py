@@ -13,14 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from recapp.errors import ConfigError, PlanError, suggest
-from recapp.optim.rules_by_table import rules_of
+from recapp.optim.named_rules import rules_of
+from recapp.planner.buffers import with_reserve
 from recapp.planner.constraints import MODES, Constraints, ParameterConstraints
 from recapp.planner.embedding_planner import Outcome, plan_tables
 from recapp.planner.plan_rules import PlanRule, plan_by_rules, read_rule
 from recapp.planner.planner_settings import PlanSettings
 from recapp.planner.problem import NUMBER_BYTES, PlanningProblem, dense_of
 from recapp.planner.rank_memory import check_memory
-from recapp.planner.reserve import with_reserve
 from recapp.planner.topology import Topology, hardware_of, topology_of
 from recapp.processes.launch import rank_count
 from recapp.recipe.commands import OnPaper

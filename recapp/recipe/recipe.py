@@ -27,7 +27,7 @@ from recapp.trainer.trainer_settings import CallbackSettings, LoggerSettings, Tr
 
 if TYPE_CHECKING:
     from recapp.dataset.schema import Schema
-    from recapp.optim.rules_by_table import Rules
+    from recapp.optim.named_rules import Rules
     from recapp.tables.config import EmbeddingBagConfig
     from recapp.tables.lookups import TableLookup
     from recapp.tasks.task import Task

@@ -5,9 +5,8 @@ from typing import Any
 from torch.optim import Optimizer
 
 from recapp.errors import ConfigError
-from recapp.optim.named_rules import RULES, table_rules
+from recapp.optim.named_rules import RULES, Rules, table_rules
 from recapp.optim.rules import RowRule
-from recapp.optim.rules_by_table import Rules
 from recapp.recipe.constructors import make
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor, constructor

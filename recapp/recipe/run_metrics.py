@@ -12,8 +12,8 @@ from recapp.recipe.plan_of_run import problem_of_run
 from recapp.recipe.recipe import Train
 from recapp.recipe.run_rows import score_of_click_model
 from recapp.reporting.about import about
-from recapp.reporting.performance import write_predicted
 from recapp.reporting.plan_explanation import explained
+from recapp.reporting.record import PREDICTED_FILE, write_performance
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.callbacks import StepClock
 from recapp.trainer.data_protocols import datamodule_of
@@ -103,7 +103,8 @@ def write_prediction(
     """Write the planner's prediction for this plan next to the measurements, on rank 0."""
     if strategy.problem is not None and strategy.plan is not None and strategy.sharded_tables():
         problem = problem_of_run(recipe, strategy.problem, val_rows=val_rows)
-        write_predicted(explained(strategy.plan, problem, alternatives=False), job_dir)
+        found = explained(strategy.plan, problem, alternatives=False)
+        write_performance(found, job_dir, PREDICTED_FILE)
 
 
 def note_no_validation(trainer: Trainer, val_rows: int) -> None:

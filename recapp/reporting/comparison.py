@@ -20,12 +20,15 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
 from recapp.console import Column
-from recapp.reporting.performance import read_document
-from recapp.reporting.record import ERROR_FILE, read_measures
-from recapp.reporting.whole_file import write_whole
+from recapp.reporting.record import (
+    ERROR_FILE,
+    read_csv,
+    read_document,
+    read_measures,
+    read_yaml,
+    write_whole,
+)
 from recapp.settings.renamed import name_of_today
 from recapp.tasks.measures import VALIDATION, Measures
 
@@ -107,20 +110,11 @@ def jobs_of(sweep: Path) -> list[Path]:
     directory. The list is empty if the directory does not belong to a sweep.
     """
     found = [file.parent.parent for file in sweep.glob("*/.hydra/overrides.yaml")]
-    listed = _listed(sweep / COMPARISON_FILE)
+    listed = {row["job"] for row in read_csv(sweep / COMPARISON_FILE) if "job" in row}
     jobs = [job for job in found if job.name in listed] or found
     return sorted(
         jobs, key=lambda job: (int(job.name) if job.name.isdecimal() else sys.maxsize, job.name)
     )
-
-
-def _listed(path: Path) -> set[str]:
-    """Return the names of the jobs in a `comparison.csv`."""
-    try:
-        with path.open(newline="") as file:
-            return {row["job"] for row in csv.DictReader(file) if "job" in row}
-    except OSError:
-        return set()
 
 
 def varied(jobs: Sequence[Mapping[str, str]], sweep: Mapping[str, str]) -> list[str]:
@@ -237,10 +231,7 @@ def _overrides(path: Path) -> dict[str, str]:
 
     Settings get their current names.
     """
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError):
-        return {}
+    content = read_yaml(path)
     lines = content["hydra"]["overrides"]["task"] if isinstance(content, dict) else content or []
     parts = (str(line).lstrip("+").partition("=") for line in lines)
     return {name_of_today(name): value for name, _, value in parts}

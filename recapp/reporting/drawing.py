@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
+# of named bars: letters on a line as wide as a column of the page, and inches
+LETTERS = 64
+LINE = 0.175
+THICK = 0.2
+GAP = 0.13
+BELOW = 0.55  # for ticks and title of the axis
 DPI = 120
 # inches, the width of a column of the page: labels stay legible on a phone, and a wider window
 # shows pictures side by side
@@ -136,14 +143,25 @@ class Picture:
         return paths
 
 
+@dataclass
 class Sheet:
-    """A figure under construction, with its `axes` from top to bottom; `finish` makes the
-    picture.
+    """A figure under construction; `finish` makes the picture.
+
+    Args:
+        figure: The figure.
+        axes: Its axes, from top to bottom.
+        positions: In a figure of named bars, the positions of each name's bars on the vertical
+            axis, in inches.
     """
 
-    def __init__(self, figure: "Figure", axes: "list[Axes]") -> None:
-        self.figure = figure
-        self.axes = axes
+    figure: "Figure"
+    axes: "list[Axes]"
+    positions: list[list[float]] = field(default_factory=list)
+
+    @property
+    def chart(self) -> "Axes":
+        """The first axes."""
+        return self.axes[0]
 
     def finish(self, name: str, title: str, alt: str, caption: str) -> Picture:
         """Return the figure as a picture; equal figures give equal bytes.
@@ -352,3 +370,62 @@ def _set_legend(names: Sequence[str]) -> tuple[int, list[str]]:
     ]
     longest = max(len(line) for text in texts for line in text.split("\n"))
     return max(1, min(LEGEND_LETTERS // (longest + 6), 3, len(names))), texts
+
+
+@contextmanager
+def horizontal_bars(
+    names: Sequence[str], labels: Sequence[str], *, bars: int = 1, legend: Sequence[str] = ()
+) -> Iterator[Sheet]:
+    """Open a figure of named bars; the caller draws them at `positions` inside the `with`.
+
+    Args:
+        names: The names of the bars, from top to bottom.
+        labels: The text at the right end of each name's line.
+        bars: The number of bars under each name.
+        legend: The names in the legend of `legend_below`; empty for no legend.
+    """
+    lines = [_wrapped(name, label) for name, label in zip(names, labels, strict=True)]
+    heights = [LINE * len(wrapped) + THICK * bars + GAP for wrapped in lines]
+    total = sum(heights)
+    with sheet(COLUMN, total + BELOW + (legend_height(legend) if legend else 0)) as s:
+        axes = s.chart
+        top = 0.0
+        axes.set_ylim(total, 0)
+        axes.set_yticks([])
+        axes.spines["left"].set_visible(False)
+        axes.grid(True, axis="x")
+        across = axes.get_yaxis_transform()
+        paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+        for wrapped, height, text in zip(lines, heights, labels, strict=True):
+            base = top + LINE * len(wrapped)
+            style: dict[str, Any] = {"transform": across, "bbox": paper}
+            axes.text(0, base, "\n".join(wrapped), va="bottom", linespacing=1.1, **style)
+            axes.text(1, base, text, va="bottom", ha="right", color=QUIET, **style)
+            first = base + THICK / 2 + 0.02
+            s.positions.append([first + THICK * bar for bar in range(bars)])
+            top += height
+        yield s
+
+
+def bars_with_whiskers(
+    s: Sheet, values: Sequence[float], whiskers: Sequence[tuple[float, float] | None] = ()
+) -> None:
+    """Draw one bar for each name of a figure of named bars.
+
+    Args:
+        s: The figure.
+        values: The lengths of the bars.
+        whiskers: The ends of each bar's whisker, if it has one; empty for none.
+    """
+    every = whiskers or [None] * len(values)
+    for (position,), value, ends in zip(s.positions, values, every, strict=True):
+        s.chart.barh(position, value, THICK, color=BAR)
+        if ends:
+            line: Any = {"color": INK, "linewidth": 1.3, "marker": "|", "markersize": 7}
+            s.chart.plot(ends, [position] * 2, **line)
+
+
+def _wrapped(name: str, label: str) -> list[str]:
+    """Return the lines of a name. If the last line has no room for the label, add an empty line."""
+    lines = textwrap.wrap(name, LETTERS, break_on_hyphens=False) or [""]
+    return lines if len(lines[-1]) + len(label) + 2 <= LETTERS else [*lines, ""]

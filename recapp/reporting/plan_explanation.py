@@ -1,29 +1,54 @@
 """Explains a plan: the place of every shard, the memory of each rank, the cost of a step, and the
 reason for each table's sharding.
+
+The runner-up of a table is the best other sharding type while all other tables keep their places.
+It works for any plan, also for a plan made by plan rules or by hand: the plan's own rectangles are
+one more option for the planner.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from recapp.errors import PlanError
+from recapp.optim.named_rules import Rules, rule_of
 from recapp.optim.rules import rowwise_adagrad
-from recapp.optim.rules_by_table import Rules
 from recapp.planner.buffers import buffer_bytes
-from recapp.planner.cost import PHASES, PlanCost, cost_of
-from recapp.planner.options import Option, option_of, own_seconds, phases_of
+from recapp.planner.constraints import ParameterConstraints
+from recapp.planner.cost import PHASES, Floats, PlanCost, cost_of, fixed_of
+from recapp.planner.options import Option, option_of, options_of, own_seconds, phases_of
 from recapp.planner.pricing import plan_cost
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.rank_memory import bytes_per_rank
+from recapp.planner.search import PartialPlan, capacity_of
+from recapp.planner.search_space import Placement, SearchSpace, TableBundle
 from recapp.planner.topology import Topology
-from recapp.reporting.runner_ups import RunnerUp, runner_ups
-from recapp.reporting.table_uses import table_uses
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
-from recapp.tables.config import EmbeddingConfig
+from recapp.tables.config import BAG_POOLINGS, EmbeddingConfig, PoolingType
+from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics
 
 ANALYZED_BATCH = 1024  # samples per rank, if neither the caller nor the plan has a batch size
 SHOWN_SHARDS = 4  # of a table with more shards, only these and the number of shards are shown
+
+
+SMALL = 0.001  # share of the step; a phase that changes by less is not named
+
+
+@dataclass(frozen=True)
+class RunnerUp:
+    """The best other sharding type for one table.
+
+    Args:
+        sharding_type: The name of the type.
+        seconds: The seconds of the step with this type; infinite if the table does not fit.
+        why: The phases that would change, in words.
+    """
+
+    sharding_type: str
+    seconds: float
+    why: str
 
 
 def plan_rows(tables: Sequence[EmbeddingConfig], plan: ShardingPlan) -> list[dict[str, Any]]:
@@ -271,3 +296,123 @@ def analyze_plan(
         ],
         "communication_patterns": [[round(b) for b in row] for row in cost.bytes_WW.tolist()],
     }
+
+
+def runner_ups(
+    plan: ShardingPlan, problem: PlanningProblem, step: float
+) -> dict[str, RunnerUp | None]:
+    """Return the runner-up of each table; None if no other type is possible, as on one rank.
+
+    Args:
+        plan: Any plan of the problem's tables.
+        problem: The problem for which the plan is priced.
+        step: The seconds of the plan's step.
+    """
+    tables = problem.tables
+    others = options_of(tables, {t.name: ParameterConstraints() for t in tables}, problem)
+    bundles = [
+        TableBundle(
+            (t.name,),
+            tuple((o,) for o in [option_of(t, plan.tables[t.name], problem), *others[t.name]]),
+        )
+        for t in tables
+    ]
+    as_planned = Placement(0, (0,))
+    partial = PartialPlan(SearchSpace(bundles, fixed_of(problem)), capacity_of(problem.topology))
+    for number in range(len(bundles)):
+        partial.add(number, as_planned)
+    found: dict[str, RunnerUp | None] = {}
+    for number, (table, bundle) in enumerate(zip(tables, bundles, strict=True)):
+        before = partial.seconds_by_component()
+        seconds = partial.seconds()
+        partial.remove(number)
+        types = [option.sharding_type for (option,) in bundle.options]
+        different = [o for o, name in enumerate(types) if name != types[0]]
+        other = partial.best(number, different)
+        found[table.name] = None
+        if other is not None:
+            partial.add(number, other)
+            change = partial.seconds() - seconds
+            why = _why(before, partial.seconds_by_component(), change, step)
+            found[table.name] = RunnerUp(types[other.option], step + change, why)
+            partial.remove(number)
+        elif different:
+            found[table.name] = RunnerUp(types[different[0]], float("inf"), "has no room")
+        partial.add(number, as_planned)
+    return found
+
+
+def _why(before: Floats, after: Floats, change: float, step: float) -> str:
+    """Return the phases that would change most: `0.21 ms more: update +0.15, output +0.06`."""
+    parts = dict(zip(PHASES, phases_of(after) - phases_of(before), strict=True))
+    parts["calls of kernels"] = change - sum(parts.values())
+    largest = [
+        f"{phase} {seconds * 1e3:+.3f}"
+        for phase, seconds in sorted(parts.items(), key=lambda p: -abs(p[1]))[:3]
+        if abs(seconds) > max(SMALL * step, 1e-7)
+    ]
+    if not largest:
+        return "costs the same"
+    return f"{abs(change) * 1e3:.3f} ms {'more' if change >= 0 else 'less'}: {', '.join(largest)}"
+
+
+def table_uses(
+    tables: Sequence[EmbeddingConfig], lookups: Sequence[TableLookup], rules: Rules | None
+) -> list[dict[str, Any]]:
+    """Return a record for each table: its lookups, the name of its row rule, and, if some table is
+    dynamic, its rows.
+
+    The list is empty if all tables are used alike: each feature has one lookup per table, all
+    lookups have the same pooling (sums or means), all tables have the same row rule, and no table
+    is dynamic.
+
+    Args:
+        tables: The tables of a model.
+        lookups: The lookups of these tables.
+        rules: The row rule of all tables, or row rules by table; None if tables are only read.
+    """
+    of_T = [[x for x in lookups if x.table.name == t.name] for t in tables]
+    rule_T = [rule_of(rules, t.name) for t in tables]
+    poolings = {x.pooling for x in lookups}
+    plain = (
+        len(poolings) < 2
+        and poolings <= set(BAG_POOLINGS)
+        and all(len(own) == len({x.feature for x in own}) for own in of_T)
+    )
+    grows = any(t.dynamic is not None for t in tables)
+    if plain and not grows and len({rule.name for rule in rule_T if rule}) < 2:
+        return []
+    return [
+        {
+            "table": t.name,
+            "lookups": ", ".join(_words(x) for x in own),
+            "rule": rule.name if rule else None,
+        }
+        | ({"rows": _rows(t)} if grows else {})
+        for t, own, rule in zip(tables, of_T, rule_T, strict=True)
+    ]
+
+
+def _rows(table: EmbeddingConfig) -> str:
+    """Return the rows of a table in words: `dynamic, seen 3 times, at most 1,000, lru`."""
+    rows = table.dynamic
+    if rows is None:
+        return f"{table.num_embeddings:,}"
+    leaves = rows.max_rows is not None or rows.ttl_steps is not None
+    said = {
+        "dynamic": True,
+        f"about {table.num_embeddings:,} expected": rows.max_rows is None,
+        f"seen {rows.seen} times ({rows.counter})": rows.seen > 1,
+        f"at most {rows.max_rows or 0:,}": rows.max_rows is not None,
+        f"{rows.eviction} {rows.ttl_steps or ''}".strip(): leaves,
+    }
+    return ", ".join(words for words, holds in said.items() if holds)
+
+
+def _words(lookup: TableLookup) -> str:
+    """Return a lookup in words: its feature and its pooling."""
+    words = {
+        PoolingType.CONCAT: f"concat of {lookup.hotness}",
+        PoolingType.NONE: "sequence",
+    }
+    return f"{lookup.feature} {words.get(lookup.pooling, lookup.pooling)}"

@@ -1,24 +1,26 @@
-"""Tables and sentences about a plan, for a terminal of 80 columns. They show the result of
-`recapp.reporting.plan_explanation.explained`.
+"""A plan as text: tables and sentences for a terminal of 80 columns, and a page with pictures. They
+show the result of `recapp.reporting.plan_explanation.explained`.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any
 
 from recapp.console import Column, print_table, readable
+from recapp.reporting import page
 from recapp.reporting.drawing import size
 from recapp.reporting.phases import PHASES
+from recapp.reporting.plan_figures import Explained, plan_pictures
 from recapp.sharding.sharding_types import SHARDING_TYPES
 
 BAR = "█"
 BAR_WIDTH = 12  # characters of the longest bar
 MATRIX_RANKS = 8  # the most ranks for which every pair is shown
 MOST_TABLES = 60  # the most tables in a list; JSON and the page have all
-
-Explained = Mapping[str, Any]
 
 
 def print_plan(explained: Explained) -> None:
@@ -138,17 +140,17 @@ def _table_line(row: Mapping[str, Any], world: int) -> dict[str, Any]:
 
 
 def ranks_text(ranks: Sequence[int], world: int) -> str:
-    """Return ranks as a short text: `all`, `0-3,6`."""
-    if len(ranks) == world:
-        return "all"
-    parts = []
-    first = None
-    for i, rank in enumerate(ranks):
-        first = rank if first is None else first
-        if i + 1 == len(ranks) or ranks[i + 1] != rank + 1:
-            parts.append(str(first) if first == rank else f"{first}-{rank}")
-            first = None
-    return ",".join(parts)
+    """Return ranks as text, with runs as ranges: `0,2-5`, or `all`."""
+    return "all" if len(ranks) == world else ",".join(_runs(ranks))
+
+
+def _runs(ranks: Sequence[int]) -> list[str]:
+    """Return ranks as texts, each a rank or a range of successive ranks."""
+    found = []
+    for _, pairs in groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0]):
+        run = [rank for _, rank in pairs]
+        found.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return found
 
 
 def _print_ranks(explained: Explained) -> None:
@@ -326,3 +328,101 @@ def print_difference(a: Explained, b: Explained, rows: Sequence[Mapping[str, Any
         f"fullest rank {size(fullest[0])} and {size(fullest[1])}; sent in a step "
         f"{size(sent[0])} and {size(sent[1])}"
     )
+
+
+_PHASES = [Column(f"{phase}_ms", f"{phase}\nms", ".3f") for phase in PHASES]
+TABLE = [
+    Column("table", "table"),
+    Column("rows", "rows"),
+    Column("dim", "dim"),
+    Column("type", "type"),
+    Column("mode", "mode"),
+    Column("ranks", "ranks"),
+    Column("bytes", "MB", ",.1f", 1e6),
+    Column("predicted_ms", "predicted\nms", ".3f"),
+    *(
+        column for column in _PHASES if column.key != "dense_ms"
+    ),  # the dense phase belongs to no table
+    Column("runner_up", "runner-up"),
+    Column("runner_up_ms", "its\nms", ".3f"),
+    Column("why", "why"),
+]
+RANK = [
+    Column("rank", "rank"),
+    Column("host", "host"),
+    Column("bytes", "MB", ",.1f", 1e6),
+    Column("weights", "weights\nMB", ",.1f", 1e6),
+    Column("state", "state\nMB", ",.1f", 1e6),
+    Column("buffers", "buffers\nMB", ",.1f", 1e6),
+    Column("capacity", "capacity\nMB", ",.1f", 1e6),
+    Column("predicted_ms", "predicted\nms", ".3f"),
+    *_PHASES,
+]
+
+
+def plan_page(explained: Explained, path: Path) -> Path:
+    """Write a plan as one self-contained HTML page.
+
+    Args:
+        explained: The plan as `recapp.reporting.plan_explanation.explained` returns it.
+        path: The file of the page; its directory is made if it does not exist.
+
+    Returns:
+        The path.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    travel = page.heading("Bytes between ranks") + page.paragraph("Nothing travels between ranks.")
+    alone = [] if explained["between_ranks"] else [travel]
+    tables, *others = plan_pictures(explained)
+    rows = [
+        {**row, "ranks": _ranks(row["ranks"], explained["world_size"])} for row in explained["rows"]
+    ]
+    uses = explained.get("uses") or []
+    return page.write_page(
+        path,
+        f"Sharding plan {explained['name']}",
+        [
+            page.paragraph(_summary(explained)),
+            page.figure(tables),
+            page.columns([*map(page.figure, others), *alone], wide=True),
+            page.heading("In numbers"),
+            page.table(rows, TABLE, f"Tables: all {len(rows)}"),
+            *(
+                [page.table(uses, uses_columns(uses), f"Lookups and rules: all {len(uses)}")]
+                if uses
+                else []
+            ),
+            page.table(explained["ranks"], RANK, f"Ranks: all {explained['world_size']}"),
+        ],
+    )
+
+
+def _summary(explained: Explained) -> str:
+    types = ", ".join(
+        f"{n} {kind}" for kind, n in Counter(row["type"] for row in explained["rows"]).most_common()
+    )
+    held = sum(rank["bytes"] for rank in explained["ranks"])
+    sent = sum(pair["bytes"] for pair in explained["between_ranks"])
+    bound = explained.get("lower_bound_ms")
+    near = (
+        f", at most {100 * (explained['step_ms'] / bound - 1):.1f} % above the best possible"
+        if bound
+        else ""
+    )
+    world = explained["world_size"]
+    hosts = len(explained["hosts"])
+    return (
+        f"{_count(len(explained['rows']), 'table')} ({types}) on {_count(world, 'rank')} of "
+        f"{_count(hosts, 'host')}, {explained['batch_per_rank']:,} samples a rank. "
+        f"Predicted step: {explained['step_ms']:.3g} ms{near}. "
+        f"{size(held)} on all ranks, {size(sent)} between them per step."
+    )
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def _ranks(ranks: list[int], world: int) -> str:
+    """Return ranks as text: `0, 3, 5`, `0-7` for neighbours, or `all` of several."""
+    return "all" if len(ranks) == world > 1 else ", ".join(_runs(ranks))

@@ -4,8 +4,9 @@ start keeps the files of an earlier run.
     resolved.yaml.tmp   the settings for the ranks, until the run claims the directory
     resolved.yaml       the settings, from the claim on
     task.json           the metrics of the run's task, with their titles (recapp/tasks/measures.py)
-    performance.json    time and memory of the run (recapp/reporting/performance.py), written at the
-                        end
+    performance.json    time and memory of the run, written at the end
+    predicted.json      the prediction of the planner before the first step: `step_ms` and
+                        `<phase>_ms`, for the step or for each entry of `ranks`
     metrics.json        the results of the run, written at the end
     error.json          the reason of a failure or a stop: {"error": one line}, with "status" after
                         a stop; missing if the run ended well
@@ -13,8 +14,25 @@ start keeps the files of an earlier run.
 A run claims its directory before it writes the first row of a curve or a checkpoint. The claim
 deletes the results of an earlier run, because they would look like results of the new run. Most
 errors come before it, while data, plan and memory are checked, and so lose no earlier results.
+
+The performance record, `performance.json`:
+
+    {"batch_per_rank": 2048, "ranks": 2, "steps": 90,      measured steps, without the first ones
+     "step_ms": 12.3,                                      median, with the wait for data
+     "phases_ms": [{"input": 1.2, ...}, ...],              per rank: medians of
+                                                           recapp/reporting/phases.py
+     "phases_quartiles_ms": [{"input": [1.1, 1.4], ...}],  per rank: half of the steps lie between
+                                                           them
+     "parts_ms": [{"data": .1, "route": .4, ...}, ...],    per rank: medians of each part; data,
+                                                           counts, ids, vectors and gradients are
+                                                           waits
+     "memory": [{"weights", "state", "buffers",            bytes
+                 "rss", "rss_peak", "allocated",
+                 "reserved", "allocated_peak"}, ...],
+     "sent_bytes": [1234, ...]}                            per rank and step
 """
 
+import csv
 import json
 import math
 import os
@@ -25,17 +43,97 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from recapp.reporting.performance import PERFORMANCE_FILE, PREDICTED_FILE, read_document
-from recapp.reporting.whole_file import write_whole
+from recapp.reporting.phases import PHASES
 from recapp.tasks.click import CLICK
 from recapp.tasks.measures import Measures, measures_from
 
 ERROR_FILE = "error.json"
 METRICS_FILE = "metrics.json"
+PERFORMANCE_FILE = "performance.json"
+PREDICTED_FILE = "predicted.json"
 SETTINGS_FILE = "resolved.yaml"
 TASK_FILE = "task.json"
 # status of a run that has ended well, but with a metric that is not defined on its data
 UNDEFINED = "undefined"
+
+
+def write_performance(
+    measured: Mapping[str, Any], directory: Path, name: str = PERFORMANCE_FILE
+) -> None:
+    """Write `performance.json`, or the planner's prediction to `predicted.json`. After a crash the
+    file is the old one or the whole new one.
+    """
+    write_whole(directory / name, json.dumps(measured, indent=1) + "\n")
+
+
+def read_performance(directory: Path) -> dict[str, Any] | None:
+    """Return the performance record of a run; None if there is none."""
+    return read_document(directory / PERFORMANCE_FILE)
+
+
+def measured_phases(measured: Mapping[str, Any]) -> dict[str, float]:
+    """Return the milliseconds of each phase, as the mean over the ranks.
+
+    The mean is right, because a rank that waits in a phase waits for the work of another rank.
+    """
+    ranks = measured["phases_ms"]
+    return {phase: sum(rank[phase] for rank in ranks) / len(ranks) for phase in PHASES}
+
+
+def read_predicted(directory: Path) -> dict[str, float] | None:
+    """Return the predicted milliseconds of a run; None without a prediction.
+
+    Returns:
+        `step_ms`, and each phase under its name, as the mean over the ranks.
+    """
+    found = read_document(directory / PREDICTED_FILE)
+    if not found or "step_ms" not in found:
+        return None
+    ranks = found.get("ranks")
+    entries = ranks if isinstance(ranks, list) and ranks else [found]
+    phases = {
+        phase: sum(entry.get(f"{phase}_ms") or 0.0 for entry in entries) / len(entries)
+        for phase in PHASES
+    }
+    return {"step_ms": float(found["step_ms"]), **phases}
+
+
+def read_document(path: Path) -> dict[str, Any] | None:
+    """Return the content of a run's JSON file; None if the file is missing or incomplete."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the content of a YAML file; None if the file is missing or broken."""
+    try:
+        return yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError):
+        return None
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Return the lines of a CSV file by column; an empty list if the file is missing."""
+    try:
+        with path.open(newline="") as file:
+            return list(csv.DictReader(file))
+    except OSError:
+        return []
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file. After a crash the file is either the old one or the whole new one.
+
+    Args:
+        path: The file.
+        text: The content; line ends are written unchanged.
+    """
+    unfinished = path.with_name(f"{path.name}.tmp")
+    unfinished.write_text(text, newline="")
+    os.replace(unfinished, path)
 
 
 def pending_settings(directory: Path) -> Path:

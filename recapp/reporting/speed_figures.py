@@ -2,16 +2,27 @@
 
 A function draws one picture of some variants, or returns a sentence with the reason why it cannot.
 A bar is the mean of a variant's runs. For a single run, phases and memory have a bar for each rank.
+Two more pictures compare measurements by the name of a sharding strategy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from recapp.errors import ConfigError
 from recapp.reporting import drawing
-from recapp.reporting.drawing import BAR, INK, QUIET, Picture, size
-from recapp.reporting.horizontal_bars import HorizontalBars, horizontal_bars
-from recapp.reporting.performance import measured_phases
+from recapp.reporting.drawing import (
+    INK,
+    QUIET,
+    Picture,
+    Sheet,
+    bars_with_whiskers,
+    byte_axis,
+    horizontal_bars,
+    size,
+    spec_of,
+)
 from recapp.reporting.phases import PHASES
+from recapp.reporting.record import measured_phases
 from recapp.reporting.speed_verdict import Pace, pace_of
 from recapp.reporting.variants import Interval, Run, Variant
 
@@ -27,6 +38,11 @@ TITLES = {
 }
 NO_RECORD = "no run has a performance.json, which training writes at its end"
 RANKS_SHOWN = 32  # the most ranks that are shown one by one
+Results = Mapping[str, Mapping[str, float]]
+"""The measurements by the name of a strategy."""
+TIME = "batch_time_ms"
+QUARTILES = (f"{TIME}_q1", f"{TIME}_q3")
+MEMORY = "memory_gb"
 
 
 def steps(variants: Sequence[Variant]) -> Drawn:
@@ -36,17 +52,14 @@ def steps(variants: Sequence[Variant]) -> Drawn:
     if not rows:
         return "no run has step_ms in its metrics.json"
     said = [_said_of_steps(pace, v) for v, _ in rows]
+    reaches = [pace.spread(v) for v, _ in rows]
+    whiskers = [(r.low, r.high) if r and r.high > r.low else None for r in reaches]
     with horizontal_bars([v.name for v, _ in rows], said) as s:
-        for (v, found), (position,) in zip(rows, s.positions, strict=True):
-            s.chart.barh(position, found.mean, 0.2, color=BAR)
-            reach = pace.spread(v)
-            if reach and reach.high > reach.low:
-                ends = [reach.low, reach.high]
-                s.chart.plot(
-                    ends, [position, position], color=INK, linewidth=1.3, marker="|", markersize=7
-                )
+        bars_with_whiskers(s, [found.mean for _, found in rows], whiskers)
+        for (_, found), (position,) in zip(rows, s.positions, strict=True):
             if len(found.values) > 1:
-                _dots(s, found.values, position)
+                dot: Any = {"color": "white", "markeredgecolor": INK, "markersize": 4}
+                s.chart.plot(found.values, [position] * len(found.values), "o", **dot)
         unit = (
             "samples a second, all ranks, at the median step"
             if pace.by_rate
@@ -84,11 +97,6 @@ def _how_to_read_steps(pace: Pace, rows: Sequence[tuple[Variant, Interval]]) -> 
     return "; ".join(said) + "."
 
 
-def _dots(s: HorizontalBars, values: Sequence[float], position: float) -> None:
-    style: dict[str, Any] = {"color": "white", "markeredgecolor": INK, "markersize": 4}
-    s.chart.plot(values, [position] * len(values), "o", **style)
-
-
 def bytes_exchanged(variants: Sequence[Variant]) -> Drawn:
     """Draw the bytes that all ranks send for their tables in a step."""
     rows = [
@@ -99,8 +107,7 @@ def bytes_exchanged(variants: Sequence[Variant]) -> Drawn:
     if not any(n for _, n in rows):
         return "nothing travels: each run has one rank"
     with horizontal_bars([name for name, _ in rows], [size(n) for _, n in rows]) as s:
-        for (_, n), (position,) in zip(rows, s.positions, strict=True):
-            s.chart.barh(position, n, 0.2, color=BAR)
+        bars_with_whiskers(s, [n for _, n in rows])
         s.chart.set_xlabel("bytes a step, all ranks")
         s.chart.set_xlim(left=0)
         drawing.byte_axis(s.chart.xaxis)
@@ -139,7 +146,7 @@ def phases(variants: Sequence[Variant]) -> Drawn:
 
 
 def _stack(
-    s: HorizontalBars, positions: Sequence[float], rows: Sequence[Mapping[str, float]]
+    s: Sheet, positions: Sequence[float], rows: Sequence[Mapping[str, float]]
 ) -> list[float]:
     parts = {phase: [row[phase] for row in rows] for phase in PHASES}
     ends = drawing.stacked(s.chart, positions, parts, drawing.PHASE_COLORS, 0.2, horizontal=True)
@@ -148,7 +155,7 @@ def _stack(
     return ends
 
 
-def _whole_ticks(s: HorizontalBars) -> None:
+def _whole_ticks(s: Sheet) -> None:
     s.chart.locator_params(axis="x", nbins=7, steps=[1, 2, 5, 10])
     s.chart.xaxis.set_major_formatter("{x:,.10g}")
 
@@ -277,6 +284,78 @@ def _said_of_prediction(said: Mapping[str, float], step: Mapping[str, float], sp
     measured_ms = step["step_ms"]
     error = predicted_ms / measured_ms - 1
     return f"{predicted_ms:{spec}} ms predicted, {measured_ms:{spec}} ms measured ({error:+.0%})"
+
+
+def latency_picture(results: Results) -> Picture:
+    """Draw the milliseconds of a batch, with the middle half of the readings if it is known.
+
+    Args:
+        results: The measurements by strategy: each has `batch_time_ms`, and may have
+            `batch_time_ms_q1`, `batch_time_ms_q3` and `throughput`.
+
+    Raises:
+        ConfigError: There are no results, or a result has no time.
+    """
+    times = _entries(results, TIME)
+    spec = spec_of(times)
+    said = [
+        f"{ms:{spec}} ms{_rate(result)}" for ms, result in zip(times, results.values(), strict=True)
+    ]
+    known = all(key in result for result in results.values() for key in QUARTILES)
+    whiskers = [(r[QUARTILES[0]], r[QUARTILES[1]]) for r in results.values() if known]
+    with horizontal_bars(list(results), said) as s:
+        bars_with_whiskers(s, times, whiskers)
+        s.chart.set(xlabel="ms a batch (median)", xlim=(0, None))
+        return s.finish(
+            "strategy_latency",
+            "Latency by sharding strategy",
+            f"Bars: {_listed(results, said)}.",
+            "Shorter is better"
+            + ("; between the ends of a whisker lies the middle half." if known else "."),
+        )
+
+
+def memory_picture(results: Results) -> Picture:
+    """Draw the memory of each strategy.
+
+    Args:
+        results: The measurements by strategy: each has `memory_gb`, in units of 1e9 bytes.
+
+    Raises:
+        ConfigError: There are no results, or a result has no memory.
+    """
+    held = [gb * 1e9 for gb in _entries(results, MEMORY)]
+    said = [size(n) for n in held]
+    with horizontal_bars(list(results), said) as s:
+        bars_with_whiskers(s, held)
+        s.chart.set(xlabel="bytes", xlim=(0, max(held) * 1.04 or 1))
+        byte_axis(s.chart.xaxis)
+        return s.finish(
+            "strategy_memory",
+            "Memory by sharding strategy",
+            f"Bars: {_listed(results, said)}.",
+            "What a rank holds, or the rank with most where that was taken.",
+        )
+
+
+def _entries(results: Results, key: str) -> list[float]:
+    """Return the entry of each result under a key."""
+    if not results:
+        raise ConfigError("results={}: give what was measured, by strategy")
+    for name, result in results.items():
+        if key not in result:
+            raise ConfigError(
+                f"results[{name!r}] has no {key}: it has {', '.join(sorted(result)) or 'nothing'}"
+            )
+    return [float(result[key]) for result in results.values()]
+
+
+def _rate(result: Mapping[str, float]) -> str:
+    return f", {result['throughput']:,.0f} samples/s" if "throughput" in result else ""
+
+
+def _listed(results: Results, said: Sequence[str]) -> str:
+    return "; ".join(f"{name} {text}" for name, text in zip(results, said, strict=True))
 
 
 FIGURES: dict[str, Callable[[Sequence[Variant]], Drawn]] = {

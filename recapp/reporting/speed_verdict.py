@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from recapp.reporting.drawing import spec_of
-from recapp.reporting.objective import listed
-from recapp.reporting.performance import measured_phases
-from recapp.reporting.variants import Interval, Run, Variant, alike_but_for_plan
+from recapp.reporting.record import measured_phases
+from recapp.reporting.variants import Interval, Run, Variant, alike_but_for_plan, listed
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ setting of the server, and the fix.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from recapp.settings.value_kinds import Positive, Timeout
+from recapp.settings.values import Positive, Timeout
 
 RETRY_AFTER_SECONDS = 1
 HINT = "send less at once, or start the server with a larger {0}"

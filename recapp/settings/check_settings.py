@@ -11,6 +11,7 @@ calls it.
 """
 
 import dataclasses
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -29,7 +30,6 @@ from recapp.settings.records import (
     values_of,
 )
 from recapp.settings.renamed import new_name, target_of_today
-from recapp.settings.unsupported import why_not
 from recapp.settings.values import check_arguments, read, shown, takes
 
 MISSING = "???"  # Hydra's value of a setting that must be given
@@ -44,6 +44,16 @@ OF_TABLES_THAT_GROW = (  # fields of `recapp.tables.dynamic.DynamicRows`, which 
     "eviction",
     "ttl_steps",
 )
+INSTEAD = {  # pattern of the full name -> the end of a sentence that begins with the name
+    r"((model|trainer|optimizer)\.)?(loss|criterion)(_\w+)?(\..+)?": (
+        "the loss is that of the task, for task=click binary cross-entropy of the logits; "
+        "a task of your own computes any (CONTRIBUTING.md, A task)"
+    ),
+    r"metrics\..+": (
+        "metrics.names chooses of those of the task, and a task of your own measures others "
+        "(CONTRIBUTING.md, A task)"
+    ),
+}
 
 
 def checked(
@@ -111,8 +121,9 @@ def unknown(name: str, known: Iterable[str]) -> str:
     beside, close = _close(name, known)
     if found := close or same or (not beside and _close(home, known)[1]):
         return f"unknown setting {name}: {meant(found)}"
+    instead = next((says for pattern, says in INSTEAD.items() if re.fullmatch(pattern, name)), "")
     there = beside or _close(home, known)[0] or known
-    return f"unknown setting {name}: {why_not(name) or listed(there)}"
+    return f"unknown setting {name}: {instead or listed(there)}"
 
 
 def _close(name: str, known: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -225,12 +236,12 @@ class _Checker:
             wanted = {key: value[key] for key in value if key not in (TARGET, made.beside)}
             target = find_constructor(value[TARGET], name)
             for key, kind in made.own:
-                if isinstance(target, type) and issubclass(target, _named_class(kind)):
+                if isinstance(target, type) and issubclass(target, _named(kind)):
                     wanted.pop(key, None)
             wrong = (
                 f"{name}.{TARGET}={value[TARGET]}: must make a {made.makes}, as {made.such_as} do"
             )
-            if isinstance(target, type) and not issubclass(target, _named_class(made.makes)):
+            if isinstance(target, type) and not issubclass(target, _named(made.makes)):
                 raise ConfigError(wrong)
             check_arguments(
                 target, wanted, name, given=dict(made.given), positional=made.positional
@@ -238,7 +249,7 @@ class _Checker:
             if made.tried:
                 parameters = [_parameter() for _ in range(made.positional)]
                 found = _try(target, parameters, wanted, f"{name} ({value[TARGET]})")
-                if not isinstance(found, _named_class(made.makes)):
+                if not isinstance(found, _named(made.makes)):
                     raise ConfigError(wrong)
             if made.beside:
                 self.beside(value, made, name)
@@ -248,19 +259,14 @@ class _Checker:
         """Check the mapping of names to constructors of the same kind among the arguments
         (`Made.beside`).
         """
-        _named_function(made.checked_by)(value, name)
+        _named(made.checked_by)(value, name)
         for key, item in (value.get(made.beside) or {}).items():
             if TARGET in item:
                 alone = dataclasses.replace(made, beside="")
                 self.constructor(item, alone, f"{name}.{made.beside}.{key}")
 
 
-def _named_class(dotted: str) -> type:
-    found: type = _named_function(dotted)
-    return found
-
-
-def _named_function(dotted: str) -> Any:
+def _named(dotted: str) -> Any:
     home, _, name = dotted.rpartition(".")
     return getattr(import_module(home), name)
 

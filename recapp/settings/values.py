@@ -232,23 +232,16 @@ def _origin(annotation: Any) -> Any:
 
 
 def _is(value: Any, option: Any) -> bool:
-    origin = _origin(option)
-    kind = origin or option
-    if origin is Literal:
+    kind = _origin(option) or option
+    if kind is Literal:
         return any(value == word and type(value) is type(word) for word in get_args(option))
-    if kind is type(None):
-        return value is None
-    if kind is bool:
-        return isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+    if isinstance(value, bool):  # which Python takes for a whole number
+        return kind is bool
     if kind is float:
-        return (
-            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        )
-    if kind is str:
-        return isinstance(value, str)
-    return isinstance(value, list) if kind in LISTS else isinstance(value, dict)
+        return isinstance(value, int | float) and math.isfinite(value)
+    if kind in LISTS:
+        return isinstance(value, list)
+    return isinstance(value, dict if kind in MAPPINGS else kind)
 
 
 def _inside(value: Any, option: Any) -> Any:
@@ -383,3 +376,14 @@ def shown(value: Any) -> str:
     else:
         text = "null" if value is None else str(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+Positive = Annotated[int, Within(1)]
+Natural = Annotated[int, Within(0)]
+Width = Annotated[int, Within(1, 2**31 - 1)]  # numbers in an embedding vector
+Rows = Annotated[int, Within(1, 2**48)]  # rows of a table; no machine holds more
+Timeout = Annotated[float, Within(above=0, most=31_536_000)]  # seconds, at most a year
+Share = Annotated[float, Within(above=0, most=1)]
+Paths = str | tuple[str, ...]
+Storage = Literal["fp32", "fp64", "fp16", "bf16"]
+IdRule = Literal["error", "hash", "clamp", "drop"]

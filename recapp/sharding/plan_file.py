@@ -48,9 +48,9 @@ from recapp.sharding.plan_entries import (
     START,
     everywhere,
     plan_from_plain_values,
+    read_plain_values,
     shard_text,
 )
-from recapp.sharding.plan_text import read_plain_values
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
 from recapp.tables.dynamic import DynamicRows

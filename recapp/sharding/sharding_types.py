@@ -167,14 +167,20 @@ def row_strips(rows: int, parts: int) -> Ints:
     return np.array([(part.start, part.stop) for part in equal_ranges(rows, parts)], np.int64)
 
 
+def _strips(table: TableToCut, ranks: Ints, columns: Sequence[range]) -> list[Block]:
+    """Return a block for each range of columns, cut by rows over as many ranks as a candidate
+    has.
+    """
+    rows = row_strips(table.rows, ranks.shape[1])
+    return [Block(rows, part, ranks[:, : len(rows)]) for part in columns]
+
+
 def _table_wise(table: TableToCut) -> list[Block]:
-    return [Block(row_strips(table.rows, 1), range(table.columns), table.ranks.each_rank)]
+    return _strips(table, table.ranks.each_rank, [range(table.columns)])
 
 
 def _row_wise(table: TableToCut) -> list[Block]:
-    ranks = table.ranks.all_ranks
-    rows = row_strips(table.rows, ranks.shape[1])
-    return [Block(rows, range(table.columns), ranks[:, : len(rows)])]
+    return _strips(table, table.ranks.all_ranks, [range(table.columns)])
 
 
 def _data_parallel(table: TableToCut) -> list[Block]:
@@ -184,22 +190,15 @@ def _data_parallel(table: TableToCut) -> list[Block]:
 
 
 def _column_wise(table: TableToCut) -> list[Block]:
-    rows = row_strips(table.rows, 1)
-    strips = column_strips(table.columns, table.column_width)
-    return [Block(rows, columns, table.ranks.each_rank) for columns in strips]
+    return _strips(table, table.ranks.each_rank, column_strips(table.columns, table.column_width))
 
 
 def _table_row_wise(table: TableToCut) -> list[Block]:
-    hosts = table.ranks.each_host
-    rows = row_strips(table.rows, hosts.shape[1])
-    return [Block(rows, range(table.columns), hosts[:, : len(rows)])]
+    return _strips(table, table.ranks.each_host, [range(table.columns)])
 
 
 def _grid_shard(table: TableToCut) -> list[Block]:
-    hosts = table.ranks.each_host
-    rows = row_strips(table.rows, hosts.shape[1])
-    strips = column_strips(table.columns, table.column_width)
-    return [Block(rows, columns, hosts[:, : len(rows)]) for columns in strips]
+    return _strips(table, table.ranks.each_host, column_strips(table.columns, table.column_width))
 
 
 # ---- the records. Where the usual advice and our measurements differ, the texts follow our

@@ -20,8 +20,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 from recapp.errors import ConfigError, suggest
-from recapp.settings.value_kinds import Positive, Rows
-from recapp.settings.values import Within
+from recapp.settings.values import Positive, Rows, Within
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from recapp.errors import ConfigError
 from recapp.settings.records import absent, to_plain
-from recapp.settings.value_kinds import IdRule, Positive, Rows, Storage, Width
-from recapp.settings.values import Within, shown
+from recapp.settings.values import IdRule, Positive, Rows, Storage, Width, Within, shown
 from recapp.tables.dynamic import DYNAMIC, DynamicRows
 
 

@@ -20,9 +20,8 @@ from recapp.models.layer_table import layer_table
 from recapp.planner.topology import hosts_in_blocks
 from recapp.processes.process_status import command_age, process_age
 from recapp.reporting.phases import quartiles
-from recapp.reporting.plan_explanation import plan_rows, rank_rows
+from recapp.reporting.plan_explanation import plan_rows, rank_rows, table_uses
 from recapp.reporting.record import claim_directory
-from recapp.reporting.table_uses import table_uses
 from recapp.tasks.measures import Measures
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.data_protocols import resumable_data

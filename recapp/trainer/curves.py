@@ -23,7 +23,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from recapp.reporting.whole_file import write_whole
+from recapp.reporting.record import write_whole
 
 
 class CSVCurves(Logger):

@@ -42,7 +42,7 @@ from recapp.dataset.sequential_rows import example_rows, plain_rows
 from recapp.dataset.source import Source
 from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
 from recapp.errors import ConfigError
-from recapp.planner.initial_plan import from_rank_0
+from recapp.planner.choose_modes import from_rank_0
 from recapp.sparse.batch import Batch
 from recapp.stored.checkpoint import read_manifest
 from recapp.tables.config import EmbeddingConfig

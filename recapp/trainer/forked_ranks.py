@@ -10,7 +10,7 @@ from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcess
 from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.errors import ConfigError
-from recapp.processes.data_workers import die_with_parent
+from recapp.processes.start_and_end import die_with_parent
 
 FORK: Literal["fork"] = "fork"
 THREADS = "OMP_NUM_THREADS"

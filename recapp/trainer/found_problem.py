@@ -13,7 +13,7 @@ import torch.distributed as dist
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 
-from recapp.optim.rules_by_table import Rules
+from recapp.optim.named_rules import Rules
 from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes
 from recapp.planner.problem import PlanningProblem, dense_of
 from recapp.planner.topology import Topology

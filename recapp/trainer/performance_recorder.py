@@ -1,5 +1,5 @@
 """Records a run's time per phase and memory, on every rank: `performance.json`
-(recapp/reporting/performance.py).
+(recapp/reporting/record.py).
 
     batch arrives -> [data] input_dist ... -> [outside] forward ... vectors
                   -> [autograd] backward ... update -> [outside] step is over
@@ -16,8 +16,8 @@ from lightning.pytorch import LightningModule, Trainer
 
 from recapp.engine.memory_use import held_bytes
 from recapp.engine.state import EngineObserver
-from recapp.reporting.performance import write_performance
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock
+from recapp.reporting.record import write_performance
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.callbacks import WARM_UP_STEPS, StepClock
 from recapp.trainer.strategy import strategy_of

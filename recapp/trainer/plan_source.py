@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp.errors import ConfigError, PlanError
-from recapp.optim.rules_by_table import Rules
+from recapp.optim.named_rules import Rules
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner, plan_tables
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.rank_memory import check_memory

@@ -42,15 +42,15 @@ from recapp.engine.shard_model import (
 )
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError, PlanError
+from recapp.optim.named_rules import Rules
 from recapp.optim.rules import rowwise_adagrad
-from recapp.optim.rules_by_table import Rules
 from recapp.optim.table_rule import table_rule
+from recapp.planner.choose_modes import initial_plan
 from recapp.planner.hardware import Hardware
-from recapp.planner.initial_plan import initial_plan
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology, hosts_in_blocks
-from recapp.processes.data_workers import die_with_parent
 from recapp.processes.rank_environment import rank_info
+from recapp.processes.start_and_end import die_with_parent
 from recapp.processes.stopping import saving
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.batch import Batch

@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from recapp.errors import ConfigError
 from recapp.settings.records import Constructor, Made, not_a_setting
-from recapp.settings.value_kinds import Natural, Positive, Share
-from recapp.settings.values import Refused, Within
+from recapp.settings.values import Natural, Positive, Refused, Share, Within
 
 Precision = Annotated[
     Literal["32-true", "64-true", "bf16-mixed", "bf16-true", "16-true", "32", "64", "bf16", 32, 64],

@@ -9,9 +9,8 @@ from parity.cases import KINDS, RULES, in_order, rows_held, sharding
 from torch import nn
 
 from recapp.engine.sharded_collection import shard_bags
-from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
-from recapp.sharding.tilings import tile
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 

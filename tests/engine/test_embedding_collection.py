@@ -21,9 +21,8 @@ from recapp import (
 )
 from recapp.engine.shard_model import sharded_tables
 from recapp.errors import ConfigError, PlanError
-from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
-from recapp.sharding.tilings import tile
 from recapp.tables.collections import embedding_tables
 from recapp.transport.communicator import Comm
 

@@ -17,9 +17,8 @@ from recapp.engine.sharded_collection import shard_bags
 from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import PlanError
 from recapp.optim.rules import rowwise_adagrad, sgd
-from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
+from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding, tile
 from recapp.sharding.sharding_types import CandidateRanks
-from recapp.sharding.tilings import tile
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
 from recapp.tables.embedding import EmbeddingCollection

@@ -10,8 +10,8 @@ import torch
 from recapp.errors import ConfigError
 from recapp.kernels.links import Links
 from recapp.kernels.reference import TorchBackend
+from recapp.optim.named_rules import rules_of
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
-from recapp.optim.rules_by_table import rules_of
 
 RULES = [sgd(0.3), adagrad(0.3), rowwise_adagrad(0.3), adam(0.1, 0.8, 0.95)]
 REFERENCES = {

@@ -14,11 +14,10 @@ from torch import nn
 
 from recapp.engine.sharded_collection import shard_bags
 from recapp.optim import rules
-from recapp.optim.rules_by_table import Rules, rule_of
+from recapp.optim.named_rules import Rules, rule_of
 from recapp.planner.rank_memory import bytes_per_rank
-from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
+from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding, tile
 from recapp.sharding.sharding_types import CandidateRanks, ShardingType
-from recapp.sharding.tilings import tile
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection

@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
-from recapp.planner.bounds import lower_bound
 from recapp.planner.constraints import ParameterConstraints
 from recapp.planner.cost import cost_of, fixed_of
 from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.hardware import Hardware, Link, Work
 from recapp.planner.problem import PlanningProblem
-from recapp.planner.search_space import SearchSpace
+from recapp.planner.search_space import SearchSpace, lower_bound
 from recapp.planner.topology import Topology
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import default_statistics

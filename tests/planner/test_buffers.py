@@ -10,9 +10,8 @@ from recapp.planner.buffers import buffer_bytes
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.recipe.plan_of_run import problem_of_run
-from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
-from recapp.sharding.tilings import tile
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics
 

@@ -18,9 +18,8 @@ from recapp.planner.hardware import Hardware, Link, Work
 from recapp.planner.pricing import plan_cost, work_of
 from recapp.planner.problem import Dense, PlanningProblem, dense_of
 from recapp.planner.topology import Topology
-from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
-from recapp.sharding.tilings import tile
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.statistics import TableStatistics

@@ -11,14 +11,13 @@ from recapp.planner.buffers import buffer_bytes
 from recapp.planner.choose_modes import decide_modes, exchanged_bytes
 from recapp.planner.constraints import ParameterConstraints
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner, plan_tables
+from recapp.planner.plan_rules import table_facts
 from recapp.planner.pricing import plan_cost
 from recapp.planner.problem import PlanningProblem
-from recapp.planner.table_facts import table_facts
 from recapp.planner.topology import Topology
 from recapp.reporting.plan_explanation import explained
-from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
-from recapp.sharding.tilings import tile
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, PoolingType
 from recapp.tables.dynamic import DynamicRows

@@ -8,9 +8,8 @@ import torch
 from recapp.errors import PlanError
 from recapp.planner.choose_modes import decide_modes, exchanged_bytes
 from recapp.sharding.layout import make_layout
-from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
+from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding, tile
 from recapp.sharding.sharding_types import CandidateRanks
-from recapp.sharding.tilings import tile
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 

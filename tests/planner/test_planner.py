@@ -17,14 +17,13 @@ from recapp.planner.constraints import ParameterConstraints
 from recapp.planner.cost import cost_of, fixed_of
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner, plan_tables
 from recapp.planner.hardware import Hardware, Link, Work
-from recapp.planner.partial_plan import SMALLEST_GAIN
 from recapp.planner.pricing import plan_cost
 from recapp.planner.problem import PlanningProblem
+from recapp.planner.search import SMALLEST_GAIN
 from recapp.planner.search_space import Placement, SearchSpace
 from recapp.planner.topology import Topology
-from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks, ShardingType
-from recapp.sharding.tilings import tile
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.statistics import TableStatistics, default_statistics

@@ -15,9 +15,9 @@ from recapp.planner.plan_rules import (
     PlanRule,
     plan_by_rules,
     read_rule,
+    table_facts,
 )
 from recapp.planner.rank_memory import bytes_per_rank
-from recapp.planner.table_facts import table_facts
 from recapp.planner.topology import Topology, machine
 from recapp.reporting.plan_explanation import plan_rows, rank_rows
 from recapp.settings.option_files import conf_dir

@@ -6,11 +6,11 @@ import pytest
 from torch import nn
 
 from recapp.errors import PlanError
+from recapp.planner.buffers import RUNTIME_BYTES, reserve_of, with_reserve
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.planner_settings import Machines
 from recapp.planner.problem import Dense, PlanningProblem, dense_of
 from recapp.planner.rank_memory import check_memory
-from recapp.planner.reserve import RUNTIME_BYTES, reserve_of, with_reserve
 from recapp.planner.topology import RESERVE_BYTES, Topology, topology_of
 from recapp.reporting.plan_explanation import explained
 from recapp.tables.config import EmbeddingBagConfig

@@ -17,8 +17,7 @@ from recapp.errors import ConfigError, DataError, LaunchError, RecappError
 from recapp.processes import launch as launching
 from recapp.processes import rank_process
 from recapp.processes.faults import explain_error
-from recapp.processes.first_failure import first_failure
-from recapp.processes.launch import launch, rank_count
+from recapp.processes.launch import first_failure, launch, rank_count
 from recapp.processes.launched_ranks import RankFailure
 from recapp.processes.process_status import LONGEST_LOOK_SECONDS, SecondsSeen
 from recapp.processes.rank_environment import (

@@ -15,7 +15,7 @@ from jobs import command, environment
 
 from recapp.app.command import run
 from recapp.processes import stopping
-from recapp.processes.forwarding import Forwarding
+from recapp.processes.launched_ranks import Forwarding
 from recapp.processes.stopping import Stopped, stoppable
 
 BOTH = [(signal.SIGINT, "interrupted\n"), (signal.SIGTERM, "stopped by SIGTERM\n")]

@@ -8,10 +8,9 @@ from itertools import pairwise
 import pytest
 from reporting.sweeps import make_run, make_sweep
 
-from recapp.reporting import curve_figures, drawing, horizontal_bars, metric_figures
+from recapp.reporting import drawing, metric_figures
 from recapp.reporting.drawing import COLUMN, sheet, size
-from recapp.reporting.objective import Objective, learned_variants_of
-from recapp.reporting.variants import Run, Variant, read_runs
+from recapp.reporting.variants import Objective, Run, Variant, learned_variants_of, read_runs
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_an_axis_of_steps_has_no_half_steps(tmp_path, monkeypatch, steps, readin
     rows = [f"{step},0.{60 - step}" for step in range(steps - readings, steps)]
     (tmp_path / "run/csv/metrics.csv").write_text("\n".join(["step,val_auc", *rows]) + "\n")
     variants = [variant] * (1 if readings > 1 else 2)  # one reading of one run is said in words
-    drawn = axes_of(lambda: curve_figures.curves("val_auc", variants, Objective()), monkeypatch)
+    drawn = axes_of(lambda: metric_figures.curves("val_auc", variants, Objective()), monkeypatch)
     assert all(tick == int(tick) for tick in drawn.axes[0].get_xticks())
     trained = list(range(steps - readings + 1, steps + 1))  # not the numbers of steps from 0
     assert list(drawn.axes[0].lines[0].get_xdata()) == trained
@@ -139,7 +138,7 @@ LONG = (
 
 
 def test_a_long_name_is_folded_and_not_cut():
-    with horizontal_bars.horizontal_bars([LONG, "short"], ["1 ms", "2 ms"], legend=[LONG]) as s:
+    with drawing.horizontal_bars([LONG, "short"], ["1 ms", "2 ms"], legend=[LONG]) as s:
         for positions in s.positions:
             s.chart.barh(positions[0], 1, label=LONG)
         drawing.legend_below(s.figure, s.chart)
@@ -161,7 +160,7 @@ def test_of_many_runs_the_best_have_colours_and_names_and_the_others_are_grey(
 ):
     jobs = [{"overrides": [f"tables.dim={8 * n}"], "auc": 0.7 + n / 100} for n in range(1, 9)]
     variants = learned_variants_of(read_runs(make_sweep(tmp_path, None, jobs)), Objective())
-    drawn = axes_of(lambda: curve_figures.curves("val_auc", variants, Objective()), monkeypatch)
+    drawn = axes_of(lambda: metric_figures.curves("val_auc", variants, Objective()), monkeypatch)
     named = [text.get_text() for text in drawn.figure.legends[0].get_texts()]
     assert named == ["dim=48", "dim=56", "dim=64", "the other runs", "validation", "training"]
     assert (
@@ -182,10 +181,10 @@ def test_first_readings_that_would_press_the_others_flat_lie_outside_and_that_is
     rows = [f"{step},{9.0 if step < 5 else 0.5 - step / 1000}" for step in range(4, 40, 5)]
     (tmp_path / "run/csv/metrics.csv").write_text("\n".join(["step,train_loss", *rows]) + "\n")
     drawn = axes_of(
-        lambda: curve_figures.curves("val_log_loss", [variant], Objective()), monkeypatch
+        lambda: metric_figures.curves("val_log_loss", [variant], Objective()), monkeypatch
     )
     assert drawn.axes[0].get_ylim()[1] < 0.6
-    picture = curve_figures.curves("val_log_loss", [variant], Objective())
+    picture = metric_figures.curves("val_log_loss", [variant], Objective())
     assert picture.caption.endswith(
         "The first 25% of the steps, between 0.491 and 9, lie partly outside."
     )

@@ -1,4 +1,4 @@
-"""The clock of phases, and what a run records of its performance."""
+"""The clock of phases, and what a run records of its record."""
 
 import itertools
 import json
@@ -9,9 +9,15 @@ from jobs import small
 from lightning.pytorch import Callback
 from trainer.runs import compose, fit, make_logs
 
-from recapp.reporting import performance, phases
+from recapp.reporting import phases
 from recapp.reporting.phases import MARKS, PHASES, PhaseClock
-from recapp.reporting.record import claim_directory
+from recapp.reporting.record import (
+    claim_directory,
+    measured_phases,
+    read_performance,
+    read_predicted,
+    write_performance,
+)
 from recapp.trainer.callbacks import StepClock
 from recapp.trainer.performance_recorder import RecordPerformance
 
@@ -135,7 +141,7 @@ def test_a_run_records_phases_memory_and_bytes_of_every_rank(logs, tmp_path, loo
         Watch(),
         overrides=["trainer.val_check_interval=6", f"engine.look_ahead={look_ahead}"],
     )
-    found = performance.read_performance(tmp_path)
+    found = read_performance(tmp_path)
     assert (
         found["ranks"] == 1
         and found["batch_per_rank"] == 96
@@ -161,13 +167,13 @@ def test_a_run_records_phases_memory_and_bytes_of_every_rank(logs, tmp_path, loo
         and 0 < memory["rss"] <= memory["rss_peak"]
         and memory["allocated"] is None
     )
-    assert performance.measured_phases(found) == spent
+    assert measured_phases(found) == spent
 
 
 @pytest.mark.full
 def test_every_rank_tells_its_own(jobs, tmp_path):
     metrics = jobs.train(tmp_path / "run", *small(tmp_path / "logs"), "+plan=row_wise")
-    found = performance.read_performance(tmp_path / "run")
+    found = read_performance(tmp_path / "run")
     assert (
         found["ranks"] == 2
         and found["batch_per_rank"] == 128
@@ -200,28 +206,28 @@ def test_a_run_that_fails_records_nothing(logs, tmp_path):
 
     with pytest.raises(RuntimeError, match="boom"):
         record(logs, tmp_path, Fail())
-    assert performance.read_performance(tmp_path) is None
+    assert read_performance(tmp_path) is None
 
 
 def test_a_new_run_in_the_directory_takes_the_old_record_away(tmp_path):
-    performance.write_performance({"step_ms": 1.0}, tmp_path)
+    write_performance({"step_ms": 1.0}, tmp_path)
     claim_directory(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_prediction_is_read_of_the_step_or_of_its_ranks(tmp_path):
-    assert performance.read_predicted(tmp_path) is None
+    assert read_predicted(tmp_path) is None
     of_ranks = {
         "step_ms": 9.0,
         "ranks": [{"input_ms": 1.0, "dense_ms": 4.0}, {"input_ms": 3.0, "dense_ms": 4.0}],
     }
     for predicted in (of_ranks, {"step_ms": 9.0, "input_ms": 2.0, "dense_ms": 4.0}):
         (tmp_path / "predicted.json").write_text(json.dumps(predicted))
-        assert performance.read_predicted(tmp_path) == {
+        assert read_predicted(tmp_path) == {
             "step_ms": 9.0,
             **dict.fromkeys(PHASES, 0.0),
             "input": 2.0,
             "dense": 4.0,
         }
     (tmp_path / "predicted.json").write_text('{"step_ms": ')
-    assert performance.read_predicted(tmp_path) is None
+    assert read_predicted(tmp_path) is None

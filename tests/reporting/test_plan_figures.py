@@ -8,7 +8,7 @@ from reporting.pages import opened, parts
 from recapp.reporting import drawing
 from recapp.reporting.phases import PHASES
 from recapp.reporting.plan_figures import draw_plan, plan_pictures
-from recapp.reporting.plan_page import plan_page
+from recapp.reporting.plan_tables import plan_page
 
 
 def explained(tables, world, hosts=1):

@@ -3,8 +3,8 @@
 import json
 
 from recapp.reporting.comparison import columns_of, compare, write_csv
-from recapp.reporting.objective import Objective
 from recapp.reporting.record import read_measures, write_measures
+from recapp.reporting.variants import Objective
 from recapp.tasks.click import CLICK
 from recapp.tasks.measures import Measure, Measures
 

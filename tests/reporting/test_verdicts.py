@@ -3,14 +3,16 @@
 import pytest
 from reporting.sweeps import make_sweep
 
-from recapp.reporting.objective import (
+from recapp.reporting.speed_verdict import pace_of, speed_verdict, tied_with_fastest
+from recapp.reporting.variants import (
     Objective,
+    changes_speed,
     learned_variants_of,
     metric_verdict,
+    read_runs,
+    speed_variants_of,
     without_effect,
 )
-from recapp.reporting.speed_verdict import pace_of, speed_verdict, tied_with_fastest
-from recapp.reporting.variants import changes_speed, read_runs, speed_variants_of
 
 
 def by_plan(folder, **plans):

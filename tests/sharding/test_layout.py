@@ -11,9 +11,8 @@ from parity.cases import KINDS, sharding
 
 from recapp.engine.exchange_modes import make_routes
 from recapp.sharding.layout import make_layout
-from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
-from recapp.sharding.tilings import tile
 from recapp.tables.config import EmbeddingBagConfig
 
 CPU = torch.device("cpu")

@@ -6,6 +6,7 @@ import pytest
 
 from recapp.app.help_text import comments_of
 from recapp.errors import PlanError
+from recapp.sharding.sharding_plan import tile
 from recapp.sharding.sharding_types import (
     BUILT_IN,
     CandidateRanks,
@@ -14,7 +15,6 @@ from recapp.sharding.sharding_types import (
     column_strips,
     equal_ranges,
 )
-from recapp.sharding.tilings import tile
 from recapp.tables.config import EmbeddingBagConfig
 
 CONF = Path(__file__).parents[2] / "conf"

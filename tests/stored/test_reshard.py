@@ -14,9 +14,8 @@ from tables import blank, block, edit, save, tilings, whole
 from recapp.errors import CheckpointError
 from recapp.sharding import layout
 from recapp.sharding.layout import make_layout
-from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks, ShardingType
-from recapp.sharding.tilings import tile
 from recapp.stored import block_files, rectangles
 from recapp.stored.checkpoint import load_blocks, load_table, read_manifest, verify
 from recapp.tables.config import EmbeddingBagConfig

@@ -32,8 +32,7 @@ from recapp.benchmarks.models import MODELS
 from recapp.benchmarks.ranks import first_ranks
 from recapp.benchmarks.resident import peak_bytes, settled_bytes
 from recapp.benchmarks.rivals import Absent
-from recapp.benchmarks.session import Session
-from recapp.benchmarks.setup import WHOLE_NAME
+from recapp.benchmarks.session import WHOLE_NAME, Session
 from recapp.benchmarks.timing import Contender, Measured, Steps, Times, compared, in_turn, spread
 from recapp.benchmarks.whole_step import TrainingStep, batches_of
 from recapp.benchmarks.workloads import WORKLOADS, Workload

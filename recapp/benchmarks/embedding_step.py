@@ -15,15 +15,19 @@ import torch
 from torch import Tensor
 
 from recapp.benchmarks.forward import StepOnRanks
-from recapp.benchmarks.session import Session
-from recapp.benchmarks.setup import pooled_tables, shard_workload, torchrec_sharding
+from recapp.benchmarks.session import Session, rule
 from recapp.benchmarks.timing import Measured, beside, compared, in_turn, ratio
 from recapp.benchmarks.workloads import WORKLOADS, Workload
+from recapp.engine.shard_model import shard_model
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.engine.state import EngineObserver
 from recapp.reporting.phases import PhaseClock
+from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.tables.config import PoolingType
+from recapp.tables.embedding import EmbeddingCollection
+from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 
 PHASE_STEPS = 20
@@ -82,6 +86,22 @@ class EmbeddingStep(StepOnRanks):
         return clock.means()
 
 
+def shard_workload(
+    workload: Workload, plan: ShardingPlan, comm: Comm, backend: str
+) -> ShardedCollection:
+    """Return the sharded collection for a workload. Every rank calls this function."""
+    tables = workload.tables()
+    meta = torch.device("meta")
+    collection = (
+        EmbeddingCollection(tables, meta)
+        if workload.pooling is PoolingType.NONE
+        else EmbeddingBagCollection(tables, device=meta, lookups=workload.lookups())
+    )
+    sharded = shard_model(collection, plan, comm, rule(), backend)
+    assert isinstance(sharded, ShardedCollection)
+    return sharded
+
+
 def run(session: Session) -> None:
     """Measure every workload under every plan through every transport."""
     comms = session.open_transports()
@@ -112,7 +132,7 @@ def _measure(session: Session, workload: Workload, comms: dict[str, Comm]) -> No
     for name, plan in plans.items():
         own = {transport: steps[name, transport] for transport in comms}
         measured = {transport: all_plans[name, transport] for transport in comms if all_plans}
-        specs = session.specs("step", workload, sharding=torchrec_sharding(plan))
+        specs = session.specs("step", workload, plan)
         with session.rivals("torchrec", specs) as others:
             if others or not all_plans:  # both under one plan, in the same rounds
                 measured = session.measure(f"{workload.name}, {name}", {**own, **others})
@@ -124,7 +144,7 @@ def _measure(session: Session, workload: Workload, comms: dict[str, Comm]) -> No
                     "transport": transport,
                     **compared(measured[transport], beside("torchrec", measured)),
                     **_against_plans((name, transport), all_plans),
-                    "pooled_tables": pooled_tables(plan),
+                    "pooled_tables": sum(s.mode == "pooled" for s in plan.tables.values()),
                     "bytes_exchanged": step.bytes_exchanged(),
                     **_phases(step),
                 }

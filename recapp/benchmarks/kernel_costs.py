@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from recapp.benchmarks.fit import fit, typical
-from recapp.benchmarks.setup import rule
+from recapp.benchmarks.session import rule
 from recapp.benchmarks.workloads import Workload
 from recapp.engine.requests import Requests
 from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection, shard_bags

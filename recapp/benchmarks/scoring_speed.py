@@ -6,11 +6,14 @@ All contenders score the same rows, cut into batches, in the same rounds:
     torch       the model with tables of `torch.nn.EmbeddingBag` in fp32: the baseline of ratios
     eager       recapp.load_model of the artefact: a batch becomes scores
     compiled    the same with the compiled dense part (trust_compiled=true)
-    cpp         the program of `recapp/inference/cpp`, by its own clock
+    cpp         the program of `recapp/inference/cpp`, by its own clock; one process for each number
+                of threads maps the artefact once and waits for lines such as "64 32 40": the size
+                of a batch, the number of batches, the steps
     raw_rows    compiled (eager, where nothing is compiled), including the decoding of raw rows in
                 Arrow
     torchrec    TorchRec's DLRM after quantize_embeddings, whose lookups are FBGEMM's inference
-                kernels, in eager; torchrec_tuned: with its allocator tuned
+                kernels, in eager; torchrec_tuned: with its allocator tuned. `torchrec_worker.py`
+                gets the shapes of layers and tables, and the rows that each batch looks up
 
 All but raw_rows begin with decoded ids and numbers, and all end with scores. The p99 is taken over
 the steps of all rounds. The goal is a p99 at batch 1 below three times p50.
@@ -18,6 +21,7 @@ the steps of all rounds. The goal is a p99 at batch 1 below three times p50.
 The costs to load each artefact have records of their own (`mapped_memory.py`).
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
@@ -28,17 +32,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from recapp.benchmarks.cpp_scores import CppScores
 from recapp.benchmarks.line_process import LineProcess
 from recapp.benchmarks.mapped_memory import LoadModel, cost_of_loading
 from recapp.benchmarks.rivals import Absent, Rival
 from recapp.benchmarks.session import Session
-from recapp.benchmarks.timing import Contender, Measured, Steps, beside, compared, in_turn
-from recapp.benchmarks.torchrec_model import no_twin, torchrec_spec, write_batches
+from recapp.benchmarks.timing import Contender, Measured, Steps, Times, beside, compared, in_turn
 from recapp.dataset.raw_rows import RawTable
 from recapp.inference.scorer import Scorer
+from recapp.models.published_dlrm import DLRM
 from recapp.sparse.batch import Batch
 from recapp.stored.artefact_files import example_bytes
+from recapp.tables.config import PoolingType
+from recapp.tables.embedding_bag import EmbeddingBagCollection
 
 T = TypeVar("T")
 BASELINE = "torch"
@@ -92,6 +97,7 @@ class Stored:
     Args:
         served: The model.
         quantize: The way to store tables.
+        path: The artefact.
         eager: The artefact, with the dense part in eager.
         compiled: The artefact with its compiled dense part; None where there is none.
         batches: The batches of each size.
@@ -100,15 +106,11 @@ class Stored:
 
     served: Served
     quantize: str
+    path: Path
     eager: Scorer
     compiled: Scorer | None
     batches: list[Batches]
     rows_file: Path
-
-    @property
-    def path(self) -> Path:
-        """The path of the artefact."""
-        return self.served.artefacts[self.quantize]
 
     def contenders(self, of_size: Batches, program: LineProcess | None) -> dict[str, Contender]:
         """Return the contenders for batches of one size, without those of another Python.
@@ -175,7 +177,7 @@ def _stored(session: Session, served: Served, quantize: str) -> Stored:
     rows_file = session.folder / f"{served.name}.arrow"
     rows_file.write_bytes(example_bytes(rows))
     batches = [batches_of(eager, rows, size) for size in sizes]
-    return Stored(served, quantize, eager, compiled, batches, rows_file)
+    return Stored(served, quantize, path, eager, compiled, batches, rows_file)
 
 
 def _program(stored: Stored, threads: int) -> AbstractContextManager[LineProcess | None]:
@@ -280,3 +282,100 @@ def goal_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{r['tail_ratio']:.1f}"
         for r in missed
     ]
+
+
+def no_twin(model: nn.Module | None) -> str:
+    """Return why no DLRM of TorchRec does the same work as a model; empty where one does.
+
+    Args:
+        model: The model with its unsharded collection, or None.
+    """
+    if not isinstance(model, DLRM):
+        return "it is no DLRM of static tables"
+    collection = model.embedding_bag_collection
+    if not isinstance(collection, EmbeddingBagCollection) or model.bottom is None:
+        return "it has no bags or no numbers"
+    lookups = collection.lookups
+    if any(x.pooling is not PoolingType.SUM for x in lookups) or len(model.projections):
+        return "its bags are not all summed, or its tables have several widths"
+    if len({x.feature for x in lookups}) < len(lookups) or collection.is_weighted():
+        return "a feature reads several tables, or ids have weights"
+    return ""
+
+
+def torchrec_spec(model: Any, quantize: str, files: Mapping[str, Path]) -> dict[str, Any]:
+    """Return the spec from which a process of TorchRec builds the twin of a model.
+
+    Args:
+        model: A DLRM with its unsharded collection; `no_twin` gives no reason against it.
+        quantize: The way to store tables.
+        files: The file of each list of batches.
+    """
+    collection = model.embedding_bag_collection
+    read = {
+        t.name: [x.feature for x in collection.lookups if x.table.name == t.name]
+        for t in collection.tables()
+    }
+    return {
+        "kind": "inference",
+        "quantize": quantize,
+        "tables": [
+            (t.name, t.num_embeddings, t.embedding_dim, read[t.name]) for t in collection.tables()
+        ],
+        "features": [x.feature for x in collection.lookups],
+        "model": {
+            "dense": model.dense_in_features,
+            "bottom": _widths(model.bottom),
+            "top": _widths(model.top),
+        },
+        "batches": {name: str(path) for name, path in files.items()},
+    }
+
+
+def write_batches(model: Any, batches: Sequence[Batch], path: Path) -> None:
+    """Write the numbers and the rows of batches to a file.
+
+    Args:
+        model: The model of `torchrec_spec`.
+        batches: The batches, all of one size.
+        path: The file.
+    """
+    found = [model.embedding_bag_collection.id_rules(batch.sparse) for batch in batches]
+    np.savez(
+        path,
+        ids=torch.cat([rows.rows_L.long() for rows in found]).numpy(),
+        ids_of_batch=np.array([len(rows.rows_L) for rows in found]),
+        lengths=torch.stack([rows.lengths_FB.reshape(-1).int() for rows in found]).numpy(),
+        dense=torch.stack([batch.dense_BI for batch in batches]).numpy(),
+    )
+
+
+def _widths(layers: nn.Module) -> list[int]:
+    return [m.out_features for m in layers.modules() if isinstance(m, nn.Linear)]
+
+
+US_OF_MS = 1e3
+
+
+@dataclass(frozen=True)
+class CppScores:
+    """Batches that the C++ program scores.
+
+    Args:
+        program: The process, which waits for its turns.
+        size: The samples of a batch.
+        batches: The number of different batches, which steps take in turn.
+    """
+
+    program: LineProcess
+    size: int
+    batches: int
+
+    def run(self, steps: int) -> Times:
+        """Score batches, and return the time of each.
+
+        Raises:
+            LaunchError: The program has ended.
+        """
+        self.program.send(f"{self.size} {self.batches} {steps}")
+        return {"step": [us / US_OF_MS for us in json.loads(self.program.answer())["us"]]}

@@ -1,11 +1,12 @@
 """The session of a benchmark, which every measurement uses on its rank: settings, other ranks,
-files, progress, and the records so far.
+files, progress, the records so far, and the engine: plans, sharded tables and their row rule.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,18 @@ from torch import Tensor
 from recapp.benchmarks.bench_settings import BenchSettings
 from recapp.benchmarks.ranks import open_transports
 from recapp.benchmarks.rivals import Absent, Rival, rivals
-from recapp.benchmarks.setup import EPS, LEARNING_RATE, WHOLE, WHOLE_NAME, make_plan, rule
 from recapp.benchmarks.timing import MOST_STEPS, Contender, Measured, interleave
 from recapp.benchmarks.workloads import BATCHES, Workload
 from recapp.console import note, progress
 from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection, shard_bags
-from recapp.optim.rules import RowRule
+from recapp.optim.rules import RowRule, rowwise_adagrad
+from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes, initial_plan
+from recapp.planner.plan_rules import plan_by_rules, read_rule
 from recapp.planner.planner_settings import PlanSettings
+from recapp.planner.topology import Topology
 from recapp.settings.records import record, to_plain
 from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sharding.sharding_types import COLUMN_WIDTH
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from recapp.tables.listed import listed_tables
@@ -33,6 +37,58 @@ from recapp.tables.table_settings import ListedTables
 from recapp.transport.communicator import Comm
 
 ROWS_FILE = "rows.json"  # in the run's directory: the records so far
+LEARNING_RATE = 0.01
+EPS = 1e-8
+WHOLE_NAME = "table_wise"
+WHOLE = PlanSettings(rules=({"type": WHOLE_NAME},))
+"""The plan that does not cut tables, and its name."""
+
+
+def rule() -> RowRule:
+    """Return the row rule of every benchmark and every rival: row-wise Adagrad."""
+    return rowwise_adagrad(LEARNING_RATE, EPS)
+
+
+def make_plan(
+    name: str,
+    plan_settings: PlanSettings,
+    tables: Sequence[EmbeddingConfig],
+    comm: Comm,
+    batches: Sequence[KeyedJaggedTensor],
+    lookups: Sequence[TableLookup] | None = None,
+) -> ShardingPlan:
+    """Return a plan by rules for these ranks. Every rank calls this function.
+
+    Modes that the settings leave open are decided as in training, on rank 0's batches. Strips are
+    narrow enough that every rank can have one: at dim 64 the usual 64 columns would make one strip
+    of a table, and on two ranks they become 32 columns.
+
+    Args:
+        name: The name of the plan.
+        plan_settings: The `rules`, and `mode`, `column_width` and `row_order` where they are set.
+        tables: The tables.
+        comm: The ranks.
+        batches: This rank's batches.
+        lookups: The lookups of the tables; None takes the lookups that the tables declare.
+    """
+    rules = [
+        read_rule(r, f"plan {name}, rule {i}") for i, r in enumerate(plan_settings.rules or ())
+    ]
+    widest = max(t.embedding_dim for t in tables)
+    width = min(plan_settings.column_width or COLUMN_WIDTH, -(-widest // comm.world))
+    make = partial(
+        plan_by_rules,
+        tables,
+        Topology(comm.world),
+        rules,
+        name=name,
+        mode=plan_settings.mode or "auto",
+        column_width=width,
+        row_order=plan_settings.row_order or "natural",
+    )
+    return initial_plan(
+        make, comm, count=lambda plan: decide_modes(tables, plan, batches[:SAMPLE_BATCHES], lookups)
+    )
 
 
 @dataclass
@@ -227,16 +283,21 @@ class Session:
         """Return the path of the file with a rank's ids."""
         return self.folder / f"{workload.name}_{rank}.npy"
 
-    def specs(self, kind: str, workload: Workload, **more: Any) -> list[dict[str, Any]]:
+    def specs(
+        self, kind: str, workload: Workload, plan: ShardingPlan | None = None, **more: Any
+    ) -> list[dict[str, Any]]:
         """Return the specs of a rival's processes, one for each rank.
 
         Args:
             kind: The kind of step: `kernels`, `quantised`, `step` or `train`, as
                 `torchrec_worker.py` describes them.
             workload: The tables and batches.
-            more: Further entries of each spec, such as the sharding.
+            plan: The plan of the tables, of which a spec has the sharding type and the ranks of
+                each table, one rank for each column strip; None for tables of one process.
+            more: Further entries of each spec.
         """
         tables = list(zip(workload.features, workload.rows_F, workload.dim_F, strict=True))
+        shardings = {} if plan is None else plan.tables
         return [
             {
                 "kind": kind,
@@ -247,6 +308,10 @@ class Session:
                 "ids": str(self.ids_file(workload, rank)),
                 "learning_rate": LEARNING_RATE,
                 "eps": EPS,
+                "sharding": {
+                    name: (sharding.sharding_type, [shard.rank for shard in sharding.shards])
+                    for name, sharding in shardings.items()
+                },
             }
             | more
             for rank in range(self.comm.world)

@@ -21,7 +21,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,8 @@ PARTS = {
     "first step": ("seconds_to_training", "seconds_to_first_step"),
     "validation, checkpoint, end": ("seconds_to_first_step", "prompt"),
 }
-"""The parts of `train`, each with the moments of its begin and end; "" is the start of the command.
+"""The parts of `train`, each with the moments of its begin and end in `metrics.json`; "" is the
+start of the command.
 """
 NOT_INHERITED = ("PYTHONPATH", "RECAPP_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "HYDRA_")
 """The beginnings of environment variables that a measured command does not inherit."""
@@ -120,13 +121,12 @@ class Waits:
 
     Args:
         recapp: The measured version of recapp.
-        measured: The times of each command, by cache.
-        moments: The time of each moment of `PARTS` in each run of `train`, in seconds, by cache.
+        measured: The times of each command, and of each part of `train` that the run tells, by
+            cache.
     """
 
     recapp: Recapp
     measured: dict[str, Measured] = field(default_factory=dict)
-    moments: dict[str, list[dict[str, float | None]]] = field(default_factory=dict)
 
     def one_round(self, cache: str, prepare: Callable[[], None]) -> None:
         """Run each command once.
@@ -138,19 +138,18 @@ class Waits:
         seconds: dict[str, float] = {}
         for what, arguments in COMMANDS.items():
             prepare()
-            whole, seen = self.recapp.run(arguments, STARTED if what == PROMPT else "")
-            seconds[what] = whole
+            seconds[what], seen = self.recapp.run(arguments, STARTED if what == PROMPT else "")
             if what == PROMPT:
                 if seen is None:
                     raise LaunchError(f"{self.recapp.name}: train printed no line {STARTED}")
                 seconds[FIRST_STEP] = seen
+        said = json.loads((self.recapp.folder / "run" / "metrics.json").read_text())
+        moments = {"": 0.0, **said, "imports": seconds[IMPORTS], "prompt": seconds[PROMPT]}
+        for part, (first, last) in PARTS.items():
+            if moments.get(first) is not None and moments.get(last) is not None:
+                seconds[part] = moments[last] - moments[first]
         times = {what: [s * 1e3] for what, s in seconds.items()}
         self.measured.setdefault(cache, Measured()).add(times)
-        said = json.loads((self.recapp.folder / "run" / "metrics.json").read_text())
-        moments = {name: said.get(name) for name in MOMENTS}
-        self.moments.setdefault(cache, []).append(
-            {"": 0.0, **moments, "imports": seconds[IMPORTS], "prompt": seconds[PROMPT]}
-        )
 
 
 COMMANDS = {
@@ -170,7 +169,6 @@ COMMANDS = {
     "--help": ["-m", "recapp", "--help"],
     IMPORTS: ["-c", IMPORTS],
 }
-MOMENTS = ("seconds_to_ranks", "seconds_to_training", "seconds_to_first_step")
 
 
 def baseline_of(path: str | None, folder: Path) -> Recapp | None:
@@ -237,53 +235,40 @@ def measure(
             for waits in contenders[:: 1 if number % 2 == 0 else -1]:
                 waits.one_round(cache, prepare)
         advance(1)
-    other = contenders[1] if len(contenders) > 1 else None
+    mine, theirs, *_ = [*(waits.measured for waits in contenders), {}]
     return {
-        "rows": [_row(w, c, contenders[0], other) for c in settings.cache for w in WAITS],
-        "parts": [_part(p, c, contenders[0], other) for c in settings.cache for p in PARTS],
+        "rows": [
+            _record("what", what, cache, mine, theirs)
+            | ratio(BASELINE, theirs.get(cache), mine.get(cache, Measured()), what)
+            for cache in settings.cache
+            for what in WAITS
+        ],
+        "parts": [
+            _record("part", part, cache, mine, theirs) for cache in settings.cache for part in PARTS
+        ],
     }
 
 
-def _row(what: str, cache: str, own: Waits, baseline: Waits | None) -> dict[str, Any]:
-    """Return the record of a command; its numbers are None where it was not measured."""
-    theirs = baseline.measured.get(cache) if baseline else None
-    mine = own.measured.get(cache)
-    return {
-        "what": what,
-        "cache": cache,
-        **_seconds("", _flat(mine, what)),
-        **_seconds("baseline_", _flat(theirs, what)),
-        **ratio(BASELINE, theirs if mine else None, mine or Measured(), what),
-    }
+ByCache = Mapping[str, Measured]
+"""The times of a recapp by cache; empty where there is no baseline."""
 
 
-def _flat(measured: Measured | None, what: str) -> list[float]:
-    return [ms / 1e3 for step in measured.rounds[what] for ms in step] if measured else []
+def _record(
+    kind: str, what: str, cache: str, own: ByCache, baseline: ByCache
+) -> dict[str, str | float | None]:
+    """Return the record of a command or of a part; its numbers are None where it was not measured.
 
-
-def _part(part: str, cache: str, own: Waits, baseline: Waits | None) -> dict[str, Any]:
-    """Return the record of a part of a start."""
-    return {
-        "part": part,
-        "cache": cache,
-        **_seconds("", _lengths(own, part, cache)),
-        **_seconds("baseline_", _lengths(baseline, part, cache) if baseline else []),
-    }
-
-
-def _lengths(waits: Waits, part: str, cache: str) -> list[float]:
-    """Return the seconds of a part of a start, for each run that has both moments."""
-    first, last = PARTS[part]
-    found = []
-    for moments in waits.moments.get(cache, []):
-        begin = moments[first]
-        end = moments[last]
-        if begin is not None and end is not None:
-            found.append(end - begin)
+    Args:
+        kind: The key of the name: `what` or `part`.
+        what: The name of the command or part.
+        cache: The state of the page cache.
+        own: The times of recapp.
+        baseline: The times of the baseline.
+    """
+    found: dict[str, str | float | None] = {kind: what, "cache": cache}
+    for prefix, measured in (("", own), ("baseline_", baseline)):
+        steps = measured[cache].rounds.get(what, []) if cache in measured else []
+        seconds = [ms / 1e3 for step in steps for ms in step]
+        keys = (f"{prefix}median_s", f"{prefix}q1_s", f"{prefix}q3_s")
+        found |= dict(zip(keys, quartiles(seconds) if seconds else (None,) * 3, strict=True))
     return found
-
-
-def _seconds(prefix: str, seconds: Sequence[float]) -> dict[str, float | None]:
-    """Return median and quartiles as entries of a record."""
-    keys = (f"{prefix}median_s", f"{prefix}q1_s", f"{prefix}q3_s")
-    return dict(zip(keys, quartiles(seconds), strict=True)) if seconds else dict.fromkeys(keys)

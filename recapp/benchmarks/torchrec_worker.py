@@ -29,6 +29,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+if __name__ == "__main__":
+    sys.path.pop(0)  # the folder of this file: its modules are not top-level modules
+
+import numpy
+import torch
+import torch.distributed as dist
+
 PR_SET_PDEATHSIG = 1
 Step = Callable[[int], dict[str, float]]
 """A function that runs the step of a number, and returns its milliseconds by part."""
@@ -37,7 +44,6 @@ Step = Callable[[int], dict[str, float]]
 def main() -> None:
     """Build the module of the spec in the first line, then time steps for each further line."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    sys.path.pop(0)  # the folder of this file: its modules are not top-level modules
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # keeps output of libraries out of the answers
     spec = json.loads(sys.stdin.readline())
@@ -50,7 +56,7 @@ def main() -> None:
     number = 0
     for line in sys.stdin:
         request = json.loads(line)
-        set_threads(request["threads"])
+        torch.set_num_threads(request["threads"])
         if request["batches"] is not None:
             step.take(request["batches"])
         times: dict[str, list[float]] = {}
@@ -76,21 +82,11 @@ def answer(to: Any, document: dict[str, Any]) -> None:
     to.flush()
 
 
-def set_threads(threads: int) -> None:
-    """Set the number of torch's threads, which FBGEMM uses too."""
-    import torch
-
-    torch.set_num_threads(threads)
-
-
 def load_ids(spec: dict[str, Any]) -> Any:
     """Return the ids of this rank's batches, int64 [N, L], and the length of each bag, [F * B].
 
     The rank of recapp has written the ids. N batches, L ids of a batch, F features, B samples.
     """
-    import numpy
-    import torch
-
     ids_NL = torch.from_numpy(numpy.load(spec["ids"]))
     lengths_FB = torch.repeat_interleave(
         torch.tensor(spec["bags"], dtype=torch.int32), spec["batch_size"]
@@ -126,7 +122,6 @@ def timed(
 
 def build_kernels(spec: dict[str, Any]) -> Step:
     """Return a step of FBGEMM alone: forward, and backward with its fused update."""
-    import torch
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
         ComputeDevice,
@@ -134,7 +129,7 @@ def build_kernels(spec: dict[str, Any]) -> Step:
         SplitTableBatchedEmbeddingBagsCodegen,
     )
 
-    set_threads(spec["threads"])
+    torch.set_num_threads(spec["threads"])
     module = SplitTableBatchedEmbeddingBagsCodegen(
         [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for _, rows, dim in spec["tables"]],
         optimizer=OptimType.EXACT_ROWWISE_ADAGRAD,
@@ -156,7 +151,6 @@ def build_kernels(spec: dict[str, Any]) -> Step:
 
 def build_quantised(spec: dict[str, Any]) -> Step:
     """Return a lookup of FBGEMM in tables of 8 or 4 bits: fp32 vectors, ids not checked."""
-    import torch
     from fbgemm_gpu.split_embedding_configs import SparseType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
         BoundsCheckMode,
@@ -166,7 +160,7 @@ def build_quantised(spec: dict[str, Any]) -> Step:
         IntNBitTableBatchedEmbeddingBagsCodegen,
     )
 
-    set_threads(spec["threads"])
+    torch.set_num_threads(spec["threads"])
     kind = SparseType.INT8 if spec["bits"] == 8 else SparseType.INT4
     module = IntNBitTableBatchedEmbeddingBagsCodegen(
         [(name, rows, dim, kind, EmbeddingLocation.HOST) for name, rows, dim in spec["tables"]],
@@ -185,9 +179,7 @@ def build_quantised(spec: dict[str, Any]) -> Step:
 
 def join_ranks(spec: dict[str, Any]) -> None:
     """Join a gloo process group, whose ranks meet through a file."""
-    import torch.distributed as dist
-
-    set_threads(spec["threads"])
+    torch.set_num_threads(spec["threads"])
     os.environ.update(LOCAL_RANK=str(spec["rank"]), LOCAL_WORLD_SIZE=str(spec["world"]))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
@@ -207,7 +199,6 @@ def shard(spec: dict[str, Any], module: Any, collection: Any, path: str) -> Any:
     Raises:
         Refusal: TorchRec's sharder does not list a sharding type of the plan for the CPU.
     """
-    import torch
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torchrec.distributed import DistributedModelParallel
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
@@ -265,7 +256,6 @@ def features(spec: dict[str, Any]) -> list[Any]:
 
 def collection_of(spec: dict[str, Any]) -> Any:
     """Return the unsharded collection of the spec, on the meta device: of bags, or of sequences."""
-    import torch
     from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
@@ -312,7 +302,6 @@ def dlrm_of(collection: Any, shape: dict[str, Any]) -> Any:
         collection: The unsharded collection.
         shape: The number of dense inputs, and the widths of the layers `bottom` and `top`.
     """
-    import torch
     from torchrec.models.dlrm import DLRM
 
     cpu = torch.device("cpu")
@@ -321,9 +310,6 @@ def dlrm_of(collection: Any, shape: dict[str, Any]) -> Any:
 
 def build_step(spec: dict[str, Any]) -> Step:
     """Return TorchRec's embedding step: exchange, lookup, backward, update."""
-    import torch
-    import torch.distributed as dist
-
     join_ranks(spec)
     collection = collection_of(spec)
     model = shard(spec, collection, collection, "")
@@ -345,9 +331,6 @@ def build_step(spec: dict[str, Any]) -> Step:
 
 def build_train(spec: dict[str, Any]) -> Step:
     """Return a whole training step of TorchRec's DLRM."""
-    import torch
-    import torch.distributed as dist
-
     join_ranks(spec)
     torch.manual_seed(0)
     collection = collection_of(spec)
@@ -380,12 +363,11 @@ class Scores:
     """
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        import torch
         from torchrec.inference.modules import quantize_embeddings
         from torchrec.modules.embedding_configs import EmbeddingBagConfig
         from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-        set_threads(spec["threads"])
+        torch.set_num_threads(spec["threads"])
         collection = EmbeddingBagCollection(
             device=torch.device("cpu"),
             tables=[
@@ -413,8 +395,6 @@ class Scores:
         Args:
             name: A key of the spec's `batches`.
         """
-        import numpy
-        import torch
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
         found = numpy.load(self.files[name])
@@ -432,8 +412,6 @@ class Scores:
         Args:
             number: The number of the batch.
         """
-        import torch
-
         dense, features = self.batches[number % len(self.batches)]
         # a new tensor each time, because it caches sums of lengths, which a request does not have
         features = type(features)(self.features, features.values(), lengths=features.lengths())

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from recapp.benchmarks.models import DENSE, MODELS, NamedModel
 from recapp.benchmarks.session import Session
-from recapp.benchmarks.setup import torchrec_sharding
 from recapp.benchmarks.timing import Measured, Steps, beside, compared, in_turn, spread
 from recapp.benchmarks.workloads import Workload
 from recapp.engine.shard_model import compile_dense, sharded_tables, wrap_dense
@@ -186,7 +185,7 @@ def _measure(
         step = TrainingStep(session, model, tables, plan, comm, compiled=True)
         own[f"{transport}, compiled"] = step.in_memory(batches)
     spec = {"dense": DENSE, "bottom": model.bottom_layers, "top": model.top}
-    specs = session.specs("train", workload, sharding=torchrec_sharding(plan), model=spec)
+    specs = session.specs("train", workload, plan, model=spec)
     gemm = matrix_products(model, session.comm)
     with session.rivals("torchrec", specs) as others:
         measured = session.measure(f"{model.name}, {plan.name}", {**own, "gemm": gemm, **others})

@@ -27,7 +27,7 @@ from recapp.benchmarks.kernel_costs import (
 )
 from recapp.benchmarks.link_costs import measure_link, measured_world_sizes
 from recapp.benchmarks.ranks import reducer
-from recapp.benchmarks.setup import rule
+from recapp.benchmarks.session import rule
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
 from recapp.planner.hardware import KERNELS, read_hardware, write_hardware

@@ -13,9 +13,15 @@ from recapp.app import bench_inference
 from recapp.app.bench_inference import cpp_program, served_model
 from recapp.benchmarks import mapped_memory
 from recapp.benchmarks.mapped_memory import memory_of_two
-from recapp.benchmarks.scoring_speed import batches_of, goal_lines, record
+from recapp.benchmarks.scoring_speed import (
+    batches_of,
+    goal_lines,
+    no_twin,
+    record,
+    torchrec_spec,
+    write_batches,
+)
 from recapp.benchmarks.timing import Measured
-from recapp.benchmarks.torchrec_model import no_twin, torchrec_spec, write_batches
 from recapp.errors import ConfigError
 
 

@@ -8,11 +8,10 @@ from bench_cases import BAGS, TINY
 
 from recapp.benchmarks import torchrec_worker
 from recapp.benchmarks.bench_settings import BenchSettings
-from recapp.benchmarks.embedding_step import EmbeddingStep
+from recapp.benchmarks.embedding_step import EmbeddingStep, shard_workload
 from recapp.benchmarks.kernels import floor_of
 from recapp.benchmarks.models import MODELS
-from recapp.benchmarks.session import Session
-from recapp.benchmarks.setup import WHOLE, make_plan, shard_workload
+from recapp.benchmarks.session import WHOLE, Session, make_plan
 from recapp.benchmarks.whole_step import dense_flops, matrix_products
 from recapp.benchmarks.workloads import MLPERF_BAGS, WORKLOADS, Workload
 from recapp.tables.config import PoolingType

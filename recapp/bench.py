@@ -208,7 +208,7 @@ def _served(settings: BenchSettings, job: Job) -> dict[str, str]:
     if settings.artefact is not None:
         return {Path(settings.artefact).name.partition(".")[0]: settings.artefact}
     from recapp.app.bench_inference import train_generated
-    from recapp.benchmarks.models import SERVED
+    from recapp.benchmarks.workloads import SERVED
 
     folder = Path(settings.folder)
     return {

@@ -20,9 +20,9 @@ from recapp.app.export_model import export_model
 from recapp.app.job import Job, run_recipe
 from recapp.app.load_model import load_model, recipe_of_stored
 from recapp.benchmarks import bench_worker, scoring_speed
-from recapp.benchmarks.models import ServedModel
 from recapp.benchmarks.scoring_speed import Served
 from recapp.benchmarks.session import Session
+from recapp.benchmarks.workloads import ServedModel
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.sequential_rows import example_rows
 from recapp.engine.read_only_store import like, values_of

@@ -42,9 +42,9 @@ from recapp.benchmarks.link_costs import (
     measure_overlap,
     measured_world_sizes,
 )
-from recapp.benchmarks.models import DENSE, NamedModel
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.timing import Steps
+from recapp.benchmarks.workloads import DENSE, NamedModel
 from recapp.console import progress
 from recapp.errors import ConfigError
 from recapp.kernels.backend import backend as make_backend

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from recapp.benchmarks.bench_settings import BenchSettings
-from recapp.benchmarks.models import MODELS, SERVED
 from recapp.benchmarks.rivals import check_python
-from recapp.benchmarks.workloads import LOOKUPS, WORKLOADS
+from recapp.benchmarks.workloads import LOOKUPS, MODELS, SERVED, WORKLOADS
 from recapp.errors import ConfigError, suggest
 from recapp.inference.storage import QUANTIZE
 from recapp.kernels.backend import backend as make_backend

@@ -17,11 +17,11 @@ from itertools import count, islice, product
 from statistics import mean
 from typing import Any
 
-from recapp.benchmarks.models import MODELS, NamedModel
 from recapp.benchmarks.rivals import Absent
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.timing import Contender, Measured, Steps, compared
 from recapp.benchmarks.whole_step import TrainingStep
+from recapp.benchmarks.workloads import MODELS, NamedModel
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.parquet import column_bytes
 from recapp.dataset.schema import criteo_schema

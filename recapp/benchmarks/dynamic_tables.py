@@ -28,14 +28,13 @@ import torch
 from torch import Tensor
 
 from recapp.benchmarks.embedding_step import EmbeddingStep
-from recapp.benchmarks.models import MODELS
 from recapp.benchmarks.ranks import first_ranks
 from recapp.benchmarks.resident import peak_bytes, settled_bytes
 from recapp.benchmarks.rivals import Absent
 from recapp.benchmarks.session import WHOLE_NAME, Session
 from recapp.benchmarks.timing import Contender, Measured, Steps, Times, compared, in_turn, spread
 from recapp.benchmarks.whole_step import TrainingStep, batches_of
-from recapp.benchmarks.workloads import WORKLOADS, Workload
+from recapp.benchmarks.workloads import MODELS, WORKLOADS, Workload
 from recapp.console import progress
 from recapp.processes.process_memory import forget_peak_resident
 from recapp.sharding.sharding_plan import ShardingPlan

@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.benchmarks.models import DENSE, MODELS, NamedModel
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.timing import Measured, Steps, beside, compared, in_turn, spread
-from recapp.benchmarks.workloads import Workload
+from recapp.benchmarks.workloads import DENSE, MODELS, NamedModel, Workload
 from recapp.engine.shard_model import compile_dense, sharded_tables, wrap_dense
 from recapp.models.published_dlrm import DLRM
 from recapp.optim.optimizer import hybrid

@@ -8,19 +8,19 @@ the names and arguments that recapp's own API has in another form. Two places us
 | **TorchRec**               |                                                                    |
 | models, functions, modules | torchrec_dlrm, small_helpers                                       |
 | training                   | train_pipeline, awaitables, sharding_env                           |
-| modules around collections | collection_wrapper, feature_processors, wrapped_sharders           |
+| modules around collections | collection_wrapper, feature_processors                             |
 | optimisers                 | keyed_optimizers, warmup_optimizer                                 |
 | plans                      | planning, plans_by_hand, quantised_comms                           |
 | tables that take any ids   | managed_collisions, managed_collision_collections,                 |
 |                            | eviction_policies                                                  |
 | quantised models           | quantised_models, quantised_collections, predict_modules           |
 | data                       | random_data, movielens                                             |
-| notebooks about TorchRec   | benchmark_helpers, visualizer                                      |
+| notebooks about TorchRec   | notebook_helpers                                                   |
 | **HugeCTR**                |                                                                    |
 | words in recapp's settings | hugectr_words                                                      |
 | plan files                 | hugectr_plan_lists, hugectr_plan_matrix                            |
 | a program, from the top    | hugectr_model, hugectr_program, hugectr_solver, hugectr_reader     |
-| its tables                 | hugectr_collection, hugectr_optimizers                             |
+| its tables                 | hugectr_collection                                                 |
 | its dense layers           | hugectr_graph, hugectr_layers, hugectr_layer_modules               |
 | its arguments              | hugectr_arguments                                                  |
 """

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.compat.collection_wrapper import CollectionWrapper
+from recapp.compat.collection_wrapper import CollectionWrapper, WrappedSharder
+from recapp.engine.sharder import CollectionSharder
 from recapp.errors import ConfigError, DataError, suggest
 from recapp.sparse.bags import first_ones, on_host
 from recapp.sparse.jagged_tensor import JaggedTensor
@@ -230,6 +231,23 @@ class FeatureProcessedEmbeddingBagCollection(CollectionWrapper):
         processors, bags = self.split()
         pooled: KeyedTensor = bags(processors(features))
         return pooled
+
+
+class FeatureProcessedEmbeddingBagCollectionSharder(WrappedSharder):
+    """A sharder of collections with feature processors, for every sharding type; TorchRec has no
+    row-wise types for them.
+
+    Args:
+        ebc_sharder: The `sharder` of `WrappedSharder`.
+        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
+    """
+
+    module_type = FeatureProcessedEmbeddingBagCollection
+
+    def __init__(
+        self, ebc_sharder: CollectionSharder | None = None, qcomm_codecs_registry: Any = None
+    ) -> None:
+        super().__init__(ebc_sharder, None, qcomm_codecs_registry)
 
 
 def _weights(argument: str, length: int, device: torch.device | str | None) -> nn.Parameter:

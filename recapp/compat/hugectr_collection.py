@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from recapp.compat.hugectr_arguments import CommunicationStrategy, text, whole
-from recapp.compat.hugectr_optimizers import OptParams, rules_of_opt_params
 from recapp.compat.hugectr_plan_lists import (
     Lists,
     hugectr_lists,
@@ -35,6 +34,7 @@ from recapp.compat.hugectr_plan_lists import (
     plan_from_values,
     printed,
 )
+from recapp.compat.hugectr_solver import OptParams, rules_of_opt_params
 from recapp.compat.hugectr_words import (
     LOOKUP_WORDS,
     combiner_of,

@@ -23,10 +23,9 @@ from recapp.compat.hugectr_arguments import UnknownNameError
 from recapp.compat.hugectr_collection import EmbeddingCollection, EmbeddingCollectionConfig
 from recapp.compat.hugectr_graph import DenseLayer, connected, parameter_counts
 from recapp.compat.hugectr_layers import Shape, shape_text
-from recapp.compat.hugectr_optimizers import OptParams
 from recapp.compat.hugectr_program import Fit, Program, train
 from recapp.compat.hugectr_reader import DataReaderParams, Input
-from recapp.compat.hugectr_solver import CreateSolver
+from recapp.compat.hugectr_solver import CreateSolver, OptParams
 from recapp.errors import ConfigError, suggest
 
 CHECKPOINTS = "checkpoints are recapp's: python -m recapp.train ckpt_path=DIR goes on from one"

@@ -9,7 +9,7 @@ NAMES = {
     "hugectr.Check_t": "recapp.compat.hugectr_arguments",
     "hugectr.CommunicationStrategy": "recapp.compat.hugectr_arguments",
     "hugectr.CompressionStrategy": "recapp.compat.hugectr_arguments",
-    "hugectr.CreateOptimizer": "recapp.compat.hugectr_optimizers",
+    "hugectr.CreateOptimizer": "recapp.compat.hugectr_solver",
     "hugectr.CreateSolver": "recapp.compat.hugectr_solver",
     "hugectr.DataReaderParams": "recapp.compat.hugectr_reader",
     "hugectr.DataReaderSparseParam": "recapp.compat.hugectr_reader",
@@ -27,10 +27,10 @@ NAMES = {
     "hugectr.LrPolicy_t": "recapp.compat.hugectr_arguments",
     "hugectr.MetricsType": "recapp.compat.hugectr_arguments",
     "hugectr.Model": "recapp.compat.hugectr_model",
-    "hugectr.OptParams": "recapp.compat.hugectr_optimizers",
-    "hugectr.Optimizer_t": "recapp.compat.hugectr_optimizers",
-    "hugectr.Update_t": "recapp.compat.hugectr_optimizers",
+    "hugectr.OptParams": "recapp.compat.hugectr_solver",
+    "hugectr.Optimizer_t": "recapp.compat.hugectr_solver",
+    "hugectr.Update_t": "recapp.compat.hugectr_solver",
     "hugectr.print_plan": _HOME,
-    "hugectr.row_rule": "recapp.compat.hugectr_optimizers",
+    "hugectr.row_rule": "recapp.compat.hugectr_solver",
 }
 """The module of recapp that defines each name, by the path of the name."""

@@ -30,9 +30,8 @@ from recapp.compat.hugectr_arguments import text, whole
 from recapp.compat.hugectr_collection import EmbeddingCollection
 from recapp.compat.hugectr_graph import to_plain
 from recapp.compat.hugectr_layers import Layer
-from recapp.compat.hugectr_optimizers import OptParams
 from recapp.compat.hugectr_reader import Columns, DataReaderParams, Input, columns_of, first_key
-from recapp.compat.hugectr_solver import CreateSolver
+from recapp.compat.hugectr_solver import CreateSolver, OptParams
 from recapp.console import note
 from recapp.errors import ConfigError
 from recapp.processes.rank_environment import external_rank, shared_run_directory

@@ -21,11 +21,14 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from recapp.compat.collection_wrapper import CollectionWrapper, twin_of
+from recapp.compat.collection_wrapper import CollectionWrapper, WrappedSharder, twin_of
 from recapp.compat.managed_collisions import ManagedCollisionCollection
 from recapp.engine.sharded_collection import ShardedCollection
+from recapp.engine.sharder import CollectionSharder
 from recapp.errors import ConfigError
+from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block
+from recapp.sharding.sharding_plan import TableSharding
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
@@ -239,6 +242,81 @@ class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollectio
     @property
     def _embedding_collection(self) -> Any:
         return self.collection
+
+
+class ManagedCollisionEmbeddingBagCollectionSharder(WrappedSharder):
+    """A sharder of bags with managed collisions.
+
+    Args:
+        ebc_sharder: The `sharder` of `WrappedSharder`.
+        mc_sharder: Ignored, because managed collisions are sharded with the tables.
+        fused_params: The optimiser, as `CollectionSharder` takes it.
+        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
+    """
+
+    module_type = ManagedCollisionEmbeddingBagCollection
+
+    def __init__(
+        self,
+        ebc_sharder: CollectionSharder | None = None,
+        mc_sharder: CollectionSharder | None = None,
+        fused_params: Mapping[str, Any] | RowRule | None = None,
+        qcomm_codecs_registry: Any = None,
+    ) -> None:
+        super().__init__(ebc_sharder, fused_params, qcomm_codecs_registry)
+
+
+class ManagedCollisionEmbeddingCollectionSharder(WrappedSharder):
+    """A sharder of sequences with managed collisions.
+
+    Args:
+        ec_sharder: The `sharder` of `WrappedSharder`.
+        mc_sharder: Ignored, because managed collisions are sharded with the tables.
+        fused_params: The optimiser, as `CollectionSharder` takes it.
+        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
+    """
+
+    module_type = ManagedCollisionEmbeddingCollection
+
+    def __init__(
+        self,
+        ec_sharder: CollectionSharder | None = None,
+        mc_sharder: CollectionSharder | None = None,
+        fused_params: Mapping[str, Any] | RowRule | None = None,
+        qcomm_codecs_registry: Any = None,
+    ) -> None:
+        super().__init__(ec_sharder, fused_params, qcomm_codecs_registry)
+
+
+class ManagedCollisionCollectionSharder(CollectionSharder):
+    """A sharder of managed collisions, which recapp shards with their tables only.
+
+    Args:
+        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
+    """
+
+    module_type = ManagedCollisionCollection
+
+    def __init__(self, qcomm_codecs_registry: Any = None) -> None:
+        super().__init__(None, qcomm_codecs_registry)
+
+    def shard(
+        self,
+        module: Any,
+        params: Mapping[str, TableSharding],
+        env: Any = None,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> Any:
+        """Refuse to shard managed collisions without their tables.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "ManagedCollisionCollectionSharder.shard: managed collisions lie with the rows of "
+            "their tables: shard the ManagedCollisionEmbeddingBagCollection, with its own sharder"
+        )
 
 
 def _begin_rows(block: Block, table: EmbeddingConfig, seed: int, numbers: Tensor) -> None:

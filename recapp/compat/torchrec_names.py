@@ -6,11 +6,11 @@ module of recapp that defines each (`module:name` if the name differs).
 
 _OF_EVERY_HOME = {
     # not names of TorchRec: notebooks about TorchRec import these from files of their own
-    "recapp.compat.benchmark_helpers": (
+    "recapp.compat.notebook_helpers": (
         "utils.benchmark.TorchRecBenchmark",
         "utils.debugging.TorchRecDebugger",
+        "utils.visualization.TorchRecVisualizer",
     ),
-    "recapp.compat.visualizer": ("utils.visualization.TorchRecVisualizer",),
     "recapp.compat.awaitables": (
         "distributed.Awaitable",
         "distributed.NoWait",
@@ -46,6 +46,7 @@ _OF_EVERY_HOME = {
         "modules.regroup.KTRegroupAsDict",
     ),
     "recapp.compat.feature_processors": (
+        "distributed.fp_embeddingbag.FeatureProcessedEmbeddingBagCollectionSharder",
         "modules.feature_processor_.FeatureProcessor",
         "modules.feature_processor_.FeatureProcessorsCollection",
         "modules.feature_processor_.PositionWeightedModule",
@@ -55,12 +56,6 @@ _OF_EVERY_HOME = {
     ),
     "recapp.compat.feature_processors:FeatureProcessedEmbeddingBagCollection": (
         "distributed.fp_embeddingbag.ShardedFeatureProcessedEmbeddingBagCollection",
-    ),
-    "recapp.compat.wrapped_sharders": (
-        "distributed.fp_embeddingbag.FeatureProcessedEmbeddingBagCollectionSharder",
-        "distributed.mc_embedding.ManagedCollisionEmbeddingCollectionSharder",
-        "distributed.mc_embeddingbag.ManagedCollisionEmbeddingBagCollectionSharder",
-        "distributed.mc_modules.ManagedCollisionCollectionSharder",
     ),
     "recapp.compat.eviction_policies": (
         "modules.mc_modules.DistanceLFU_EvictionPolicy",
@@ -72,6 +67,9 @@ _OF_EVERY_HOME = {
         "modules.mc_modules.probabilistic_threshold_filter",
     ),
     "recapp.compat.managed_collision_collections": (
+        "distributed.mc_embedding.ManagedCollisionEmbeddingCollectionSharder",
+        "distributed.mc_embeddingbag.ManagedCollisionEmbeddingBagCollectionSharder",
+        "distributed.mc_modules.ManagedCollisionCollectionSharder",
         "modules.mc_embedding_modules.BaseManagedCollisionEmbeddingCollection",
         "modules.mc_embedding_modules.ManagedCollisionEmbeddingBagCollection",
         "modules.mc_embedding_modules.ManagedCollisionEmbeddingCollection",

@@ -1,7 +1,6 @@
 """Benchmarks of a size for tests: few small tables, one rank in this process, two rounds."""
 
-from recapp.benchmarks.models import MODELS, NamedModel
-from recapp.benchmarks.workloads import LOOKUPS, WORKLOADS, Workload
+from recapp.benchmarks.workloads import LOOKUPS, MODELS, WORKLOADS, NamedModel, Workload
 
 ROWS = (50, 7, 300)
 BAGS = (1, 3, 2)

@@ -197,7 +197,7 @@ def test_a_growing_table_is_filled_with_all_keys_and_its_memory_and_pauses_are_t
 
 
 def test_reading_is_taken_apart_and_compared_with_memory(tmp_path, monkeypatch):
-    from recapp.benchmarks.models import MODELS
+    from recapp.benchmarks.workloads import MODELS
     from recapp.dataset.data_settings import Generate
     from recapp.dataset.synthetic import write_clicks
 

@@ -10,10 +10,9 @@ from recapp.benchmarks import torchrec_worker
 from recapp.benchmarks.bench_settings import BenchSettings
 from recapp.benchmarks.embedding_step import EmbeddingStep, shard_workload
 from recapp.benchmarks.kernels import floor_of
-from recapp.benchmarks.models import MODELS
 from recapp.benchmarks.session import WHOLE, Session, make_plan
 from recapp.benchmarks.whole_step import dense_flops, matrix_products
-from recapp.benchmarks.workloads import MLPERF_BAGS, WORKLOADS, Workload
+from recapp.benchmarks.workloads import MLPERF_BAGS, MODELS, WORKLOADS, Workload
 from recapp.tables.config import PoolingType
 from recapp.transport.communicator import Comm
 

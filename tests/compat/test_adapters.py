@@ -15,6 +15,9 @@ from recapp.compat.awaitables import (
     LazyNoWait,
     NoWait,
 )
+from recapp.compat.managed_collision_collections import (
+    ManagedCollisionEmbeddingBagCollectionSharder,
+)
 from recapp.compat.plans_by_hand import row_wise, table_wise
 from recapp.compat.quantised_comms import CommType, QCommsConfig, get_qcomm_codecs_registry
 from recapp.compat.sharding_env import (
@@ -24,7 +27,6 @@ from recapp.compat.sharding_env import (
     shard,
     shard_modules,
 )
-from recapp.compat.wrapped_sharders import ManagedCollisionEmbeddingBagCollectionSharder
 from recapp.console import note_once
 from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection
 from recapp.engine.sharder import EmbeddingBagCollectionSharder

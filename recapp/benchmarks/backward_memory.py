@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recapp.benchmarks.embedding_step import workload_of
 from recapp.benchmarks.plain_torch import LEARNING_RATE, PlainTorch, pool_of, training
 from recapp.benchmarks.resident import peak_bytes, settled_bytes
 from recapp.benchmarks.session import Session
-from recapp.benchmarks.strategies import workload_of
 from recapp.benchmarks.timing import Measured, Steps, compared
 from recapp.benchmarks.workloads import Workload
 from recapp.console import progress

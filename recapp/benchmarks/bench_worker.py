@@ -17,7 +17,7 @@ MEASUREMENTS = {
     "memory": "recapp.benchmarks.backward_memory",
     "step": "recapp.benchmarks.embedding_step",
     "train": "recapp.benchmarks.whole_step",
-    "strategies": "recapp.benchmarks.strategies",
+    "strategies": "recapp.benchmarks.embedding_step",
     "data": "recapp.benchmarks.data",
     "dynamic": "recapp.benchmarks.dynamic_tables",
     "serve": "recapp.benchmarks.serving_load",

@@ -171,15 +171,15 @@ def calibrate(
     total = turns(cases, rounds) + 2 * rounds * len(world_sizes) + 3
     with progress("calibrating, turns", total if comm.rank == 0 else 0) as advance_bar:
         advance = advance_bar if comm.rank == 0 else lambda _: None
-        copy = _slowest(comm, _copy_seconds(comm, device, rounds))
+        source = torch.zeros(COPIED_BYTES // 4, device=device)
+        target = torch.zeros(COPIED_BYTES // 4, device=device)
+        copy = _timed(comm, lambda: target.copy_(source), device, rounds)
         advance(1)
         samples = measure_kernels(
             comm, device, backend, cases=cases, rounds=rounds, advance=advance
         )
         batches = (model.batch_size // FEWER, model.batch_size)
-        few, many = (
-            _slowest(comm, _dense_seconds(comm, model, batch, device, rounds)) for batch in batches
-        )
+        few, many = (_dense_seconds(comm, model, batch, device, rounds) for batch in batches)
         advance(1)
         links: dict[Kind, list[LinkCost]] = {kind: [] for kind in KINDS}
         for kind in KINDS:
@@ -213,12 +213,8 @@ def calibrate(
     return comm.broadcast(hardware), _rows(samples, kernels, errors, links, measured)
 
 
-def _slowest(comm: Comm, seconds: float) -> float:
-    return float(max(comm.all_gather(seconds)))
-
-
 def _timed(comm: Comm, work: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """Return the typical seconds of a function that all ranks call together."""
+    """Return the typical seconds of a function that all ranks call together, on the slowest."""
     wait = synchroniser(device)
 
     def step(_: int) -> None:
@@ -227,13 +223,7 @@ def _timed(comm: Comm, work: Callable[[], object], device: torch.device, rounds:
 
     wait()
     ms = Steps({"step": step}, before=comm.barrier).run(1 + rounds)["step"]
-    return typical(ms[1:]) / 1e3
-
-
-def _copy_seconds(comm: Comm, device: torch.device, rounds: int) -> float:
-    source = torch.zeros(COPIED_BYTES // 4, device=device)
-    target = torch.zeros(COPIED_BYTES // 4, device=device)
-    return _timed(comm, lambda: target.copy_(source), device, rounds)
+    return float(max(comm.all_gather(typical(ms[1:]) / 1e3)))
 
 
 class _Pooled(nn.Module):

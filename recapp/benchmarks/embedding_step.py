@@ -1,31 +1,39 @@
-"""`step`: the embedding step on several ranks (exchange, lookup, backward, row-wise Adagrad), under
-plans and transports.
+"""`step` and `strategies`: the embedding step on several ranks (exchange, lookup, backward, and the
+update by row-wise Adagrad), without a model around the tables.
 
-All plans and transports of recapp are timed in the same rounds first, so that they compare with
-each other (`best_plan_ratio`: the fastest plan's time over this plan's). Then recapp and TorchRec
-are timed under the same plan, one plan after the other.
+`step` compares plans and transports, and recapp with TorchRec. All plans and transports of recapp
+are timed in the same rounds first, so that they compare with each other (`best_plan_ratio`: the
+fastest plan's time over this plan's). Then recapp and TorchRec are timed under the same plan, one
+plan after the other. Bags are summed, looked up as sequences, or concatenated. TorchRec has no
+concatenation: its `EmbeddingCollection` gives the same vectors, one after the other.
 
-Bags are summed, looked up as sequences, or concatenated. TorchRec has no concatenation: its
-`EmbeddingCollection` gives the same vectors, one after the other.
+`strategies` compares sharding strategies on tables that the settings list. Every strategy shards
+the same tables, looks up the same ids and takes the same gradient. Forward is timed alone and
+together with backward, which includes the update. Memory is the growth of a rank's process: with
+its tables and buffers, and at its peak during steps.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recapp.benchmarks.forward import StepOnRanks
+from recapp.benchmarks.forward import StepOnRanks, batch_times, forward_alone
+from recapp.benchmarks.resident import peak_bytes, settled_bytes
 from recapp.benchmarks.session import Session, rule
 from recapp.benchmarks.timing import Measured, beside, compared, in_turn, ratio
 from recapp.benchmarks.workloads import WORKLOADS, Workload
 from recapp.engine.shard_model import shard_model
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.engine.state import EngineObserver
+from recapp.processes.process_memory import forget_peak_resident
 from recapp.reporting.phases import PhaseClock
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import PoolingType
+from recapp.tables.config import EmbeddingConfig, PoolingType
 from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
@@ -103,8 +111,11 @@ def shard_workload(
 
 
 def run(session: Session) -> None:
-    """Measure every workload under every plan through every transport."""
+    """Measure workloads under plans through transports, or strategies, as the verb says."""
     comms = session.open_transports()
+    if session.settings.verb == "strategies":
+        _measure_strategies(session, *comms.values())
+        return
     for name in session.settings.workload:
         _measure(session, WORKLOADS[name], comms)
 
@@ -168,3 +179,83 @@ def _phases(step: EmbeddingStep) -> dict[str, float]:
         f"phase_{name}_ms": sum(ms[name] for ms in of_ranks) / len(of_ranks) for name in of_ranks[0]
     }
     return phases | {"phases_ms": sum(phases.values())}
+
+
+MEMORY_STEPS = 3
+
+
+def workload_of(tables: Sequence[EmbeddingConfig]) -> Workload:
+    """Return tables as a workload of one sample and one id a bag, with a feature for each table."""
+    rows_F = tuple(t.num_embeddings for t in tables)
+    dim_F = tuple(t.embedding_dim for t in tables)
+    return Workload("listed", 1, rows_F, dim_F, (1,) * len(tables))
+
+
+def _measure_strategies(session: Session, comm: Comm) -> None:
+    """Measure every strategy with every batch size and every kind of ids."""
+    settings = session.settings
+    made = session.listed_tables()
+    listed = workload_of(made)
+    tables = [
+        replace(t, feature_names=[feature])
+        for t, feature in zip(made, listed.features, strict=True)
+    ]
+    workloads = [
+        listed.of_shape(batch_size, settings.bag, ids)
+        for ids in settings.ids
+        for batch_size in settings.batch_size
+    ]
+    batches = {w.name: session.batches(w) for w in workloads}
+    largest = max(workloads, key=lambda w: w.batch_size).name
+    steps: dict[str, dict[str, EmbeddingStep]] = {w.name: {} for w in workloads}
+    memory: dict[tuple[str, str], dict[str, float]] = {}
+    for name in settings.plans:
+        session.print_note(f"{name}: tables are made")
+        before = settled_bytes()
+        plan = session.plan(name, tables, batches[largest])
+        collection = session.shard(tables, plan, comm)
+        for w in workloads:
+            step = EmbeddingStep(collection, batches[w.name], session.comm)
+            steps[w.name][name] = step
+            memory[w.name, name] = _memory(step, before, session.comm)
+    for w in workloads:
+        both = steps[w.name]
+        forward = {
+            name: forward_alone(step.collection, step.batches, step.comm, comm)
+            for name, step in both.items()
+        }
+        for kind, contenders in (("forward", forward), ("forward+backward", both)):
+            measured = session.measure(f"{kind}, batch {w.batch_size}", contenders)
+            for name, contender in contenders.items():
+                session.add(
+                    {
+                        "strategy": name,
+                        "ids": "zipf" if w.zipf else "uniform",
+                        "batch_size": w.batch_size,
+                        "step": kind,
+                        **batch_times(measured[name], w.batch_size, comm.world),
+                        **memory[w.name, name],
+                        "bytes_exchanged": contender.bytes_exchanged(),
+                        "transport": comm.transport,
+                        "ranks": comm.world,
+                        "rounds": len(measured[name].rounds["step"]),
+                    }
+                )
+
+
+def _memory(step: EmbeddingStep, before: int, comm: Comm) -> dict[str, float]:
+    """Run some steps, and return the GB that tables and buffers hold afterwards, and the peak of
+    the steps, each on the rank with the most.
+
+    Args:
+        step: The step to run.
+        before: The resident bytes of this process before it made the tables.
+        comm: The ranks.
+    """
+    forget_peak_resident()
+    step.run(MEMORY_STEPS)
+    of_ranks = comm.all_gather((settled_bytes() - before, peak_bytes() - before))
+    return {
+        "memory_gb": max(now for now, _ in of_ranks) / 1e9,
+        "memory_peak_gb": max(peak for _, peak in of_ranks) / 1e9,
+    }

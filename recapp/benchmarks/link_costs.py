@@ -94,7 +94,8 @@ def measure_link(
     cost = None
     if ranks is not None:
         turns = [_message(kind, ranks, size) for size in sizes]
-        repeats = [_repeats(ranks, turn) for turn in turns]
+        once = [max(ranks.all_gather(_time(ranks, turn, 2))) for turn in turns]
+        repeats = [min(MOST_REPEATS, max(2, math.ceil(TURN_SECONDS / s))) for s in once]
         times: list[list[float]] = [[] for _ in sizes]
         for _ in range(rounds):
             for i, turn in enumerate(turns):
@@ -132,12 +133,6 @@ def _time(ranks: Comm, turn: Callable[[], object], repeats: int) -> float:
         turn()
     synchronise()
     return (time.perf_counter() - began) / repeats
-
-
-def _repeats(ranks: Comm, turn: Callable[[], object]) -> int:
-    """Return the number of messages in a turn of `TURN_SECONDS`, equal on all ranks."""
-    once: float = max(ranks.all_gather(_time(ranks, turn, 2)))
-    return min(MOST_REPEATS, max(2, math.ceil(TURN_SECONDS / once)))
 
 
 def measure_overlap(comm: Comm, device: torch.device, transport: str, rounds: int = 5) -> float:

@@ -21,6 +21,7 @@ B samples of a batch, F tables, D columns, L ids of a batch, M = F B bags, R row
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -112,44 +113,26 @@ def lookups_of(
     offsets_M1 = b.offsets_M1
     torch_lookup = TORCH_LOOKUPS[records.bits]
 
-    def links_of(number: int) -> tuple[Links, Tensor]:
-        links = Links(b.rows(number), offsets_M1, None, b.at_M, len(b.at_M))
-        return links, torch.empty(samples * width)
+    def by_kernel(pool: Callable[..., None]) -> Callable[[int], object]:
+        """Return a lookup by a kernel of recapp, which writes into new memory."""
 
-    def of_recapp(number: int) -> Tensor:
-        links, target = links_of(number)
-        kernels.pool_quantised(records, links, target, torch.float32, 1.0, in_lines)
-        return target
+        def look_up(number: int) -> Tensor:
+            links = Links(b.rows(number), offsets_M1, None, b.at_M, len(b.at_M))
+            target = torch.empty(samples * width)
+            pool(links, target, torch.float32, 1.0, in_lines)
+            return target
 
-    def of_floats(number: int) -> Tensor:
-        links, target = links_of(number)
-        flat = weights_RD.view(-1)
-        kernels.pool(flat, dim, dim, links, target, torch.float32, 1.0, in_lines)
-        return target
-
-    def of_torch(number: int) -> Tensor:
-        return torch.nn.functional.embedding_bag(
-            b.rows(number), weights_RD, offsets_M1, mode="sum", include_last_offset=True
-        )
-
-    def of_torch_quantised(number: int) -> Tensor:
-        return torch_lookup(
-            records.records_RK,
-            b.rows(number),
-            offsets_M1,
-            False,
-            0,
-            False,
-            None,
-            None,
-            True,
-        )
+        return look_up
 
     found: dict[str, Callable[[int], object]] = {
-        "recapp": of_recapp,
-        "torch_quantised": of_torch_quantised,
-        "torch": of_torch,
-        "fp32": of_floats,
+        "recapp": by_kernel(partial(kernels.pool_quantised, records)),
+        "torch_quantised": lambda number: torch_lookup(
+            records.records_RK, b.rows(number), offsets_M1, False, 0, False, None, None, True
+        ),
+        "torch": lambda number: torch.nn.functional.embedding_bag(
+            b.rows(number), weights_RD, offsets_M1, mode="sum", include_last_offset=True
+        ),
+        "fp32": by_kernel(partial(kernels.pool, weights_RD.view(-1), dim, dim)),
     }
     if kernels.name == "numba":
         from recapp.benchmarks.row_reads import read_rows

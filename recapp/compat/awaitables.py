@@ -37,12 +37,8 @@ class Awaitable(ABC, Generic[W]):
     """A value that `wait` returns; a subclass implements the waiting in `_wait_impl`."""
 
     def __init__(self) -> None:
-        self._callbacks: list[Callable[[W], W]] = []
-
-    @property
-    def callbacks(self) -> list[Callable[[W], W]]:
-        """Return the functions that `wait` applies to the value, in order; append yours."""
-        return self._callbacks
+        self.callbacks: list[Callable[[W], W]] = []
+        """The functions that `wait` applies to the value, in order; append yours."""
 
     @abstractmethod
     def _wait_impl(self) -> W:
@@ -93,8 +89,7 @@ class LazyAwaitable(Awaitable[W], metaclass=_TracedAndAbstract):
         if not self._waited:
             self._result = super().wait()
             self._waited = True
-        value: Any = self._result
-        return value  # type: ignore[no-any-return]
+        return self._result  # type: ignore[return-value]
 
     @classmethod
     def __torch_function__(
@@ -110,7 +105,7 @@ class LazyAwaitable(Awaitable[W], metaclass=_TracedAndAbstract):
         return func(*values, **named)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_waited", "_result", "_callbacks"):
+        if name in ("_waited", "_result", "callbacks"):
             raise RuntimeError(
                 f"{type(self).__name__} has not been initialized properly: have its __init__ call "
                 "super().__init__()"
@@ -153,9 +148,7 @@ class GetItemLazyAwaitable(LazyAwaitable[W], Generic[W, P, K]):
         self._key = key
 
     def _wait_impl(self) -> W:
-        whole: Any = self._parent.wait()
-        part: W = whole[self._key]
-        return part
+        return self._parent.wait()[self._key]  # type: ignore[index, no-any-return]
 
 
 def _value(given: Any) -> Any:

@@ -75,12 +75,12 @@ class CombinedOptimizer(KeyedOptimizer):
     """
 
     def __init__(self, optims: list[KeyedOptimizer | tuple[str, KeyedOptimizer]]) -> None:
-        self._optimizers = [
+        self.optimizers = [
             ("", one) if isinstance(one, KeyedOptimizer) else (one[0], one[1]) for one in optims
         ]
         self._begin()
         found: set[str] = set()
-        for prefix, one in self._optimizers:
+        for prefix, one in self.optimizers:
             for name in one.params:
                 if (whole := self.prepend_opt_key(name, prefix)) in found:
                     raise ConfigError(
@@ -88,18 +88,13 @@ class CombinedOptimizer(KeyedOptimizer):
                         '[("dense", ...), ...]'
                     )
                 found.add(whole)
-        saves = {one.saves_groups for _, one in self._optimizers}
+        saves = {one.saves_groups for _, one in self.optimizers}
         if len(saves) > 1:
             raise ConfigError(
                 "some optimisers save param groups and some do not: combine them first, then call "
                 "save_param_groups on the whole"
             )
         self.saves_groups = True in saves
-
-    @property
-    def optimizers(self) -> list[tuple[str, KeyedOptimizer]]:
-        """Return the optimisers and the prefix of each, which may be empty."""
-        return self._optimizers
 
     @staticmethod
     def prepend_opt_key(name: str, opt_key: str) -> str:
@@ -111,49 +106,49 @@ class CombinedOptimizer(KeyedOptimizer):
         """Return the parameters of all optimisers by name, with prefixes."""
         return {
             self.prepend_opt_key(name, prefix): parameter
-            for prefix, one in self._optimizers
+            for prefix, one in self.optimizers
             for name, parameter in one.params.items()
         }
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """Return the live param groups of all optimisers."""
-        return [group for _, one in self._optimizers for group in one.param_groups]
+        return [group for _, one in self.optimizers for group in one.param_groups]
 
     @property
     def state(self) -> dict[Any, Any]:  # type: ignore[override]
         """Return a new dict of the state of all optimisers, by parameter."""
-        return {p: values for _, one in self._optimizers for p, values in one.state.items()}
+        return {p: values for _, one in self.optimizers for p, values in one.state.items()}
 
     @property
     def table_gradients(self) -> list[TableGradients]:
         """Return the row gradients of the tables of all optimisers."""
-        return [gradients for _, one in self._optimizers for gradients in one.table_gradients]
+        return [gradients for _, one in self.optimizers for gradients in one.table_gradients]
 
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
         """Run the closure once, then step every optimiser."""
         loss = run_closure(closure)
-        for _, one in self._optimizers:
+        for _, one in self.optimizers:
             one.step(closure=None)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of every optimiser."""
-        for _, one in self._optimizers:
+        for _, one in self.optimizers:
             one.zero_grad(set_to_none)
 
     def save_param_groups(self, save: bool) -> None:
         """Set for every optimiser whether its state dict has param groups."""
         self.saves_groups = save
-        for _, one in self._optimizers:
+        for _, one in self.optimizers:
             one.save_param_groups(save)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all optimisers, with prefixes."""
         whole: dict[str, Any] = {"state": {}}
-        for prefix, one in self._optimizers:
+        for prefix, one in self.optimizers:
             held = one.state_dict()
             for name, values in held["state"].items():
                 whole["state"][self.prepend_opt_key(name, prefix)] = values
@@ -171,7 +166,7 @@ class CombinedOptimizer(KeyedOptimizer):
         self.check_names(state_dict["state"])
         if self.saves_groups:
             _check_count(state_dict, len(self.param_groups))
-        for prefix, one in self._optimizers:
+        for prefix, one in self.optimizers:
             names = {self.prepend_opt_key(name, prefix): name for name in one.params}
             part: dict[str, Any] = {
                 "state": {
@@ -190,11 +185,11 @@ class CombinedOptimizer(KeyedOptimizer):
 
     def post_load_state_dict(self) -> None:
         """Call `post_load_state_dict` of every optimiser."""
-        for _, one in self._optimizers:
+        for _, one in self.optimizers:
             one.post_load_state_dict()
 
     def __repr__(self) -> str:
-        inner = [f"{prefix}: {one}" if prefix else str(one) for prefix, one in self._optimizers]
+        inner = [f"{prefix}: {one}" if prefix else str(one) for prefix, one in self.optimizers]
         return f"CombinedOptimizer({', '.join(inner)})"
 
 

@@ -22,7 +22,7 @@ from recapp.errors import ConfigError
 from recapp.planner import constraints as recapp_constraints
 from recapp.planner import embedding_planner
 from recapp.planner import topology as recapp_topology
-from recapp.planner.hardware import Hardware, Link, default_hardware
+from recapp.planner.hardware import Hardware, default_hardware
 from recapp.planner.problem import Dense, PlanningProblem, dense_of
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import BUILT_IN, ShardingType
@@ -64,25 +64,18 @@ def hardware_of_bandwidths(
     for name, kind in BETWEEN.items():
         if name in given:
             gb_per_s = given[name] * BYTES_PER_MS
+            link = made.all_to_all[kind]  # its busiest rank sends at this rate
+            sent = replace(link, gb_per_s=dict.fromkeys(link.gb_per_s, gb_per_s))
+            # in a ring of n ranks each sends 2 (n - 1) / n times the reduced bytes
+            ring = {n: gb_per_s * n / (2 * (n - 1)) for n in RANKS}
+            reduced = replace(made.all_reduce[kind], gb_per_s=ring)
             made = replace(
                 made,
-                all_to_all={**made.all_to_all, kind: _all_to_all(made.all_to_all[kind], gb_per_s)},
-                all_reduce={**made.all_reduce, kind: _ring(made.all_reduce[kind], gb_per_s)},
+                all_to_all={**made.all_to_all, kind: sent},
+                all_reduce={**made.all_reduce, kind: reduced},
             )
     said = ", ".join(f"{name}={value:g}" for name, value in given.items())
     return replace(made, source=f"{made.source} Bandwidths as Topology was given them: {said}.")
-
-
-def _all_to_all(link: Link, gb_per_s: float) -> Link:
-    """Return a link whose busiest rank sends at a given rate in an all-to-all."""
-    return replace(link, gb_per_s=dict.fromkeys(link.gb_per_s, gb_per_s))
-
-
-def _ring(link: Link, gb_per_s: float) -> Link:
-    """Return a link with a ring all-reduce, in which each of n ranks sends 2 (n - 1) / n times the
-    reduced bytes.
-    """
-    return replace(link, gb_per_s={n: gb_per_s * n / (2 * (n - 1)) for n in RANKS})
 
 
 TORCHRECS_BATCH = 512
@@ -191,18 +184,15 @@ def ParameterConstraints(
 def _types_of_kernels(kernels: Sequence[str], types: Sequence[str] | None) -> list[str]:
     """Return the allowed sharding types that run with one of the kernels."""
     allowed = [record.name for record in BUILT_IN] if types is None else list(types)
-    runs: dict[str, list[str]] = {kernel.value: [] for kernel in EmbeddingComputeKernel}
-    for name in allowed:
-        replicated = name == ShardingType.DATA_PARALLEL.value
-        kernel = EmbeddingComputeKernel.DENSE if replicated else EmbeddingComputeKernel.FUSED
-        runs[kernel.value].append(name)
-    for kernel_name in kernels:
-        if kernel_name not in runs:
+    known = [kernel.value for kernel in EmbeddingComputeKernel]
+    for kernel in kernels:
+        if kernel not in known:
             raise ConfigError(
-                f"ParameterConstraints: compute_kernels has {kernel_name}: recapp has "
-                f"{' and '.join(runs)}; rows lie in the memory of their rank"
+                f"ParameterConstraints: compute_kernels has {kernel}: recapp has "
+                f"{' and '.join(known)}; rows lie in the memory of their rank"
             )
-    found = [name for name in allowed if any(name in runs[kernel] for kernel in kernels)]
+    replicated = ShardingType.DATA_PARALLEL.value
+    found = [name for name in allowed if ("dense" if name == replicated else "fused") in kernels]
     if not found:
         raise ConfigError(
             f"ParameterConstraints: no sharding type of {allowed} runs with compute_kernels="

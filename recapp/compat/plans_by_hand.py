@@ -122,9 +122,8 @@ def _shard(shard: Any) -> Shard:
             f"ShardMetadata: placement={placement}: must name a rank, such as rank:1/cuda:1"
         )
     check_device("ShardMetadata: placement", found[2])
-    spans = []
-    for first, count in zip(shard.shard_offsets, shard.shard_sizes, strict=True):
-        spans.append(range(first, first + count))
+    ends = zip(shard.shard_offsets, shard.shard_sizes, strict=True)
+    spans = [range(first, first + count) for first, count in ends]
     if len(spans) != 2:
         raise PlanError(
             f"ShardMetadata: shard_sizes={list(shard.shard_sizes)}: must be rows and columns"

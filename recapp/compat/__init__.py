@@ -7,10 +7,10 @@ the names and arguments that recapp's own API has in another form. Two places us
 | module paths               | foreign_paths, torchrec_names, hugectr_names                       |
 | **TorchRec**               |                                                                    |
 | models, functions, modules | torchrec_dlrm, small_helpers                                       |
-| training                   | train_pipeline, awaitables, sharding_env                           |
+| training                   | train_pipeline, awaitables                                         |
 | modules around collections | collection_wrapper, feature_processors                             |
 | optimisers                 | keyed_optimizers, warmup_optimizer                                 |
-| plans                      | planning, plans_by_hand, quantised_comms                           |
+| plans, sharding by hand    | planning, plans_by_hand, quantised_comms                           |
 | tables that take any ids   | managed_collisions, managed_collision_collections,                 |
 |                            | eviction_policies                                                  |
 | quantised models           | quantised_models, quantised_collections, predict_modules           |

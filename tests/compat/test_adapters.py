@@ -18,15 +18,16 @@ from recapp.compat.awaitables import (
 from recapp.compat.managed_collision_collections import (
     ManagedCollisionEmbeddingBagCollectionSharder,
 )
-from recapp.compat.plans_by_hand import row_wise, table_wise
-from recapp.compat.quantised_comms import CommType, QCommsConfig, get_qcomm_codecs_registry
-from recapp.compat.sharding_env import (
+from recapp.compat.plans_by_hand import (
     ShardingEnv,
     get_local_rank,
     get_local_size,
+    row_wise,
     shard,
     shard_modules,
+    table_wise,
 )
+from recapp.compat.quantised_comms import CommType, QCommsConfig, get_qcomm_codecs_registry
 from recapp.console import note_once
 from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection
 from recapp.engine.sharder import EmbeddingBagCollectionSharder

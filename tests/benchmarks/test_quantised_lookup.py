@@ -6,7 +6,7 @@ import pytest
 import torch
 from bench_cases import TINY
 
-from recapp.benchmarks.quantised_lookup import batches_of, lookups_of, stored_rows
+from recapp.benchmarks.quantised_lookup import jagged_ids_of, lookups_of, stored_rows
 from recapp.benchmarks.row_reads import read_rows
 from recapp.kernels.backend import backend
 
@@ -16,7 +16,7 @@ from recapp.kernels.backend import backend
 def test_all_who_are_compared_sum_the_same_rows(bits, kernels):
     workload = replace(TINY, batch_size=5)
     weights_RD, records = stored_rows(sum(workload.rows_F), 8)
-    b = batches_of(workload, workload.draw(0))
+    b = jagged_ids_of(workload, workload.draw(0))
     kernels = backend(kernels, torch.device("cpu"))
     found = lookups_of(kernels, weights_RD, records[bits], b, workload.width)
     by_table = {name: found[name](7) for name in ("torch", "torch_quantised")}

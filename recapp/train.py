@@ -143,12 +143,12 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
         KeepPosition,
         LogDynamicRows,
         LogRate,
+        RecordPerformance,
         StartReport,
         StepClock,
     )
     from recapp.trainer.ending import EndTogether
     from recapp.trainer.keep_last import KeepLast
-    from recapp.trainer.performance_recorder import RecordPerformance
     from recapp.trainer.progress import NoteEarlyStop, NoteFall, ProgressLines, TerminalProgress
 
     if (ended := end_without_training(recipe)) is not None:

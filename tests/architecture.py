@@ -63,7 +63,7 @@ THIRD_PARTIES = {
         "engine.sharder",
         "engine.table_strips",
         "trainer.strategy",
-        "trainer.found_problem",
+        "trainer.run_plan",
         "planner.embedding_planner",
         "benchmarks.ranks",
         "benchmarks.torchrec_worker",

@@ -20,7 +20,7 @@ MODULES = (
     "recapp.recipe.training",
     "recapp.reporting.summary",
     "recapp.trainer.ending",
-    "recapp.trainer.performance_recorder",
+    "recapp.trainer.callbacks",
     "recapp.transport.ring",
     "recapp.transport.shared_memory",
 )

@@ -5,10 +5,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from recapp.dataset.column_shapes import ColumnShapes, IdColumn, NumberColumn
-from recapp.dataset.counter_random import normal, uniform
+from recapp.dataset.counter_random import Float64Array, normal, uniform
 
 Int64Array = npt.NDArray[np.int64]
-Float64Array = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 # The streams of random numbers, by purpose.

@@ -26,14 +26,12 @@ from recapp.dataset.decode import (
     decode_labels,
     decode_numbers,
 )
-from recapp.dataset.rows import Bags, Rows, join
+from recapp.dataset.rows import Bags, Float32Array, Rows, join
 from recapp.dataset.schema import Schema
 from recapp.dataset.text import BadValue
 from recapp.errors import ConfigError, DataError, suggest
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-
-Float32Array = npt.NDArray[np.float32]
 
 ROWS_JOINED = 1024
 """The most rows of a chunk for which columns of one type are decoded together: a call costs as much

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from recapp.dataset.arrow_types import is_text, value_type
+from recapp.dataset.rows import Float32Array, Int64Array
 from recapp.dataset.schema import TextIds
 from recapp.dataset.text import (
     BadValue,
@@ -39,8 +40,6 @@ from recapp.dataset.text import (
 )
 from recapp.sparse.batch import MISSING
 
-Int64Array = npt.NDArray[np.int64]
-Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 _FINITE = " in 32 bits; write a number up to 3.4e38, or null where it is missing, which counts as 0"

@@ -11,8 +11,7 @@ FORMATS: tuple[Format, ...] = (Parquet(),)
 
 def format_of(path: str) -> Format:
     """Return the format of a file, by the suffix of its name."""
-    found = [format for format in FORMATS if _suffix(path) in format.suffixes]
-    return found[0] if found else FORMATS[0]
+    return next((format for format in FORMATS if _suffix(path) in format.suffixes), FORMATS[0])
 
 
 def is_data(path: str) -> bool:

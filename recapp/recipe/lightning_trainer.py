@@ -34,7 +34,7 @@ from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.curves import CSVCurves
-from recapp.trainer.strategy import EmbeddingShardingStrategy, check_precision
+from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 SET_BY_RECAPP = ("devices", "accelerator", "enable_progress_bar")
 """Settings of `trainer` that recapp replaces by values that follow from ranks and callbacks."""
@@ -196,7 +196,6 @@ def build_trainer(
     if isinstance(wanted.get("val_check_interval"), int):
         # an int counts steps across epochs, a float is a share of each epoch
         wanted["check_val_every_n_epoch"] = None
-    check_precision(wanted.get("precision"))
     accelerator = recipe.trainer.accelerator
     gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available())
     made = construct(

@@ -21,7 +21,8 @@ SETTINGS = {
 
 MODULES = {
     "recapp.models.dlrm": "recapp.models.published_dlrm",
-    "recapp.trainer.performance": "recapp.trainer.performance_recorder",
+    "recapp.trainer.performance": "recapp.trainer.callbacks",
+    "recapp.trainer.performance_recorder": "recapp.trainer.callbacks",
 }
 """The new name of each renamed module that holds constructors, by its old name."""
 

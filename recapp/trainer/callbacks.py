@@ -1,5 +1,5 @@
 """Callbacks of every run: claim the directory, keep the position, measure steps, log rates, print
-the start report, count the rows of dynamic tables.
+the start report, count the rows of dynamic tables, record the time of each phase and memory.
 
 They are ordinary Lightning callbacks. The callbacks of `conf/callbacks` (checkpoints, early
 stopping, rate monitor) run in addition.
@@ -9,19 +9,21 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from recapp.console import Column, columns_of, print_table, readable
+from recapp.engine.memory_use import held_bytes
 from recapp.engine.sharded_tables import ShardedTables
+from recapp.engine.state import EngineObserver
 from recapp.models.layer_table import layer_table
 from recapp.planner.topology import hosts_in_blocks
 from recapp.processes.process_status import command_age, process_age
-from recapp.reporting.phases import quartiles
+from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock, quartiles
 from recapp.reporting.plan_explanation import plan_rows, rank_rows, table_uses
-from recapp.reporting.record import claim_directory
+from recapp.reporting.record import claim_directory, write_performance
 from recapp.tasks.measures import Measures
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.data_protocols import resumable_data
@@ -108,12 +110,47 @@ class KeepPosition(BatchCallback):
         )
 
 
+class _Counters(NamedTuple):
+    """Counters of this rank at one time, or their growth in a step.
+
+    Args:
+        ms: The time in milliseconds.
+        bytes_sent: The bytes that this rank has sent.
+        calls: The number of collectives.
+        input_wait_ms: The wait for counts and ids, in milliseconds.
+        exchange_wait_ms: The wait for all messages of the tables, in milliseconds.
+    """
+
+    ms: float
+    bytes_sent: int
+    calls: int
+    input_wait_ms: float
+    exchange_wait_ms: float
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> "_Counters":
+        """Return the counters of this time."""
+        strategy = strategy_of(trainer)
+        waited = [shared.waits.waited_s for shared in strategy.sharded_tables()]
+        return cls(
+            1e3 * time.perf_counter(),
+            strategy.comm.bytes_sent,
+            strategy.comm.calls,
+            1e3 * sum(seconds["counts"] + seconds.get("ids", 0.0) for seconds in waited),
+            1e3 * sum(sum(seconds.values()) for seconds in waited),
+        )
+
+    def since(self, before: "_Counters") -> "_Counters":
+        """Return the growth since an earlier time."""
+        return _Counters._make(now - then for now, then in zip(self, before, strict=True))
+
+
 class StepClock(BatchCallback):
     """Measures every training step: milliseconds, rows, bytes sent, collectives.
 
     A step includes the wait for its data and excludes validation. The clock also measures how long
     the host waits in a step for the messages of the tables: for counts and ids (`input_wait_ms`),
-    and for all messages (`exchange_wait_ms`). Both lists stay empty if the GPU waits instead of the
+    and for all messages (`exchange_wait_ms`). Neither is measured if the GPU waits instead of the
     host.
 
     `start` holds the seconds from the start of the command to three events: the rank has started,
@@ -121,17 +158,11 @@ class StepClock(BatchCallback):
     """
 
     def __init__(self) -> None:
-        self.step_ms: list[float] = []
         self.rows: list[int] = []
-        self.bytes_sent: list[int] = []
-        self.calls: list[int] = []
-        self.input_wait_ms: list[float] = []
-        self.exchange_wait_ms: list[float] = []
         self.start: dict[str, float | None] = {}
-        self._began = 0.0
-        self._since: float | None = None
-        self._sent = self._called = 0
-        self._input = self._exchange = 0.0
+        self._steps: list[_Counters] = []
+        self._host_waits = False
+        self._began = self._last = _Counters(0.0, 0, 0, 0.0, 0.0)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to measure the first step."""
@@ -139,53 +170,35 @@ class StepClock(BatchCallback):
         own = process_age()
         self.start["seconds_to_ranks"] = None if age is None or own is None else age - own
         self.start["seconds_to_training"] = age
-        self._begin(trainer)
-        assert self._since is not None
-        self._began = self._since
+        self._host_waits = strategy_of(trainer).comm.host_waits
+        self._began = self._last = _Counters.of(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restart the measurement of the next step, because a step excludes validation."""
-        self._begin(trainer)
-
-    def _begin(self, trainer: Trainer) -> None:
-        comm = strategy_of(trainer).comm
-        self._since = time.perf_counter()
-        self._sent = comm.bytes_sent
-        self._called = comm.calls
-        self._input, self._exchange = _waited_ms(trainer)
+        self._last = _Counters.of(trainer)
 
     def on_step(self, trainer: Trainer, done: int) -> None:
         """Record the step that has ended, and begin to measure the next one."""
-        assert self._since is not None
-        comm = strategy_of(trainer).comm
-        if not self.step_ms:
+        if not self._steps:
             self.start["seconds_to_first_step"] = command_age()
-        self.step_ms.append((time.perf_counter() - self._since) * 1e3)
+        now = _Counters.of(trainer)
+        self._steps.append(now.since(self._last))
         self.rows.append(resumable_data(trainer).batch_size)
-        self.bytes_sent.append(comm.bytes_sent - self._sent)
-        self.calls.append(comm.calls - self._called)
-        if comm.host_waits:
-            counts_and_ids, everything = _waited_ms(trainer)
-            self.input_wait_ms.append(counts_and_ids - self._input)
-            self.exchange_wait_ms.append(everything - self._exchange)
-        self._begin(trainer)
+        self._last = now
 
     def recent_rate(self) -> float:
         """Return the samples per second of all ranks over the last `RATE_STEPS` steps; 0 before
         the first step.
         """
-        rows = sum(self.rows[-RATE_STEPS:])
-        ms = sum(self.step_ms[-RATE_STEPS:])
-        return 1e3 * rows / ms if ms else 0.0
+        ms = sum(step.ms for step in self._steps[-RATE_STEPS:])
+        return 1e3 * sum(self.rows[-RATE_STEPS:]) / ms if ms else 0.0
 
-    def recent_input_wait_ms(self) -> float:
+    def recent_input_wait_ms(self) -> float | None:
         """Return the mean wait for counts and ids on this rank, in milliseconds a step, over the
-        last `RATE_STEPS` steps; 0 before the first step.
+        last `RATE_STEPS` steps; None if it is not measured.
         """
-        return statistics.mean(self.input_wait_ms[-RATE_STEPS:] or [0.0])
-
-    def _measured(self, values: list[Any]) -> list[Any]:
-        return values[WARM_UP_STEPS:] or values
+        waits = [step.input_wait_ms for step in self._steps[-RATE_STEPS:]]
+        return statistics.mean(waits) if waits and self._host_waits else None
 
     def summary(self) -> dict[str, Any]:
         """Return medians, quartiles and rates of the steps after the warm-up, and the seconds of
@@ -193,38 +206,22 @@ class StepClock(BatchCallback):
 
         Bytes are the bytes that this rank sent. The result is empty if no step was trained.
         """
-        if not self.step_ms or self._since is None:
+        if not self._steps:
             return {}
-        ms = self._measured(self.step_ms)
-        rows = self._measured(self.rows)
+        measured = self._steps[WARM_UP_STEPS:] or self._steps
+        ms = [step.ms for step in measured]
+        waits = ("input_wait_ms", "exchange_wait_ms") if self._host_waits else ()
         return {
             "step_ms": statistics.median(ms),
             "step_ms_quartiles": quartiles(ms),
-            "samples_per_second": sum(rows) / sum(ms) * 1e3,
-            "train_seconds": self._since - self._began,
-            "bytes_sent_per_step": statistics.mean(self._measured(self.bytes_sent)),
+            "samples_per_second": sum(self.rows[-len(ms) :]) / sum(ms) * 1e3,
+            "train_seconds": (self._last.ms - self._began.ms) / 1e3,
+            "bytes_sent_per_step": statistics.mean(step.bytes_sent for step in measured),
             # the first step of an epoch also starts exchanges of later steps, so the last steps
             # of the epoch start fewer
-            "collectives_per_step": statistics.median_low(self.calls),
-            **{
-                name: statistics.median(self._measured(waited))
-                for name, waited in (
-                    ("input_wait_ms", self.input_wait_ms),
-                    ("exchange_wait_ms", self.exchange_wait_ms),
-                )
-                if waited
-            },
+            "collectives_per_step": statistics.median_low(step.calls for step in self._steps),
+            **{name: statistics.median(getattr(s, name) for s in measured) for name in waits},
         }
-
-
-def _waited_ms(trainer: Trainer) -> tuple[float, float]:
-    """Return two waits of this rank so far, in milliseconds: for counts and ids, and for all
-    messages of the tables.
-    """
-    waited = [c.waits.waited_s for c in strategy_of(trainer).sharded_tables()]
-    return 1e3 * sum(w["counts"] + w.get("ids", 0.0) for w in waited), 1e3 * sum(
-        sum(w.values()) for w in waited
-    )
 
 
 class LogRate(BatchCallback):
@@ -245,9 +242,8 @@ class LogRate(BatchCallback):
             # CPU tensors: Lightning would copy plain numbers to the module's GPU, and wait for all
             # work that is queued there
             log("samples_per_s", torch.tensor(self.clock.recent_rate()), batch_size=1)
-            if not self.clock.input_wait_ms:
-                return
-            log("input_wait_ms", torch.tensor(self.clock.recent_input_wait_ms()), batch_size=1)
+            if (waited := self.clock.recent_input_wait_ms()) is not None:
+                log("input_wait_ms", torch.tensor(waited), batch_size=1)
 
 
 class StartReport(Callback):
@@ -373,3 +369,93 @@ def counted_rows(shared: ShardedTables) -> list[dict[str, Any]]:
         }
         for table, counts in rows.items()
     ]
+
+
+class RecordPerformance(BatchCallback):
+    """Measures the phases of training steps, memory and bytes sent on every rank. Rank 0 writes
+    them to `performance.json` at the end of training, but not after an exception.
+
+        batch arrives -> [data] input_dist ... -> [outside] forward ... vectors
+                      -> [autograd] backward ... update -> [outside] step is over
+
+    A collection calls an observer (`recapp/engine/state.py`) when it begins to work and when each
+    part of its work ends. The time between an end and the next beginning belongs to the phases
+    `data` and `outside`.
+
+    The measurement costs a few microseconds a step. Times are times of the host. On a GPU the host
+    only queues work: a phase then shows the time to queue its work and to wait for messages, and
+    only `step_ms` includes the GPU's work.
+
+    Args:
+        directory: The directory of the run.
+        clock: The clock that measures whole steps; it must come before this callback in the list.
+    """
+
+    def __init__(self, directory: Path, clock: StepClock) -> None:
+        self.directory = directory
+        self.clock = clock
+        self.phases = PhaseClock()
+        self._fetching = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Attach an observer to the collections, and begin the first step."""
+        for shared in strategy_of(trainer).sharded_tables():
+            shared.state.observer = EngineObserver(begins=self._begins, ends=self.phases)
+        self._next_step()
+
+    def _next_step(self) -> None:
+        """Begin a step. It fetches its batch first, and with look-ahead starts an exchange."""
+        self.phases.start()
+        self._fetching = True
+
+    def _begins(self) -> None:
+        """End the phase before a collection's work: the wait for a batch, or the dense part."""
+        self.phases(DATA if self._fetching else OUTSIDE)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Restart the next step, because a step excludes validation."""
+        self._next_step()
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """End the wait for the batch."""
+        self.phases(DATA)
+        self._fetching = False
+
+    def on_step(self, trainer: Trainer, done: int) -> None:
+        """End the step, and begin the next."""
+        self.phases.end(OUTSIDE)
+        self._next_step()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Gather the measurements of all ranks; rank 0 writes them."""
+        strategy = strategy_of(trainer)
+        measured = self.clock.summary()
+        if not measured:
+            return
+        own = {
+            "step_ms": measured["step_ms"],
+            "phases_ms": self.phases.phases_ms(WARM_UP_STEPS),
+            "phases_quartiles_ms": self.phases.phases_quartiles_ms(WARM_UP_STEPS),
+            "parts_ms": self.phases.parts_ms(WARM_UP_STEPS),
+            "memory": held_bytes(strategy.sharded_tables(), strategy.root_device),
+            "sent_bytes": measured["bytes_sent_per_step"],
+        }
+        measured_W = strategy.comm.all_gather(own)
+        if trainer.is_global_zero:
+            ranks = strategy.comm.world
+            write_performance(
+                {
+                    "batch_per_rank": self.clock.rows[0] // ranks,
+                    "ranks": ranks,
+                    "steps": len(self.phases.measured(WARM_UP_STEPS)),
+                    "step_ms": own["step_ms"],
+                    **{
+                        name: [rank[name] for rank in measured_W]
+                        for name in own
+                        if name != "step_ms"
+                    },
+                },
+                self.directory,
+            )

@@ -38,9 +38,8 @@ class CSVCurves(Logger):
         super().__init__()
         self.file = Path(save_dir) / "csv" / "metrics.csv"
         self.kept_steps = kept_steps
-        self._columns: list[str] = []
+        self._columns: list[str] = []  # empty before the first write
         self._unsaved: list[dict[str, Any]] = []
-        self._begun = False
 
     @property
     def name(self) -> str:
@@ -70,22 +69,19 @@ class CSVCurves(Logger):
         """Append the rows in memory to the file. If they have new columns, rewrite the file."""
         if not self._unsaved:
             return
-        before = [] if self._begun else self._kept()
-        wanted = sorted(
-            {name for row in (*before, *self._unsaved) for name in row}.union(self._columns)
-        )
-        if self._begun and wanted == self._columns:
+        if self._columns and all(row.keys() <= set(self._columns) for row in self._unsaved):
             with open(self.file, "a", newline="") as file:
-                csv.DictWriter(file, wanted).writerows(self._unsaved)
+                csv.DictWriter(file, self._columns).writerows(self._unsaved)
         else:
-            self._write(wanted, [*(self._rows() if self._begun else before), *self._unsaved])
-        self._columns = wanted
+            rows = [*(self._rows() if self._columns else self._kept()), *self._unsaved]
+            columns = sorted({name for row in rows for name in row}.union(self._columns))
+            self._write(columns, rows)
+            self._columns = columns
         self._unsaved = []
-        self._begun = True
 
     def finalize(self, status: str) -> None:
         """Save the last rows, unless the run failed before its first write."""
-        if self._begun or status != "failed":
+        if self._columns or status != "failed":
             self.save()
 
     def _kept(self) -> list[dict[str, Any]]:

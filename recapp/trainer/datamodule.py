@@ -13,6 +13,7 @@ Lightning asks for new loaders at the next epoch.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,13 @@ class ClickData(LightningDataModule):
                 name the rows to score.
         """
         if stage == "predict":
-            self._open_prediction_input()
+            if self._scoring is None:
+                raise ConfigError(
+                    "ClickData does not know which rows to score: give it "
+                    "scoring=ScoringSettings(input=...)"
+                )
+            transform = self.settings.dense_transform
+            self._prediction_input = open_input(self._scoring, self.schema, transform)
             return
         if self._opened is None:
             self._opened = open_rows(self.settings, self.schema, self.seed)
@@ -173,26 +180,14 @@ class ClickData(LightningDataModule):
             self._facts = file_facts(self._opened.train.files)
             self._example = self._first_rows(self._opened)
         if self._counts and stage == "fit":
-            self.table_rows = self._counted()
+            count = partial(self._rows.table_rows, self._max_table_rows)
+            self.table_rows = (
+                count()
+                if self.trainer is None
+                else from_rank_0(count, self.trainer.global_rank, self.trainer.strategy.broadcast)
+            )
             if self._take_table_rows is not None:
                 self._take_table_rows(self.table_rows)
-
-    def _open_prediction_input(self) -> None:
-        if self._scoring is None:
-            raise ConfigError(
-                "ClickData does not know which rows to score: give it "
-                "scoring=ScoringSettings(input=...)"
-            )
-        transform = self.settings.dense_transform
-        self._prediction_input = open_input(self._scoring, self.schema, transform)
-
-    def _counted(self) -> list[int]:
-        if self.trainer is None:
-            return self._count()
-        return from_rank_0(self._count, self.trainer.global_rank, self.trainer.strategy.broadcast)
-
-    def _count(self) -> list[int]:
-        return self._rows.table_rows(self._max_table_rows)
 
     @property
     def _rows(self) -> ClickRows:

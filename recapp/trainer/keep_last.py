@@ -54,8 +54,8 @@ class KeepLast(BatchCallback, Checkpoint):
         """
         states = checkpoint["callbacks"]
         beside = Path(trainer.ckpt_path or "").absolute().parent
-        for callback in trainer.checkpoint_callbacks:
-            if not isinstance(callback, ModelCheckpoint) or callback.state_key not in states:
+        for callback in _model_checkpoints(trainer):
+            if callback.state_key not in states:
                 continue
             state = states.pop(callback.state_key)
             with state_must_fit("the list of best checkpoints", "callbacks"):
@@ -105,9 +105,13 @@ class KeepLast(BatchCallback, Checkpoint):
         """Return the path of the best checkpoint; the path of the last if no callback chooses a
         best.
         """
-        callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+        callbacks = _model_checkpoints(trainer)
         best = [c.best_model_path for c in callbacks if c.best_model_path and c.monitor]
         return best[0] if best else str(self.path)
+
+
+def _model_checkpoints(trainer: Trainer) -> list[ModelCheckpoint]:
+    return [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
 
 
 def _just_saved(trainer: Trainer) -> Path | None:
@@ -117,14 +121,10 @@ def _just_saved(trainer: Trainer) -> Path | None:
     Ignore a `ModelCheckpoint` without monitor: it writes before this step's validation, so its
     checkpoint has the metrics of an earlier validation.
     """
-    for callback in trainer.checkpoint_callbacks:
-        if not isinstance(callback, ModelCheckpoint) or callback.save_weights_only:
-            continue
-        if callback.monitor is None:
-            continue
+    for callback in _model_checkpoints(trainer):
+        resumes = callback.monitor is not None and not callback.save_weights_only
         path = callback._last_checkpoint_saved
-        step = callback._last_global_step_saved
-        if path and step == trainer.global_step:
+        if resumes and path and callback._last_global_step_saved == trainer.global_step:
             return Path(path)
     return None
 

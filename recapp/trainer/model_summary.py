@@ -6,6 +6,7 @@ expected rows.
 """
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -63,11 +64,9 @@ def count_tables(callbacks: Iterable[Any]) -> None:
     """Make Lightning's summary callbacks of a trainer count the sharded tables."""
     for callback in callbacks:
         if isinstance(callback, SummaryCallback):
-            callback._summary = _summary_of(callback._max_depth)  # type: ignore[method-assign]
+            summary = partial(_summary, callback._max_depth)
+            callback._summary = summary  # type: ignore[method-assign]
 
 
-def _summary_of(max_depth: int) -> Any:
-    def summary(trainer: Trainer, module: LightningModule) -> ModelSummary:
-        return TableSummary(module, max_depth=max_depth)
-
-    return summary
+def _summary(max_depth: int, trainer: Trainer, module: LightningModule) -> ModelSummary:
+    return TableSummary(module, max_depth=max_depth)

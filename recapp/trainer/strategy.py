@@ -43,12 +43,10 @@ from recapp.engine.shard_model import (
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.named_rules import Rules
-from recapp.optim.rules import rowwise_adagrad
-from recapp.optim.table_rule import table_rule
 from recapp.planner.choose_modes import initial_plan
 from recapp.planner.hardware import Hardware
 from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import Topology, hosts_in_blocks
+from recapp.planner.topology import Topology
 from recapp.processes.rank_environment import rank_info
 from recapp.processes.start_and_end import die_with_parent
 from recapp.processes.stopping import saving
@@ -70,10 +68,18 @@ from recapp.trainer.forked_ranks import (
     check_tables_are_here,
     in_a_notebook,
 )
-from recapp.trainer.found_problem import found_problem, found_ranks, with_counted_modes
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
-from recapp.trainer.plan_source import PlanSource, check_source, plan_from, rule_of_planner
+from recapp.trainer.run_plan import (
+    PlanSource,
+    check_source,
+    found_problem,
+    found_ranks,
+    found_topology,
+    plan_from,
+    rule_of_run,
+    with_counted_modes,
+)
 from recapp.trainer.stored_tables import StoredTables, manifest_of
 from recapp.trainer.whole_checkpoint import read_for_lightning
 from recapp.transport.choose_transport import make_comm
@@ -82,20 +88,6 @@ from recapp.transport.dense_gradients import AverageOverRanks, hook_of
 from recapp.transport.waits import mean_hidden
 
 read_for_lightning()  # at import, because `load_from_checkpoint` makes no strategy
-
-
-def check_precision(precision: object) -> None:
-    """Check that tables can be trained in a precision.
-
-    Raises:
-        ConfigError: The precision is 16-mixed, which scales the loss: tables would be updated with
-            the scaled gradient.
-    """
-    if precision == "16-mixed":
-        raise ConfigError(
-            "trainer.precision=16-mixed: tables are updated in backward, where the scaled loss "
-            "would reach them; use bf16-mixed"
-        )
 
 
 class EmbeddingShardingStrategy(DDPStrategy):
@@ -283,20 +275,27 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self._check_settings(trainer)
         count_tables(trainer.callbacks)  # type: ignore[attr-defined]
         self._shard(self.lightning_module)
-        if self.compiled and trainer.state.fn == TrainerFn.FITTING:
-            self._compile(self.lightning_module)
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        if self.compiled and fitting:
+            parts = ", ".join(compile_dense(self.lightning_module))
+            if self.is_global_zero:
+                console.note(f"torch.compile has {parts}: first calls of a shape take seconds")
         self.model = self.precision_plugin.convert_module(self.model)
         self.model_to_device()
-        if trainer.state.fn == TrainerFn.FITTING:
+        if fitting:
             self.model = self._setup_model(self.lightning_module)
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
-        if self.clip_tables and trainer.state.fn == TrainerFn.FITTING:
+        if self.clip_tables and fitting:
             clip_tables_too(trainer, self.optimizers, self.sharded_tables())
         self._remove_stop_broadcast(trainer)
 
     def _check_settings(self, trainer: Trainer) -> None:
-        check_precision(trainer.precision)
+        if trainer.precision == "16-mixed":
+            raise ConfigError(
+                "trainer.precision=16-mixed: tables are updated in backward, where the scaled loss "
+                "would reach them; use bf16-mixed"
+            )
         if trainer.accumulate_grad_batches != 1:
             raise ConfigError(
                 f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: tables are "
@@ -304,19 +303,11 @@ class EmbeddingShardingStrategy(DDPStrategy):
             )
 
     def _shard(self, module: LightningModule) -> None:
-        if not self.rule:
-            named = table_rule(module) or rule_of_planner(self.planner)
-            self.rule = named or rowwise_adagrad()
+        self.rule = self.rule or rule_of_run(module, self.planner)
         if self.plan is None:
             self.ranks = found_ranks(self.comm, self.root_device, self.memory_bytes)
-            free = [r["free_bytes"] for r in self.ranks]
-            topology = Topology(
-                self.comm.world,
-                self.hosts or hosts_in_blocks([r["host_id"] for r in self.ranks]),
-                self.root_device.type,
-                None if None in free else free,
-                self.reserve_bytes,
-                self.hardware,
+            topology = found_topology(
+                self.ranks, self.root_device, self.hosts, self.reserve_bytes, self.hardware
             )
             self.plan = initial_plan(
                 partial(self._make_plan, module, topology),
@@ -346,13 +337,6 @@ class EmbeddingShardingStrategy(DDPStrategy):
         assert self.rule is not None
         self.problem = found_problem(module, topology, self.rule)
         return plan_from(self.planner, self.problem)
-
-    def _compile(self, module: LightningModule) -> None:
-        parts = compile_dense(module)
-        if self.is_global_zero:
-            console.note(
-                f"torch.compile has {', '.join(parts)}: first calls of a shape take seconds"
-            )
 
     def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]
         """Wrap the dense part in DDP, on the default stream.

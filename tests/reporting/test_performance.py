@@ -18,8 +18,7 @@ from recapp.reporting.record import (
     read_predicted,
     write_performance,
 )
-from recapp.trainer.callbacks import StepClock
-from recapp.trainer.performance_recorder import RecordPerformance
+from recapp.trainer.callbacks import RecordPerformance, StepClock
 
 
 @pytest.fixture

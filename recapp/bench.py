@@ -38,9 +38,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from recapp import console
-from recapp.app.chosen_options import plan_settings
 from recapp.app.command import run
 from recapp.app.job import Job, run_on_ranks
+from recapp.app.recipe_of_job import recipe_under
 from recapp.benchmarks.bench_settings import BenchSettings
 from recapp.dataset.data_settings import DataSettings
 from recapp.errors import ConfigError
@@ -134,7 +134,10 @@ def settings_of(given: Bench, job: Job) -> BenchSettings:
     names = PLANS.get(verb, ())
     if own.plan is not None:
         names = check_names("plan", own.plan, [*options("plan", job.folders), *own.plans])
-    plans = {name: own.plans.get(name) or to_plain(plan_settings(name)) for name in names}
+    plans = {
+        name: own.plans.get(name) or to_plain(recipe_under("plan", [f"+plan={name}"]).plan)
+        for name in names
+    }
     own = replace(own, torchrec_python=_absolute(own.torchrec_python))
     given = replace(given, artefact=_absolute(given.artefact), bench=own)
     settings = checked(given, verb, plans)

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.chosen_options import default_settings
 from recapp.app.command import run
 from recapp.app.job import Job
+from recapp.app.recipe_of_job import default_settings
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
 from recapp.recipe.commands import Report

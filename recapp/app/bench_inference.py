@@ -15,10 +15,10 @@ from torch import nn
 
 from recapp import console
 from recapp.app.artefact_model import model_to_shard
-from recapp.app.chosen_options import recipe_under
 from recapp.app.export_model import export_model
 from recapp.app.job import Job, run_recipe
 from recapp.app.load_model import load_model, recipe_of_stored
+from recapp.app.recipe_of_job import recipe_under
 from recapp.benchmarks import bench_worker, scoring_speed
 from recapp.benchmarks.scoring_speed import Served
 from recapp.benchmarks.session import Session
@@ -53,6 +53,7 @@ def train_generated(model: ServedModel, folder: Path, job: Job) -> Path:
         job: The job of the command.
     """
     recipe = recipe_under(
+        "train",
         [
             "dataset=generated",
             f"dataset.path={folder / 'logs'}",
@@ -68,7 +69,7 @@ def train_generated(model: ServedModel, folder: Path, job: Job) -> Path:
             "logger=none",
             "callbacks=none",
             "format=json",
-        ]
+        ],
     )
     write_generated(recipe.dataset)
     directory = folder / "run"

@@ -39,8 +39,7 @@ from recapp.app.command_line import (
     take_verb,
 )
 from recapp.app.job import Job
-from recapp.app.recipe_of_job import recipe_of_job
-from recapp.app.sweep_values import check_sweep
+from recapp.app.recipe_of_job import check_sweep, recipe_of_job
 from recapp.console import note, stop_printing, tracebacks_wanted
 from recapp.errors import ConfigError, RecappError
 from recapp.processes.rank_environment import external_rank

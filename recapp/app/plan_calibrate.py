@@ -5,8 +5,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from recapp import console
-from recapp.app.chosen_options import recipe_under
 from recapp.app.job import Job, run_on_ranks, run_recipe
+from recapp.app.recipe_of_job import recipe_under
 from recapp.benchmarks.calibrate import settings_for, with_overhead
 from recapp.processes.launch import rank_count
 from recapp.processes.rank_environment import external_rank
@@ -91,7 +91,7 @@ def short_run(recipe: OnPaper, ranks: int, hardware: str, data: Path) -> Train:
         "+plan": "row_wise",
         "format": "json",
     }
-    train = recipe_under([f"{key}={value}" for key, value in asked.items()])
+    train: Train = recipe_under("train", [f"{key}={value}" for key, value in asked.items()])
     own = recipe.trainer
     engine = recipe.engine
     return replace(

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from recapp import console
-from recapp.app.chosen_options import plan_settings
 from recapp.app.job import Job
+from recapp.app.recipe_of_job import recipe_under
 from recapp.compat.hugectr_plan_lists import (
     hugectr_json,
     hugectr_lists,
@@ -120,7 +120,7 @@ def with_named_plan(recipe: OnPaper, name: str | None, folders: Folders = ()) ->
         raise ConfigError(
             f"plan {name}: neither a file nor a plan of conf/plan; {suggest(name, [*known, BEST])}"
         )
-    return replace(recipe, plan=plan_settings(name))
+    return replace(recipe, plan=recipe_under("plan", [f"+plan={name}"]).plan)
 
 
 def chosen_plan(recipe: OnPaper, problem: PlanningProblem) -> tuple[ShardingPlan, float | None]:

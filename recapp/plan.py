@@ -24,7 +24,10 @@ if __name__ == "__main__":
 
 from collections.abc import Sequence
 from importlib import import_module
+from shutil import get_terminal_size
+from textwrap import fill
 
+from recapp import console
 from recapp.app.command import run
 from recapp.app.job import Job
 from recapp.processes.rank_process import leave
@@ -32,14 +35,14 @@ from recapp.processes.start_and_end import loading
 from recapp.recipe.commands import OnPaper
 
 VERBS = {
-    "explain": "recapp.app.plan_on_paper",
-    "types": "recapp.app.plan_types",
-    "compare": "recapp.app.plan_on_paper",
-    "export": "recapp.app.plan_on_paper",
-    "check": "recapp.app.plan_and_runs",
-    "calibrate": "recapp.app.plan_calibrate",
-    "devices": "recapp.app.plan_serving",
-    "scale": "recapp.app.plan_and_runs",
+    "explain": "recapp.app.paper_plans",
+    "types": __name__,
+    "compare": "recapp.app.paper_plans",
+    "export": "recapp.app.paper_plans",
+    "check": "recapp.app.predicted_runs",
+    "calibrate": "recapp.app.calibration",
+    "devices": "recapp.app.serving_devices",
+    "scale": "recapp.app.predicted_runs",
 }
 """The module of each verb, imported on use. It has a function with the verb's name."""
 
@@ -58,6 +61,33 @@ def answer(recipe: OnPaper, job: Job) -> None:
     with loading():
         verb = getattr(import_module(VERBS[job.verb]), job.verb)
     verb(recipe, job)
+
+
+def types(recipe: OnPaper, job: Job) -> None:
+    """Print the use of each sharding type, including the user's own."""
+    from recapp.recipe.own_sharding_types import register_own_types
+    from recapp.sharding.sharding_types import SHARDING_TYPES  # imports numpy
+
+    register_own_types(recipe)
+    rows = [
+        {
+            "type": record.name,
+            "description": record.description,
+            "best_for": record.best_for,
+            "pros": record.pros,
+            "cons": record.cons,
+        }
+        for record in SHARDING_TYPES.values()
+    ]
+    if recipe.format == "json":
+        console.emit(rows, "json")
+        return
+    width = get_terminal_size((80, 24)).columns
+    for row in rows:
+        print(f"{row['type']}: {row['description']}")
+        for heading, key in (("best for", "best_for"), ("+", "pros"), ("-", "cons")):
+            print(fill(f"  {heading:10}{row[key]}", width, subsequent_indent=" " * 12))
+        print()
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.train") -> 
     train = partial(train_job, worker=worker, sweep=sweep)
     code = command.run("train", train, after=sweep.job_ended, argv=argv)
     if code < FIRST_CODE_OF_SIGNALS:
-        sweep.report()
+        sweep.end()
     sweep.emit()
     return code
 

@@ -12,7 +12,7 @@ from jobs import command, recipe, resolved, small
 from tiers import one_of
 
 from recapp import plan
-from recapp.app import plan_calibrate
+from recapp.app import calibration
 from recapp.planner.hardware import read_hardware
 from recapp.recipe.read import checked
 from recapp.reporting.plan_explanation import analyze_plan
@@ -227,13 +227,13 @@ def test_runs_are_compared_with_what_was_predicted(answer, base):
 
 def test_calibration_ends_with_a_short_run_priced_with_its_file(base):
     asked = recipe("plan", ["trainer.devices=3", "engine.transport=gloo"])
-    found = plan_calibrate.short_run(asked, 3, "mine.yaml", base / "logs")
+    found = calibration.short_run(asked, 3, "mine.yaml", base / "logs")
     settings = to_plain(found)
     choices = settings.pop("choices")
     assert checked(settings, "train") == settings and choices == {}
     assert found.topology.hardware == str(base / "mine.yaml")
     assert found.engine.transport == "gloo" and found.trainer.devices == 3
-    assert found.dataset.batch_size == 3 * plan_calibrate.RUN_BATCH
+    assert found.dataset.batch_size == 3 * calibration.RUN_BATCH
     assert found.dataset.generate.rows > found.dataset.batch_size * found.trainer.max_steps
     assert "ckpt_path" in settings and "out" not in settings
 

@@ -16,7 +16,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from recapp.app.command_line import (
     flags_and_overrides,
     help_of,
     hydra_process,
-    is_sweep,
     take_verb,
 )
 from recapp.app.job import Job
@@ -55,9 +54,6 @@ from recapp.reporting.lock import locked, locked_as_named
 from recapp.settings import option_files
 from recapp.settings.option_files import named_folders
 
-INTERRUPTED = 128 + signal.SIGINT
-
-
 Task = Callable[[Any, Job], Any]
 """The function that runs one job. It gets the record of the command's settings."""
 
@@ -68,7 +64,7 @@ def run(
     *,
     verbs: Sequence[str] = (),
     writes: bool = True,
-    after: Callable[[Job], None] | None = None,
+    after: Callable[[Job], None] = lambda job: None,
     argv: Sequence[str] | None = None,
 ) -> int:
     """Run a command and return its exit code.
@@ -92,26 +88,24 @@ def run(
             print(help_of(name, arguments), end="")
             return 0
         compose.check_groups(arguments)
-        flags, overrides = flags_and_overrides(arguments)
+        flags, overrides, sweeps = flags_and_overrides(arguments)
         folders = named_folders(flags)
         first = (
             *directory_overrides(writes, overrides),
             *compose.stored_choices(name, overrides, folders),
         )
-        if is_sweep(flags):
+        if sweeps:
             check_sweep(name, first, overrides, folders)
-        jobs = _Jobs(name, task, verb, first, folders, writes, after)
-        named = locked_as_named(flags, overrides, writes and not external_rank())
+        writes_here = writes and not external_rank()
+        jobs = _Jobs(name, task, verb, first, folders, writes_here, after)
+        named = locked_as_named(flags, overrides, writes_here)
         with stoppable(), named, hydra_process(name, [*flags, *first, *overrides]):
             main = hydra.main(str(option_files.conf_dir()), name, compose.HYDRA_VERSION_BASE)
             main(jobs.as_function())()
         return 1 if jobs.failed else 0
-    except KeyboardInterrupt:
-        note(describe_stop(signal.SIGINT))
-        return INTERRUPTED
-    except Stopped as stopped:
-        note(describe_stop(stopped.number))
-        return 128 + stopped.number
+    except (KeyboardInterrupt, Stopped) as stop:
+        note(describe_stop(_signal_of(stop)))
+        return 128 + _signal_of(stop)
     except (HydraException, OmegaConfBaseException) as error:
         known = compose.known_settings(name, arguments)
         report(ConfigError(compose.in_one_line(error, known)), error)
@@ -166,9 +160,16 @@ def _raised_by_hydra(error: Exception) -> bool:
     )
 
 
+def _signal_of(stop: BaseException) -> int:
+    """Return the number of the signal that has ended a command; Ctrl-C is SIGINT."""
+    return getattr(stop, "number", signal.SIGINT)
+
+
 @dataclass
 class _Jobs:
-    """Run the jobs of a command when Hydra calls them, and count failed jobs."""
+    """Run the jobs of a command when Hydra calls them, and count failed jobs. `writes` says whether
+    this process writes into the directories of jobs.
+    """
 
     name: str
     task: Task
@@ -176,7 +177,7 @@ class _Jobs:
     first: tuple[str, ...]
     folders: tuple[Path, ...]
     writes: bool
-    after: Callable[[Job], None] | None
+    after: Callable[[Job], None]
     failed: int = 0
 
     def as_function(self) -> Callable[[DictConfig], Any]:
@@ -196,14 +197,12 @@ class _Jobs:
         job = self._job()
         if job.number is not None:
             note(f"\njob {job.number}: {' '.join(job.overrides)}")
-        with ExitStack() as held:
-            if self.writes and not external_rank():
-                try:
-                    held.enter_context(locked(job.directory))
-                except ConfigError as error:  # another job writes there
-                    self.failed += 1
-                    return report(error)
-            return self._run_here(config, job)
+        try:
+            with locked(job.directory) if self.writes else nullcontext():
+                return self._run_here(config, job)
+        except ConfigError as error:  # another job writes there
+            self.failed += 1
+            return report(error)
 
     def _run_here(self, config: DictConfig, job: Job) -> Any:
         written = record.written_at(job.directory)
@@ -215,47 +214,39 @@ class _Jobs:
                 recipe = recipe_of_job(config, self.name, job.overrides, job.choices, job.folders)
                 result = self.task(recipe, job)
             self._forget_error(job)
+            return result
         # `| head` has read enough and closed standard output
         except BrokenPipeError:
             stop_printing()
             self.failed += 1
-            result = None
+        # Hydra starts the next job; a sweeper takes None for a failed job
         except Exception as error:
             self.failed += 1
             report(error)
             self._note_error(one_line(error), job, earlier)
-            # Hydra then starts the next job; a sweeper takes None for a failed job
-            result = None
-        # Ctrl-C, SIGTERM: there is no next job, but `after` is still called
+        # Ctrl-C, SIGTERM: there is no next job
         except BaseException as stop:
             # if the run has written its metrics, they hold how it ended
             if record.written_at(job.directory) in (None, written):
-                said = describe_stop(getattr(stop, "number", signal.SIGINT))
+                said = describe_stop(_signal_of(stop))
                 self._note_error(said, job, earlier, status="stopped")
-            self._ended(job)
             raise
-        self._ended(job)
-        return result
-
-    def _ended(self, job: Job) -> None:
-        if self.after is not None:
+        finally:
             self.after(job)
+        return None
 
     def _job(self) -> Job:
         found = HydraConfig.get()
         task: Any = OmegaConf.to_container(OmegaConf.create(found.overrides.task), resolve=False)
         typed = tuple(override for override in task if override not in self.first)
         sweeps = found.mode is RunMode.MULTIRUN
-        number, sweep = (
-            (int(found.job.num), Path(found.sweep.dir).absolute()) if sweeps else (None, None)
-        )
         return Job(
             Path(found.runtime.output_dir),
             typed,
             compose.choices(found),
             self.verb,
-            number,
-            sweep,
+            int(found.job.num) if sweeps else None,
+            Path(found.sweep.dir).absolute() if sweeps else None,
             self.folders,
         )
 
@@ -267,14 +258,13 @@ class _Jobs:
         return record.written_at(job.directory, record.SETTINGS_FILE) if job.sweep is None else None
 
     def _forget_error(self, job: Job) -> None:
-        if self.writes and not external_rank():
+        if self.writes:
             (job.directory / record.ERROR_FILE).unlink(missing_ok=True)
 
     def _note_error(self, text: str, job: Job, earlier: int | None, **more: str) -> None:
-        if not self.writes or external_rank():
-            return
-        if earlier is not None and self._earlier_run(job) == earlier:
-            return  # this run has not begun: the directory still belongs to the earlier one
+        begun = earlier is None or self._earlier_run(job) != earlier
+        if not (self.writes and begun):
+            return  # before it begins, the directory still belongs to the earlier run
         with suppress(OSError):  # the error was printed, and may itself be a full disk
             (job.directory / record.ERROR_FILE).write_text(
                 json.dumps({"error": text, **more}) + "\n"

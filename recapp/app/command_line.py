@@ -97,8 +97,9 @@ def take_verb(name: str, verbs: Sequence[str], arguments: list[str]) -> str:
     return arguments.pop(0)
 
 
-def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the flags and the overrides of a command line.
+def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str], bool]:
+    """Return the flags and the overrides of a command line, and whether it asks by `-m` for one job
+    for each of several values.
 
     Hydra needs its flags first, but users write them anywhere. Hydra answers a wrong flag with a
     page of help and exit code 2; here a wrong flag is an error of one line.
@@ -120,17 +121,13 @@ def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]
     flags = [argument for argument, is_one in zip(arguments, said, strict=True) if not is_one]
     parser = get_args_parser()
     vars(parser)["error"] = complain
-    if parser.parse_args([*flags, *overrides]).multirun and external_rank() is not None:
+    sweeps = bool(parser.parse_args([*flags, *overrides]).multirun)
+    if sweeps and external_rank() is not None:
         raise ConfigError(
             "-m starts the ranks of its jobs itself: without torchrun and srun, or one job at a "
             "time"
         )
-    return flags, overrides
-
-
-def is_sweep(flags: Sequence[str]) -> bool:
-    """Return whether the command line asks by `-m` for one job for each of several values."""
-    return bool(get_args_parser().parse_args(list(flags)).multirun)
+    return flags, overrides, sweeps
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """The output of a sweep while its jobs run: `comparison.csv`, a table, the report at the end."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
@@ -28,26 +27,56 @@ class SweepProgress:
         self.format = format
         if job.sweep is not None:
             self.jobs.append(job.directory)
-            write_comparison(comparison.compare(job.sweep, self.jobs, running=True), job.sweep)
+            self._compare(job.sweep, running=True)
 
     def job_ended(self, job: Job) -> None:
-        """Write how a job ended, and print the comparison of the jobs so far."""
+        """Write how a job ended, and print the comparison of the jobs so far. The error of a failed
+        job was printed when it failed.
+        """
         self.directory = job.sweep
         if job.sweep is None:
             return
         if job.directory not in self.jobs:  # its settings were refused before it began
             self.jobs.append(job.directory)
-        self.compared = comparison.compare(job.sweep, self.jobs)
-        write_comparison(self.compared, job.sweep)
+        self._compare(job.sweep)
         if self.format == "text":
-            print_comparison(self.compared, job.sweep)
+            print()
+            console.print_table(
+                comparison.lines_of_table(self.compared),
+                comparison.columns_of(read_measures(*comparison.jobs_of(job.sweep))),
+                title=console.short_path(job.sweep / comparison.COMPARISON_FILE),
+            )
+            sys.stdout.flush()
 
-    def report(self) -> None:
-        """Print the best and the fastest run, and write the report of the sweep."""
-        if self.directory is not None:
-            if self.format == "text":
-                print_verdicts(self.directory)
-            write_report_of(self.directory)
+    def _compare(self, sweep: Path, *, running: bool = False) -> None:
+        """Write the table of the jobs so far into the sweep's directory; if that fails, print
+        why.
+        """
+        self.compared = comparison.compare(sweep, self.jobs, running=running)
+        path = sweep / comparison.COMPARISON_FILE
+        try:
+            comparison.write_csv(self.compared, path)
+        except OSError as error:
+            console.note(f"no {console.short_path(path)}: {error.strerror}")
+
+    def end(self) -> None:
+        """Print the best and the fastest run, and write the report of the sweep. All jobs have
+        ended.
+        """
+        if self.directory is None:
+            return
+        if self.format == "text":
+            _print_verdicts(self.directory)
+        from recapp.reporting.sweep_report import REPORT_FILE, write_report
+
+        try:
+            write_report(self.directory)
+            console.note(f"report {console.short_path(self.directory / REPORT_FILE)}")
+        except OSError as error:
+            console.note(
+                f"no report: {error.filename}: {error.strerror}; python -m recapp.report "
+                f"path={console.short_path(self.directory)} makes it"
+            )
 
     def emit(self) -> None:
         """Print the records of all jobs if the format is JSON."""
@@ -55,21 +84,8 @@ class SweepProgress:
             console.emit(self.compared, self.format)
 
 
-def write_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
-    """Write the table of the jobs so far into the sweep's directory; if that fails, print why."""
-    path = sweep / comparison.COMPARISON_FILE
-    try:
-        comparison.write_csv(compared, path)
-    except OSError as error:
-        console.note(f"no {console.short_path(path)}: {error.strerror}")
-
-
-def print_verdicts(sweep: Path) -> None:
-    """Print the first sentences of the sweep's report, if there are two runs to compare.
-
-    Args:
-        sweep: The directory of a sweep. All its jobs have ended.
-    """
+def _print_verdicts(sweep: Path) -> None:
+    """Print the first sentences of the sweep's report, if there are two runs to compare."""
     from recapp.reporting.sweep_page import verdicts
     from recapp.reporting.variants import read_runs
 
@@ -78,31 +94,3 @@ def print_verdicts(sweep: Path) -> None:
         width = get_terminal_size((80, 24)).columns
         print()
         print(console.readable("\n".join(fill(said, width) for said in verdicts(good))), flush=True)
-
-
-def write_report_of(sweep: Path) -> None:
-    """Write the sweep's report next to its comparison; if that fails, print why."""
-    from recapp.reporting.sweep_report import REPORT_FILE, write_report
-
-    try:
-        write_report(sweep)
-        console.note(f"report {console.short_path(sweep / REPORT_FILE)}")
-    except OSError as error:
-        console.note(
-            f"no report: {error.filename}: {error.strerror}; python -m recapp.report "
-            f"path={console.short_path(sweep)} makes it"
-        )
-
-
-def print_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
-    """Print the jobs of a sweep so far.
-
-    The error of a failed job was printed when it failed, and is in `comparison.csv`.
-    """
-    print()
-    console.print_table(
-        comparison.lines_of_table(compared),
-        comparison.columns_of(read_measures(*comparison.jobs_of(sweep))),
-        title=console.short_path(sweep / comparison.COMPARISON_FILE),
-    )
-    sys.stdout.flush()

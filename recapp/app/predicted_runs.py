@@ -7,7 +7,7 @@ from typing import Any
 
 from recapp import console
 from recapp.app.job import Job
-from recapp.app.plan_on_paper import BEST
+from recapp.app.paper_plans import BEST
 from recapp.errors import ConfigError, suggest
 from recapp.planner.constraints import MODES
 from recapp.planner.hardware import default_hardware

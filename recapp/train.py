@@ -36,6 +36,7 @@ from recapp.recipe.early_checks import (
     check_generated,
     check_resumed,
     check_training,
+    note_no_validation_rows,
     note_scale,
 )
 from recapp.recipe.read import recipe_of
@@ -87,16 +88,6 @@ def train_job(recipe: Train, job: Job, *, worker: str, sweep: SweepProgress) -> 
     if recipe.format == "json" and job.sweep is None and not external_rank():
         console.emit([metrics], "json")
     return metrics.get(recipe.built_task.measures.objective)
-
-
-def note_no_validation_rows(recipe: Train) -> None:
-    """Print if no row validates: the run then has no metrics and no best checkpoint."""
-    named = recipe.without_validation
-    if named and not external_rank():
-        console.note(
-            f"{named}: no row validates, so there are no metrics, and last.ckpt is the only "
-            "checkpoint"
-        )
 
 
 # ---- each rank

@@ -49,9 +49,6 @@ def calibrate(recipe: OnPaper, job: Job) -> None:
             predicted = read_document(run / PREDICTED_FILE)
             assert measured is not None and predicted is not None
             rows.append(with_overhead(path, measured, predicted))
-    if recipe.format == "json":
-        console.emit(rows, "json")
-        return
     columns = [
         console.Column("name", "what"),
         console.Column("us", "µs", ",.1f"),
@@ -61,12 +58,10 @@ def calibrate(recipe: OnPaper, job: Job) -> None:
         console.Column("share", "share", ".2f"),
         console.Column("error", "error", ".0%"),
     ]
-    console.print_table(
-        rows,
-        columns,
-        title=f"What this machine's steps cost, written to {console.short_path(path)}",
-    )
-    print(f"\nPlan with it: topology.hardware={console.short_path(path)}")
+    title = f"What this machine's steps cost, written to {console.short_path(path)}"
+    console.emit(rows, recipe.format, columns, title=title)
+    if recipe.format == "text":
+        print(f"\nPlan with it: topology.hardware={console.short_path(path)}")
 
 
 def short_run(recipe: OnPaper, ranks: int, hardware: str, data: Path) -> Train:

@@ -27,7 +27,7 @@ def prepare_process(recipe: Train) -> None:
         # Lightning read the rank when it was imported, maybe in a fork server, which has none
         vars(rank_zero_only)["rank"] = external_rank() or 0
         # after the import of Lightning, which sets the levels of its loggers
-        silence_lightning(profiles="profiler" in recipe.trainer.more)
+        _silence_lightning(profiles="profiler" in recipe.trainer.more)
     freeze_loaded_objects()
     if recipe.engine.keep_freed_memory:
         keep_freed_memory()
@@ -35,7 +35,7 @@ def prepare_process(recipe: Train) -> None:
     torch.set_float32_matmul_precision("high")
 
 
-def silence_lightning(*, profiles: bool) -> None:
+def _silence_lightning(*, profiles: bool) -> None:
     """Silence Lightning's hints: they address authors of training loops, not users of a command.
 
     Args:

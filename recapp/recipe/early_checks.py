@@ -6,6 +6,7 @@ recipe                ->  the same for layers, memory, callbacks and limits     
 recipe, command line  ->  nothing, or that a checkpoint's data do not exist     check_generated
 recipe, checkpoint    ->  nothing, or that the data are others inside an epoch  check_resumed
 recipe                ->  a note of the sizes that dataset.scale makes          note_scale
+recipe                ->  a note if no row validates         note_no_validation_rows
 
 This file imports neither torch nor Lightning: that would take the seconds that the checks save.
 """
@@ -72,7 +73,14 @@ def check_data(recipe: Train, *, test: bool = False) -> None:
         if paths is not None and dataset.generate is None:
             _check_files(paths, schema, f"dataset.{key}")
     if not test and dataset.generate:
-        _check_generated_directory(dataset)
+        from recapp.dataset.synthetic import check_directory
+
+        if not isinstance(dataset.path, str) or has_magic(dataset.path):
+            raise ConfigError(
+                f"dataset.path={shown(to_plain(dataset.path))}: data are generated into one "
+                "directory; files of your own are read by dataset=custom dataset.path=..."
+            )
+        check_directory(dataset.path, dataset.generate, dataset.table_rows)
     plan = recipe.plan.path if recipe.plan else None
     if plan is not None and not Path(plan).is_file():
         raise ConfigError(
@@ -80,23 +88,20 @@ def check_data(recipe: Train, *, test: bool = False) -> None:
         )
 
 
-def _check_generated_directory(dataset: DataSettings) -> None:
-    """Check that the generated data can be written, unless they exist."""
-    from recapp.dataset.synthetic import check_directory
-
-    assert dataset.generate is not None
-    if not isinstance(dataset.path, str) or has_magic(dataset.path):
-        raise ConfigError(
-            f"dataset.path={shown(to_plain(dataset.path))}: data are generated into one directory; "
-            "files of your own are read by dataset=custom dataset.path=..."
-        )
-    check_directory(dataset.path, dataset.generate, dataset.table_rows)
-
-
 def note_scale(recipe: Recipe) -> None:
     """Print the sizes of a run's data after `dataset.scale`."""
     if not external_rank() and (words := recipe.dataset.scale_in_words()):
         note(words)
+
+
+def note_no_validation_rows(recipe: Train) -> None:
+    """Print if no row validates: the run then has no metrics and no best checkpoint."""
+    named = recipe.without_validation
+    if named and not external_rank():
+        note(
+            f"{named}: no row validates, so there are no metrics, and last.ckpt is the only "
+            "checkpoint"
+        )
 
 
 def _check_files(paths: Any, schema: "Schema", setting: str) -> None:

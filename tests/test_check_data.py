@@ -10,7 +10,7 @@ import pytest
 from jobs import recipe
 
 from recapp.app.compose import with_absolute_paths
-from recapp.app.match_trained import match_stored
+from recapp.app.stored_recipe import match_stored
 from recapp.errors import CheckpointError, ConfigError, DataError
 from recapp.recipe.early_checks import check_data
 from recapp.stored.checkpoint_manifest import CheckpointManifest

@@ -1,4 +1,4 @@
-"""Build the model of an artefact from its settings and files, on the meta device for ranks to
+"""Build the model of a stored model from its settings and files, on the meta device for ranks to
 shard, or to be filled on one rank.
 
 Ranks import this file, so it does not import Hydra.
@@ -15,7 +15,6 @@ from recapp.engine.sharded_state import without_tables
 from recapp.errors import ArtefactError, RecappError
 from recapp.recipe.model import build_model
 from recapp.recipe.recipe import Recipe
-from recapp.stored.artefact_manifest import ArtefactManifest
 from recapp.stored.manifest import Manifest
 from recapp.stored.snapshot import Artefact
 from recapp.stored.training_state import state_must_fit
@@ -28,28 +27,17 @@ the larger of 1 and its size. Other machines add numbers in another order.
 
 
 def meta_model(manifest: Manifest, recipe: Recipe) -> nn.Module:
-    """Return the model, with tables on the meta device. Tables of an artefact get its data types.
+    """Return the model of a stored model, with tables on the meta device and in the stored data
+    types.
 
     Raises:
         ArtefactError: The settings and the files describe different tables.
     """
     model = build_model(recipe)
-    if not isinstance(manifest, ArtefactManifest):
-        return model  # a checkpoint's blocks are compared with tables when they are read
-    made = {t.name: t for t in embedding_tables(model)}
-    stored = {t.name: t for t in manifest.tables}
-    if made.keys() != stored.keys():
-        odd = ", ".join(sorted(made.keys() ^ stored.keys())[:5])
-        raise manifest.damaged(f"settings and tables differ: {odd}")
-    for name, table in made.items():
-        own = stored[name]
-        dynamic = table.dynamic is not None
-        said = (table.embedding_dim, str(table.id_rule), table.min_key, dynamic)
-        rows = own.rows if dynamic else table.num_embeddings
-        if said != (own.dim, own.id_rule, own.min_key, own.keys is not None) or own.rows != rows:
-            raise manifest.damaged(f"table {name} is another one in its settings")
-    for collection in dict.fromkeys(c for _, c in embedding_collections(model)):
-        collection.store_as({name: t.data_type for name, t in stored.items()})
+    manifest.check_tables(embedding_tables(model))
+    if manifest.data_types:
+        for collection in dict.fromkeys(c for _, c in embedding_collections(model)):
+            collection.store_as(manifest.data_types)
     return model
 
 

@@ -17,8 +17,9 @@ from recapp import console
 from recapp.app.artefact_model import model_to_shard
 from recapp.app.export_model import export_model
 from recapp.app.job import Job, run_recipe
-from recapp.app.load_model import load_model, recipe_of_stored
+from recapp.app.load_model import load_model
 from recapp.app.recipe_of_job import recipe_under
+from recapp.app.stored_recipe import recipe_of_stored
 from recapp.benchmarks import bench_worker, scoring_speed
 from recapp.benchmarks.scoring_speed import Served
 from recapp.benchmarks.session import Session

@@ -25,27 +25,20 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from recapp.app.stored_recipe import still_known, stored_settings
 from recapp.compat.hugectr_words import in_recapp_words
-from recapp.console import note
 from recapp.errors import ConfigError, RecappError, alike, suggest
 from recapp.recipe.commands import COMMANDS
 from recapp.recipe.read import checked, recipe_of
 from recapp.recipe.task_of_run import build_task
 from recapp.reporting.lock import new_directory
 from recapp.settings import option_files
-from recapp.settings.check_settings import known_part, names_of, unknown
-from recapp.settings.option_files import (
-    Folders,
-    is_group,
-    named_folders,
-    option_file,
-    options,
-    read_text,
-)
+from recapp.settings.check_settings import names_of, unknown
+from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.records import constructor
 from recapp.settings.renamed import new_name
-from recapp.stored.kinds import CHECKPOINT, MANIFEST
-from recapp.stored.trust import check_trust, judged, marked
+from recapp.stored.directories import read_manifest_text
+from recapp.stored.trust import judged
 from recapp.trainer.trainer_settings import TrainerSettings
 
 HYDRA_VERSION_BASE = "1.3"
@@ -88,8 +81,6 @@ ADVICE = (  # pattern of Hydra's error -> advice to the user
     ),
     (r"Sweep parameters '(.*)' requires", "{0}: put -m in front for one job for each value"),
 )
-# settings that only the command line may set, never a checkpoint
-OF_THE_INVOCATION = ("format", "trust", "resume_data", "hydra")
 
 # for conf/command.yaml; resolved once for a command and all jobs of its sweep
 OmegaConf.register_new_resolver("new_directory", new_directory, use_cache=True, replace=True)
@@ -178,16 +169,6 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
     return named | ({"tables": in_recapp_words(named["tables"])} if "tables" in named else {})
 
 
-def trusting(trust: Sequence[str]) -> list[str]:
-    """Return the overrides that trust the user's packages.
-
-    Raises:
-        ConfigError: A name is no name of a package.
-    """
-    check_trust(trust)
-    return [f"trust=[{','.join(trust)}]"] if trust else []
-
-
 def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     """Make the paths in plain settings absolute, so that they hold in any working directory.
 
@@ -231,15 +212,14 @@ def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()
         override.partition("=")[2] for override in overrides if override.startswith("ckpt_path=")
     ]
     try:
-        file = Path(paths[-1]).expanduser() / MANIFEST
-        stored = dict(json.loads(read_text(file, CHECKPOINT.manifest_bytes))["config"]["choices"])
+        manifest = json.loads(read_manifest_text(Path(paths[-1]).expanduser()))
         stored = {
             group: option
-            for group, option in stored.items()
+            for group, option in dict(manifest["config"]["choices"]).items()
             if GROUP.fullmatch(group) and OPTION.fullmatch(option)
         }
         chosen = overrides_that_choose(stored, primary, folders)
-    except (IndexError, OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (LookupError, RecappError, OSError, ValueError, TypeError, RecursionError):
         return []
     own = {override.lstrip("+").partition("=")[0] for override in overrides}
     return [choice for choice in chosen if choice.lstrip("+").partition("=")[0] not in own]
@@ -284,7 +264,7 @@ def compose_over(
             (`recapp/stored/trust.py`).
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    result = marked({key: value for key, value in stored.items() if key not in OF_THE_INVOCATION})
+    result = stored_settings(stored, primary)
     choices = dict(result.pop("choices", {}))
     parsed = [override for override in parsed if not override.is_hydra_override()]
     groups = [override for override in parsed if is_group(override.key_or_group, folders)]
@@ -313,14 +293,10 @@ def compose_over(
     if config.get("task"):  # `${best:...}` needs the task
         config.task = judged({"task": to_plain(config.task)}, trust)["task"]
     plain = judged(to_plain(config), trust)  # before any `_target_` is imported
-    plain, dropped = known_part(plain, COMMANDS[primary])
+    plain, dropped = still_known(plain, primary)
     for name in dropped:
         if any(override.key_or_group == name for override in parsed):
             raise ConfigError(unknown(name, names_of(COMMANDS[primary])))
-    if dropped:
-        note(
-            f"the checkpoint's settings {', '.join(dropped)} do not exist any more and are left out"
-        )
     return checked(plain, primary, overrides) | {"choices": chosen}
 
 

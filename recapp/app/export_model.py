@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from recapp import console
 from recapp.app.artefact_model import load_dense, meta_model, raw_rows_of
 from recapp.app.export_report import table_rows, width_rows
-from recapp.app.load_model import recipe_of_stored
+from recapp.app.stored_recipe import recipe_of_stored
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.sequential_rows import example_rows
 from recapp.engine.shard_model import embedding_collections, sharded_collections
@@ -60,7 +60,8 @@ from recapp.stored.checkpoint import open_checkpoint
 from recapp.stored.kinds import MANIFEST
 from recapp.stored.local_files import files_at
 from recapp.stored.manifest import to_json
-from recapp.stored.snapshot import Artefact, Checkpoint, every_file
+from recapp.stored.snapshot import Artefact, Checkpoint
+from recapp.stored.stored_model import every_file
 from recapp.stored.training_state import state_must_fit
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig

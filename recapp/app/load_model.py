@@ -1,9 +1,8 @@
 """Load a trained model for scoring: a checkpoint or an artefact becomes a `Scorer`, in one process.
 
-    DIR/manifest.json (trusted settings) -> model on the meta device -> its tables on one rank
-    DIR/*.safetensors, meta.pt           -> rows, dense part
+    path -> open_stored -> recipe, trusted -> model on the meta device -> filled -> Scorer
 
-All settings come from the checkpoint, as in `recapp.eval`.
+All settings come from the stored model, as in `recapp.eval`.
 """
 
 from collections.abc import Sequence
@@ -13,27 +12,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from recapp import console
-from recapp.app.artefact_model import check_logits, load_dense, meta_model, raw_rows_of
-from recapp.app.compose import recipe_over, trusting
-from recapp.app.match_trained import match_stored
+from recapp.app.artefact_model import check_logits, meta_model, raw_rows_of
+from recapp.app.stored_recipe import recipe_of_stored
+from recapp.app.trained_model import trained
 from recapp.dataset.raw_rows import RawRows, RawTable
-from recapp.engine.shard_model import sharded_collections, sharded_tables
-from recapp.engine.sharded_state import without_tables
 from recapp.engine.sharder import own_device, process_group_of, tables_group
 from recapp.errors import ConfigError
-from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
-from recapp.inference.mapped_rows import mapped_tables
-from recapp.inference.placed_model import placed, together
+from recapp.inference.placed_model import together
 from recapp.inference.scorer import Scorer
 from recapp.recipe.recipe import Train
-from recapp.stored.checkpoint import fill_together, open_checkpoint
-from recapp.stored.directories import is_artefact
-from recapp.stored.manifest import Manifest
-from recapp.stored.snapshot import Artefact, Checkpoint, every_file
 from recapp.stored.stored_model import StoredModel, open_stored
-from recapp.stored.training_state import OF_MODEL, check_state, dense_state, state_must_fit
-from recapp.trainer.stored_tables import StoredTables
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
 
@@ -109,15 +97,10 @@ def _own_module(
     comm: Comm, path: str | Path, module: nn.Module, data: "ClickData | None"
 ) -> Scorer:
     """Fill a user's module with the rows and dense part of a checkpoint, and return its scorer."""
-    if is_artefact(path):
-        raise ConfigError(f"module=...: {path} is an artefact, which has its own: leave module out")
-    configure = getattr(module, "configure_model", None)
-    if configure is not None:
-        configure()
-    with open_checkpoint(path, every_file, comm) as stored:
-        load_weights(stored, placed(module, comm), comm, of_model="")
-        raw_rows = None if data is None else RawRows(data.schema, data.settings.dense_transform)
-        return _scorer(stored, module, raw_rows, None)
+    with open_stored(path, comm) as opened:
+        stored = trained(opened).fill_own(module, comm)
+    raw_rows = None if data is None else RawRows(data.schema, data.settings.dense_transform)
+    return _scorer(stored, module, raw_rows, None)
 
 
 def load_on(
@@ -131,57 +114,26 @@ def load_on(
 
     Arguments and errors are those of `load_model`.
     """
-    with open_stored(path, comm) as stored:
+    with open_stored(path, comm) as opened:
 
         def read() -> tuple[Train, nn.Module]:
-            recipe = recipe_of_stored(stored.manifest, trust)
+            recipe = recipe_of_stored(opened.manifest, trust)
             recipe.built_task.check_one_logit()
-            return recipe, meta_model(stored.manifest, recipe)
+            return recipe, meta_model(opened.manifest, recipe)
 
         recipe, model = together(comm, read)
-        _place(stored, model, comm, check_rows)
+        kind = trained(opened)
+        stored = kind.fill(model, comm, check_rows)
         raw_rows = raw_rows_of(recipe)
         example = together(comm, lambda: stored.example(raw_rows))
         scorer = _scorer(stored, model, raw_rows, example)
-        if trust_compiled and isinstance(stored, Artefact):
-            compiled = together(comm, lambda: _compiled(stored, model))
+        if trust_compiled and "compiled" in scorer.info:
+            compiled = together(comm, lambda: kind.compiled(model))
             scorer.model = compiled or model
             scorer.info["compiled"] = compiled is not None
         if example is not None:
             check_logits(stored.manifest, scorer(scorer.batch(example)))
         return scorer
-
-
-def _place(stored: StoredModel, model: nn.Module, comm: Comm, check_rows: bool) -> None:
-    """Fill the tables and the dense part of a model on all ranks.
-
-    A checkpoint's rows are read and compared with their checksums. An artefact's files are mapped.
-    """
-    if not isinstance(stored, Artefact):
-        return load_weights(stored, placed(model, comm), comm)
-    if check_rows:
-        together(comm, lambda: 0 if comm.rank else stored.verify())
-    placed(model, comm, together(comm, lambda: mapped_tables(stored).make_store))
-    together(comm, lambda: load_dense(stored, model))
-
-
-def _compiled(artefact: Artefact, model: nn.Module) -> CompiledModel | None:
-    """Return the model with its compiled dense part; if it cannot run here, print why, return
-    None.
-    """
-    why = "it was exported without one"
-    if artefact.manifest.info.get("compiled") is not None:
-        try:
-            if next(model.parameters()).device.type != "cpu":
-                raise NotCompiled("it is code for the CPU")
-            return load_compiled(artefact, artefact.manifest.entry("compiled", dict), model)
-        except NotCompiled as error:
-            why = str(error)
-    console.note(
-        f"trust_compiled=true: {console.short_path(artefact.path)} runs without its compiled "
-        f"dense part, by the portable one: {why}"
-    )
-    return None
 
 
 def _scorer(
@@ -197,38 +149,3 @@ def _scorer(
         example,
         None if logits is None else torch.sigmoid(torch.tensor(logits)),
     )
-
-
-def recipe_of_stored(manifest: Manifest, trust: Sequence[str] = ()) -> Train:
-    """Return the recipe that a stored model was trained with, checked for trust.
-
-    Raises:
-        CheckpointError: The settings are damaged, or name a constructor that may not be called.
-        ArtefactError: The settings are damaged.
-    """
-    recipe: Train = recipe_over(manifest.config, "eval", trusting(trust))
-    return match_stored(recipe, manifest)
-
-
-def load_weights(
-    checkpoint: Checkpoint, model: nn.Module, comm: Comm, of_model: str = OF_MODEL
-) -> None:
-    """Fill this rank's rows of tables and the dense part from a checkpoint. Every rank calls this.
-
-    Args:
-        checkpoint: The checkpoint, with all files open.
-        model: The model that `recapp.inference.placed_model` returned.
-        comm: The ranks that hold the model.
-        of_model: The prefix of the parameters' names in the checkpoint.
-
-    Raises:
-        CheckpointError: The checkpoint is damaged, or of another model.
-    """
-    tables = StoredTables(sharded_tables(model), fitting=False, speaks=False)
-    dense = [f"{of_model}{name}" for name, _ in model.named_parameters()]
-    held = list(tables.to_fill(checkpoint.manifest))
-    meta = fill_together(checkpoint, held, dense, comm)
-    tables.filled(checkpoint.manifest)
-    check_state(meta, checkpoint.path)
-    with state_must_fit("the dense part", "model"), without_tables(sharded_collections(model)):
-        model.load_state_dict(dense_state(meta, of_model))

@@ -30,7 +30,7 @@ class RankModel:
 
 
 class CheckExample(Callback):
-    """Compare the logits of an artefact's example with the exported ones before prediction starts.
+    """Compare the logits of an artefact's example with the exported ones before its first batch.
     Every rank scores the example.
 
     Args:
@@ -51,3 +51,5 @@ class CheckExample(Callback):
         with torch.no_grad():
             logits = pl_module(self.batch.to(pl_module.device))
         check_logits(self.artefact, logits)
+
+    on_validation_start = on_test_start = on_predict_start

@@ -16,7 +16,7 @@ from hydra.core.override_parser.types import Override, ValueType
 from omegaconf import DictConfig, OmegaConf
 
 from recapp.app import compose
-from recapp.app.match_trained import match_stored
+from recapp.app.stored_recipe import as_scored, match_stored
 from recapp.recipe.read import checked, read_settings
 from recapp.recipe.recipe import Train
 from recapp.settings.option_files import Folders, is_group
@@ -73,21 +73,21 @@ def stored_recipe(path: Path, command: str, overrides: Sequence[str], folders: F
         overrides: The command line.
         folders: Directories with further options, besides recapp's own.
     """
-    if command == "predict":
-        from recapp.app.trained_model import scoring_recipe
-
-        return scoring_recipe(
-            path,
-            lambda stored: compose.recipe_over(stored, command, overrides, folders),
-            overrides,
-        )
+    from recapp.app.check_checkpoint import check_fits_checkpoint
     from recapp.stored.checkpoint import read_manifest
+    from recapp.stored.stored_model import read_stored
 
-    manifest = read_manifest(path)
+    manifest = read_stored(path) if command in ("eval", "predict") else read_manifest(path)
     recipe = match_stored(
         compose.recipe_over(manifest.config, command, overrides, folders), manifest
     )
-    return with_one_length(recipe, overrides) if command == "train" else recipe
+    if command == "train":
+        return with_one_length(recipe, overrides)
+    if command == "predict":
+        check_fits_checkpoint(recipe, overrides)
+    # an artefact has no plan of training
+    scores = command == "predict" or not manifest.kind.resumes
+    return as_scored(recipe, overrides) if scores else recipe
 
 
 def with_one_length(recipe: Train, overrides: Sequence[str]) -> Train:

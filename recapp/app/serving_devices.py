@@ -6,7 +6,7 @@ from typing import Any
 from recapp import console
 from recapp.app.artefact_model import meta_model
 from recapp.app.job import Job
-from recapp.app.load_model import recipe_of_stored
+from recapp.app.stored_recipe import recipe_of_stored
 from recapp.inference.choose_storage import storage_of
 from recapp.inference.storage import QUANTIZE
 from recapp.planner.serving import fewest_ranks, stored_as

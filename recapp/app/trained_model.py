@@ -1,102 +1,209 @@
-"""Load a stored model, a checkpoint or an artefact, to predict with Lightning.
+"""The ways in which the two kinds of stored models become a model that scores.
 
-    path -> scoring_recipe   -> recipe, trusted, changed by the command line        the command
-         -> model_on_ranks   -> module, strategy, checkpoint to restore             each rank
+    stored model -> trained -> fill       a model of this process, or of ranks without Lightning
+                            -> on_ranks   module, strategy and checkpoint for Lightning
 
 A checkpoint's rows are read into tables, under any plan, as training does. An artefact's rows are
-mapped. `recapp/app/load_model.py` loads a model without Lightning.
+mapped. No other file asks which kind a stored model is.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from abc import ABC, abstractmethod
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from recapp.app.check_checkpoint import check_fits_checkpoint
-from recapp.app.match_trained import match_stored
-from recapp.recipe.commands import Predict
-from recapp.stored.directories import is_artefact
-from recapp.stored.stored_model import read_stored
+from torch import nn
 
-if TYPE_CHECKING:
+from recapp import console
+from recapp.app.artefact_model import load_dense, meta_model, raw_rows_of
+from recapp.engine.shard_model import sharded_collections, sharded_tables
+from recapp.engine.sharded_state import without_tables
+from recapp.errors import CheckpointError, ConfigError
+from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
+from recapp.inference.mapped_rows import mapped_tables
+from recapp.inference.placed_model import placed, together
+from recapp.processes.rank_environment import rank_info
+from recapp.recipe.commands import Eval
+from recapp.recipe.model import build_model
+from recapp.recipe.recipe import Train
+from recapp.stored.checkpoint import load_together
+from recapp.stored.snapshot import Artefact, Checkpoint
+from recapp.stored.stored_model import StoredModel, open_stored
+from recapp.stored.training_state import OF_MODEL, check_state, dense_state, state_must_fit
+from recapp.trainer.stored_tables import StoredTables
+from recapp.transport.communicator import Comm
+
+if TYPE_CHECKING:  # scoring without ranks does without Lightning
     from recapp.app.rank_model import RankModel
 
-Compose = Callable[[Mapping[str, Any]], Predict]
-"""Changes stored settings by a command line. Ranks have no command line and do not import Hydra."""
+S = TypeVar("S", bound=StoredModel)
 
 
-def scoring_recipe(path: str | Path, compose: Compose, overrides: Sequence[str]) -> Predict:
-    """Return the recipe of a stored model, changed by a command line. Scores do not depend on the
-    number of ranks (`_as_scored`).
+class TrainedModel(ABC, Generic[S]):
+    """A stored model that becomes a model that scores.
 
     Args:
-        path: The model. Only its manifest is read.
-        compose: Changes stored settings by the command line.
-        overrides: The command line.
-
-    Raises:
-        CheckpointError: The model does not exist, is damaged, or has other tables than the
-            settings.
-        ArtefactError: The same for an artefact.
+        stored: The open stored model.
     """
-    manifest = read_stored(path)
-    found = match_stored(compose(manifest.config), manifest)
-    check_fits_checkpoint(found, overrides)
-    return _as_scored(found, overrides)
+
+    def __init__(self, stored: S) -> None:
+        self.stored = stored
+
+    @abstractmethod
+    def fill(self, model: nn.Module, comm: Comm, check_rows: bool) -> StoredModel:
+        """Fill the tables and the dense part of its model on all ranks. Every rank calls this.
+
+        Args:
+            model: The result of `recapp.app.artefact_model.meta_model`.
+            comm: The ranks that hold the tables.
+            check_rows: Whether to compare the checksums of mapped rows; rows that are read are
+                always compared.
+
+        Returns:
+            The version that fills the model: a later one if a save has replaced a checkpoint since
+            it was opened.
+
+        Raises:
+            RecappError: A file is damaged, or the model does not fit.
+        """
+
+    def compiled(self, model: nn.Module) -> CompiledModel | None:
+        """Return the filled model with its compiled dense part; None if there is none."""
+        return None
+
+    @abstractmethod
+    def fill_own(self, module: nn.Module, comm: Comm) -> StoredModel:
+        """Fill a user's module. Every rank calls this.
+
+        Raises:
+            ConfigError: The stored model has a module of its own.
+            RecappError: A file is damaged, or the module does not fit.
+        """
+
+    @abstractmethod
+    def on_ranks(self, recipe: Train) -> "RankModel":
+        """Return module and strategy for Lightning. Every rank calls this.
+
+        Args:
+            recipe: The recipe of the command that scores; its `ckpt_path` is this model.
+        """
 
 
-def _as_scored(found: Predict, overrides: Sequence[str]) -> Predict:
-    """Return a recipe with which every way to score gives the same bits, unless the command line
-    changes it.
+class TrainedCheckpoint(TrainedModel[Checkpoint]):
+    """A checkpoint that becomes a model that scores."""
 
-    Three settings of training change the last bits of scores, so only the command line sets them:
-    owners' sums of bags depend on the number of ranks, payloads of 16 bits round vectors, and only
-    a trainer computes in narrower floats.
-    """
-    said = {override.lstrip("+").partition("=")[0] for override in overrides}
-    if not said & {"planner", "planner.mode"}:
-        found = replace(found, planner=replace(found.planner, mode="unique"))
-    if not said & {"trainer", "trainer.precision"}:
-        found = replace(found, trainer=replace(found.trainer, precision="32-true"))
-    if not said & {"engine", "engine.payload"}:
-        found = replace(found, engine=replace(found.engine, payload="full"))
-    plan = found.plan
-    if plan is not None and plan.mode is not None and not said & {"plan", "plan.mode"}:
-        found = replace(found, plan=replace(plan, mode="unique"))
-    return found
+    def fill(self, model: nn.Module, comm: Comm, check_rows: bool) -> Checkpoint:
+        """Read this rank's rows and the dense part."""
+        filled = self._fill(placed(model, comm), comm, OF_MODEL)
+        if filled.manifest.config != self.stored.manifest.config:
+            raise CheckpointError(
+                f"checkpoint {filled.path} was replaced by one of other settings while it was "
+                "loaded: load it again"
+            )
+        return filled
+
+    def fill_own(self, module: nn.Module, comm: Comm) -> Checkpoint:
+        """Read this rank's rows and the dense part into a user's module."""
+        configure = getattr(module, "configure_model", None)
+        if configure is not None:
+            configure()
+        return self._fill(placed(module, comm), comm, "")
+
+    def _fill(self, model: nn.Module, comm: Comm, of_model: str) -> Checkpoint:
+        """Fill a placed model; `of_model` is the prefix of the parameters' stored names."""
+        tables = StoredTables(sharded_tables(model), fitting=False, speaks=False)
+        dense = [f"{of_model}{name}" for name, _ in model.named_parameters()]
+        filled, meta = load_together(self.stored.path, tables.to_fill, dense, comm)
+        tables.filled(filled.manifest)
+        check_state(meta, filled.path)
+        with state_must_fit("the dense part", "model"), without_tables(sharded_collections(model)):
+            model.load_state_dict(dense_state(meta, of_model))
+        return filled
+
+    def on_ranks(self, recipe: Train) -> "RankModel":
+        """Return the module, and a strategy that restores it from the checkpoint."""
+        from recapp.app.rank_model import RankModel
+        from recapp.recipe.strategy_of_run import build_strategy
+        from recapp.recipe.training import build_module
+
+        strategy = build_strategy(recipe, training=False)
+        if not isinstance(recipe, Eval):
+            strategy.modes = {}  # the modes of training belong to its number of ranks
+        module = build_module(recipe, partial(build_model, recipe))
+        return RankModel(module, strategy, str(self.stored.path))
 
 
-def model_on_ranks(recipe: Predict) -> "RankModel":
-    """Return the module and strategy that predict with the model `ckpt_path`. Every rank calls it.
+class TrainedArtefact(TrainedModel[Artefact]):
+    """An artefact that becomes a model that scores."""
+
+    def fill(self, model: nn.Module, comm: Comm, check_rows: bool) -> Artefact:
+        """Map the rows, and read the dense part."""
+        stored = self.stored
+        if check_rows:
+            together(comm, lambda: 0 if comm.rank else stored.verify())
+        placed(model, comm, together(comm, lambda: mapped_tables(stored).make_store))
+        together(comm, lambda: load_dense(stored, model))
+        return stored
+
+    def compiled(self, model: nn.Module) -> CompiledModel | None:
+        """Return the filled model with its compiled dense part; if it cannot run here, print why,
+        return None.
+        """
+        why = "it was exported without one"
+        if self.stored.manifest.info.get("compiled") is not None:
+            try:
+                if next(model.parameters()).device.type != "cpu":
+                    raise NotCompiled("it is code for the CPU")
+                entry = self.stored.manifest.entry("compiled", dict)
+                return load_compiled(self.stored, entry, model)
+            except NotCompiled as error:
+                why = str(error)
+        console.note(
+            f"trust_compiled=true: {console.short_path(self.stored.path)} runs without its "
+            f"compiled dense part, by the portable one: {why}"
+        )
+        return None
+
+    def fill_own(self, module: nn.Module, comm: Comm) -> Artefact:
+        """Refuse the module."""
+        raise ConfigError(
+            f"module=...: {self.stored.path} is an artefact, which has its own: leave module out"
+        )
+
+    def on_ranks(self, recipe: Train) -> "RankModel":
+        """Return the module with a filled dense part, and a strategy that maps the rows."""
+        from recapp.app.rank_model import CheckExample, RankModel
+        from recapp.recipe.strategy_of_run import build_strategy
+        from recapp.recipe.training import build_module
+
+        stored = self.stored
+        here = rank_info()
+        if here is None or here.rank == 0:
+            stored.verify()
+        make_store = mapped_tables(stored).make_store
+        strategy = build_strategy(recipe, training=False, make_store=make_store)
+
+        def filled() -> nn.Module:
+            model = meta_model(stored.manifest, recipe)
+            load_dense(stored, model)
+            return model
+
+        raw_rows = raw_rows_of(recipe)
+        example = raw_rows.batch(stored.example(raw_rows))
+        check = CheckExample(stored.manifest, example)
+        return RankModel(build_module(recipe, filled), strategy, None, (check,))
+
+
+def trained(stored: StoredModel) -> TrainedCheckpoint | TrainedArtefact:
+    """Return an open stored model as one that becomes a model that scores."""
+    return TrainedArtefact(stored) if isinstance(stored, Artefact) else TrainedCheckpoint(stored)
+
+
+def model_on_ranks(recipe: Train) -> "RankModel":
+    """Return the module and strategy that score with the model `ckpt_path`. Every rank calls it.
 
     Raises:
         CheckpointError: The model does not exist, or is damaged.
         ArtefactError: The same for an artefact.
     """
-    from recapp.app.rank_model import CheckExample, RankModel
-    from recapp.recipe.model import build_model
-    from recapp.recipe.strategy_of_run import build_strategy
-    from recapp.recipe.training import build_module
-
-    path = recipe.ckpt_path
-    assert path is not None
-    if not is_artefact(path):
-        strategy = build_strategy(recipe, training=False)
-        strategy.modes = {}  # the modes of training belong to its number of ranks
-        return RankModel(build_module(recipe, partial(build_model, recipe)), strategy, path)
-    from recapp.app.artefact_model import model_to_shard, raw_rows_of
-    from recapp.inference.mapped_rows import mapped_tables
-    from recapp.processes.rank_environment import rank_info
-    from recapp.stored.stored_model import open_artefact
-
-    artefact = open_artefact(path)
-    here = rank_info()
-    if here is None or here.rank == 0:
-        artefact.verify()
-    make_store = mapped_tables(artefact).make_store
-    strategy = build_strategy(recipe, training=False, make_store=make_store)
-    module = build_module(recipe, lambda: model_to_shard(artefact, recipe))
-    raw_rows = raw_rows_of(recipe)
-    example = raw_rows.batch(artefact.example(raw_rows))
-    return RankModel(module, strategy, None, (CheckExample(artefact.manifest, example),))
+    assert recipe.ckpt_path is not None
+    return trained(open_stored(recipe.ckpt_path)).on_ranks(recipe)

@@ -15,13 +15,14 @@ checkpoint (`recapp/stored/trust.py`).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 from recapp.stored.kinds import ARTEFACT
 from recapp.stored.manifest import Files, Manifest, TableShape
-from recapp.tables.config import DataType
+from recapp.tables.config import DataType, EmbeddingConfig
 
 DENSE = "dense.safetensors"
 EXAMPLE = "example.arrow"
@@ -99,6 +100,35 @@ class ArtefactManifest(Manifest):
         for entry in files.values():
             _ = entry["crc32"]
         return cls(folder, info, files, tables, identity=identity)
+
+    @property
+    def in_use(self) -> Files:
+        """All files."""
+        return self.files
+
+    @property
+    def data_types(self) -> dict[str, DataType]:
+        """The data type of the stored rows of each table."""
+        return {t.name: t.data_type for t in self.tables}
+
+    def check_tables(self, tables: Sequence[EmbeddingConfig]) -> None:
+        """Check that the tables of the settings are the stored tables.
+
+        Raises:
+            ArtefactError: A table differs.
+        """
+        made = {t.name: t for t in tables}
+        stored = {t.name: t for t in self.tables}
+        if made.keys() != stored.keys():
+            odd = ", ".join(sorted(made.keys() ^ stored.keys())[:5])
+            raise self.damaged(f"settings and tables differ: {odd}")
+        for name, table in made.items():
+            own = stored[name]
+            dynamic = table.dynamic is not None
+            rows = own.rows if dynamic else table.num_embeddings
+            said = (rows, table.embedding_dim, str(table.id_rule), table.min_key, dynamic)
+            if said != (own.rows, own.dim, own.id_rule, own.min_key, own.keys is not None):
+                raise self.damaged(f"table {name} is another one in its settings")
 
     @property
     def lines(self) -> list[dict[str, Any]]:

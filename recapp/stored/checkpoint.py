@@ -16,7 +16,7 @@ can load by itself; it opens all files that it needs at once (`recapp/stored/sna
 compares each loaded block with its checksum.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,12 +34,12 @@ from recapp.stored.local_files import TMP, beside, files_at
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import write_meta
 from recapp.stored.rectangles import WEIGHT, StoredBlock, check_tiling
-from recapp.stored.snapshot import (
-    Checkpoint,
+from recapp.stored.snapshot import Checkpoint
+from recapp.stored.stored_model import (
     Wanted,
     every_file,
-    no_file,
-    open_snapshot,
+    files_in_use,
+    open_as,
     refuse_together,
 )
 from recapp.transport.communicator import Comm
@@ -210,7 +210,7 @@ def link_checkpoint(path: str | Path, target: str | Path) -> None:
 
 
 def open_checkpoint(
-    path: str | Path, wanted: Wanted = no_file, comm: Comm | None = None
+    path: str | Path, wanted: Wanted = files_in_use, comm: Comm | None = None
 ) -> Checkpoint:
     """Open a checkpoint; open files stay whole even if a save replaces the checkpoint meanwhile.
 
@@ -223,7 +223,7 @@ def open_checkpoint(
         CheckpointError: The checkpoint does not exist, is incomplete or damaged, or has a later
             version.
     """
-    return open_snapshot(Path(path), Checkpoint, wanted, comm)
+    return open_as(Checkpoint, path, comm, wanted)
 
 
 def read_manifest(path: str | Path) -> CheckpointManifest:
@@ -282,7 +282,7 @@ def load_together(
     blocks_of: Callable[[CheckpointManifest], Iterable[Block]],
     parameters: Iterable[str],
     comm: Comm,
-) -> tuple[CheckpointManifest, dict[str, Any]]:
+) -> tuple[Checkpoint, dict[str, Any]]:
     """Load the same version of a checkpoint into the blocks of all ranks.
 
     Every rank calls it; all return or all raise.
@@ -296,7 +296,7 @@ def load_together(
         comm: The ranks.
 
     Returns:
-        The manifest and the plain part.
+        The version that was loaded, with closed files, and its plain part.
 
     Raises:
         CheckpointError: As for `load_blocks`; or weights are not finite.
@@ -308,28 +308,17 @@ def load_together(
         held[:] = blocks_of(manifest)
         return files_of(held)(manifest)
 
-    with open_checkpoint(path, wanted, comm) as snapshot:
-        return snapshot.manifest, fill_together(snapshot, held, parameters, comm)
-
-
-def fill_together(
-    snapshot: Checkpoint, blocks: Sequence[Block], parameters: Iterable[str], comm: Comm
-) -> dict[str, Any]:
-    """Fill the blocks of all ranks from an open checkpoint, and return the plain part.
-
-    Every rank calls it; all return or all raise. Arguments and errors are those of
-    `load_together`.
-    """
     meta = dict[str, Any]()
     failure = None
-    try:
-        snapshot.fill(blocks)
-        meta = snapshot.meta()
-        _refuse_non_finite(snapshot.path, blocks, meta, parameters)
-    except CheckpointError as error:
-        failure = error
-    refuse_together(snapshot.path, failure, comm.all_gather(failure and str(failure)))
-    return meta
+    with open_checkpoint(path, wanted, comm) as snapshot:
+        try:
+            snapshot.fill(held)
+            meta = snapshot.meta()
+            _refuse_non_finite(snapshot.path, held, meta, parameters)
+        except CheckpointError as error:
+            failure = error
+        refuse_together(snapshot.path, failure, comm.all_gather(failure and str(failure)))
+    return snapshot, meta
 
 
 def _refuse_non_finite(

@@ -63,6 +63,11 @@ class CheckpointManifest(Manifest):
         return self.kind.version if ROW_ORDERS in self.info else WITHOUT_ROW_ORDERS
 
     @property
+    def in_use(self) -> tuple[str, ...]:
+        """No file: rows are read when tables are filled."""
+        return ()
+
+    @property
     def lines(self) -> list[dict[str, Any]]:
         """The rectangles as plain values."""
         return [s.to_dict() for s in self.blocks]

@@ -2,10 +2,11 @@
 and suggest a model for a wrong path.
 """
 
+from contextlib import closing
 from pathlib import Path
 
 from recapp.errors import RecappError, suggest
-from recapp.stored.kinds import ARTEFACT, MANIFEST, Kind
+from recapp.stored.kinds import ARTEFACT, CHECKPOINT, MANIFEST, Kind
 from recapp.stored.local_files import files_at
 
 LEVELS = 6  # of directories to search: sweeps/DATE/TIME/JOB/checkpoints/NAME.ckpt
@@ -22,21 +23,30 @@ def is_checkpoint(path: str | Path) -> bool:
     return files.size(files.current(path) / MANIFEST) is not None
 
 
+def read_manifest_text(path: Path) -> bytes:
+    """Return the content of the manifest of a checkpoint or an artefact, unchecked.
+
+    Raises:
+        RecappError: The file is too large, or cannot be read.
+        OSError: There is no stored model.
+    """
+    files = files_at(path)
+    with closing(files.pin(files.current(path))) as pinned:
+        return pinned.read(MANIFEST, CHECKPOINT)
+
+
 def is_artefact(path: str | Path) -> bool:
     """Return whether the manifest of a directory names the format of artefacts."""
     path = Path(path)
     files = files_at(path)
     try:
-        pinned = files.pin(files.current(path, ARTEFACT.old))
-    except OSError:
-        return False
-    try:
-        with pinned.open(MANIFEST, ARTEFACT) as source:
+        with (
+            closing(files.pin(files.current(path, ARTEFACT.old))) as pinned,
+            pinned.open(MANIFEST, ARTEFACT) as source,
+        ):
             return ARTEFACT.format.encode() in source.read(HEAD_BYTES)
     except (RecappError, OSError):
         return False
-    finally:
-        pinned.close()
 
 
 def find_checkpoints(folder: str | Path) -> list[Path]:

@@ -26,6 +26,7 @@ class Kind:
         newer: The advice for a model of a later version.
         mistaken: The advice for a path to a model of the other kind.
         has_nan: Whether numbers in its manifest may be NaN.
+        resumes: Whether training can resume from it.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Kind:
     newer: str
     mistaken: str
     has_nan: bool
+    resumes: bool
 
 
 CHECKPOINT = Kind(
@@ -60,6 +62,7 @@ CHECKPOINT = Kind(
         "checkpoint that it was made of"
     ),
     has_nan=True,
+    resumes=True,
 )
 ARTEFACT = Kind(
     name="artefact",
@@ -78,5 +81,6 @@ ARTEFACT = Kind(
         "an artefact of it"
     ),
     has_nan=False,
+    resumes=False,
 )
 FORMATS = (CHECKPOINT.format, ARTEFACT.format)

@@ -15,10 +15,12 @@ these methods in a file of its own, and `files_at` returns it for its paths. The
 must be local (`fileno` works), because rows are mapped.
 """
 
+import errno
 import fcntl
 import io
 import os
 import re
+import resource
 import shutil
 import stat
 import zlib
@@ -284,7 +286,7 @@ class Pinned:
         """
         name = self.folder / file
         try:
-            descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK, dir_fd=self._handle)
+            descriptor = self._descriptor(file)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -293,6 +295,30 @@ class Pinned:
             os.close(descriptor)
             raise kind.error(f"{name} is no file of {kind.article} {kind.name}")
         return io.BufferedReader(_StoredFile(descriptor, name, kind.error))
+
+    def _descriptor(self, file: str) -> int:
+        flags = os.O_RDONLY | os.O_NONBLOCK
+        try:
+            return os.open(file, flags, dir_fd=self._handle)
+        except OSError as error:
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if error.errno != errno.EMFILE or soft == hard:
+                raise
+        # a checkpoint has a file for each rank that saved it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return os.open(file, flags, dir_fd=self._handle)
+
+    def read(self, file: str, kind: Kind) -> bytes:
+        """Return the content of a manifest.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+            RecappError: The file is larger than a manifest of `kind`, or cannot be read.
+        """
+        with self.open(file, kind) as source:
+            if bytes_of(source) > kind.manifest_bytes:
+                raise kind.error(f"{self.folder / file} is no file of {kind.article} {kind.name}")
+            return source.read()
 
     def size(self, file: str) -> int | None:
         """Return the size of a regular file in bytes; None if it does not exist."""

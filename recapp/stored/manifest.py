@@ -16,7 +16,7 @@ import os
 import re
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -31,6 +31,7 @@ from recapp.processes.rank_environment import external_rank
 from recapp.settings.renamed import with_names_of_today
 from recapp.stored.kinds import FORMATS, Kind
 from recapp.stored.plain_types import plain
+from recapp.tables.config import DataType, EmbeddingConfig
 
 _FOOT = b',\n"checksum": "%08x"\n}\n'
 WRONG = (
@@ -121,13 +122,33 @@ class Manifest(ABC):
         """The shape of each stored table, by name."""
 
     @property
+    @abstractmethod
+    def in_use(self) -> Iterable[str]:
+        """The files that stay open while the model is used, because its rows are mapped."""
+
+    @property
+    def data_types(self) -> dict[str, DataType]:
+        """The data type of the stored rows of each table that is only read; empty if all tables are
+        stored in the data types of the settings.
+        """
+        return {}
+
+    def check_tables(self, tables: Sequence[EmbeddingConfig]) -> None:
+        """Check that the tables of the settings are the stored tables, unless they are compared
+        when their rows are read.
+
+        Raises:
+            RecappError: A table differs.
+        """
+        return
+
+    @property
     def config(self) -> dict[str, Any]:
         """The settings of the run that made the model, with current names.
 
         The settings are plain data: their `_target_` names must be checked before a call.
 
-        `recapp.app.compose.compose_over` and `recapp.stored.trust.refuse_untrusted` check the
-        names.
+        `recapp.app.stored_recipe` checks the names.
 
         Raises:
             RecappError: The entry is not settings.

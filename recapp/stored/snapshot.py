@@ -1,40 +1,33 @@
-"""Open a stored model for reading, as a snapshot that stays whole when its name changes.
+"""One version of a stored model, open for reading: a checkpoint or an artefact.
 
-    name -> directory handle -> manifest.json -> the wanted files, all opened at once
-
-A writer gives a name to another directory by a rename, and then deletes the earlier directory. Open
-files stay readable to their end. So a reader opens its directory once, and opens all wanted files
-by that handle. If the directory was deleted meanwhile, the reader starts again from the name.
+Both kinds answer the same questions: manifest, dense part, example, name and facts. Open files stay
+readable when a writer replaces the model (`recapp/stored/stored_model.py`).
 """
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor
 
-from recapp.errors import DataError, RankError, RecappError
+from recapp.errors import DataError, RecappError
 from recapp.sharding.layout import Block
 from recapp.stored.artefact_manifest import COMPILED, DENSE, EXAMPLE, ArtefactManifest
 from recapp.stored.block_files import Sources, check_bytes, fill_blocks, sources_of
 from recapp.stored.checkpoint_manifest import META, CheckpointManifest
-from recapp.stored.directories import why_none
-from recapp.stored.kinds import ARTEFACT, CHECKPOINT, MANIFEST, Kind
+from recapp.stored.kinds import ARTEFACT, CHECKPOINT, Kind
 from recapp.stored.local_files import Pinned, crc32_of, files_at
 from recapp.stored.manifest import Manifest
 from recapp.stored.meta_file import read_meta
 from recapp.stored.rectangles import check_tiling
 from recapp.stored.training_state import check_state, dense_state
-from recapp.transport.communicator import Comm
 
 if TYPE_CHECKING:  # checks of a path do not import pyarrow
     from recapp.dataset.raw_rows import RawRows, RawTable
     from recapp.dataset.schema import Schema
-
-ATTEMPTS = 100  # to open a model while writers replace it again and again
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Manifest)
@@ -77,30 +70,6 @@ class Snapshot(ABC, Generic[M]):
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-    @classmethod
-    def at(cls, path: Path, wanted: Callable[[M], Iterable[str]]) -> Self:
-        """Open the directory to which a name leads now.
-
-        Raises:
-            FileNotFoundError: The directory has no manifest, so it is not a stored model.
-            RecappError: The model is incomplete, damaged or of a later version.
-        """
-        folder = files_at(path).current(path, cls.kind.old)
-        try:
-            pinned = files_at(path).pin(folder)
-        except OSError as error:
-            raise FileNotFoundError(path) from error
-        with ExitStack() as undo:
-            undo.callback(pinned.close)
-            size = pinned.size(MANIFEST)
-            if size is not None and size > cls.kind.manifest_bytes:
-                raise cls.kind.error(f"{path / MANIFEST} is no file of a {cls.kind.name}")
-            with pinned.open(MANIFEST, cls.kind) as source:
-                manifest: Any = cls.manifest_type.from_json(source.read(), folder)
-            files = {*wanted(manifest)}
-            undo.pop_all()
-        return cls(path, pinned, manifest, files)
 
     @classmethod
     def of(cls, manifest: M) -> Self:
@@ -329,96 +298,3 @@ class Artefact(Snapshot[ArtefactManifest]):
         """
         files = self.manifest.files
         return sum(self.check(file) for file in files if not file.startswith(COMPILED))
-
-
-S = TypeVar("S", Checkpoint, Artefact)
-Wanted = Callable[[Any], Iterable[str]]
-"""A function from a manifest to the names of the files that a reader opens."""
-
-
-def every_file(manifest: CheckpointManifest) -> Iterable[str]:
-    """Select all files of a stored model."""
-    return manifest.files
-
-
-def no_file(manifest: Manifest) -> Iterable[str]:
-    """Select no file beside the manifest."""
-    return ()
-
-
-def open_snapshot(
-    path: Path,
-    kind: type[S],
-    wanted: Wanted,
-    comm: Comm | None = None,
-) -> S:
-    """Open the version of a stored model to which its name leads now.
-
-    Args:
-        path: The model, or a link to one.
-        kind: `Checkpoint` or `Artefact`.
-        wanted: Selects the files to open, from the manifest.
-        comm: The ranks that open the same version together; None opens for this rank alone.
-
-    Raises:
-        RecappError: The model does not exist, is incomplete or damaged, or has a later version.
-        RankError: Another rank could not open the model.
-    """
-    if comm is not None:
-        return _open_together(path, kind, wanted, comm)
-    files = files_at(path)
-
-    def version() -> tuple[int, ...]:
-        return files.version(files.current(path, kind.kind.old))
-
-    attempts = ATTEMPTS
-    while True:
-        before = version()
-        attempts = attempts - 1
-        try:
-            return kind.at(path, wanted)
-        except (RecappError, FileNotFoundError) as error:
-            if attempts and version() != before:
-                continue
-            if isinstance(error, RecappError):
-                raise
-            raise kind.kind.error(why_none(path, kind.kind)) from error
-
-
-def _open_together(path: Path, kind: type[S], wanted: Wanted, comm: Comm) -> S:
-    """Open the same version of a stored model on all ranks, even if it is replaced meanwhile."""
-    for _ in range(ATTEMPTS):
-        mine: S | None = None
-        failure: RecappError | None = None
-        try:
-            mine = open_snapshot(path, kind, wanted)
-        except RecappError as error:
-            failure = error
-        seen = comm.all_gather((mine and mine.manifest.identity, failure and str(failure)))
-        if mine and len({identity for identity, _ in seen}) == 1:
-            return mine
-        if mine:
-            mine.__exit__()
-        refuse_together(path, failure, [text for _, text in seen])
-    raise kind.kind.error(
-        f"the ranks do not see one {kind.kind.name} at {path}: is it on one file system?"
-    )
-
-
-def refuse_together(path: Path, mine: Exception | None, error_W: Sequence[str | None]) -> None:
-    """Raise an error if any rank cannot use a stored model; return if all can.
-
-    Args:
-        path: The model.
-        mine: This rank's own error; None if it has none.
-        error_W: The text of each rank's error; None for a rank without an error.
-
-    Raises:
-        Exception: This rank's own error.
-        RankError: Another rank has an error, and this rank has none.
-    """
-    if mine:
-        raise mine
-    for rank, text in enumerate(error_W):
-        if text:
-            raise RankError(f"rank {rank} could not read {path}: {text}")

@@ -474,8 +474,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
         tables = StoredTables(self.sharded_tables(), fitting, self.is_global_zero)
         setattr(self.lightning_module, TABLES_LEFT, False)
         parameters = [name for name, _ in self.lightning_module.named_parameters()]
-        manifest, meta = load_together(checkpoint_path, tables.to_fill, parameters, self.comm)
-        tables.filled(manifest)
+        stored, meta = load_together(checkpoint_path, tables.to_fill, parameters, self.comm)
+        tables.filled(stored.manifest)
         check_state(meta, checkpoint_path)
         return meta
 

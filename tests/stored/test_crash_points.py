@@ -391,8 +391,8 @@ def test_ranks_that_load_beside_a_writer_all_get_one_version(tmp_path):
                 True,
             )
             last = tmp_path / "last.ckpt"
-            manifest, meta = load_together(last, lambda _, block=held: [block], [], comm)
-            found[rank].append((manifest.step, meta["step"], *held.data.unique().tolist()))
+            stored, meta = load_together(last, lambda _, block=held: [block], [], comm)
+            found[rank].append((stored.manifest.step, meta["step"], *held.data.unique().tolist()))
 
     ranks = [threading.Thread(target=load, args=(rank,)) for rank in range(2)]
     for thread in ranks:

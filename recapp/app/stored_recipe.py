@@ -1,0 +1,129 @@
+"""The recipe of a stored model: its settings, checked for trust, with the ids and the sizes of
+tables that it was trained with.
+
+    manifest -> recipe_of_stored                     -> recipe      Python
+    manifest -> stored_settings -> compose_over (Hydra) -> match_stored -> recipe      commands
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from recapp.compat.hugectr_words import in_recapp_words
+from recapp.console import note, short_path
+from recapp.processes.rank_environment import external_rank
+from recapp.recipe.commands import COMMANDS
+from recapp.recipe.read import read_settings
+from recapp.recipe.recipe import Recipe, Train
+from recapp.settings.check_settings import known_part
+from recapp.stored.trust import judged, marked
+from recapp.tables.table_settings import TablesOfDataset
+
+if TYPE_CHECKING:
+    from recapp.stored.manifest import Manifest
+
+R = TypeVar("R", bound=Recipe)
+# settings that only the command line may set, never a stored model
+OF_THE_INVOCATION = ("format", "trust", "resume_data", "hydra")
+READING = ("eval", "predict", "export")
+"""The commands that make no loggers. So the loggers of a stored model need no trust there."""
+
+
+def recipe_of_stored(manifest: "Manifest", trust: Sequence[str] = ()) -> Train:
+    """Return the recipe that a stored model was trained with, checked for trust.
+
+    Raises:
+        ConfigError: `trust` is not a list of packages.
+        CheckpointError: The settings are damaged, or name a constructor that may not be called.
+        ArtefactError: The settings are damaged.
+    """
+    settings = judged(stored_settings(manifest.config, "eval"), trust)
+    choices = settings.pop("choices", {})
+    plain = still_known(settings, "eval")[0]
+    if "tables" in plain:
+        plain["tables"] = in_recapp_words(plain["tables"])
+    more = {"choices": choices, "trust": list(trust)}
+    recipe: Train = read_settings(plain | more, "eval", ())
+    return match_stored(recipe, manifest)
+
+
+def stored_settings(settings: Mapping[str, Any], command: str) -> dict[str, Any]:
+    """Return the settings that a command takes from a stored model, with a mark on each `_target_`
+    (`recapp/stored/trust.py`).
+
+    Raises:
+        CheckpointError: The settings are not plain.
+    """
+    taken = {name: value for name, value in settings.items() if name not in OF_THE_INVOCATION}
+    return marked(taken | ({"logger": {}} if command in READING else {}))
+
+
+def still_known(plain: Mapping[str, Any], command: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the stored settings that a command still has, and the dotted names of the others; note
+    those.
+    """
+    known, dropped = known_part(plain, COMMANDS[command])
+    if dropped:
+        note(
+            f"the checkpoint's settings {', '.join(dropped)} do not exist any more and are left out"
+        )
+    return known, dropped
+
+
+def as_scored(recipe: R, overrides: Sequence[str]) -> R:
+    """Return a recipe with which every way to score gives the same bits on any number of ranks,
+    unless the command line changes it.
+
+    Three settings of training change the last bits of scores, so only the command line sets them:
+    owners' sums of bags depend on the number of ranks, payloads of 16 bits round vectors, and only
+    a trainer computes in narrower floats.
+    """
+    said = {override.lstrip("+").partition("=")[0] for override in overrides}
+    if not said & {"planner", "planner.mode"}:
+        recipe = replace(recipe, planner=replace(recipe.planner, mode="unique"))
+    if not said & {"trainer", "trainer.precision"}:
+        recipe = replace(recipe, trainer=replace(recipe.trainer, precision="32-true"))
+    if not said & {"engine", "engine.payload"}:
+        recipe = replace(recipe, engine=replace(recipe.engine, payload="full"))
+    plan = recipe.plan
+    if plan is not None and plan.mode is not None and not said & {"plan", "plan.mode"}:
+        recipe = replace(recipe, plan=replace(plan, mode="unique"))
+    return recipe
+
+
+def match_stored(recipe: R, manifest: "Manifest") -> R:
+    """Return a recipe with which a stored model reads the same ids into tables of the same sizes.
+
+    Tables that the ids of the data set would size keep the stored sizes. A checkpoint of an earlier
+    recapp does not store how it read text ids. It read all of them as hexadecimal, so they are read
+    as hexadecimal again, and a note is printed.
+
+    Args:
+        recipe: The recipe of a run that loads the model.
+        manifest: The manifest of the checkpoint or artefact.
+
+    Raises:
+        CheckpointError: Text ids would be read differently than in training.
+    """
+    from recapp.dataset.schema import TEXT_HASH
+
+    sparse = recipe.schema.sparse
+    stored = manifest.info.get("ids")
+    if "ids" not in manifest.info:
+        stored = {"text": TEXT_HASH, "hex": list(sparse)}
+        hex = recipe.dataset.hex or sparse
+        recipe = replace(recipe, dataset=replace(recipe.dataset, hex=hex))
+        if not external_rank():
+            note(
+                f"{short_path(manifest.folder)} does not say how text ids were read: "
+                "it was as hexadecimal, so it is now"
+            )
+    if stored is not None:
+        recipe.schema.check_id_encoding(stored, str(manifest.folder))
+    rows = {name: shape.rows for name, shape in manifest.shapes.items() if shape.rows}
+    dataset = recipe.dataset
+    sized = dataset.table_rows or dataset.cardinality or dataset.generate
+    known = all(name in rows for name in sparse)
+    if sized or not known or not isinstance(recipe.tables, TablesOfDataset):
+        return recipe
+    return recipe.sized([rows[name] for name in sparse])

@@ -20,6 +20,7 @@ from recapp import eval as evaluation
 from recapp import train
 from recapp.app import compose
 from recapp.app.recipe_of_job import stored_recipe
+from recapp.app.stored_recipe import recipe_of_stored
 from recapp.errors import CheckpointError, ConfigError
 from recapp.planner.hardware import read_hardware
 from recapp.recipe.early_checks import check_generated
@@ -287,9 +288,12 @@ def test_what_a_file_names_is_refused_in_one_line_and_never_run(
     for i, slot in enumerate(
         (first, *(others[(number + i) % len(others)] for i in range(PLACES - 1)))
     ):
-        said = refusal(
-            list(COMMANDS)[i % 2], checkpoint, put(config, slot, {**SLOTS[slot], **bomb})
-        )
+        name = list(COMMANDS)[i % 2]
+        hostile = put(config, slot, {**SLOTS[slot], **bomb})
+        if slot == "logger.bomb":  # only training makes loggers
+            name = "train"
+            assert settings_of("eval", checkpoint, hostile)["logger"] == {}
+        said = refusal(name, checkpoint, hostile)
         assert slot in said or "not plain" in said
     place, inside = list(NESTED.items())[number % len(NESTED)]
     refusal(list(COMMANDS)[number % 2], checkpoint, put(config, place, inside(bomb)))
@@ -363,8 +367,10 @@ def test_what_is_no_settings_at_all_is_refused(checkpoint, wrong):
 def test_what_recapp_writes_passes_unchanged(checkpoint, config, name):
     assert {
         key: settings_of(name, checkpoint, config)[key]
-        for key in ("model", "optimizer", "callbacks", "logger")
-    } == {key: config[key] for key in ("model", "optimizer", "callbacks", "logger")}
+        for key in ("model", "optimizer", "callbacks")
+    } == {key: config[key] for key in ("model", "optimizer", "callbacks")}
+    loggers = config["logger"] if name == "train" else {}  # only training makes loggers
+    assert settings_of(name, checkpoint, config)["logger"] == loggers
 
 
 @pytest.mark.parametrize(
@@ -509,6 +515,15 @@ def test_loggers_that_send_to_others_come_from_no_file(checkpoint, config, name)
         "train", checkpoint, put(config, "logger.x", foreign)
     )
     refusal("train", checkpoint, put(config, "model.x", foreign))
+
+
+@pytest.mark.parametrize("name", ["eval", "predict", "export"])
+def test_a_model_is_read_without_its_loggers(checkpoint, config, name):
+    foreign = {"_target_": "lightning.pytorch.loggers.WandbLogger", "project": "shop"}
+    trained = put(config, "logger.wandb", foreign)
+    assert settings_of(name, checkpoint, trained)["logger"] == {}
+    assert recipe_of_stored(read_manifest(checkpoint)).logger == {}
+    assert settings_of(name, checkpoint, trained, "logger=csv")["logger"].keys() == {"csv"}
 
 
 def test_a_files_choices_name_options_of_conf_and_nothing_else(checkpoint, config, tmp_path):

@@ -1,13 +1,14 @@
-"""`python -m recapp.eval ckpt_path=DIR`: measure a checkpoint, on any number of ranks, under any
+"""`python -m recapp.eval ckpt_path=DIR`: measure a stored model, on any number of ranks, under any
 plan.
 
     the command   DIR/manifest.json (settings, plan), command line -> recipe, checked -> ranks
     each rank     `run`: recipe -> data, model, strategy, trainer -> validate or test
     rank 0        JOB/metrics.json
 
-Model, tables, data and split come from the checkpoint. The command line replaces only the settings
-that it names (`+plan=row_wise`, `trainer.devices=4`, `split=test`). On its validation data, a
-checkpoint reproduces the metrics that it was saved with.
+Model, tables, data and split come from the stored model, a checkpoint or an artefact. The command
+line replaces only the settings that it names (`+plan=row_wise`, `trainer.devices=4`, `split=test`).
+On its validation data, a checkpoint reproduces the metrics that it was saved with, and an artefact
+is measured with the scores that it serves.
 """
 
 if __name__ == "__main__":
@@ -18,7 +19,6 @@ if __name__ == "__main__":
     start_early()  # imports the ranks' modules meanwhile
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def evaluate(recipe: Eval, job: Job) -> float | None:
-    """Measure the checkpoint of one job on its ranks, and return the best metric of its task.
+    """Measure the stored model of one job on its ranks, and return the best metric of its task.
 
     Args:
-        recipe: The checkpoint's recipe, changed by the command line.
+        recipe: The stored model's recipe, changed by the command line.
         job: The job. The metrics are written into its directory.
 
     Raises:
-        ConfigError: No checkpoint is named, or there are no test data.
+        ConfigError: No stored model is named, or there are no test data.
     """
     if not recipe.ckpt_path:
         raise ConfigError(
@@ -80,7 +80,7 @@ def evaluate(recipe: Eval, job: Job) -> float | None:
 
 
 def run(settings: dict[str, Any], job_dir: Path) -> None:
-    """Measure a checkpoint. Rank 0 writes `metrics.json` into the job directory and prints the
+    """Measure a stored model. Rank 0 writes `metrics.json` into the job directory and prints the
     summary.
 
     Args:
@@ -100,25 +100,26 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
 
 
 def measure(recipe: Eval) -> dict[str, Any]:
-    """Measure a checkpoint.
+    """Measure a stored model.
 
     Returns:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
+    from recapp.app.trained_model import model_on_ranks
     from recapp.recipe import lightning_trainer, training
-    from recapp.recipe.model import build_model
-    from recapp.recipe.strategy_of_run import build_strategy
     from recapp.trainer.progress import TerminalProgress
 
     data = training.build_data(recipe)
-    module = training.build_module(recipe, partial(build_model, recipe))
-    strategy = build_strategy(recipe, training=False)
-    callbacks = [TerminalProgress()] if wants_bar(recipe) else []
-    trainer = lightning_trainer.build_trainer(recipe, strategy, callbacks, [], ranks=ranks_here())
+    model = model_on_ranks(recipe)
+    strategy = model.strategy
+    progress = [TerminalProgress()] if wants_bar(recipe) else []
+    trainer = lightning_trainer.build_trainer(
+        recipe, strategy, [*progress, *model.callbacks], [], ranks=ranks_here()
+    )
 
     loop = trainer.validate if recipe.split == "val" else trainer.test
     with lightning_trainer.in_one_line():
-        results = loop(module, datamodule=data, ckpt_path=recipe.ckpt_path, verbose=False)
+        results = loop(model.module, datamodule=data, ckpt_path=model.ckpt_path, verbose=False)
 
     if strategy.comm.rank:
         return {}

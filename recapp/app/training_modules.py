@@ -10,6 +10,7 @@ from importlib import import_module
 MODULES = (
     "omegaconf",  # Lightning imports it when it saves
     "recapp.app.resume",
+    "recapp.app.trained_model",
     "recapp.engine.memory_use",
     "recapp.metrics",
     "recapp.models.published_dlrm",

@@ -60,14 +60,6 @@ from recapp.stored.checkpoint import (
 from recapp.stored.training_state import check_state, state_must_fit
 from recapp.trainer.clip_tables import clip_tables_too
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
-from recapp.trainer.environment import RankEnvironment, meeting_error
-from recapp.trainer.forked_ranks import (
-    FORK,
-    TABLES_LEFT,
-    ForkedRanks,
-    check_tables_are_here,
-    in_a_notebook,
-)
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
 from recapp.trainer.run_plan import (
@@ -79,6 +71,15 @@ from recapp.trainer.run_plan import (
     plan_from,
     rule_of_run,
     with_counted_modes,
+)
+from recapp.trainer.started_ranks import (
+    FORK,
+    TABLES_LEFT,
+    ForkedRanks,
+    RankEnvironment,
+    check_tables_are_here,
+    in_a_notebook,
+    meeting_error,
 )
 from recapp.trainer.stored_tables import StoredTables, manifest_of
 from recapp.trainer.whole_checkpoint import read_for_lightning

@@ -17,12 +17,11 @@ from dataset_files import (
     values_of,
 )
 
-from recapp.dataset import parquet, reader
+from recapp.dataset import parquet, stream
 from recapp.dataset.collate import Collate
 from recapp.dataset.order import deal, permutation
 from recapp.dataset.parquet import CHUNK_ROWS
-from recapp.dataset.reader import Reader
-from recapp.dataset.stream import BatchStream, make_loader
+from recapp.dataset.stream import BatchStream, Reader, make_loader
 from recapp.errors import ConfigError, DataError
 
 SETTINGS = {"batch_size": 60, "lanes": 6, "shuffle_rows": 42, "seed": 3, "training": True}
@@ -234,7 +233,7 @@ def test_a_large_row_group_is_held_a_chunk_at_a_time(tmp_path, monkeypatch):
 
 
 def test_separate_stretches_of_a_large_row_group_are_not_held(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "SHARED_ROWS", 1000)
+    monkeypatch.setattr(stream, "SHARED_ROWS", 1000)
     monkeypatch.setattr(parquet, "CHUNK_ROWS", 100)
     sizes = [2000] * 5  # lanes of 2,500 rows: the fifth row group is passed from lane to lane
     source = numbered_source(tmp_path, [sizes])
@@ -278,7 +277,7 @@ def test_no_more_row_groups_than_lanes_are_open(tmp_path, monkeypatch):
     dealt = deal([segment.rows for segment in source.segments], 4, 0)
     decoded = _count_decoded(monkeypatch)
     now_open = set()
-    chunks = reader.chunks
+    chunks = stream.chunks
 
     def noted(file, row_group, rows):
         now_open.add(row_group)
@@ -287,7 +286,7 @@ def test_no_more_row_groups_than_lanes_are_open(tmp_path, monkeypatch):
         finally:
             now_open.remove(row_group)
 
-    monkeypatch.setattr(reader, "chunks", noted)
+    monkeypatch.setattr(stream, "chunks", noted)
     own = Reader(source, dealt, range(4), 0, Collate(SCHEMA, source.bags, "none"))
     most = 0
     taken = 0

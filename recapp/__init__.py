@@ -33,8 +33,7 @@ if TYPE_CHECKING:
         ManagedCollisionCollection,
         MCHManagedCollisionModule,
     )
-    from recapp.dataset.data_settings import DataSettings
-    from recapp.dataset.scoring_settings import ScoringSettings
+    from recapp.dataset.data_settings import DataSettings, ScoringSettings
     from recapp.engine.gathered_state import gathered_state_dict
     from recapp.engine.model_parallel import DistributedModelParallel
     from recapp.engine.shard_model import shard_model
@@ -134,7 +133,7 @@ _HOMES = {
     "ParameterConstraints": "recapp.planner.constraints",
     "PoolingType": "recapp.tables.config",
     "ScoreWriter": "recapp.trainer.score_writer",
-    "ScoringSettings": "recapp.dataset.scoring_settings",
+    "ScoringSettings": "recapp.dataset.data_settings",
     "ShardedEmbeddingBagCollection": "recapp.engine.sharded_collection",
     "ShardedEmbeddingCollection": "recapp.engine.sharded_collection",
     "ShardingPlan": "recapp.sharding.sharding_plan",

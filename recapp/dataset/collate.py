@@ -26,7 +26,7 @@ from recapp.dataset.decode import (
     decode_labels,
     decode_numbers,
 )
-from recapp.dataset.rows import Bags, Float32Array, Rows, join
+from recapp.dataset.rows import Bags, Float32Array, Int64Array, Rows, join
 from recapp.dataset.schema import Schema
 from recapp.dataset.text import BadValue
 from recapp.errors import ConfigError, DataError, suggest
@@ -90,31 +90,20 @@ def check_transform(name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceRows:
-    """The origin of the rows of a record batch.
-
-    Args:
-        path: The file.
-        rows_N: The number of each row in the file, [N].
-    """
-
-    path: str
-    rows_N: npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
 class _Chunk:
     """A record batch while it is decoded.
 
     Args:
         held: The columns, under the file's own names.
         columns: Canonical name -> the file's own name.
-        source: The origin of the rows.
+        path: The file of the rows.
+        rows_N: The number of each row in the file, [N].
     """
 
     held: pa.RecordBatch
     columns: Mapping[str, str]
-    source: SourceRows
+    path: str
+    rows_N: Int64Array
 
     def read(
         self,
@@ -161,8 +150,8 @@ class _Chunk:
         except BadValue as error:
             number, row = divmod(error.index, self.held.num_rows)
             raise DataError(
-                f"{self.source.path}: column {self.columns[names[number]]}, row "
-                f"{int(self.source.rows_N[row])} {error.problem}"
+                f"{self.path}: column {self.columns[names[number]]}, row "
+                f"{int(self.rows_N[row])} {error.problem}"
             ) from None
 
     def decoded_column(self, name: str, decode: Callable[[pa.Array], Any]) -> Any:
@@ -194,20 +183,21 @@ class Collate:
         return tuple(name for name in self.schema.sparse if name not in self.bags)
 
     def rows(
-        self, record_batch: pa.RecordBatch, columns: dict[str, str], source: SourceRows
+        self, record_batch: pa.RecordBatch, columns: dict[str, str], path: str, rows_N: Int64Array
     ) -> Rows:
         """Decode a record batch.
 
         Args:
             record_batch: The columns, under the file's own names.
             columns: Canonical name -> the file's own name.
-            source: The origin of the rows, for error messages.
+            path: The file of the rows, for error messages.
+            rows_N: The number of each row in the file, [N], for error messages.
 
         Raises:
             DataError: A value cannot be read; the text names file, column and row.
         """
         schema = self.schema
-        chunk = _Chunk(record_batch, columns, source)
+        chunk = _Chunk(record_batch, columns, path, rows_N)
         dense_NI = chunk.read(
             schema.dense, np.float32, lambda column, text: decode_numbers(column)[0]
         )

@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 
 from recapp.dataset.arrow_types import has_views, value_type, without_views
-from recapp.dataset.collate import Collate, SourceRows, check_transform
+from recapp.dataset.collate import Collate, check_transform
 from recapp.dataset.data_file import DataFile
+from recapp.dataset.data_settings import ScoringSettings
 from recapp.dataset.files import file_names
 from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
-from recapp.dataset.scoring_settings import ScoringSettings
 from recapp.dataset.sequential_rows import arrow_chunks
 from recapp.dataset.source import Source, open_files
 from recapp.errors import ConfigError, DataError, alike, meant
@@ -108,7 +108,7 @@ class PredictionInput:
         kept: list[pa.RecordBatch] = []
         for file, file_row, chunk in _cut(self.source.slice(rows.start, rows.stop), first, size):
             numbers_N = file_row + np.arange(chunk.num_rows, dtype=np.int64)
-            held.append(collate.rows(chunk, file.columns, SourceRows(file.path, numbers_N)))
+            held.append(collate.rows(chunk, file.columns, file.path, numbers_N))
             kept.append(self._kept(chunk))
             last = first + sum(map(len, held))
             if last % size == 0 or last == rows.stop:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from recapp.dataset.arrow_types import has_views, is_list, without_views
-from recapp.dataset.collate import Collate, SourceRows, check_transform
+from recapp.dataset.collate import Collate, check_transform
 from recapp.dataset.schema import Schema
 from recapp.errors import DataError
 from recapp.sparse.batch import Batch
@@ -90,7 +90,7 @@ class RawRows:
         first = 0
         for part in held.combine_chunks().to_batches():
             numbers_N = np.arange(first, first + part.num_rows, dtype=np.int64)
-            parts.append(collate.rows(part, own_names, SourceRows(SOURCE, numbers_N)))
+            parts.append(collate.rows(part, own_names, SOURCE, numbers_N))
             first += part.num_rows
         return collate.batch(parts)
 

@@ -28,10 +28,10 @@ import pyarrow.parquet as pq
 
 from recapp.console import note, short_path
 from recapp.dataset.data_file import Stamp
+from recapp.dataset.data_settings import SCORE, ScoringSettings, score_is_kept
 from recapp.dataset.parquet import UNREADABLE
 from recapp.dataset.prediction_input import InputBatch, PredictionInput
 from recapp.dataset.schema import Schema
-from recapp.dataset.scoring_settings import SCORE, ScoringSettings, score_is_kept
 from recapp.errors import ConfigError, DataError
 
 IDENTITY = "identity.json"

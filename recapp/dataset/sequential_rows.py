@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recapp.dataset.collate import Collate, SourceRows
+from recapp.dataset.collate import Collate
 from recapp.dataset.data_file import DataFile, chunks
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.rows import Rows
@@ -52,9 +52,7 @@ def decoded_chunks(source: Source, schema: Schema, transform: str = "log1p") -> 
     """Yield the rows of a source as arrays of ids, numbers and labels, checked and transformed."""
     collate = Collate(schema, source.bags, transform)
     for file, first, chunk in arrow_chunks(source):
-        yield collate.rows(
-            chunk, file.columns, SourceRows(file.path, first + np.arange(chunk.num_rows))
-        )
+        yield collate.rows(chunk, file.columns, file.path, first + np.arange(chunk.num_rows))
 
 
 def example_rows(source: Source, schema: Schema, rows: int) -> RawTable:

@@ -30,7 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from recapp.dataset.collate import Collate, SourceRows, check_transform, join_batches
+from recapp.dataset.collate import Collate, check_transform, join_batches
 from recapp.dataset.data_file import DataFile, chunks
 from recapp.dataset.order import (
     Deal,
@@ -210,7 +210,7 @@ def _hand_out(
         chunk = chunk.slice(int(rows_N[0]) - begin, len(rows_N))
     else:
         chunk = chunk.take(pa.array(rows_N - begin))
-    decoded = collate.rows(chunk, file.columns, SourceRows(file.path, rows_N + file_row))
+    decoded = collate.rows(chunk, file.columns, file.path, rows_N + file_row)
     lanes, starts = np.unique(inside[:, 2], return_index=True)
     bounds = np.append(np.concatenate(([0], np.cumsum(lengths)))[starts], len(decoded)).tolist()
     return [

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.scoring_settings import ScoringSettings
+from recapp.dataset.data_settings import DataSettings, ScoringSettings
 from recapp.inference.export_settings import Export, Quantize
 from recapp.processes.launch_settings import LaunchSettings
 from recapp.recipe.recipe import Command, Recipe, Train

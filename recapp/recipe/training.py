@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from recapp.dataset.scoring_settings import ScoringSettings
+from recapp.dataset.data_settings import ScoringSettings
 from recapp.errors import ConfigError
 from recapp.recipe.constructors import make
 from recapp.recipe.monitors import schedule_of

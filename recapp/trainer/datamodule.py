@@ -23,7 +23,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.console import note, short_path
 from recapp.dataset.click_rows import ClickRows, open_rows
-from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.data_settings import DataSettings, ScoringSettings
 from recapp.dataset.fingerprint import (
     FileFacts,
     Fingerprint,
@@ -38,7 +38,6 @@ from recapp.dataset.prediction_input import (
     open_input,
 )
 from recapp.dataset.schema import Schema
-from recapp.dataset.scoring_settings import ScoringSettings
 from recapp.dataset.sequential_rows import example_rows, plain_rows
 from recapp.dataset.source import Source
 from recapp.dataset.stream import BatchLoader, BatchStream, make_loader

@@ -20,6 +20,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from recapp.dataset.data_settings import SCORE
 from recapp.dataset.prediction_input import InputBatch, RankInput
 from recapp.dataset.score_parts import (
     Joined,
@@ -29,7 +30,6 @@ from recapp.dataset.score_parts import (
     identity_of,
     note_finished,
 )
-from recapp.dataset.scoring_settings import SCORE
 from recapp.errors import ConfigError
 from recapp.planner.choose_modes import from_rank_0
 from recapp.reporting.lock import locked

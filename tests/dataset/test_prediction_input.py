@@ -8,9 +8,9 @@ from dataset_files import SCHEMA, numbered_table, row_numbers, write_numbered
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recapp.dataset.data_settings import ScoringSettings
 from recapp.dataset.prediction_input import RankInput, open_input
 from recapp.dataset.schema import criteo_schema
-from recapp.dataset.scoring_settings import ScoringSettings
 from recapp.errors import ConfigError, DataError
 
 FILES = [[10, 3], [0], [7, 30], [1]]  # rows of the row groups of four files: 51

@@ -11,9 +11,9 @@ import pytest
 from dataset_files import SCHEMA, write_numbered
 
 from recapp.dataset import score_parts
+from recapp.dataset.data_settings import ScoringSettings
 from recapp.dataset.prediction_input import open_input
 from recapp.dataset.score_parts import Joined, ScoreParts, ScoreRange, check_output, identity_of
-from recapp.dataset.scoring_settings import ScoringSettings
 from recapp.errors import ConfigError, DataError
 
 ROWS = 10

@@ -12,9 +12,8 @@ import yaml
 from jobs import refusal, validation
 
 from recapp import plan
-from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.data_settings import DataSettings, ScoringSettings
 from recapp.dataset.schema import Schema
-from recapp.dataset.scoring_settings import ScoringSettings
 from recapp.errors import CheckpointError, ConfigError
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.datamodule import ClickData

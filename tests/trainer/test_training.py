@@ -50,7 +50,7 @@ def test_the_logged_rate_is_the_one_the_update_uses(logs, tmp_path):
 
     class Watch(Callback):
         def on_train_start(self, trainer, pl_module):
-            store = trainer.strategy.sharded_tables()[0].store(0)
+            store = trainer.strategy.sharded_tables()[0].state.stores[0]
             update = store.update
             store.update = lambda *args: (used.append(args[4]), update(*args))[1]
 

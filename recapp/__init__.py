@@ -35,13 +35,16 @@ if TYPE_CHECKING:
     )
     from recapp.dataset.data_settings import DataSettings, ScoringSettings
     from recapp.engine.gathered_state import gathered_state_dict
-    from recapp.engine.model_parallel import DistributedModelParallel
+    from recapp.engine.model_parallel import (
+        DistributedModelParallel,
+        EmbeddingBagCollectionSharder,
+        EmbeddingCollectionSharder,
+    )
     from recapp.engine.shard_model import shard_model
     from recapp.engine.sharded_collection import (
         ShardedEmbeddingBagCollection,
         ShardedEmbeddingCollection,
     )
-    from recapp.engine.sharder import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
     from recapp.inference.export_settings import Export
     from recapp.metrics import AUC, Calibration, LogLoss, NormalizedEntropy
     from recapp.models.published_dlrm import DLRM
@@ -107,10 +110,10 @@ _HOMES = {
     "DynamicRows": "recapp.tables.dynamic",
     "EmbOptimType": "recapp.optim.named_rules",
     "EmbeddingBagCollection": "recapp.tables.embedding_bag",
-    "EmbeddingBagCollectionSharder": "recapp.engine.sharder",
+    "EmbeddingBagCollectionSharder": "recapp.engine.model_parallel",
     "EmbeddingBagConfig": "recapp.tables.config",
     "EmbeddingCollection": "recapp.tables.embedding",
-    "EmbeddingCollectionSharder": "recapp.engine.sharder",
+    "EmbeddingCollectionSharder": "recapp.engine.model_parallel",
     "EmbeddingConfig": "recapp.tables.config",
     "EmbeddingShardingPlanner": "recapp.planner.embedding_planner",
     "EmbeddingShardingStrategy": "recapp.trainer.strategy",

@@ -60,7 +60,7 @@ THIRD_PARTIES = {
     "torch.distributed": (
         "transport",
         "compat",
-        "engine.sharder",
+        "engine.model_parallel",
         "engine.table_strips",
         "trainer.strategy",
         "trainer.run_plan",

@@ -26,10 +26,14 @@ from recapp.compat.quantised_collections import (
     read_only_model,
     with_twins,
 )
-from recapp.engine.model_parallel import DistributedModelParallel
+from recapp.engine.model_parallel import (
+    DistributedModelParallel,
+    own_device,
+    process_group_of,
+    tables_group,
+)
 from recapp.engine.shard_model import embedding_collections, shard_model, sharded_collections
 from recapp.engine.sharded_collection import ShardedCollection
-from recapp.engine.sharder import own_device, process_group_of, tables_group
 from recapp.errors import ConfigError
 from recapp.inference.held_tables import HeldTables
 from recapp.planner.constraints import Constraints

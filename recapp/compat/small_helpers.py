@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recapp.engine.gathered_state import gathered_tables
-from recapp.engine.sharded_collection import ShardedCollection
-from recapp.engine.sharder import (
+from recapp.engine.model_parallel import (
     CollectionSharder,
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
     own_device,
 )
+from recapp.engine.sharded_collection import ShardedCollection
 from recapp.engine.table_strips import TableStrips, strips_in
 from recapp.errors import ConfigError, DataError
 from recapp.sparse.jagged_tensor import JaggedTensor

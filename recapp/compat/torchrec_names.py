@@ -206,16 +206,14 @@ _OF_EVERY_HOME = {
     "recapp.engine.model_parallel": (
         "distributed.DistributedModelParallel",
         "distributed.model_parallel.DistributedModelParallel",
-    ),
-    "recapp.engine.sharded_collection": (
-        "distributed.embedding.ShardedEmbeddingCollection",
-        "distributed.embeddingbag.ShardedEmbeddingBagCollection",
-    ),
-    "recapp.engine.sharder": (
         "distributed.embedding.EmbeddingCollectionSharder",
         "distributed.embeddingbag.EmbeddingBagCollectionSharder",
         "distributed.model_parallel.get_default_sharders",
         "distributed.sharding_plan.get_default_sharders",
+    ),
+    "recapp.engine.sharded_collection": (
+        "distributed.embedding.ShardedEmbeddingCollection",
+        "distributed.embeddingbag.ShardedEmbeddingBagCollection",
     ),
     "recapp.errors:PlanError": ("distributed.planner.types.PlannerError",),
     "recapp.compat.keyed_optimizers": (

@@ -13,6 +13,7 @@ bit.
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -25,11 +26,6 @@ from recapp.sharding.layout import Layout, Piece
 from recapp.sparse.transfer import to_device
 from recapp.transport.communicator import Comm
 from recapp.transport.message_layout import MessageLayout
-
-StripRows = tuple[int, int]
-"""The number of a strip and the first row of one of its pieces. The two identify the piece on every
-rank.
-"""
 
 
 class RowPieces(NamedTuple):
@@ -59,18 +55,19 @@ class RowStatistics:
     def __init__(
         self, layout: Layout, comm: Comm, backend: Backend, means_G: Sequence[int]
     ) -> None:
-        self.layout = layout
         self.comm = comm
         self.backend = backend
         self.means_G = list(means_G)
-        self.mine_G = [
+        mine_G = [
             layout.pieces_of(comm.rank, g) if means else [] for g, means in enumerate(means_G)
         ]
-        mine = [p for pieces in self.mine_G for p in pieces]
-        number = {(p.strip, p.rows.start): i for i, p in enumerate(mine)}
+        mine = [p for pieces in mine_G for p in pieces]
+        edges = accumulate((len(pieces) for pieces in mine_G), initial=0)
+        self.span_G = [slice(*edge) for edge in pairwise(edges)]
         bands: dict[tuple[int, int], list[Piece]] = defaultdict(list)
         for p in layout.pieces:
-            if not self._replicated(p) or p.rank == comm.rank:
+            group = layout.groups[layout.strips[p.strip].group]
+            if group.mode != "replicated" or p.rank == comm.rank:
                 bands[layout.strips[p.strip].table, p.rows.start].append(p)
         band_P = [
             sorted(
@@ -81,14 +78,14 @@ class RowStatistics:
         ]
         self.base_G = [
             torch.tensor([p.base for p in pieces], dtype=torch.int64, device=comm.device)
-            for pieces in self.mine_G
+            for pieces in mine_G
         ]
         self.dim_G = [
             torch.tensor(
                 [layout.tables[layout.strips[p.strip].table].embedding_dim for p in pieces],
                 device=comm.device,
             )
-            for pieces in self.mine_G
+            for pieces in mine_G
         ]
         siblings = [
             (i, p, q)
@@ -101,33 +98,18 @@ class RowStatistics:
         into = sorted({(q.rank, q.rows.start, q.strip): i for i, _, q in siblings}.items())
         self.into_rank = [rank for (rank, _, _), _ in into]
         self.into_piece = np.array([i for _, i in into], np.int64)  # an own piece of the same rows
-        arrival: dict[StripRows, int] = {
-            (strip, row): n for n, ((_, row, strip), _) in enumerate(into)
-        }
-        depth = max((len(b) for b in band_P), default=0)
-        self.sources = [
-            [self._source(band, j, number, arrival) for band in band_P] for j in range(depth)
-        ]
-
-    def _replicated(self, p: Piece) -> bool:
-        return self.layout.groups[self.layout.strips[p.strip].group].mode == "replicated"
-
-    def _source(
-        self,
-        band: list[Piece],
-        j: int,
-        number: dict[StripRows, int],
-        arrival: dict[StripRows, int],
-    ) -> tuple[str, int]:
-        """Return the source of the sums of strip j of a band: an own piece, an arrived part, or
-        none.
-        """
-        if j >= len(band):
-            return "none", 0
-        name = (band[j].strip, band[j].rows.start)
-        return (
-            ("own", number[name]) if band[j].rank == self.comm.rank else ("arrived", arrival[name])
-        )
+        # own pieces are numbered first, then arriving parts
+        names = [(p.strip, p.rows.start) for p in mine]
+        names += [(strip, row) for (_, row, strip), _ in into]
+        number = {name: i for i, name in enumerate(names)}
+        depth = max(map(len, band_P), default=0)
+        self.source_JP = np.array(
+            [
+                [number[b[j].strip, b[j].rows.start] if j < len(b) else -1 for b in band_P]
+                for j in range(depth)
+            ],
+            np.int64,
+        ).reshape(depth, len(mine))
 
     def find(self, group: int, row_U: Tensor) -> RowPieces | None:
         """Return the pieces of a group's touched rows, which are in the order of the requests; None
@@ -166,26 +148,26 @@ class RowStatistics:
         )
         first_P = n_P.cumsum() - n_P
         part = torch.empty(int(n_P.sum()), dtype=torch.float64, device=self.comm.device)
-        pieces = 0
-        for found, squares_KU in zip(found_G, squares_GKU, strict=True):
+        for span, found, squares_KU in zip(self.span_G, found_G, squares_GKU, strict=True):
             if found is None or squares_KU is None:
                 continue
             piece_U, nth_U, n_K = found
             for k, squares_U in enumerate(squares_KU):
-                first_K = to_device(first_P[pieces : pieces + len(n_K)] + k * n_K, part.device)
+                first_K = to_device(first_P[span] + k * n_K, part.device)
                 self.backend.scatter_parts(squares_U, first_K, piece_U, nth_U, part)
-            pieces += len(n_K)
         arrived, first_A = self._exchange(part, n_P, first_P)
         parts = torch.cat([part, arrived])
-        begin_JP = self._begins(first_P, first_A, len(part))
+        # the offset of each strip's part, for the strips beside each own piece; -1: no such strip
+        begin_JP = np.concatenate([first_P, len(part) + first_A, [-1]])[self.source_JP]
         means: list[Tensor | None] = []
-        pieces = 0
-        for found, dim_K, count in zip(found_G, self.dim_G, self.means_G, strict=True):
+        for span, found, dim_K, count in zip(
+            self.span_G, found_G, self.dim_G, self.means_G, strict=True
+        ):
             if found is None:
                 means.append(None)
                 continue
             piece_U, nth_U, n_K = found
-            first_JK = begin_JP[:, pieces : pieces + len(n_K)]
+            first_JK = begin_JP[:, span]
             of_group = []
             for k in range(count):
                 # strips of one row hold equally many touched rows
@@ -194,19 +176,7 @@ class RowStatistics:
                     self.backend.mean_of_parts(parts, begin_JK, piece_U, nth_U, dim_K, dtype)
                 )
             means.append(torch.stack(of_group))
-            pieces += len(n_K)
         return means
-
-    def _begins(self, first_P: Counts, first_A: Counts, own: int) -> Counts:
-        """Return the offset of each strip's part among own and arrived parts, for the band of each
-        own piece; -1 where the band has no such strip.
-        """
-        begin_JP = np.full((len(self.sources), len(first_P)), -1, np.int64)
-        for j, level in enumerate(self.sources):
-            for piece, (kind, number) in enumerate(level):
-                if kind != "none":
-                    begin_JP[j, piece] = first_P[number] if kind == "own" else own + first_A[number]
-        return begin_JP
 
     def _exchange(self, part: Tensor, n_P: Counts, first_P: Counts) -> tuple[Tensor, Counts]:
         """Return the parts of the sibling strips on other ranks, and the offset of each part."""

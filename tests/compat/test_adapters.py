@@ -29,8 +29,8 @@ from recapp.compat.plans_by_hand import (
 )
 from recapp.compat.quantised_comms import CommType, QCommsConfig, get_qcomm_codecs_registry
 from recapp.console import note_once
+from recapp.engine.model_parallel import EmbeddingBagCollectionSharder
 from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection
-from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 

@@ -10,9 +10,8 @@ from engine.engine_cases import whole_tensors
 from torch import nn
 
 from recapp import hugectr
-from recapp.engine.model_parallel import DistributedModelParallel
+from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.shard_model import sharded_collections
-from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError, IdError, PlanError
 from recapp.optim.rules import adam, sgd
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

@@ -8,9 +8,8 @@ from recapp.compat.random_data import RandomRecDataset
 from recapp.compat.torchrec_dlrm import DLRM, DLRMTrain
 from recapp.compat.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 from recapp.engine.gathered_state import gathered_state_dict
-from recapp.engine.model_parallel import DistributedModelParallel
+from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.shard_model import sharded_tables
-from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")

@@ -11,10 +11,9 @@ from engine_cases import batch_of, make_plan, make_tables, whole_tensors
 from parity.cases import rows_held
 
 from recapp.engine.gathered_state import gathered_state_dict
-from recapp.engine.model_parallel import DistributedModelParallel
+from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.shard_model import shard_model, sharded_collections, sharded_tables
 from recapp.engine.sharded_collection import shard_bags
-from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import PlanError
 from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding, tile

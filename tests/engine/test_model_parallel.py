@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
-from recapp.engine.model_parallel import DistributedModelParallel
+from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.shard_model import (
     embedding_tables,
     shard_model,
@@ -23,7 +23,6 @@ from recapp.engine.shard_model import (
     wrap_dense,
 )
 from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection
-from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.optim.rules import rowwise_adagrad, sgd

@@ -10,10 +10,9 @@ from torch import nn
 
 from recapp.engine import gathered_state
 from recapp.engine.gathered_state import gathered_state_dict
-from recapp.engine.model_parallel import DistributedModelParallel
+from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.shard_model import shard_model, sharded_collections
 from recapp.engine.sharded_state import without_tables
-from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.engine.table_strips import TableStrips
 from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.tables.config import EmbeddingBagConfig

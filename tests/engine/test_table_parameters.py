@@ -15,10 +15,9 @@ from recapp.compat.keyed_optimizers import (
     in_backward_optimizer_filter,
 )
 from recapp.engine.gathered_state import gathered_state_dict
-from recapp.engine.model_parallel import DistributedModelParallel
+from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.shard_model import sharded_collections
 from recapp.engine.sharded_state import without_tables
-from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.rules import sgd
 from recapp.sharding.plan_file import plan_to_yaml

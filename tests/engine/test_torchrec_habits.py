@@ -10,9 +10,8 @@ from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
 from recapp.console import note_once
-from recapp.engine.model_parallel import DistributedModelParallel
+from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.shard_model import shard_model, sharded_collections, sharded_tables
-from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.optim import _apply_optimizer_in_backward
 
 from recapp.compat.keyed_optimizers import RowWiseAdagrad
-from recapp.engine.sharder import EmbeddingBagCollectionSharder
+from recapp.engine.model_parallel import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import EmbOptimType, rule_of_fused_params, rules_of_fused_params
 from recapp.optim.rules import (

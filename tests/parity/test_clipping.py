@@ -16,9 +16,8 @@ from recapp.compat.keyed_optimizers import (
     GradientClippingOptimizer,
     KeyedOptimizerWrapper,
 )
-from recapp.engine.model_parallel import DistributedModelParallel
+from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.shard_model import sharded_collections
-from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError
 from recapp.optim.clipping import clip_norm
 from recapp.optim.rules import adam, rowwise_adagrad, sgd

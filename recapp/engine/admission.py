@@ -19,14 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recapp.engine.dynamic_blocks import DynamicStrip
-from recapp.engine.key_counters import ExactCounter, KeyCounter, make_counter
+from recapp.engine.key_counters import ExactCounter, KeyCounter, SketchCounter
 from recapp.kernels.backend import Backend
 from recapp.kernels.key_index import SortedIndex
 from recapp.kernels.row_memory import RowMemory
-from recapp.sharding.layout import Block
 from recapp.sparse.transfer import to_host, true_indices
-from recapp.tables.dynamic import RUNS, DynamicRows, Eviction, runs_of
+from recapp.tables.dynamic import RUNS, Counter, DynamicRows, Eviction, runs_of
 
 NOT_HELD = 0  # last use of a slot that holds no row; steps of other slots count from 1
 EVICTED_AT_ONCE = 16  # a full run evicts 1 / EVICTED_AT_ONCE of its rows
@@ -85,9 +83,7 @@ class Admission:
         capacity = index.positions.capacity if self._tracks else 0
         self.last_used = RowMemory(capacity, 1, torch.int32, device)
         self.uses = RowMemory(capacity, 1, torch.int32, device)
-        self.counters: list[KeyCounter | None] = [
-            None if s.seen == 1 else make_counter(s, runs, backend, device) for s in settings
-        ]
+        self.counters = [_counter(s, runs, backend, device) for s in settings]
 
     @property
     def nbytes(self) -> int:
@@ -109,7 +105,7 @@ class Admission:
         if counter is not None:
             counter.clear()
 
-    def begin(self, slot_M: Tensor, step: int) -> None:
+    def begin(self, slot_M: Tensor | slice, step: int) -> None:
         """Mark slots as rows whose first use is this step."""
         if self._tracks:
             self.last_used.rows[slot_M] = step + 1
@@ -271,42 +267,18 @@ class Admission:
         if self._tracks:
             self.last_used.rows[slot_M] = NOT_HELD
 
-    # ---- checkpoints
-
     def waiting_of_runs(self, strip: int) -> list[int]:
         """Return the number of keys with an exact count in each run."""
         counter = self.counters[strip]
         return counter.keys_of_runs() if isinstance(counter, ExactCounter) else [0] * RUNS
 
-    def blocks(
-        self, strip: int, held: DynamicStrip, waiting_R: list[int], owner: bool
-    ) -> Iterator[Block]:
-        """Yield the blocks of a strip's counter that a checkpoint writes.
 
-        Args:
-            strip: The number of the strip.
-            held: The strip.
-            waiting_R: The number of counted keys in each run, over all ranks.
-            owner: Whether this rank writes the blocks.
-        """
-        counter = self.counters[strip]
-        if counter is not None:
-            yield from counter.blocks(held, waiting_R, owner)
-
-    def blocks_to_load(
-        self, strip: int, held: DynamicStrip, waiting_R: list[int], owner: bool
-    ) -> Iterator[Block]:
-        """Yield the blocks that a checkpoint fills with its counts. Arguments as for `blocks`."""
-        counter = self.counters[strip]
-        if counter is not None:
-            yield from counter.blocks_to_load(held, waiting_R, owner)
-
-    def loaded(self, strips: Sequence[DynamicStrip]) -> None:
-        """Continue from the loaded counts.
-
-        Raises:
-            CheckpointError: A key occurs twice or lies in a run where it does not belong.
-        """
-        for counter, strip in zip(self.counters, strips, strict=True):
-            if counter is not None:
-                counter.loaded(strip.table.name)
+def _counter(
+    settings: DynamicRows, runs: Sequence[int], backend: Backend, device: torch.device
+) -> KeyCounter | None:
+    """Return the counter of a table's keys without rows; None where the first step gives a row."""
+    if settings.seen == 1:
+        return None
+    if settings.counter is Counter.SKETCH:
+        return SketchCounter(settings.sketch_width, device)
+    return ExactCounter(runs, backend, device)

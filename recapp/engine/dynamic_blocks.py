@@ -14,10 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recapp.errors import CheckpointError
 from recapp.sharding.layout import Piece
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.dynamic import RUNS, DynamicRows, runs_of
+from recapp.tables.dynamic import RUNS, DynamicRows
 
 KEYS = "keys"
 """The tensor of a dynamic table that holds the key of each row, [N, 1]."""
@@ -126,18 +125,3 @@ def merge_rows_of_runs(into: RowsOfRuns, more: Mapping[str, Mapping[str, list[in
 def without_waiting(rows_of_runs: RowsOfRuns) -> RowsOfRuns:
     """Return the numbers of rows without the numbers of waiting keys."""
     return {t: {ROWS: c[ROWS], WAITING: [0] * RUNS} for t, c in rows_of_runs.items()}
-
-
-def check_positions(position_N: Tensor, runs: range, table: str) -> None:
-    """Check that loaded rows have distinct positions within the given runs.
-
-    Raises:
-        CheckpointError: Positions repeat or lie outside the runs.
-    """
-    run_N = runs_of(position_N)
-    inside = bool(((run_N >= runs.start) & (run_N < runs.stop)).all())
-    if not inside or bool((position_N[1:] <= position_N[:-1]).any()):
-        raise CheckpointError(
-            f"table {table}: the stored keys are not in the order of their positions: the "
-            "checkpoint is damaged; use another one"
-        )

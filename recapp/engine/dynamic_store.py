@@ -18,6 +18,8 @@ without a row answers its start value.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -32,16 +34,15 @@ from recapp.engine.dynamic_blocks import (
     Numbered,
     RowsOfRuns,
     SlotRows,
-    check_positions,
     merge_rows_of_runs,
 )
-from recapp.engine.free_slots import FreeSlots
+from recapp.engine.key_counters import ExactCounter
+from recapp.engine.key_slots import KeySlots, most_slots
 from recapp.engine.row_store import FloatRows, StoreBytes, StoredGroup
-from recapp.kernels.row_memory import most_bytes
 from recapp.optim.rules import RowRule
-from recapp.sharding.layout import Block, Piece
+from recapp.sharding.layout import Block
 from recapp.sparse.transfer import true_indices
-from recapp.tables.dynamic import keys_of, positions_of, runs_of
+from recapp.tables.dynamic import keys_of, runs_of
 from recapp.tables.initial import start_hash, start_values
 
 
@@ -59,7 +60,7 @@ class DynamicStore(FloatRows):
     def __init__(
         self, group: StoredGroup, rule: RowRule | None, seed: int | Mapping[str, int]
     ) -> None:
-        super().__init__(group, rule, lambda n: min(FreeSlots.MOST, most_bytes(group.device) // n))
+        super().__init__(group, rule, partial(most_slots, group.device))
         layout = group.layout
         numbers = [i for i, s in enumerate(layout.strips) if s.group == group.number]
         self.strips = [
@@ -73,11 +74,10 @@ class DynamicStore(FloatRows):
             for i in numbers
         ]
         runs = sorted({run for s in self.strips for p in s.pieces for run in p.rows})
-        self.index = self.backend.key_index(runs, self.rows, group.device)
+        self.slots = KeySlots(runs, self.rows, self.backend, group.device)
+        self.index = self.slots.index
         self.step = 0
-        self.slots = FreeSlots(group.device)
         self._guests: list[Tensor] = []
-        self._pieces_loaded: list[tuple[int, Piece, Tensor, Tensor]] = []
         self.admission = Admission(
             [s.settings for s in self.strips], self.index, runs, self.backend, group.device
         )
@@ -85,9 +85,8 @@ class DynamicStore(FloatRows):
     @property
     def nbytes(self) -> StoreBytes:
         """Return the memory of the rows with their index, and of the rule's state."""
-        found = self.index.nbytes + self.index.positions.nbytes + self.index.strips.nbytes
         held = super().nbytes
-        return held._replace(rows=held.rows + found + self.admission.nbytes)
+        return held._replace(rows=held.rows + self.slots.nbytes + self.admission.nbytes)
 
     def piece_keys(self, row_U: Tensor) -> Tensor:
         """Return the number of each slot's run among the runs of all strips of the group."""
@@ -137,9 +136,7 @@ class DynamicStore(FloatRows):
         strip_U = strip_M[first_U]
         self._begin(slot_U, position_U, strip_U)
         admitted_U, evicted_E = self.admission.decide(slot_U, position_U, strip_U, self.step)
-        if len(evicted_E):
-            self.index.remove(evicted_E)
-            self.slots.give_back(evicted_E)
+        self.slots.remove(evicted_E)
         if not bool(admitted_U.all()):
             self._guests.append(slot_U[~admitted_U])
         return slot_M
@@ -164,10 +161,7 @@ class DynamicStore(FloatRows):
             gone += [self.admission.expired(step), self.admission.surplus()]
         self.step = step
         self.settled += 1
-        gone_M = torch.cat(gone)
-        if len(gone_M):
-            self.index.remove(gone_M)
-            self.slots.give_back(gone_M)
+        self.slots.remove(torch.cat(gone))
 
     def _grow(self, slots: int) -> None:
         super()._grow(slots)
@@ -191,7 +185,7 @@ class DynamicStore(FloatRows):
                 self.weights[slots] = values.to(self.weights.dtype)
         self._begin_state(slot_M)
 
-    def _begin_state(self, slot_M: Tensor) -> None:
+    def _begin_state(self, slot_M: Tensor | slice) -> None:
         """Write the initial optimiser state of rows."""
         starts = self.rule.starts() if self.rule else ()
         for state, (_, _, start) in zip(self.state, starts, strict=True):
@@ -205,7 +199,7 @@ class DynamicStore(FloatRows):
         """
         counted: dict[str, Changes] = {}
         for number, strip in enumerate(self.strips):
-            if strip.cols.start == 0 and self.group.writes_blocks:
+            if self._owns_rows(strip):
                 counted[strip.table.name] = self.admission.changes[number]
         return counted
 
@@ -234,21 +228,12 @@ class DynamicStore(FloatRows):
         counts = self.rows_of_runs() if rows_of_runs is None else rows_of_runs
         guests = self._all_guests()
         for number, strip in enumerate(self.strips):
-            slot_N = self.index.slots_of(number)
-            slot_N = slot_N[~torch.isin(slot_N, guests)] if len(guests) else slot_N
-            run_N = runs_of(self.index.positions.rows[slot_N, 0])
-            for p in strip.pieces:
-                held_N = slot_N[(run_N >= p.rows.start) & (run_N < p.rows.stop)]
-                key_N1 = keys_of(self.index.positions.rows[held_N])
-                numbered = Numbered.of(counts[strip.table.name][ROWS], p)
-
-                def held(memory: Tensor, slot_N: Tensor = held_N) -> SlotRows:
-                    return SlotRows(memory, slot_N)
-
-                yield from self._blocks_of(strip, numbered, held, key_N1)
-            yield from self.admission.blocks(
-                number, strip, counts[strip.table.name][WAITING], self._owns_rows(strip)
-            )
+            stored = counts[strip.table.name]
+            for p, slot_N, key_N1 in self.slots.of_pieces(number, strip.pieces, guests):
+                held = partial(SlotRows, slot_N=slot_N)
+                yield from self._blocks_of(strip, Numbered.of(stored[ROWS], p), held, key_N1)
+            if counter := self.admission.counters[number]:
+                yield from counter.blocks(strip, stored[WAITING], self._owns_rows(strip))
 
     def _owns_rows(self, strip: DynamicStrip) -> bool:
         """Return whether this strip, on this rank, writes the values that exist once per row."""
@@ -299,7 +284,7 @@ class DynamicStore(FloatRows):
             self._forget(number)
         if not len(self.index):
             self.slots.clear()
-        self._pieces_loaded = []
+        self.slots.begin_load()
         more = sum(
             len(Numbered.of(rows_of_runs[strip.table.name][ROWS], p).rows)
             for strip in loads.values()
@@ -310,27 +295,17 @@ class DynamicStore(FloatRows):
             stored = rows_of_runs[strip.table.name]
             for p in strip.pieces:
                 numbered = Numbered.of(stored[ROWS], p)
-                slot_N = self.slots.take_behind(len(numbered.rows))
-                here = slice(self.slots.used - len(slot_N), self.slots.used)
-                key_N1 = torch.zeros(len(slot_N), 1, dtype=torch.int64, device=slot_N.device)
-                self._begin_state(slot_N)
-                self.admission.begin(slot_N, step)
-                self._pieces_loaded.append((number, p, slot_N, key_N1))
-
-                def held(memory: Tensor, here: slice = here) -> Tensor:
-                    return memory[here]
-
-                yield from self._blocks_of(strip, numbered, held, key_N1)
-            yield from self.admission.blocks_to_load(
-                number, strip, stored[WAITING], self._owns_rows(strip)
-            )
+                here, key_N1 = self.slots.load(number, p, len(numbered.rows))
+                self._begin_state(here)
+                self.admission.begin(here, step)
+                yield from self._blocks_of(strip, numbered, itemgetter(here), key_N1)
+            if counter := self.admission.counters[number]:
+                yield from counter.blocks_to_load(strip, stored[WAITING], self._owns_rows(strip))
 
     def _forget(self, number: int) -> None:
         """Forget all rows of a strip and all counts of its keys."""
         slot_N = self.index.slots_of(number)
-        if len(slot_N):
-            self.index.remove(slot_N)
-            self.slots.give_back(slot_N)
+        self.slots.remove(slot_N)
         self.admission.forget(number, slot_N)
 
     def loaded(self) -> None:
@@ -339,15 +314,12 @@ class DynamicStore(FloatRows):
         Raises:
             CheckpointError: A key occurs twice or lies in a run where it does not belong.
         """
-        for number, p, slot_N, key_N1 in self._pieces_loaded:
-            position_N = positions_of(key_N1[:, 0])
-            check_positions(position_N, p.rows, self.strips[number].table.name)
-            if len(slot_N):
-                strip_N = torch.full_like(position_N, number, dtype=torch.int16)
-                self.index.insert(position_N, strip_N, slot_N)
-                self.admission.count_in(number, position_N)
-        self._pieces_loaded = []
-        self.admission.loaded(self.strips)
+        names = [strip.table.name for strip in self.strips]
+        for number, position_N in self.slots.loaded(names):
+            self.admission.count_in(number, position_N)
+        for counter, name in zip(self.admission.counters, names, strict=True):
+            if isinstance(counter, ExactCounter):
+                list(counter.slots.loaded([name]))
 
     def extra_repr(self) -> str:
         """Return the number of rows, their width, type and rule."""

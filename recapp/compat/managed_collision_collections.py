@@ -189,7 +189,7 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper):
             module.shared.update.finish_step()
             for block in module.blocks():
                 if block.table == table.name and block.tensor == "weight":
-                    _begin_rows(block, table, module.shared.seed_of(table.name), numbers)
+                    _begin_rows(block, table, module.shared.seeds[table.name], numbers)
             return
         weight = module.weight(table.name)
         shape = (len(weight), table.embedding_dim)

@@ -331,7 +331,7 @@ def _rows_of(
             for t in held.tables():
                 name = held.weight_name(t.name)
                 keys = state.get(f"{name.removesuffix('weight')}keys")
-                made[t.name] = (state[name], keys, held.shared.seed_of(t.name))
+                made[t.name] = (state[name], keys, held.shared.seeds[t.name])
             continue
         for t in held.tables():
             weight = held.weight(t.name).detach()

@@ -52,14 +52,12 @@ class DynamicStore(FloatRows):
     Args:
         group: The strips, and the kernels that compute with them.
         rule: Optimiser of the rows; None for read-only rows.
-        seed: Seed of the start values: one for all tables, or one by table.
+        seeds: Seed of the start values, by table.
     """
 
     finds_rows = True
 
-    def __init__(
-        self, group: StoredGroup, rule: RowRule | None, seed: int | Mapping[str, int]
-    ) -> None:
+    def __init__(self, group: StoredGroup, rule: RowRule | None, seeds: Mapping[str, int]) -> None:
         super().__init__(group, rule, partial(most_slots, group.device))
         layout = group.layout
         numbers = [i for i, s in enumerate(layout.strips) if s.group == group.number]
@@ -69,7 +67,7 @@ class DynamicStore(FloatRows):
                 layout.strips[i].cols,
                 [p for p in group.pieces if p.strip == i],
                 layout.strips[i].key,
-                _seed_of(seed, layout.tables[layout.strips[i].table].name),
+                seeds[layout.tables[layout.strips[i].table].name],
             )
             for i in numbers
         ]
@@ -324,7 +322,3 @@ class DynamicStore(FloatRows):
     def extra_repr(self) -> str:
         """Return the number of rows, their width, type and rule."""
         return f"{len(self.index):,} dynamic {self._described}"
-
-
-def _seed_of(seed: int | Mapping[str, int], table: str) -> int:
-    return seed if isinstance(seed, int) else seed[table]

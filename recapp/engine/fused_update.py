@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from recapp.engine.row_statistics import RowPieces
+from recapp.engine.row_statistics import RowPieces, RowStatistics
 from recapp.engine.state import EngineState
 from recapp.errors import ConfigError
 from recapp.kernels.links import Links, Scratch, offset_dtype
@@ -291,9 +291,11 @@ class FusedUpdate:
         ]
         rate_G = [rates[group.rule] for group in state.layout.groups]
         means_G: Sequence[Tensor | None] = [None] * len(row_gradients_G)
-        if state.row_statistics:
-            gradients_G, row_gradients_G = self._summed_once(gradients_G, row_gradients_G)
-            means_G = self._mean_squares(gradients_G, row_gradients_G, rate_G)
+        if statistics := state.row_statistics:
+            gradients_G, row_gradients_G = self._summed_once(
+                statistics, gradients_G, row_gradients_G
+            )
+            means_G = self._mean_squares(statistics, gradients_G, row_gradients_G, rate_G)
         for store, gradients, (row_U, links, _), mean_KU, rate in zip(
             state.stores, gradients_G, row_gradients_G, means_G, rate_G, strict=True
         ):
@@ -303,6 +305,7 @@ class FusedUpdate:
 
     def _mean_squares(
         self,
+        statistics: RowStatistics,
         gradients_G: Sequence[Tensor],
         row_gradients_G: Sequence[RowGradients],
         rate_G: Sequence[Rate],
@@ -311,8 +314,6 @@ class FusedUpdate:
         groups whose rules need none.
         """
         state = self.state
-        statistics = state.row_statistics
-        assert statistics is not None
         pieces_G = [
             x.pieces or statistics.find(g, store.piece_keys(x.row_U))
             for g, (x, store) in enumerate(zip(row_gradients_G, state.stores, strict=True))
@@ -326,14 +327,15 @@ class FusedUpdate:
         return statistics.mean_squares(pieces_G, squares_G, state.dtype)
 
     def _summed_once(
-        self, gradients_G: Sequence[Tensor], row_gradients_G: Sequence[RowGradients]
+        self,
+        statistics: RowStatistics,
+        gradients_G: Sequence[Tensor],
+        row_gradients_G: Sequence[RowGradients],
     ) -> tuple[list[Tensor], list[RowGradients]]:
         """Sum the gradient of every touched row once, because two passes read the sum: the squares
         and the update. Leave the gradients of groups whose rules need no squares as they are.
         """
         state = self.state
-        statistics = state.row_statistics
-        assert statistics is not None
         summed_G = list(gradients_G)
         read_G = list(row_gradients_G)
         for g, (store, scratch, gradients, x) in enumerate(

@@ -79,6 +79,8 @@ class Outputs:
     Args:
         members: The collections, in order.
         device: Device of the vectors.
+
+    `room` has the number of free columns before the first vector of a sample, for each member.
     """
 
     def __init__(self, members: Sequence[Member], device: torch.device) -> None:
@@ -88,21 +90,12 @@ class Outputs:
         self.member_F = [i for i, m in enumerate(members) for _ in m.lookups]
         self.ragged = any(m.sequences for m in members)
         self.room = [0] * len(members)
-        self._uniform = all(_is_one_bag_a_sample(x) for x in self.lookups)
+        self._uniform = all(x.columns == x.dim for x in self.lookups)  # a bag for each sample
         column_F = [accumulate((x.columns for x in m.lookups), initial=0) for m in members]
         self.column_F = [
             c for of, m in zip(column_F, members, strict=True) for c in list(of)[: len(m.lookups)]
         ]
         self._where: dict[tuple[int, int, tuple[int, ...]], Tensor] = {}
-
-    def leave_room(self, member: int, columns: int) -> None:
-        """Leave columns free before the first vector of a sample.
-
-        Args:
-            member: The number of a collection of bags.
-            columns: The number of free columns.
-        """
-        self.room[member] = columns
 
     def width(self, member: int) -> int:
         """Return the number of columns of a member's matrix, with the free columns."""
@@ -213,10 +206,6 @@ class Outputs:
                 held[i] = left[:n]
                 del left[:n]
         return held
-
-
-def _is_one_bag_a_sample(lookup: TableLookup) -> bool:
-    return lookup.columns == lookup.dim
 
 
 def _bag_lengths(lookup: TableLookup, lengths_B: Tensor, ids: int) -> Tensor:

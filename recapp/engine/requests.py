@@ -162,7 +162,9 @@ class Requests:
         comm = state.comm
         out_WG3 = self.counts_WG3
         self.headers_W, self.in_WG3 = state.wait("counts", self._counts)
-        if self.headers_W[:, 0].any() or _weights_differ(self.headers_W[:, 3].tolist()):
+        weighting_W = self.headers_W[:, 3]
+        differ = ((weighting_W != NO_IDS) & (weighting_W != weighting_W.max())).any()
+        if self.headers_W[:, 0].any() or differ:
             return
         self.words = MessageLayout(out_WG3[..., 2], self.in_WG3[..., 2], comm.rank, state.answered)
         self.vectors = MessageLayout(
@@ -326,10 +328,6 @@ def _modes(routes: list[Routes], weighting: int) -> list[str]:
     return [
         "unique" if weighting == TRAINED_WEIGHTS and r.mode == "pooled" else r.mode for r in routes
     ]
-
-
-def _weights_differ(weighting_W: list[int]) -> bool:
-    return any(weighting not in (NO_IDS, max(weighting_W)) for weighting in weighting_W)
 
 
 def _raise_together(

@@ -283,33 +283,32 @@ class FloatStore(FloatRows):
     Args:
         group: The group of the rows, and the kernels that compute with them.
         rule: Optimiser of the rows; None for read-only rows.
-        seed: Seed of the start values: one for all tables, or one by table. None leaves rows
-            undefined, for a load.
+        seeds: Seed of the start values, by table. None leaves rows undefined, for a load.
     """
 
     def __init__(
         self,
         group: StoredGroup,
         rule: RowRule | None,
-        seed: int | Mapping[str, int] | None = None,
+        seeds: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(group, rule, lambda _: group.rows)
         self._grow(self.rows)
         for held, (_, _, start) in zip(self.state, rule.starts() if rule else (), strict=True):
             if start:  # pages of zeros take no memory before the first write
                 held.fill_(start)
-        if seed is not None:
-            self._fill(seed)
+        if seeds is not None:
+            self._fill(seeds)
 
-    def _fill(self, seed: int | Mapping[str, int]) -> None:
+    def _fill(self, seeds: Mapping[str, int]) -> None:
         """Write the start values of every piece."""
         layout = self.group.layout
         for p in self.group.pieces:
             strip = layout.strips[p.strip]
             here = self.weights[p.base : p.base + len(p.rows)]
             table = layout.tables[strip.table]
-            own = seed if isinstance(seed, int) else seed[table.name]
-            fill_initial(here, table, own, p.rows, strip.cols, layout.orders[strip.table])
+            order = layout.orders[strip.table]
+            fill_initial(here, table, seeds[table.name], p.rows, strip.cols, order)
 
     def blocks(self) -> Iterator[Block]:
         """Yield the weights and the rule's state of every piece."""

@@ -97,9 +97,9 @@ class ShardedTables(nn.Module):
         PlanError: The plan does not tile the tables, or is for another number of ranks.
         ConfigError: The backend is unknown or not available, or rules do not fit the tables.
 
-    `parameters_of` has the tables that are parameters, by name. `state` is the engine state;
-    `state.observer` is the hook for measurements. `update` changes the rows, `stored` saves and
-    loads them. `header`, `waits` and `comm` belong to `state`.
+    `seeds` has the seed of each table, and `parameters_of` the tables that are parameters, by name.
+    `state` is the engine state; `state.observer` is the hook for measurements. `update` changes the
+    rows, `stored` saves and loads them. `header`, `waits` and `comm` belong to `state`.
     """
 
     def __init__(
@@ -117,10 +117,14 @@ class ShardedTables(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _check_ranks(plan, comm)
+        if plan.world_size != comm.world:
+            raise PlanError(
+                f"plan {plan.name} is for {plan.world_size} ranks, but there are {comm.world}: "
+                f"set trainer.devices={plan.world_size} or make the plan for {comm.world}"
+            )
         self.plan = plan
         self.comm = comm
-        self._seed = seed
+        self.seeds = {t.name: seed for t in tables} if isinstance(seed, int) else dict(seed)
         self.members = tuple(members or (Member(lookups_of(tables)),))
         edges = [0, *accumulate(len(m.lookups) for m in self.members)]
         self._lookups = [range(*edge) for edge in pairwise(edges)]
@@ -133,7 +137,7 @@ class ShardedTables(nn.Module):
         kernels = choose_backend(backend, device)
         self.dtype = dtype or compute_dtype(tables)
         rule_G = rules_of_groups(layout, rules)
-        make = make_store or (lambda group: _store(group, rule_G[group.number], seed))
+        make = make_store or (lambda group: _store(group, rule_G[group.number], self.seeds))
         stores = [
             make(StoredGroup(layout, g, comm.rank, self.dtype, device, kernels))
             for g in range(len(layout.groups))
@@ -223,10 +227,6 @@ class ShardedTables(nn.Module):
     def tables(self) -> list[EmbeddingConfig]:
         """Return the tables, in order."""
         return list(self.state.layout.tables)
-
-    def seed_of(self, table: str) -> int:
-        """Return the seed of a table's start values."""
-        return self._seed if isinstance(self._seed, int) else self._seed[table]
 
     def blocks(self) -> Iterator[Block]:
         """Yield this rank's rectangles, for a checkpoint to read and write (`StoredRows`). Every
@@ -414,7 +414,7 @@ class ShardedTables(nn.Module):
         return _Result(features, held, rows, set(), self.updates, False)
 
 
-def _store(group: StoredGroup, rule: RowRule | None, seed: int | Mapping[str, int]) -> RowStore:
+def _store(group: StoredGroup, rule: RowRule | None, seeds: Mapping[str, int]) -> RowStore:
     """Return a store with start values.
 
     Raises:
@@ -428,12 +428,4 @@ def _store(group: StoredGroup, rule: RowRule | None, seed: int | Mapping[str, in
             f"train fp32, then export the checkpoint with quantize={table.data_type}"
         )
     dynamic = group.layout.groups[group.number].dynamic
-    return DynamicStore(group, rule, seed) if dynamic else FloatStore(group, rule, seed)
-
-
-def _check_ranks(plan: ShardingPlan, comm: Comm) -> None:
-    if plan.world_size != comm.world:
-        raise PlanError(
-            f"plan {plan.name} is for {plan.world_size} ranks, but there are {comm.world}: "
-            f"set trainer.devices={plan.world_size} or make the plan for {comm.world}"
-        )
+    return DynamicStore(group, rule, seeds) if dynamic else FloatStore(group, rule, seeds)

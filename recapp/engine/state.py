@@ -24,7 +24,7 @@ from recapp.kernels.links import Bags, Scratch, offset_dtype
 from recapp.sharding.layout import Layout
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device
-from recapp.tables.config import EmbeddingConfig, PoolingType
+from recapp.tables.config import PoolingType
 from recapp.tables.ids import IdRules, PendingCheck, Rows, check_have_values
 from recapp.tables.row_order import affine
 from recapp.transport.communicator import Comm
@@ -146,7 +146,11 @@ class EngineState:
         self.routes = [make_routes(layout, g, comm.rank, comm.device) for g in groups]
         self.widths_G = np.array([g.width for g in layout.groups])
         self.answered = sum(g.mode != "replicated" for g in layout.groups)
-        self.dynamic_tables_G = [_dynamic_tables(layout, g) for g in groups]
+        # the table of each strip of a group of dynamic tables; nothing for other groups
+        self.dynamic_tables_G = [
+            [layout.tables[s.table] for s in layout.strips if s.group == g and of_group.dynamic]
+            for g, of_group in enumerate(layout.groups)
+        ]
         self.mixed = MixedLookups(layout, backend.positions_of_rows)
         self.outputs = Outputs(members, comm.device)
         self.id_rules = IdRules(
@@ -173,7 +177,7 @@ class EngineState:
             member: The number of a collection of bags.
             columns: The number of columns; `KeyedTensor.prepend` writes to them.
         """
-        self.outputs.leave_room(member, columns)
+        self.outputs.room[member] = columns
         self._output_offsets.clear()
         self._find_lines()
 
@@ -286,12 +290,3 @@ class EngineState:
         if keeps:
             self._output_offsets[group, output.bags] = where_M
         return where_M
-
-
-def _dynamic_tables(layout: Layout, group: int) -> list[EmbeddingConfig]:
-    """Return the table of each strip of a group of dynamic tables; an empty list for other
-    groups.
-    """
-    if not layout.groups[group].dynamic:
-        return []
-    return [layout.tables[s.table] for s in layout.strips if s.group == group]

@@ -1,4 +1,5 @@
-"""The index of a store of dynamic tables: (strip, position) -> slot, in torch.
+"""The index of a store of dynamic tables: (strip, position) -> slot, in torch. And the search of a
+read-only store, whose numbers are sorted strip by strip.
 
 A store keeps each row in a *slot*, whatever its strip, and this index finds the slot. It defines
 the result that `numba_key_index.py` reproduces, and it runs on any device. The positions of a strip
@@ -113,3 +114,28 @@ class SortedIndex:
         if strip not in self._sorted:
             return torch.zeros(0, dtype=torch.int64, device=self.positions.rows.device)
         return self._sorted[strip][1]
+
+
+def find_sorted(
+    number_R: Tensor, edge_I1: Sequence[int], wanted_N: Tensor, strip_N: Tensor | None
+) -> Tensor:
+    """Return the indices of numbers, int64 [N]; -1 for numbers that are absent.
+
+    Args:
+        number_R: The numbers, int64, of each strip ascending and distinct.
+        edge_I1: Strip i has number_R[edge[i] : edge[i + 1]].
+        wanted_N: The numbers to find, int64.
+        strip_N: The strip of each wanted number; None if there is one strip.
+    """
+    found_N = torch.full_like(wanted_N, -1)
+    for strip in range(len(edge_I1) - 1):
+        first = edge_I1[strip]
+        held_K = number_R[first : edge_I1[strip + 1]]
+        if not len(held_K):
+            continue
+        at_N = torch.searchsorted(held_K, wanted_N).clamp_(max=len(held_K) - 1)
+        here_N = held_K[at_N] == wanted_N
+        if strip_N is not None:
+            here_N &= strip_N == strip
+        found_N = torch.where(here_N, at_N + first, found_N)
+    return found_N

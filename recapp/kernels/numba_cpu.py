@@ -17,8 +17,6 @@ from torch import Tensor
 from recapp.kernels import numba_integers as integers
 from recapp.kernels import numba_partition as partition
 from recapp.kernels import numba_row_statistics as statistics
-from recapp.kernels import numba_sorted_numbers
-from recapp.kernels import numba_start_values as start_kernels
 from recapp.kernels import numba_unique as unique_kernels
 from recapp.kernels import numba_vectors as vectors
 from recapp.kernels.links import (
@@ -46,7 +44,7 @@ from recapp.kernels.numba_calls import (
     touched,
 )
 from recapp.kernels.numba_integers import Strips
-from recapp.kernels.numba_key_index import HashIndex
+from recapp.kernels.numba_key_index import HashIndex, find_sorted
 from recapp.kernels.quantised import QuantisedRows
 
 # Torch has loaded libgomp, which serves numba's OpenMP layer too: so there is one pool of threads.
@@ -92,7 +90,7 @@ class NumbaBackend:
 
     name = "numba"
     key_index = HashIndex
-    find_sorted = staticmethod(numba_sorted_numbers.find_sorted)
+    find_sorted = staticmethod(find_sorted)
 
     def __init__(self) -> None:
         self._bucket_H = np.full(1024, -1, np.int32)
@@ -190,7 +188,7 @@ class NumbaBackend:
             cols: The columns of the table that the rows hold.
             start_range: The largest distance of a value from 0.
         """
-        start_kernels.write_start_values(
+        integers.write_start_values(
             array(weights_RD.view(-1)),
             weights_RD.shape[1],
             array(slot_M),

@@ -26,6 +26,7 @@ jit = compiled()
 ERROR, HASH, CLAMP, DROP, DYNAMIC = range(5)  # the numbers of `recapp/tables/ids.py`
 MISSING = np.int64(-(2**63))
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Knuth's multiplicative hashing
+GOLDEN_32 = np.uint32(0x9E3779B9)  # 2^32 / golden ratio
 
 
 class Strips(NamedTuple):
@@ -394,3 +395,42 @@ def serve(
                 at += 1
     if offsets_V1 is not None:
         put(offsets_V1, v, end)
+
+
+# ---- start values: the bits of `recapp/tables/initial.py`
+
+
+@jit
+def mix(x: Any) -> Any:
+    """Hash 32 bits."""
+    x = np.uint32(x ^ (x >> np.uint32(16)))
+    x = np.uint32(x * np.uint32(0x7FEB352D))
+    x = np.uint32(x ^ (x >> np.uint32(15)))
+    x = np.uint32(x * np.uint32(0x846CA68B))
+    return np.uint32(x ^ (x >> np.uint32(16)))
+
+
+@jit
+def write_start_values(
+    weights: Any, width: Any, slot_M: Any, key_M: Any, hashed: Any, column: Any, scale: Any
+) -> None:
+    """Write the start values of keys to their slots, fp32.
+
+    Args:
+        weights: Rows by slot, flat.
+        width: Columns of a row.
+        slot_M: The slots.
+        key_M: The keys.
+        hashed: The hash of seed and table name.
+        column: The column of the table with which a row begins.
+        scale: The distance of two values.
+    """
+    for m in range(len(slot_M)):
+        key = np.uint64(key_M[m])
+        high = mix(np.uint32(np.uint32(key >> np.uint64(32)) + hashed))
+        row = mix(np.uint32(np.uint32(key & np.uint64(0xFFFFFFFF)) ^ high))
+        at = slot_M[m] * width
+        for d in range(width):
+            bits = mix(np.uint32(row + np.uint32(np.uint32(column + d) * GOLDEN_32)))
+            odd = np.int32(np.int32(bits >> np.uint32(7)) & np.int32(~1)) + np.int32(1 - 2**24)
+            put(weights, at + d, np.float32(odd) * scale)

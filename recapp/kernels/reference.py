@@ -21,9 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recapp.kernels import sorted_numbers
 from recapp.kernels.constants import RUN_BITS, SQUARE_BLOCK
-from recapp.kernels.key_index import SortedIndex
+from recapp.kernels.key_index import SortedIndex, find_sorted
 from recapp.kernels.links import (
     Bags,
     Counts,
@@ -107,7 +106,7 @@ class TorchBackend:
     positions_of_rows = None  # mixed row orders have their own torch operations
     write_start_values = None  # start values have their own torch operations
     key_index = SortedIndex
-    find_sorted = staticmethod(sorted_numbers.find_sorted)
+    find_sorted = staticmethod(find_sorted)
 
     def sizes(self) -> list[tuple[int, int]]:
         """Return the smallest batch of each kind that has kernels of its own.

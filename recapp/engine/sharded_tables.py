@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from recapp.console import note
 from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.fused_update import FusedUpdate, rules_of_groups
-from recapp.engine.local_lookup import LocalLookup
-from recapp.engine.lookup import Lookup
+from recapp.engine.lookup import LocalLookup, Lookup
 from recapp.engine.outputs import Member
 from recapp.engine.requests import Requests
 from recapp.engine.row_statistics import RowStatistics

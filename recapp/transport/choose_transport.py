@@ -94,16 +94,19 @@ def describe(comm: "Comm") -> str:
 
 
 class HostInfo(NamedTuple):
-    """The data that decide whether a rank can share memory with others."""
+    """The data that decide whether a rank can share memory with others.
+
+    Args:
+        host: A unique name of the rank's host.
+        processes: The name of the rank's process namespace.
+        obstacle: The reason why the rank cannot share memory; empty if it can.
+        pools: The pools from which the rank takes memory.
+    """
 
     host: str
-    """A unique name of the rank's host."""
     processes: str
-    """The name of the rank's process namespace."""
     obstacle: str
-    """The reason why the rank cannot share memory; empty if it can."""
     pools: "list[Pool]"
-    """The pools from which the rank takes memory."""
 
 
 def host_info(device: "torch.device") -> HostInfo:

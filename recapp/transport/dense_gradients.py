@@ -30,16 +30,19 @@ from recapp.transport.waits import Sent, Waits
 
 @dataclass(frozen=True)
 class _Bucket:
-    """A bucket of gradients during the average."""
+    """A bucket of gradients during the average.
+
+    Args:
+        gradients: The flat gradients, which their averages replace.
+        message: The message buffer: the bucket, then the other ranks' shares of this rank's part.
+        reduce_scatter: The exchange that runs during backward.
+        done: The future that DDP waits for.
+    """
 
     gradients: Tensor
-    """The flat gradients, which their averages replace."""
     message: Tensor
-    """The message buffer: the bucket, then the other ranks' shares of this rank's part."""
     reduce_scatter: Sent[None]
-    """The exchange that runs during backward."""
     done: torch.futures.Future[Tensor]
-    """The future that DDP waits for."""
 
 
 class AverageOverRanks:
@@ -94,7 +97,7 @@ class AverageOverRanks:
         world = self.comm.world
         me = self.comm.rank
         n = len(gradients)
-        part_W = _parts(len(gradients), world)
+        part_W = _parts(n, world)
         own = part_W[me][1] - part_W[me][0]
         message = self.messages.take(n + own * (world - 1), gradients.dtype, gradients.device)
         torch.mul(gradients, 1 / world, out=message[:n])

@@ -36,19 +36,13 @@ SPINS = 200  # vain looks before the thread yields its core: microseconds
 # time of 50 other threads
 LOOKS = SPINS + 50
 TURN_BYTES = 1 << 26  # bytes moved before `pump` returns to Python: about ten milliseconds
-# the results of `pump`
-DONE = 0  # all messages of the swap have passed
-MOVED = 1  # bytes were moved, but others are left
-IDLE = 2  # nothing could be moved
+# the results of `pump`: all messages of the swap have passed; bytes were moved, but others are
+# left; nothing could be moved
+DONE, MOVED, IDLE = range(3)
 # columns of the work: number of the lane, address, bytes left to move, number of the swap
-LANE = 0
-ADDRESS = 1
-LEFT = 2
-SWAP = 3
+LANE, ADDRESS, LEFT, SWAP = range(4)
 # columns of the lanes: addresses of the ring, of this end's counter, of the other end's counter
-RING = 0
-MINE = 1
-THEIRS = 2
+RING, MINE, THEIRS = range(3)
 
 Numbers = NDArray[np.int64]
 _sched_yield = types.ExternalFunction("sched_yield", types.intc())

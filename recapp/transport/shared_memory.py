@@ -142,16 +142,17 @@ class SharedMemoryComm(Comm):
                 )
             finally:
                 os.close(file)
-            sent = 2 * r * COUNTER_BYTES
-            taken = (2 * r + 1) * COUNTER_BYTES
-            peer_sent = 2 * me * COUNTER_BYTES
-            peer_taken = (2 * me + 1) * COUNTER_BYTES
+            # two counters in the file for each peer: the bytes sent to it, the bytes taken from it
             self._lanes_L3[r] = (
                 rings + self._ring_bytes * (r - (r > me)),
-                own + sent,
-                theirs + peer_taken,
+                own + 2 * r * COUNTER_BYTES,
+                theirs + (2 * me + 1) * COUNTER_BYTES,
             )
-            self._lanes_L3[self.world + r] = ring, own + taken, theirs + peer_sent
+            self._lanes_L3[self.world + r] = (
+                ring,
+                own + (2 * r + 1) * COUNTER_BYTES,
+                theirs + 2 * me * COUNTER_BYTES,
+            )
         return file_W[me]
 
     def _view(self, file: int, offset: int, length: int) -> int:

@@ -43,10 +43,13 @@ _HERE = nullcontext()
 
 
 class SideStream:
-    """The side stream of a CPU, which has no streams: work runs at its call."""
+    """The side stream of a CPU, which has no streams: work runs at its call.
+
+    `overlaps` tells whether work on the side stream runs in parallel to the host and the other
+    stream.
+    """
 
     overlaps = False
-    """Whether work on the side stream runs in parallel to the host and the other stream."""
 
     def beside(self) -> AbstractContextManager[Any]:
         """Return a context manager that sends work to the side stream. It may be nested."""

@@ -16,12 +16,15 @@ Arrived = TypeVar("Arrived")
 
 
 class Sent(NamedTuple, Generic[Arrived]):
-    """A message under way."""
+    """A message under way.
+
+    Args:
+        since: The time of sending, in seconds of `time.perf_counter`.
+        arrive: A function that waits for the message and returns its contents.
+    """
 
     since: float
-    """The time of sending, in seconds of `time.perf_counter`."""
     arrive: Callable[[], Arrived]
-    """A function that waits for the message and returns its contents."""
 
 
 class Waits:

@@ -195,11 +195,11 @@ class DynamicStore(FloatRows):
         """Return by table the numbers of new, admitted and evicted keys so far. Only strips with
         the first columns of a table count, and only where this rank writes their blocks.
         """
-        counted: dict[str, Changes] = {}
-        for number, strip in enumerate(self.strips):
-            if self._owns_rows(strip):
-                counted[strip.table.name] = self.admission.changes[number]
-        return counted
+        return {
+            strip.table.name: changes
+            for strip, changes in zip(self.strips, self.admission.changes, strict=True)
+            if self._owns_rows(strip)
+        }
 
     def rows_of_runs(self) -> RowsOfRuns:
         """Return by table the number of rows and of keys counted for admission in each run."""

@@ -27,7 +27,7 @@ from torch import Tensor
 from recapp.engine.row_statistics import RowPieces, RowStatistics
 from recapp.engine.state import EngineState
 from recapp.errors import ConfigError
-from recapp.kernels.links import Links, Scratch, offset_dtype
+from recapp.kernels.links import Links, Scratch, offset_dtype, one_by_one
 from recapp.optim.named_rules import group_names
 from recapp.optim.optimizer import joined
 from recapp.optim.rules import GRADIENT, Rate, RowRule
@@ -66,8 +66,9 @@ class FusedUpdate:
         rules: The distinct row rules. The groups of the layout hold their numbers. Empty for
             read-only rows.
 
-    `updates` counts the updates so far; a checkpoint stores it. Two functions are hooks for other
-    code: `before_first_update` is called before the first update, `before_update` before each.
+    `rule_G` has the rule of each group of the layout; None for read-only rows. `updates` counts the
+    updates so far; a checkpoint stores it. Two functions are hooks for other code:
+    `before_first_update` is called before the first update, `before_update` before each.
     `param_groups` hold the live learning rate of each rule. The optimiser object holds the same
     dicts, so schedules reach the tables as they reach any parameter. While `deferred`, only
     `end_step` updates rows, and the gradients of several backwards add up until then.
@@ -76,6 +77,7 @@ class FusedUpdate:
     def __init__(self, state: EngineState, rules: Sequence[RowRule]) -> None:
         self.state = state
         self.rules = list(rules)
+        self.rule_G = rules_of_groups(state.layout, rules)
         self.updates = 0
         self._stepper: weakref.ref[object] | None = None
         self.before_first_update: Callable[[], None] = lambda: None
@@ -128,11 +130,6 @@ class FusedUpdate:
                 "tables open, or clip the dense part alone"
             )
         self._stepper = weakref.ref(optimizer)
-
-    @property
-    def rule_G(self) -> list[RowRule | None]:
-        """Return the rule of each group of the layout; None for read-only rows."""
-        return rules_of_groups(self.state.layout, self.rules)
 
     def expect(self, lookup: object) -> None:
         """Expect the gradients of a lookup until they arrive or until no reference to the lookup is
@@ -351,7 +348,7 @@ class FusedUpdate:
             )
             state.backend.pool(gradients, 1, store.width, x.links, flat, state.dtype)
             summed_G[g] = flat
-            read_G[g] = x._replace(links=_one_by_one(n, store.width, gradients.device))
+            read_G[g] = x._replace(links=one_by_one(n, store.width, gradients.device))
         return summed_G, read_G
 
     def _set_aside(self, group: int, gradients: Tensor, x: RowGradients) -> tuple[Tensor, Tensor]:
@@ -376,7 +373,7 @@ class FusedUpdate:
         store = self.state.stores[group]
         if len(parts) == 1:
             row_U, summed = parts[0]
-            return summed, RowGradients(row_U, _one_by_one(len(row_U), store.width, row_U.device))
+            return summed, RowGradients(row_U, one_by_one(len(row_U), store.width, row_U.device))
         row_N = torch.cat([row_U for row_U, _ in parts])
         gradients = torch.cat([summed for _, summed in parts])
         at_N = (store.width * torch.arange(len(row_N), device=row_N.device)).to(
@@ -387,12 +384,6 @@ class FusedUpdate:
             store.rows, asked, self._scratch_G[group], store.finds_rows
         )
         return gradients, RowGradients(*grouped)
-
-
-def _one_by_one(rows: int, width: int, device: torch.device) -> Links:
-    """Return the sparse matrix for gradients in row order, one for each row."""
-    number = torch.arange(rows + 1, dtype=offset_dtype(rows * width), device=device)
-    return Links(number[:rows] * width, number, None, None, rows)
 
 
 def _power(values: Tensor, order: float) -> float:

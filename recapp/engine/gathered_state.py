@@ -49,7 +49,10 @@ def gathered_tables(held: Mapping[str, list[Strip]], comm: Comm) -> dict[str, Te
         On rank 0 each table on the CPU; on other ranks empty tensors.
     """
     headers_W = comm.all_gather(
-        {name: [_header(strip) for strip in strips] for name, strips in held.items()}
+        {
+            name: [(rows, cols, part.dtype, tuple(mixed)) for rows, cols, part, *mixed in strips]
+            for name, strips in held.items()
+        }
     )
     return {
         name: _gathered(strips, [headers[name] for headers in headers_W], comm)
@@ -58,11 +61,6 @@ def gathered_tables(held: Mapping[str, list[Strip]], comm: Comm) -> dict[str, Te
 
 
 StripHeader = tuple[tuple[int, int], tuple[int, int], torch.dtype, tuple[tuple[int, int], ...]]
-
-
-def _header(strip: Strip) -> StripHeader:
-    rows, cols, tensor, *mixed = strip
-    return rows, cols, tensor.dtype, tuple(mixed)
 
 
 def _copied(value: Any) -> Any:

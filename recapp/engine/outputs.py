@@ -12,7 +12,7 @@ kind of lookup.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -91,11 +91,11 @@ class Outputs:
         self.ragged = any(m.sequences for m in members)
         self.room = [0] * len(members)
         self._uniform = all(x.columns == x.dim for x in self.lookups)  # a bag for each sample
-        column_F = [accumulate((x.columns for x in m.lookups), initial=0) for m in members]
         self.column_F = [
-            c for of, m in zip(column_F, members, strict=True) for c in list(of)[: len(m.lookups)]
+            column
+            for m in members
+            for column in [0, *accumulate(x.columns for x in m.lookups)][: len(m.lookups)]
         ]
-        self._where: dict[tuple[int, int, tuple[int, ...]], Tensor] = {}
 
     def width(self, member: int) -> int:
         """Return the number of columns of a member's matrix, with the free columns."""
@@ -198,14 +198,12 @@ class Outputs:
 
     def of_members(self, parts: Sequence[Tensor], output: BatchOutput) -> dict[int, list[Tensor]]:
         """Return the parts of the output by member, for members that look up the batch."""
-        left = list(parts)
-        held: dict[int, list[Tensor]] = {}
-        for i, m in enumerate(self.members):
-            if output.taken[i]:
-                n = (1 if m.columns else 0) + len(m.sequences)
-                held[i] = left[:n]
-                del left[:n]
-        return held
+        left = iter(parts)
+        return {
+            i: list(islice(left, (1 if m.columns else 0) + len(m.sequences)))
+            for i, m in enumerate(self.members)
+            if output.taken[i]
+        }
 
 
 def _bag_lengths(lookup: TableLookup, lengths_B: Tensor, ids: int) -> Tensor:

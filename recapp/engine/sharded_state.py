@@ -106,11 +106,6 @@ def _weights(collection: HoldsTables) -> dict[str, list[Block]]:
     return held
 
 
-def _keys_name(weight: str) -> str:
-    """Return the name of a dynamic table's keys, from the name of its weight."""
-    return weight.removesuffix("weight") + KEYS
-
-
 def _save(collection: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     """Put this rank's strips of each table into a state dict. Every rank calls it."""
     c: Any = collection
@@ -197,7 +192,9 @@ def _load_parameter(
 
 
 def _stored_names(weight: str, table: EmbeddingConfig) -> list[str]:
-    return [weight] if table.dynamic is None else [weight, _keys_name(weight)]
+    """Return the names of the tensors of a table, from the name of its weight."""
+    keys = weight.removesuffix("weight") + KEYS
+    return [weight] if table.dynamic is None else [weight, keys]
 
 
 def block_of(strip: Strip, shape: tuple[int, int]) -> Block:

@@ -352,7 +352,11 @@ class ShardedTables(nn.Module):
                 "the unsharded model with gathered_state_dict(model), or run recapp.export on a "
                 "checkpoint"
             )
-        self._forget_results(features)
+        # results of other ids, of earlier steps and of the other grad mode are not taken any more
+        now = (self.updates, torch.is_grad_enabled())
+        self._results = [
+            r for r in self._results if r.features is features and (r.updates, r.learns) == now
+        ]
         for result in self._results:
             if member in result.parts:
                 return self._taken_from(result, member)
@@ -370,13 +374,6 @@ class ShardedTables(nn.Module):
         if not (result.parts or result.learns):
             self._results = [r for r in self._results if r is not result]
         return share
-
-    def _forget_results(self, features: KeyedJaggedTensor) -> None:
-        """Drop results of other ids, of earlier steps and of the other grad mode."""
-        now = (self.updates, torch.is_grad_enabled())
-        self._results = [
-            r for r in self._results if r.features is features and (r.updates, r.learns) == now
-        ]
 
     def _look_up(self, features: KeyedJaggedTensor, member: int) -> "_Result":
         """Look up a batch, and store the headers of the ranks."""

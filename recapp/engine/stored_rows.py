@@ -3,6 +3,7 @@ of dynamic tables are numbered over all ranks (`recapp/engine/dynamic_blocks.py`
 """
 
 from collections.abc import Iterator
+from itertools import chain
 
 from recapp.engine.admission import Changes
 from recapp.engine.dynamic_blocks import RowsOfRuns, merge_rows_of_runs
@@ -26,6 +27,7 @@ class StoredRows:
         self.layout = state.layout
         self.comm = state.comm
         self.stores = state.stores
+        self.dynamic_stores = [s for s in state.stores if isinstance(s, DynamicStore)]
         self.update = update
 
     def blocks(self) -> Iterator[Block]:
@@ -36,35 +38,26 @@ class StoredRows:
         for store in self.stores:
             yield from store.blocks(counts) if isinstance(store, DynamicStore) else store.blocks()
 
-    @property
-    def _dynamic_stores(self) -> list[DynamicStore]:
-        return [store for store in self.stores if isinstance(store, DynamicStore)]
-
     def rows_of_runs(self) -> RowsOfRuns:
         """End the step, and return the number of rows in each run of the dynamic tables, over all
         ranks. The manifest of a checkpoint stores these numbers. Every rank calls it.
         """
         self.update.finish_step()
         counts: RowsOfRuns = {}
-        if any(group.dynamic for group in self.layout.groups):
-            here: RowsOfRuns = {}
-            for store in self._dynamic_stores:
-                merge_rows_of_runs(here, store.rows_of_runs())
-            for of_rank in self.comm.all_gather(here):
-                merge_rows_of_runs(counts, of_rank)
+        if self.dynamic_stores:
+            here = [store.rows_of_runs() for store in self.dynamic_stores]
+            for of_store in chain.from_iterable(self.comm.all_gather(here)):
+                merge_rows_of_runs(counts, of_store)
         return counts
 
     def changes(self) -> dict[str, Changes]:
         """Return the counts of new, admitted and evicted keys of each dynamic table, over all
         ranks. Every rank calls it.
         """
-        here: dict[str, Changes] = {}
-        for store in self._dynamic_stores:
-            here.update(store.changes())
+        here = [pair for store in self.dynamic_stores for pair in store.changes().items()]
         total: dict[str, Changes] = {}
-        for of_rank in self.comm.all_gather(here):
-            for table, changes in of_rank.items():
-                total[table] = total.get(table, Changes()) + changes
+        for table, changes in chain.from_iterable(self.comm.all_gather(here)):
+            total[table] = total.get(table, Changes()) + changes
         return total
 
     def blocks_to_load(
@@ -110,11 +103,11 @@ class StoredRows:
             CheckpointError: Keys of this rank do not belong to it, or occur twice.
             RankError: The same fault on another rank.
         """
-        if not any(group.dynamic for group in self.layout.groups):
+        if not self.dynamic_stores:
             return
         failure: CheckpointError | None = None
         try:
-            for store in self._dynamic_stores:
+            for store in self.dynamic_stores:
                 store.loaded()
         except CheckpointError as error:
             failure = error

@@ -226,22 +226,28 @@ class Scratch:
         """
         held = self._held.get(name)
         if held is None or held.numel() < n or held.dtype != dtype:
-            held = self._held[name] = self._grown(n, dtype)
+            held = self._held[name] = with_room(n, dtype, torch.device("cpu"))
         return held[:n]
 
     def tensors(self) -> Iterable[Tensor]:
         """Return the arrays that are held."""
         return self._held.values()
 
-    @staticmethod
-    @torch.inference_mode(False)
-    def _grown(n: int, dtype: torch.dtype) -> Tensor:
-        """Return new memory, made outside of inference mode, because training cannot write to
-        tensors that inference mode made.
 
-        It has room for a fifth more elements, enough for batches with slightly more ids.
-        """
-        return torch.empty(n + n // 5 + 64, dtype=dtype, device="cpu")
+@torch.inference_mode(False)
+def with_room(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return new memory for n elements, made outside of inference mode, because training cannot
+    write to tensors that inference mode made.
+
+    It has room for a fifth more elements, enough for batches with slightly more ids.
+    """
+    return torch.empty(n + n // 5 + 64, dtype=dtype, device=device)
+
+
+def one_by_one(rows: int, width: int, device: torch.device) -> Links:
+    """Return the sparse matrix for gradients in row order, one for each row."""
+    number = torch.arange(rows + 1, dtype=offset_dtype(rows * width), device=device)
+    return Links(number[:rows] * width, number, None, None, rows)
 
 
 def offset_dtype(numel: int) -> torch.dtype:

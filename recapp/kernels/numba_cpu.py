@@ -29,6 +29,7 @@ from recapp.kernels.links import (
     Scratch,
     Staged,
     decay_of,
+    one_by_one,
 )
 from recapp.kernels.numba_calls import (
     THREADS_FROM_ROWS,
@@ -560,8 +561,11 @@ class NumbaBackend:
         others = rule.squares is not None
         decays = rule.decay > 0
         made_for = rule.step, tuple(rule.constants), decays, kinds, rule.means, others, width
-        if mean_U is None and others:
-            gradients, links = self._summed_once(gradients, width, links, dtype)
+        if mean_U is None and others:  # the rule reads gradients twice, so they are summed once
+            flat = torch.empty(links.bags * width, dtype=dtype)
+            self.pool(gradients, 1, width, links, flat, dtype)
+            gradients = flat
+            links = one_by_one(links.bags, width, flat.device)
             sums_KU = self.row_squares(gradients, links, row_U, weights_RD, state, dtype, lr, rule)
             mean_U = (sums_KU / width).to(dtype)
         rows = touched(row_U, mean_U, weights_RD, state, dtype, decay_of(lr, rule.decay))
@@ -572,18 +576,6 @@ class NumbaBackend:
         else:
             staged_for = width, vectors.updating, *made_for
             self._run_staged(staged_for, gradients, links, rows, rate, dtype)
-
-    def _summed_once(
-        self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
-    ) -> tuple[Tensor, Links]:
-        """Return the summed gradient of each touched row, and the links that read these sums: for
-        rules that read gradients twice.
-        """
-        n = links.bags
-        flat = torch.empty(n * width, dtype=dtype)
-        self.pool(gradients, 1, width, links, flat, dtype)
-        number = torch.arange(n + 1, dtype=torch.int32)
-        return flat, Links(number[:n] * width, number, None, None, n)
 
     def _run_staged(
         self,

@@ -179,16 +179,6 @@ class QuantisedRows:
         return strip
 
 
-def check_bits(bits: int) -> None:
-    """Check that rows can have this number of bits.
-
-    Raises:
-        ValueError: They cannot.
-    """
-    if bits not in BITS:
-        raise ValueError(f"bits={bits}: rows are kept in 4 or 8 bits")
-
-
 def bytes_of_record(width: int, bits: int) -> int:
     """Return the bytes of the record of a row of `width` columns.
 
@@ -200,7 +190,8 @@ def bytes_of_record(width: int, bits: int) -> int:
     Raises:
         ValueError: `bits` is neither 8 nor 4, or there are no columns.
     """
-    check_bits(bits)
+    if bits not in BITS:
+        raise ValueError(f"bits={bits}: rows are kept in 4 or 8 bits")
     if width < 1:
         raise ValueError(f"width={width}: a row has one column or more")
     words = -(-width * bits // (8 * WORD_BYTES))

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recapp.kernels.links import Counts
+from recapp.kernels.links import Counts, with_room
 from recapp.sparse.transfer import to_device, to_host
 from recapp.transport.communicator import Comm, Span
 
@@ -132,15 +132,7 @@ class Buffers:
                 return self._free.pop(i)[:numel]
         # all free buffers of this type are too small
         self._free = [b for b in self._free if b.dtype != dtype][-8:]
-        return self._fresh(numel, dtype, device)[:numel]
-
-    @staticmethod
-    @torch.inference_mode(False)
-    def _fresh(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a new buffer, made outside of inference mode: else code outside could not write to
-        it.
-        """
-        return torch.empty(numel + numel // 5 + 64, dtype=dtype, device=device)
+        return with_room(numel, dtype, device)[:numel]
 
     def give_back(self, buffer: Tensor) -> None:
         """Take a buffer back, to lend it again. The caller may keep no view."""

@@ -208,7 +208,9 @@ class SharedMemoryComm(Comm):
             if state != IDLE:
                 idle = None
                 continue
-            needed = self._needed(swap)
+            # the ranks to or from which bytes of the swap have yet to move
+            rest = (self._work_N4[:, SWAP] == swap) & (self._work_N4[:, LEFT] > 0)
+            needed = set((self._work_N4[rest, LANE] % self.world).tolist())
             if needed & ended:  # all bytes that it had sent are read by now
                 raise RankError(
                     f"rank {min(needed & ended)} has ended while rank {self.rank} waited for it"
@@ -225,11 +227,6 @@ class SharedMemoryComm(Comm):
         self._work_N4 = self._work_N4[self._work_N4[:, LEFT] > 0]
         under_way = set(self._work_N4[:, SWAP].tolist())
         self._buffers = {n: buffer for n, buffer in self._buffers.items() if n in under_way}
-
-    def _needed(self, swap: int) -> set[int]:
-        """Return the ranks to or from which bytes of a swap have yet to move."""
-        rest = (self._work_N4[:, SWAP] == swap) & (self._work_N4[:, LEFT] > 0)
-        return set((self._work_N4[rest, LANE] % self.world).tolist())
 
     def _ended(self, ranks: set[int]) -> set[int]:
         """Return the ranks whose process has ended."""

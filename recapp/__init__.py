@@ -40,10 +40,10 @@ if TYPE_CHECKING:
         EmbeddingBagCollectionSharder,
         EmbeddingCollectionSharder,
     )
-    from recapp.engine.shard_model import shard_model
     from recapp.engine.sharded_collection import (
         ShardedEmbeddingBagCollection,
         ShardedEmbeddingCollection,
+        shard_model,
     )
     from recapp.inference.export_settings import Export
     from recapp.metrics import AUC, Calibration, LogLoss, NormalizedEntropy
@@ -162,7 +162,7 @@ _HOMES = {
     "rowwise_adagrad": "recapp.optim.rules",
     "run_ranks": "recapp.transport.run_ranks",
     "sgd": "recapp.optim.rules",
-    "shard_model": "recapp.engine.shard_model",
+    "shard_model": "recapp.engine.sharded_collection",
     "static_table": "recapp.stored.static_table",
     "write_plan": "recapp.sharding.plan_file",
 }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recapp.dataset.raw_rows import RawRows
-from recapp.engine.shard_model import embedding_collections, sharded_collections
+from recapp.engine.sharded_collection import embedding_collections, sharded_collections
 from recapp.engine.sharded_state import without_tables
 from recapp.errors import ArtefactError, RecappError
 from recapp.recipe.model import build_model

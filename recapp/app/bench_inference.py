@@ -27,7 +27,7 @@ from recapp.benchmarks.workloads import ServedModel
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.sequential_rows import example_rows
 from recapp.engine.read_only_store import like, values_of
-from recapp.engine.shard_model import embedding_collections
+from recapp.engine.sharded_collection import embedding_collections
 from recapp.errors import ConfigError
 from recapp.inference.build_cpp import build, missing_tools
 from recapp.inference.export_settings import Export, Quantize

@@ -14,7 +14,7 @@ from torch import nn
 from recapp.benchmarks.forward import batch_times, forward_alone
 from recapp.benchmarks.resident import peak_bytes, settled_bytes, tensor_bytes
 from recapp.benchmarks.timing import interleave
-from recapp.engine.shard_model import sharded_tables
+from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError
 from recapp.optim.rules import rowwise_adagrad
 from recapp.planner.problem import PlanningProblem

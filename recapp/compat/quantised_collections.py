@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from recapp.compat.collection_wrapper import twin_of
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.read_only_store import values_of
-from recapp.engine.shard_model import embedding_collections
 from recapp.engine.sharded_collection import (
     ShardedCollection,
     ShardedEmbeddingBagCollection,
     ShardedEmbeddingCollection,
+    embedding_collections,
 )
 from recapp.errors import ConfigError
 from recapp.inference.held_tables import HeldTable, HeldTables

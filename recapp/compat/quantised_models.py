@@ -32,8 +32,12 @@ from recapp.engine.model_parallel import (
     process_group_of,
     tables_group,
 )
-from recapp.engine.shard_model import embedding_collections, shard_model, sharded_collections
-from recapp.engine.sharded_collection import ShardedCollection
+from recapp.engine.sharded_collection import (
+    ShardedCollection,
+    embedding_collections,
+    shard_model,
+    sharded_collections,
+)
 from recapp.errors import ConfigError
 from recapp.inference.held_tables import HeldTables
 from recapp.planner.constraints import Constraints

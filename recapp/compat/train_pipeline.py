@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recapp.engine.shard_model import sharded_tables
+from recapp.engine.sharded_collection import sharded_tables
 from recapp.trainer.lookahead import LookAhead
 
 In = TypeVar("In")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.engine.shard_model import sharded_tables
+from recapp.engine.sharded_collection import sharded_tables
 from recapp.engine.table_strips import Strip, TableStrips
 from recapp.sharding.layout import Block, copy_rows
 from recapp.tables.row_order import RowOrder

@@ -8,6 +8,9 @@ collection of a model is replaced by its sharded twin, and DDP wraps the rest.
     torch.save(model.state_dict(), f"rank{rank}.pt")    # the strips of this rank
     whole = gathered_state_dict(model)                  # on rank 0, as the unsharded model has it
 
+Two functions serve Lightning's strategy (`recapp/trainer/strategy.py`) as well: `wrap_dense` wraps
+the rest of a sharded model, the dense part, in DDP, and `compile_dense` compiles it.
+
 A sharder has the settings of sharding. It also shards a single collection:
 
     sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": "sgd", "learning_rate": 0.1})
@@ -18,6 +21,9 @@ Names and argument order are those of TorchRec's classes. One sharder serves all
 model, of bags and of sequences. There is only one engine, so no sharder needs to be registered.
 """
 
+import os
+import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,8 +34,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recapp.console import note_once
 from recapp.engine.fused_optimizer import FusedOptimizer
-from recapp.engine.shard_model import shard_model, sharded_tables, sharded_twins, wrap_dense
-from recapp.engine.sharded_collection import ShardedCollection
+from recapp.engine.sharded_collection import (
+    ShardedCollection,
+    shard_model,
+    sharded_collections,
+    sharded_tables,
+    sharded_twins,
+)
+from recapp.engine.table_parameter import TableParameter
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, is_rules, rules_of_fused_params
 from recapp.optim.rules import GRADIENT, RowRule, rowwise_adagrad
@@ -41,6 +53,8 @@ from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.unsharded_collection import UnshardedCollection
 from recapp.transport.choose_transport import make_comm
+from recapp.transport.communicator import Comm
+from recapp.transport.dense_gradients import AverageOverRanks
 
 
 class CollectionSharder:
@@ -411,3 +425,85 @@ def _materialise(module: nn.Module, device: torch.device, with_values: bool) -> 
         part.to_empty(device=device, recurse=False)
         if with_values and reset is not None:
             reset()
+
+
+def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
+    """Wrap a model with sharded tables in DDP for its dense part. Return the module itself where no
+    gradient needs a reduction.
+
+    DDP ignores the tables: shards are neither parameters nor buffers, and the gradients of tables
+    that are parameters are already reduced. On CPUs dense gradients use the transport of the tables
+    and are added in rank order (`recapp/transport/dense_gradients.py`). On GPUs they use DDP's
+    all-reduce.
+
+    Raises:
+        ConfigError: Dense parameters have an optimiser in backward, on several CPU ranks.
+    """
+    tables = _table_parameter_names(module)
+    dense = {
+        name: p for name, p in module.named_parameters() if p.requires_grad and name not in tables
+    }
+    if comm.world == 1 or not dense:
+        return module
+    in_backward = [name for name, p in dense.items() if hasattr(p, "_in_backward_optimizers")]
+    if in_backward and comm.device.type == "cpu":
+        raise ConfigError(
+            f"{in_backward[0]} has an optimizer by apply_optimizer_in_backward, which torch's DDP "
+            "runs on GPUs only: give the dense parameters an optimizer that is stepped, and apply "
+            "it "
+            "to the tables alone"
+        )
+    if tables:
+        ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+        ignore(module, tables)
+    # torch 2.13 renames broadcast_buffers; 2.11 has only the old name
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
+        wrapped = DistributedDataParallel(module, **settings)
+    if comm.device.type == "cpu":
+        wrapped.register_comm_hook(None, AverageOverRanks(comm.twin()))
+    return wrapped
+
+
+def _table_parameter_names(module: nn.Module) -> list[str]:
+    """Return the names of the parameters that are tables of the plan."""
+    return [
+        f"{path}.weight".lstrip(".")
+        for path, part in module.named_modules(remove_duplicate=False)
+        if isinstance(part, TableParameter)
+    ]
+
+
+def compile_dense(module: nn.Module) -> list[str]:
+    """Compile every part of a model without tables by `torch.compile`, in place. Names and start
+    values stay. Metrics are not compiled.
+
+    Call this function after sharding and before DDP. torch compiles a part at its first call, which
+    takes minutes for a large part.
+
+    Returns:
+        The paths of the compiled parts.
+
+    Raises:
+        ConfigError: There is no C++ compiler, which torch needs for the CPU.
+    """
+    from torchmetrics import Metric, MetricCollection
+
+    device = next((p.device.type for p in module.parameters()), "cpu")
+    compiler = os.environ.get("CXX", "g++")
+    if device == "cpu" and shutil.which(compiler) is None:
+        raise ConfigError(
+            f"engine.compile=true: torch.compile needs a C++ compiler and there is no {compiler} "
+            "here: install one, name "
+            "yours in CXX, or leave engine.compile=false"
+        )
+    chosen: list[str] = []
+    for path, child in module.named_children():
+        if isinstance(child, ShardedCollection | Metric | MetricCollection):
+            continue
+        if sharded_collections(child):
+            chosen += [f"{path}.{below}" for below in compile_dense(child)]
+        else:
+            child.compile()
+            chosen.append(path)
+    return chosen

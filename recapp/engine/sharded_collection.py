@@ -1,4 +1,5 @@
-"""Sharded collections of tables, placed by a plan.
+"""Sharded collections of tables, placed by a plan, and the function that shards a finished model:
+it replaces every collection of tables by its sharded twin.
 
 Each is the twin of an unsharded collection: same input and same output under every plan. All
 collections of a model share one `ShardedTables`, which looks up, exchanges and updates rows. A
@@ -17,17 +18,22 @@ from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_state import put_tables_in_state
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.table_parameter import TableParameter
-from recapp.optim.named_rules import Rules
-from recapp.sharding.layout import Block
+from recapp.errors import ConfigError
+from recapp.optim.named_rules import Rules, rules_of
+from recapp.optim.table_rule import check_same_rule, rule_in_backward
+from recapp.sharding.layout import Block, copy_rows
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.bags_of_samples import pooled_of_samples
+from recapp.tables.collections import embedding_tables
 from recapp.tables.config import EmbeddingConfig, common_dim
-from recapp.tables.embedding import sequences
+from recapp.tables.embedding import EmbeddingCollection, sequences
+from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.lookups import TableLookup, lookups_of, outputs_by_table
 from recapp.tables.module_by_name import ModuleByName, key_of
+from recapp.tables.unsharded_collection import UnshardedCollection
 from recapp.transport.communicator import Comm
 
 
@@ -249,3 +255,171 @@ def shard_bags(
         list(tables), plan, comm, rule, seed, backend, payload, trains, make_store, [member]
     )
     return ShardedEmbeddingBagCollection(shared)
+
+
+def embedding_collections(module: nn.Module) -> list[tuple[str, UnshardedCollection]]:
+    """Return every unsharded collection in a model, with its path. A collection with two paths is
+    listed twice.
+    """
+    return [
+        (path, m)
+        for path, m in module.named_modules(remove_duplicate=False)
+        if isinstance(m, UnshardedCollection)
+    ]
+
+
+def sharded_collections(module: nn.Module) -> list[ShardedCollection]:
+    """Return every sharded collection in a model."""
+    return [m for m in module.modules() if isinstance(m, ShardedCollection)]
+
+
+def sharded_tables(module: nn.Module) -> list[ShardedTables]:
+    """Return the sharded tables of a model's collections, without duplicates."""
+    return [m for m in module.modules() if isinstance(m, ShardedTables)]
+
+
+def weight_names(module: nn.Module) -> dict[str, str]:
+    """Return the table of each weight, by the weight's name in the state dict of the unsharded
+    model.
+    """
+    return {
+        f"{path}.{part.weight_name(table.name)}".lstrip("."): table.name
+        for path, part in module.named_modules(remove_duplicate=False)
+        if isinstance(part, ShardedCollection)
+        for table in part.tables()
+    }
+
+
+def shard_model(
+    module: nn.Module,
+    plan: ShardingPlan,
+    comm: Comm,
+    rule: Rules | None,
+    backend: str = "auto",
+    payload: torch.dtype | None = None,
+    trains: bool = True,
+    make_store: Callable[[StoredGroup], RowStore] | None = None,
+) -> nn.Module:
+    """Replace every unsharded collection in a model, in place. Sharded collections stay.
+
+    The collections of a model share one exchange, so they send no more messages than one
+    collection.
+
+    Args:
+        module: The model.
+        plan: The sharding plan of the model's tables.
+        comm: Communicator of the ranks.
+        rule: Optimiser of the rows, or rules by table name or glob; None for read-only tables.
+        backend: As for `ShardedTables`.
+        payload: As for `ShardedTables`.
+        trains: As for `ShardedTables`.
+        make_store: As for `ShardedTables`.
+
+    The rows of a collection on a real device are copied. A collection on the meta device has no
+    rows: its twin gets start values from the collection's seed, the same under every plan.
+
+    Returns:
+        The model; or its twin, where the model itself is a collection.
+
+    Raises:
+        PlanError: The plan does not cover the tables of the model, or is for another number of
+            ranks.
+        ConfigError: Another optimiser was applied in backward to the tables, or rules name tables
+            that the model does not have.
+    """
+    found = embedding_collections(module)
+    in_backward = rule_in_backward(module)
+    if in_backward and rule:
+        check_same_rule(in_backward, rule, "the rule that shards them")
+    if found:
+        tables = embedding_tables(module)
+        plan.check(tables)
+        rule = rules_of(rule, [t.name for t in tables]) or None
+    together: dict[torch.dtype, list[UnshardedCollection]] = {}
+    for collection in dict.fromkeys(collection for _, collection in found):
+        together.setdefault(collection.dtype, []).append(collection)
+    _check_shared(together)
+    twins: dict[UnshardedCollection, ShardedCollection] = {}
+    for collections in together.values():  # only vectors of one dtype can share a buffer
+        made = sharded_twins(collections, plan, comm, rule, backend, payload, trains, make_store)
+        twins |= zip(collections, made, strict=True)
+    for path, collection in found:
+        parent, _, name = path.rpartition(".")
+        if path:
+            setattr(module.get_submodule(parent), name, twins[collection])
+        else:
+            module = twins[collection]
+    return module
+
+
+def sharded_twins(
+    collections: Sequence[UnshardedCollection],
+    plan: ShardingPlan,
+    comm: Comm,
+    rule: Rules | None,
+    backend: str = "auto",
+    payload: torch.dtype | None = None,
+    trains: bool = True,
+    make_store: Callable[[StoredGroup], RowStore] | None = None,
+) -> list[ShardedCollection]:
+    """Return the sharded twins of collections. The twins share one exchange. Arguments as for
+    `shard_model`.
+    """
+    tables: dict[str, tuple[EmbeddingConfig, int]] = {}
+    for c in collections:
+        for t in c.tables():
+            tables.setdefault(t.name, (t, c.seed))
+    shared = ShardedTables(
+        [t for t, _ in tables.values()],
+        plan.part(list(tables)),
+        comm,
+        rule,
+        {name: seed for name, (_, seed) in tables.items()},
+        backend,
+        payload,
+        trains,
+        make_store,
+        members=[Member(c.lookups, c.is_weighted(), c.own_ids) for c in collections],
+        dtype=collections[0].dtype,
+    )
+    twins = [_twin(c, shared, number) for number, c in enumerate(collections)]
+    for twin, collection in zip(twins, collections, strict=True):
+        _take_over_rows(twin, collection)
+    return twins
+
+
+def _check_shared(together: Mapping[torch.dtype, Sequence[UnshardedCollection]]) -> None:
+    """Check that collections with a common table have one compute type.
+
+    Raises:
+        ConfigError: They have several; the text names the table.
+    """
+    dtype_of: dict[str, torch.dtype] = {}
+    for dtype, collections in together.items():
+        for name in (t.name for c in collections for t in c.tables()):
+            if dtype_of.setdefault(name, dtype) != dtype:
+                raise ConfigError(
+                    f"table {name} is shared by collections that compute in {dtype_of[name]} and "
+                    f"{dtype}: give the tables of both collections one data_type"
+                )
+
+
+def _twin(collection: UnshardedCollection, shared: ShardedTables, number: int) -> ShardedCollection:
+    if isinstance(collection, EmbeddingCollection):
+        return ShardedEmbeddingCollection(shared, number, collection.need_indices())
+    assert isinstance(collection, EmbeddingBagCollection)
+    twin = ShardedEmbeddingBagCollection(shared, number)
+    twin.leave_room(collection.room)
+    return twin
+
+
+def _take_over_rows(twin: ShardedCollection, collection: UnshardedCollection) -> None:
+    """Copy the rows of a collection on a real device to its twin."""
+    dynamic = {t.name for t in collection.tables() if t.dynamic is not None}  # no rows to copy
+    for block in twin.blocks():
+        if block.table in dynamic:
+            continue
+        whole = collection.weight(block.table)
+        if block.tensor == "weight" and whole.device.type != "meta":
+            rows, cols = map(range, whole.shape)
+            copy_rows(block, whole.detach(), rows, cols, None)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from recapp.engine.row_store import RowStore, StoredGroup
-from recapp.engine.shard_model import shard_model
+from recapp.engine.sharded_collection import shard_model
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.collections import embedding_tables
 from recapp.transport.communicator import Comm

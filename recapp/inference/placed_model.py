@@ -12,7 +12,7 @@ from typing import TypeVar
 from torch import nn
 
 from recapp.engine.row_store import RowStore, StoredGroup
-from recapp.engine.shard_model import shard_model
+from recapp.engine.sharded_collection import shard_model
 from recapp.errors import RankError, RecappError
 from recapp.inference.one_rank import one_rank
 from recapp.planner.serving import serving_plan

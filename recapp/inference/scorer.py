@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from recapp.dataset.raw_rows import RawRows, RawTable, as_table
 from recapp.dataset.schema import Schema
-from recapp.engine.shard_model import sharded_tables
+from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError
 from recapp.sparse.batch import Batch
 from recapp.tasks.task import only_output

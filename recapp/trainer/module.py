@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric, MetricCollection
 
-from recapp.engine.shard_model import sharded_tables
+from recapp.engine.sharded_collection import sharded_tables
 from recapp.optim.optimizer import hybrid
 from recapp.sparse.batch import Batch
 from recapp.tasks.click import CLICK, ClickTask

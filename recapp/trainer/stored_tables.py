@@ -13,7 +13,7 @@ from recapp.engine.dynamic_blocks import (
     WAITING_COUNTS,
     without_waiting,
 )
-from recapp.engine.shard_model import sharded_tables, weight_names
+from recapp.engine.sharded_collection import sharded_tables, weight_names
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.sharding.layout import Block
 from recapp.sharding.sharding_plan import ShardingPlan

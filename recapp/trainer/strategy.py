@@ -32,14 +32,9 @@ from torch.optim import Optimizer
 
 from recapp import console
 from recapp.engine import sharded_state
+from recapp.engine.model_parallel import compile_dense, wrap_dense
 from recapp.engine.row_store import RowStore, StoredGroup
-from recapp.engine.shard_model import (
-    compile_dense,
-    shard_model,
-    sharded_collections,
-    sharded_tables,
-    wrap_dense,
-)
+from recapp.engine.sharded_collection import shard_model, sharded_collections, sharded_tables
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.named_rules import Rules

@@ -11,7 +11,7 @@ from torch import nn
 
 from recapp import hugectr
 from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
-from recapp.engine.shard_model import sharded_collections
+from recapp.engine.sharded_collection import sharded_collections
 from recapp.errors import ConfigError, IdError, PlanError
 from recapp.optim.rules import adam, sgd
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

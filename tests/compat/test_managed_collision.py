@@ -37,7 +37,7 @@ from torch import nn
 from recapp.compat.keyed_optimizers import RowWiseAdagrad
 from recapp.console import note_once
 from recapp.engine.gathered_state import gathered_state_dict
-from recapp.engine.shard_model import sharded_tables
+from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError
 from recapp.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from recapp.trainer.callbacks import counted_rows

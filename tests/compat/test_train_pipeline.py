@@ -9,7 +9,7 @@ from recapp.compat.torchrec_dlrm import DLRM, DLRMTrain
 from recapp.compat.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
-from recapp.engine.shard_model import sharded_tables
+from recapp.engine.sharded_collection import sharded_tables
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")

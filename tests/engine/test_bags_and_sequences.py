@@ -12,7 +12,7 @@ from parity.cases import KINDS, RULES, RowwiseAdagrad, sharding
 from tiers import one_of
 from torch import nn
 
-from recapp.engine.shard_model import shard_model, sharded_tables
+from recapp.engine.sharded_collection import shard_model, sharded_tables
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType

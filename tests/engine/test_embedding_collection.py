@@ -19,7 +19,7 @@ from recapp import (
     sgd,
     shard_model,
 )
-from recapp.engine.shard_model import sharded_tables
+from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError, PlanError
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks

@@ -13,7 +13,7 @@ from engine.engine_cases import batch_of, make_tables, same_bits, sharded
 from streams import late_compute, watched
 from tiers import one_of
 
-from recapp.engine.shard_model import shard_model, sharded_tables
+from recapp.engine.sharded_collection import shard_model, sharded_tables
 from recapp.kernels import row_memory
 from recapp.trainer.lookahead import LookAhead
 from recapp.transport.communicator import Comm

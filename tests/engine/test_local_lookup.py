@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parity.cases import sharding
 
-from recapp.engine.shard_model import shard_model, sharded_tables
+from recapp.engine.sharded_collection import shard_model, sharded_tables
 from recapp.errors import IdError
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

@@ -12,8 +12,12 @@ from parity.cases import rows_held
 
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
-from recapp.engine.shard_model import shard_model, sharded_collections, sharded_tables
-from recapp.engine.sharded_collection import shard_bags
+from recapp.engine.sharded_collection import (
+    shard_bags,
+    shard_model,
+    sharded_collections,
+    sharded_tables,
+)
 from recapp.errors import PlanError
 from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding, tile

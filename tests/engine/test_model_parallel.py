@@ -14,15 +14,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
-from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
-from recapp.engine.shard_model import (
+from recapp.engine.model_parallel import (
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    wrap_dense,
+)
+from recapp.engine.sharded_collection import (
+    ShardedEmbeddingBagCollection,
     embedding_tables,
     shard_model,
     sharded_collections,
     sharded_tables,
-    wrap_dense,
 )
-from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.optim.rules import rowwise_adagrad, sgd

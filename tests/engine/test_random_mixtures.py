@@ -15,7 +15,7 @@ from optim.dense_rules import CASES, DenseRule, rule_of_case
 from parity.cases import sharding
 from torch import nn
 
-from recapp.engine.shard_model import shard_model, sharded_tables
+from recapp.engine.sharded_collection import shard_model, sharded_tables
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.stored.checkpoint import load_blocks, read_manifest, write_checkpoint

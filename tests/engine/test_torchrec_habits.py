@@ -11,7 +11,7 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 
 from recapp.console import note_once
 from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
-from recapp.engine.shard_model import shard_model, sharded_collections, sharded_tables
+from recapp.engine.sharded_collection import shard_model, sharded_collections, sharded_tables
 from recapp.errors import ConfigError
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd

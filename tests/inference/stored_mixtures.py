@@ -5,7 +5,7 @@ import random
 import torch
 from engine.test_random_mixtures import FEATURES, Mixture
 
-from recapp.engine.shard_model import embedding_collections, shard_model
+from recapp.engine.sharded_collection import embedding_collections, shard_model
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.one_rank import one_rank
 from recapp.inference.row_writer import RowWriter

@@ -17,7 +17,7 @@ from recapp.compat.keyed_optimizers import (
     KeyedOptimizerWrapper,
 )
 from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
-from recapp.engine.shard_model import sharded_collections
+from recapp.engine.sharded_collection import sharded_collections
 from recapp.errors import ConfigError
 from recapp.optim.clipping import clip_norm
 from recapp.optim.rules import adam, rowwise_adagrad, sgd

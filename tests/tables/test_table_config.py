@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recapp.engine.shard_model import shard_model
+from recapp.engine.sharded_collection import shard_model
 from recapp.errors import ConfigError
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.collections import compute_dtype

@@ -1,5 +1,5 @@
 """Numbers on which all backends agree. They have a file of their own, so that a kernel that reads
-one of them gets no other source file (`kernel_sources.py`).
+one of them gets no other source file (`numba_cache.py`).
 """
 
 CACHE_LINE_BYTES = 64

@@ -5,31 +5,57 @@ its closure.
 
 - A kernel is put together from several files. If one of them changed alone, kernels of two versions
   would work on the same arrays. So each kernel carries the digest of its source files
-  (`kernel_sources.py`). A change in any other file does not compile it again.
+  (`digest`). A change in any other file does not compile it again. numba's cache itself tells
+  versions of Python, numba and the processor apart.
 - Compiled functions and intrinsics pickle differently in every process: with one of them in a
   closure, each process would compile the kernel again. So kernels close over numbers and over plain
   functions that pickle finds by name (`inlined`); numba inlines these functions.
+
+A kernel consists of its function and the functions in its closure, such as a row rule, which may be
+a user's. They use numbers and functions of their modules and of imported modules. So the sources of
+a kernel are the files of those modules and all files that they import from their own package,
+wherever in a file the import stands.
+
+Ranks call their kernels together. With an empty cache each rank would compile every kernel, and if
+two ranks wrote forms of a kernel at once, numba's index would lose one form. Here one process
+compiles, and the others wait for the file that it writes (`SharedCache`). A process claims a kernel
+with a lock on one byte of a file in the cache's directory; the system releases the lock when the
+process ends. The process that holds a lock may be stopped: so another process waits at most
+`PATIENCE_S` and then compiles itself. It also compiles itself where files cannot be locked.
 """
 
+import ast
+import fcntl
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
+from hashlib import sha256
+from importlib.util import resolve_name
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from numba import njit
 from numba.core import event
+from numba.core.caching import FunctionCache
 from numba.core.registry import cpu_target
 from numba.extending import register_jitable
-
-from recapp.kernels.kernel_sources import digest
-from recapp.kernels.shared_cache import WAITING, SharedCache
 
 Function = Callable[..., Any]
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 # Names of functions become names of files, and pickle takes the text before a dot for an owner.
 NO_PATH = str.maketrans(".", "p", "(), '")
+PATIENCE_S = 60.0
+POLL_S = 0.01
+WAITING = "recapp:waits for a kernel"
+"""The name of the numba event that lasts while this process waits for another."""
+
+_files: dict[str, int | None] = {}
+"""The open lock file of each directory; closing it would release all claims."""
 
 
 @lru_cache(None)
@@ -126,3 +152,184 @@ def listen_to_compilations(begins: Callable[[], None]) -> Iterator[None]:
         event.install_listener(WAITING, listener),
     ):
         yield
+
+
+# ---- one process compiles
+
+
+class SharedCache(FunctionCache):  # type: ignore[misc]
+    """The compiled forms of one function on disk. One process at a time compiles them."""
+
+    _claimed: tuple[int, int] | None = None
+
+    def load_overload(self, sig: object, target_context: Any) -> Any:
+        """Return the compiled form, or None if this process has to compile it."""
+        found = super().load_overload(sig, target_context)
+        if found is None and self._claim():
+            found = super().load_overload(sig, target_context)
+            if found is not None:
+                self._let_go()
+        return found
+
+    def save_overload(self, sig: object, data: object) -> None:
+        """Write the form that this process has compiled, and release the claim for waiting
+        processes.
+        """
+        try:
+            super().save_overload(sig, data)
+        finally:
+            self._let_go()
+
+    def _claim(self) -> bool:
+        """Claim the function; return whether another process may have written a form in the
+        meantime.
+        """
+        file = _lock_file(self.cache_path)
+        byte = int.from_bytes(sha256(self._impl.filename_base.encode()).digest()[:7])
+        if file is None:
+            return False
+        try:
+            if not _locked(file, byte):
+                with event.trigger_event(WAITING):
+                    _wait_for(file, byte)
+        except OSError:  # a file system without locks, for example
+            return False
+        self._claimed = file, byte
+        return True
+
+    def _let_go(self) -> None:
+        if self._claimed:
+            file, byte = self._claimed
+            self._claimed = None
+            fcntl.lockf(file, fcntl.LOCK_UN, 1, byte)
+
+
+def _lock_file(directory: str) -> int | None:
+    """Return the descriptor of the lock file of a cache's directory; None if there is none."""
+    if directory not in _files:
+        try:
+            os.makedirs(directory, exist_ok=True)
+            path = os.path.join(directory, "compiling.lock")
+            _files[directory] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError:
+            _files[directory] = None
+    return _files[directory]
+
+
+def _wait_for(file: int, byte: int) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not _locked(file, byte):
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(POLL_S)
+
+
+def _locked(file: int, byte: int) -> bool:
+    """Lock a byte of a file for this process; return False if another process has locked it.
+
+    Raises:
+        OSError: The file system cannot lock files.
+    """
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+# ---- the sources of a kernel
+
+
+def digest(function: Callable[..., Any]) -> str:
+    """Return the SHA-256 of the source files of a kernel.
+
+    Args:
+        function: The compiled function, with its closure.
+    """
+    return _digest_of(frozenset(sources(function)))
+
+
+def sources(function: Callable[..., Any]) -> set[Path]:
+    """Return the source files of a kernel.
+
+    Args:
+        function: The compiled function, with its closure.
+    """
+    modules = {inner.__module__ for inner in _functions_in(function, set())}
+    return set().union(*map(files_of_module, modules))
+
+
+def _functions_in(value: object, seen: set[int]) -> Iterator[FunctionType]:
+    """Yield a function and the functions in its closure, alone or in tuples, compiled or plain."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, tuple):
+        for part in value:
+            yield from _functions_in(part, seen)
+    plain = getattr(value, "py_func", value)
+    if isinstance(plain, FunctionType):
+        yield plain
+        for cell in plain.__closure__ or ():
+            with suppress(ValueError):  # an empty cell: a function that is being defined
+                yield from _functions_in(cell.cell_contents, seen)
+
+
+def files_of_module(name: str) -> frozenset[Path]:
+    """Return the file of a loaded module and the files that it imports from its own package,
+    directly or not.
+
+    A notebook has no such files: numba compares the code of functions that are typed there.
+
+    Args:
+        name: The name of the module.
+    """
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return _files_from(name, Path(file).resolve()) if file and Path(file).is_file() else frozenset()
+
+
+@lru_cache(None)
+def _files_from(name: str, file: Path) -> frozenset[Path]:
+    root = file.parents[name.count(".") + (file.stem == "__init__")]
+    todo = [file]
+    for path in todo:
+        found = _imported_files(path, root, name.split(".")[0])
+        todo += [each for each in found if each not in todo]
+    return frozenset(todo)
+
+
+@lru_cache(None)
+def _imported_files(file: Path, root: Path, package: str) -> frozenset[Path]:
+    """Return the files that a file imports from a package in `root`."""
+    home = ".".join(file.relative_to(root).parent.parts)
+    found = set()
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            names = [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = resolve_name("." * node.level + (node.module or ""), home)
+            names = [(module, alias.name) for alias in node.names]
+        else:
+            continue
+        for module, name in names:
+            if module.split(".")[0] == package:
+                found |= {_file_of(root, f"{module}.{name}") or _file_of(root, module)}
+    return frozenset(path for path in found if path)
+
+
+def _file_of(root: Path, module: str) -> Path | None:
+    """Return the file of a module; None if there is no such file."""
+    whole = root.joinpath(*module.split("."))
+    files = (whole.with_suffix(".py"), whole / "__init__.py")
+    return next((file for file in files if file.is_file()), None)
+
+
+@lru_cache(None)
+def _digest_of(files: frozenset[Path]) -> str:
+    each = [_digest_of_file(file) for file in sorted(files)]
+    return sha256(b"".join(each)).hexdigest()
+
+
+@lru_cache(None)
+def _digest_of_file(file: Path) -> bytes:
+    return sha256(file.read_bytes()).digest()

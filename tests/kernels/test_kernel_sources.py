@@ -10,10 +10,10 @@ from types import CodeType, FunctionType, ModuleType
 
 import pytest
 
-from recapp.kernels import kernel_sources
+from recapp.kernels import numba_cache
 
 numba = pytest.importorskip("numba")
-PACKAGE = Path(kernel_sources.__file__).parents[1]
+PACKAGE = Path(numba_cache.__file__).parents[1]
 RULE = "def step(w, g, mean_square, lr, sqrt):\n    return (w - lr * g,)\n"
 
 
@@ -45,7 +45,7 @@ def kernels():
 
 def fresh():
     """The reader of sources, which keeps what it has read, as the next process has it."""
-    spec = spec_from_file_location("fresh_kernel_sources", kernel_sources.__file__)
+    spec = spec_from_file_location("fresh_kernel_sources", numba_cache.__file__)
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -140,7 +140,7 @@ def test_a_kernel_is_made_of_every_file_whose_functions_it_names():
             for inner in named_by(function, set())
             if inner.__module__.startswith("recapp.")
         }
-        assert files and files <= kernel_sources.sources(function), name
+        assert files and files <= numba_cache.sources(function), name
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def made_up(tmp_path, monkeypatch):
             path.parent.mkdir(exist_ok=True, parents=True)
             path.write_text(text)
         function = importlib.import_module(module).kernel
-        return {path.relative_to(tmp_path).as_posix() for path in kernel_sources.sources(function)}
+        return {path.relative_to(tmp_path).as_posix() for path in numba_cache.sources(function)}
 
     yield sources
     for name in [name for name in sys.modules if name.split(".")[0] == "made_up"]:
@@ -195,4 +195,4 @@ def test_a_rule_without_a_file_is_fine():
     """As one that is typed into a notebook."""
     typed = {"__name__": "notebook"}
     exec(RULE, typed)
-    assert kernel_sources.sources(typed["step"]) == set()
+    assert numba_cache.sources(typed["step"]) == set()

@@ -13,7 +13,7 @@ from ranks import context
 numba = pytest.importorskip("numba")
 from numba.core import event  # noqa: E402
 
-from recapp.kernels import shared_cache  # noqa: E402
+from recapp.kernels import numba_cache  # noqa: E402
 
 KERNEL = """
 from recapp.kernels.numba_cache import compiled
@@ -30,7 +30,7 @@ def calls_when_told(pipe, folder, patience, numbers):
 
     sys.path.append(str(folder))
     numba.core.config.CACHE_DIR = str(folder / "cache")
-    shared_cache.PATIENCE_S = patience
+    numba_cache.PATIENCE_S = patience
     twice = import_module("kernel_of_test").twice
     noted = []
 
@@ -135,10 +135,10 @@ def test_a_kernel_is_compiled_where_files_cannot_be_locked(tmp_path, monkeypatch
         return works(file, *arguments)
 
     monkeypatch.setattr(numba.core.config, "CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(shared_cache, "_files", {})
+    monkeypatch.setattr(numba_cache, "_files", {})
     monkeypatch.setattr(broken, fails)
     kernel = numba.njit(three)
-    kernel._cache = shared_cache.SharedCache(three)
+    kernel._cache = numba_cache.SharedCache(three)
     began = time.monotonic()
-    assert kernel() == 3 and time.monotonic() - began < shared_cache.PATIENCE_S / 2
+    assert kernel() == 3 and time.monotonic() - began < numba_cache.PATIENCE_S / 2
     assert kernel.stats.cache_misses and list(tmp_path.rglob("*.nbc"))

@@ -147,23 +147,23 @@ def _load(
         return
     held = _weights(c)
     for name, table in _names(c, prefix).items():
-        if table.name in c.parameters_of:
-            if name in state:
-                errors.extend(_load_parameter(c, name, table, state, held[table.name]))
-            continue
-        lacking = [n for n in _stored_names(name, table) if n not in state]
-        missing.extend(lacking)
-        if table.dynamic is not None:  # all ranks take part, because they agree first
-            weights, keys = (state.pop(n, None) for n in _stored_names(name, table))
-            fault = load_dynamic(c.shared, table, keys, weights, bool(lacking))
-            if fault and not lacking:
-                errors.append(f"table {table.name} ({name}): {fault}")
-            continue
-        if lacking:
-            continue
         shape = (table.num_embeddings, table.embedding_dim)
-        fault = load_strips(state.pop(name), held[table.name], shape, table.data_type.dtype)
-        if fault:
+        dtype = table.data_type.dtype
+        stored = _stored_names(name, table)
+        lacking = [n for n in stored if n not in state]
+        fault = ""
+        if table.name in c.parameters_of:
+            if not lacking:  # the rows get the strips, and torch loads the rows into themselves
+                fault = load_strips(state[name], held[table.name], shape, dtype)
+                state[name] = c.parameters_of[table.name].weight.detach()
+        else:
+            missing.extend(lacking)
+            given = [state.pop(n, None) for n in stored]
+            if table.dynamic is not None:  # all ranks take part, because they agree first
+                fault = load_dynamic(c.shared, table, given[0], given[1], bool(lacking))
+            elif not lacking:
+                fault = load_strips(given[0], held[table.name], shape, dtype)
+        if fault and not lacking:
             errors.append(f"table {table.name} ({name}): {fault}")
 
 
@@ -173,22 +173,6 @@ def _of_parameters(collection: HoldsTables, prefix: str) -> dict[str, Tensor]:
         prefix + collection.weight_name(table): parameter.weight.detach()
         for table, parameter in collection.parameters_of.items()
     }
-
-
-def _load_parameter(
-    collection: HoldsTables,
-    name: str,
-    table: EmbeddingConfig,
-    state: dict[str, Any],
-    held: Sequence[Block],
-) -> list[str]:
-    """Copy a table that is a parameter, whole or from strips. Then put the result into the state
-    dict for torch to load.
-    """
-    shape = (table.num_embeddings, table.embedding_dim)
-    fault = load_strips(state[name], held, shape, table.data_type.dtype)
-    state[name] = collection.parameters_of[table.name].weight.detach()
-    return [f"table {table.name} ({name}): {fault}"] if fault else []
 
 
 def _stored_names(weight: str, table: EmbeddingConfig) -> list[str]:
@@ -349,15 +333,15 @@ class _GivenKeys(NamedTuple):
 
 
 def load_dynamic(
-    shared: ShardedTables, table: EmbeddingConfig, keys: Any, weights: Any, lacking: bool = False
+    shared: ShardedTables, table: EmbeddingConfig, weights: Any, keys: Any, lacking: bool
 ) -> str:
     """Replace the rows of a dynamic table by those of a state dict. Every rank calls it.
 
     Args:
         shared: The sharded tables that contain the table.
         table: The table.
-        keys: The keys of the table, whole or as strips of [N, 1].
         weights: The rows of the table, whole or as strips of [N, D].
+        keys: The keys of the table, whole or as strips of [N, 1].
         lacking: Whether this rank's state dict lacks the keys or the weights.
 
     Returns:

@@ -119,8 +119,11 @@ class NumbaBackend:
         return found
 
     def sizes(self) -> list[tuple[int, int]]:
-        """See the reference. There are kernels for small batches, and kernels for batches that
-        several threads share.
+        """Return the smallest batch of each kind that has kernels of its own: a small batch, and a
+        batch that several threads share.
+
+        Returns:
+            (bags or touched rows, ids) of each such batch.
         """
         return [(1, 1), (THREADS_FROM_ROWS, THREADS_FROM_PAIRS)][: threads_of_torch()]
 

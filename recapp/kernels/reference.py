@@ -108,14 +108,6 @@ class TorchBackend:
     key_index = SortedIndex
     find_sorted = staticmethod(find_sorted)
 
-    def sizes(self) -> list[tuple[int, int]]:
-        """Return the smallest batch of each kind that has kernels of its own.
-
-        Returns:
-            (bags or touched rows, ids) of each such batch.
-        """
-        return [(1, 1)]
-
     def route_rows(
         self, r: Routes, b: Bags, world: int, take: Scratch
     ) -> tuple[UniqueRows, Counts]:

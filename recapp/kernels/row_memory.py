@@ -91,8 +91,11 @@ class RowMemory:
             return
         end = -(-self.nbytes // CHUNK_BYTES) * CHUNK_BYTES
         begin = int(self.rows.storage_offset()) * self.rows.element_size()  # in the map, in bytes
+        first = begin + self._huge
         last = min(begin + end, len(self._map))
-        _ask_for_huge_pages(self._map, begin + self._huge, last)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a system without huge pages
+                self._map.madvise(mmap.MADV_HUGEPAGE, first, last - first)
         self._huge = end
 
 
@@ -132,15 +135,6 @@ def _reserved(capacity: int, width: int, dtype: torch.dtype) -> tuple[Tensor, mm
     flat = torch.frombuffer(held, dtype=torch.uint8)
     begin = -flat.data_ptr() % HUGE_PAGE_BYTES
     return flat[begin : begin + size].view(dtype).view(capacity, width), held
-
-
-def _ask_for_huge_pages(held: mmap.mmap, first: int, last: int) -> None:
-    """Ask the system for huge pages in a part of a map, if it has them."""
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    if advice is None:
-        return
-    with suppress(OSError):  # a system without huge pages
-        held.madvise(advice, first, last - first)
 
 
 def most_bytes(device: torch.device) -> int:

@@ -10,13 +10,13 @@ kernel compiles it then: for sample weights and for bags of many ids, which only
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from recapp.console import note
-from recapp.kernels.backend import Backend
 from recapp.kernels.links import Bags, Links, Routes, Rule, Scratch
 from recapp.kernels.quantised import QuantisedRows
 
@@ -53,7 +53,7 @@ def report_compilation(prints: bool) -> Iterator[None]:
 
 
 def warm_up(
-    kernels: Backend,
+    kernels: Any,
     routes: list[Routes],
     world: int,
     stored: Sequence[Tensor | QuantisedRows],
@@ -64,10 +64,10 @@ def warm_up(
     rule_G: Sequence[Rule | None],
     exchanged_G: Sequence[int],
 ) -> None:
-    """Call every function of a backend, on one thread and on several.
+    """Call every function of the numba backend, on one thread and on several.
 
     Args:
-        kernels: The backend.
+        kernels: The numba backend.
         routes: The routes of each group, for width and mode.
         world: The number of ranks.
         stored: One row of each group's store (`RowStore.example`).
@@ -79,17 +79,9 @@ def warm_up(
         exchanged_G: For each group, the number of sums of squares that the strips of one row
             exchange.
     """
-    if kernels.rows_of_ids is not None:
-        kernels.rows_of_ids(
-            torch.zeros(1, dtype=torch.int64),
-            [0, 1],
-            torch.ones(1, dtype=torch.int64),
-            _zero(),
-            _zero(),
-        )
-    if kernels.positions_of_rows is not None:
-        no_numbers = torch.zeros(1, 3, dtype=torch.int64)
-        kernels.positions_of_rows(torch.zeros(1, dtype=torch.int32), [0, 1], no_numbers)
+    kernels.rows_of_ids(_zero(), [0, 1], _zero() + 1, _zero(), _zero())
+    no_numbers = torch.zeros(1, 3, dtype=torch.int64)
+    kernels.positions_of_rows(torch.zeros(1, dtype=torch.int32), [0, 1], no_numbers)
     if world == 1:
         payload = dtype  # without messages, the output's gradient updates the rows
     for r, held, lines, rule, exchanged in zip(
@@ -112,7 +104,7 @@ def warm_up(
 
 
 def _pools(
-    kernels: Backend,
+    kernels: Any,
     held: Tensor | QuantisedRows,
     links: Links,
     rows: torch.dtype,
@@ -151,7 +143,7 @@ def _kind(source: Tensor | QuantisedRows) -> torch.dtype | int:
 
 
 def _pool(
-    kernels: Backend,
+    kernels: Any,
     source: Tensor | QuantisedRows,
     links: Links,
     target: Tensor,
@@ -164,7 +156,7 @@ def _pool(
         kernels.pool(source.view(-1), 1, source.shape[1], links, target, dtype, in_lines=in_lines)
 
 
-def _find_rows(kernels: Backend, held: Tensor) -> None:
+def _find_rows(kernels: Any, held: Tensor) -> None:
     """Add a row of a dynamic table, write its start values, find the row and remove it."""
     index = kernels.key_index([0], 8, held.device)
     position = _zero() - 2**63
@@ -173,12 +165,12 @@ def _find_rows(kernels: Backend, held: Tensor) -> None:
     index.find(position, strip)
     index.slots_of_run(0, 0)
     index.remove(slot)
-    if kernels.write_start_values is not None and held.dtype == torch.float32:
+    if held.dtype == torch.float32:
         kernels.write_start_values(held.clone(), slot, position, 0, range(held.shape[1]), 0.0)
 
 
 def _requests(
-    kernels: Backend,
+    kernels: Any,
     r: Routes,
     world: int,
     ids: int,
@@ -230,7 +222,7 @@ def _requests(
 
 
 def _update(
-    kernels: Backend,
+    kernels: Any,
     r: Routes,
     links: Links,
     held: torch.dtype,

@@ -141,8 +141,7 @@ class AverageOverRanks:
 
 def _parts(numel: int, world: int) -> list[Span]:
     """Return the span of each rank's part of a bucket."""
-    edges = [numel * r // world for r in range(world + 1)]
-    return list(pairwise(edges))
+    return list(pairwise(numel * r // world for r in range(world + 1)))
 
 
 def _arrival_span(numel: int, own: int, source: int, me: int) -> Span:

@@ -44,7 +44,9 @@ class ShardedCollection(nn.Module):
         shared: The tables, and the exchange that all collections share.
         member: The number of this collection among those that share the tables.
 
-    `parameters_of` has the collection's tables that are parameters, by name.
+    `plan` is the plan of the tables. `dtype` is the compute type, which is also the type of
+    outputs, and `device` the device of this rank and of outputs. `parameters_of` has the
+    collection's tables that are parameters, by name.
     """
 
     tables_of: ClassVar[str]
@@ -56,6 +58,9 @@ class ShardedCollection(nn.Module):
         super().__init__()
         self.shared = shared
         self.member = member
+        self.plan = shared.plan
+        self.dtype = shared.dtype
+        self.device = shared.comm.device
         self.lookups = shared.members[member].lookups
         self._tables = list({x.table.name: x.table for x in self.lookups}.values())
         self.tables_in_state = True
@@ -65,21 +70,6 @@ class ShardedCollection(nn.Module):
             setattr(self, self.tables_of, ModuleByName(held))
         self.parameters_of: Mapping[str, TableParameter] = held
         put_tables_in_state(self)
-
-    @property
-    def plan(self) -> ShardingPlan:
-        """Return the plan of the tables."""
-        return self.shared.plan
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the compute type, which is also the type of outputs."""
-        return self.shared.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Return the device of this rank and of outputs."""
-        return self.shared.comm.device
 
     def tables(self) -> list[EmbeddingConfig]:
         """Return the tables, in order."""

@@ -16,7 +16,7 @@ from recapp.app.artefact_model import check_logits, meta_model, raw_rows_of
 from recapp.app.stored_recipe import recipe_of_stored
 from recapp.app.trained_model import trained
 from recapp.dataset.raw_rows import RawRows, RawTable
-from recapp.engine.sharder import own_device, process_group_of, tables_group
+from recapp.engine.model_parallel import own_device, process_group_of, tables_group
 from recapp.errors import ConfigError
 from recapp.inference.placed_model import together
 from recapp.inference.scorer import Scorer

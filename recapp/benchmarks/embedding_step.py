@@ -25,8 +25,7 @@ from recapp.benchmarks.resident import peak_bytes, settled_bytes
 from recapp.benchmarks.session import Session, rule
 from recapp.benchmarks.timing import Measured, beside, compared, in_turn, ratio
 from recapp.benchmarks.workloads import WORKLOADS, Workload
-from recapp.engine.shard_model import shard_model
-from recapp.engine.sharded_collection import ShardedCollection
+from recapp.engine.sharded_collection import ShardedCollection, shard_model
 from recapp.engine.state import EngineObserver
 from recapp.processes.process_memory import forget_peak_resident
 from recapp.reporting.phases import PhaseClock

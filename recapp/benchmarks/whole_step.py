@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.timing import Measured, Steps, beside, compared, in_turn, spread
 from recapp.benchmarks.workloads import DENSE, MODELS, NamedModel, Workload
-from recapp.engine.shard_model import compile_dense, sharded_tables, wrap_dense
+from recapp.engine.model_parallel import compile_dense, wrap_dense
+from recapp.engine.sharded_collection import sharded_tables
 from recapp.models.published_dlrm import DLRM
 from recapp.optim.optimizer import hybrid
 from recapp.sharding.sharding_plan import ShardingPlan

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
+from recapp.engine.model_parallel import CollectionSharder
 from recapp.engine.sharded_collection import ShardedEmbeddingCollection
-from recapp.engine.sharder import CollectionSharder
 from recapp.errors import ConfigError
 from recapp.optim.rules import RowRule
 from recapp.sharding.sharding_plan import TableSharding

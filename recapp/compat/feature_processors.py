@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from recapp.compat.collection_wrapper import CollectionWrapper, WrappedSharder
-from recapp.engine.sharder import CollectionSharder
+from recapp.engine.model_parallel import CollectionSharder
 from recapp.errors import ConfigError, DataError, suggest
 from recapp.sparse.bags import first_ones, on_host
 from recapp.sparse.jagged_tensor import JaggedTensor

@@ -23,8 +23,8 @@ from torch.func import functional_call
 
 from recapp.compat.collection_wrapper import CollectionWrapper, WrappedSharder, twin_of
 from recapp.compat.managed_collisions import ManagedCollisionCollection
+from recapp.engine.model_parallel import CollectionSharder
 from recapp.engine.sharded_collection import ShardedCollection
-from recapp.engine.sharder import CollectionSharder
 from recapp.errors import ConfigError
 from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block

@@ -64,7 +64,6 @@ def export(recipe: ExportCommand, job: Job) -> None:
                 f"{override}: it would change nothing of an artefact, which has the tables and the "
                 "dense part of its checkpoint: leave it out"
             )
-    recipe.built_task.check_one_logit()
     from recapp.app.export_model import export_model
     from recapp.app.export_report import print_report
 
@@ -73,7 +72,7 @@ def export(recipe: ExportCommand, job: Job) -> None:
     if recipe.format == "json":
         console.emit_document(report)
         return
-    print_report(report)
+    print_report(report, recipe.built_task)
     size = f"{report['bytes'] / 1e6:,.1f} MB"
     print(f"artefact  {console.short_path(recipe.output)}  ({size})")
 

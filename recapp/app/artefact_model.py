@@ -5,6 +5,7 @@ Ranks import this file, so it does not import Hydra.
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from recapp.stored.training_state import state_must_fit
 from recapp.tables.collections import embedding_tables
 
 TOLERANCE = 1e-4
-"""The largest allowed difference between a logit of the example and the exported one, relative to
+"""The largest allowed difference between an output of the example and the exported one, relative to
 the larger of 1 and its size. Other machines add numbers in another order.
 """
 
@@ -75,23 +76,27 @@ def raw_rows_of(recipe: Recipe) -> RawRows:
     return RawRows(recipe.schema, recipe.dataset.dense_transform)
 
 
-def check_logits(manifest: Manifest, logits: Tensor) -> None:
-    """Compare logits of the example with the stored ones, if any.
+def check_outputs(manifest: Manifest, outputs: Mapping[str, Tensor]) -> None:
+    """Compare the outputs of the example with the stored ones, if any.
+
+    Args:
+        manifest: The manifest.
+        outputs: The outputs of the task by name, each [N].
 
     Raises:
-        ArtefactError: The logits differ by more than `TOLERANCE`.
+        ArtefactError: The outputs differ by more than `TOLERANCE`.
     """
-    if manifest.logits is None:
-        return
-    expected = torch.tensor(manifest.logits, dtype=torch.float64)
-    found = logits.double().cpu()
-    if found.shape != expected.shape:
-        raise manifest.damaged(f"its example has {len(found)} rows, and {len(expected)} scores")
-    apart = (found - expected).abs() / expected.abs().clamp(min=1)
-    if not bool((apart <= TOLERANCE).all()):
-        worst = int(apart.nan_to_num(math.inf).argmax())
-        raise ArtefactError(
-            f"artefact {manifest.folder} scores its example otherwise than it was exported: row "
-            f"{worst} has the logit {float(found[worst]):.6f}, must be "
-            f"{float(expected[worst]):.6f}: its files do not belong together; export it again"
-        )
+    stored = manifest.example_outputs(list(outputs))
+    for name, values in {} if stored is None else stored.items():
+        expected = torch.tensor(values, dtype=torch.float64)
+        found = outputs[name].double().cpu()
+        if found.shape != expected.shape:
+            raise manifest.damaged(f"its example has {len(found)} rows, and {len(expected)} scores")
+        apart = (found - expected).abs() / expected.abs().clamp(min=1)
+        if not bool((apart <= TOLERANCE).all()):
+            worst = int(apart.nan_to_num(math.inf).argmax())
+            raise ArtefactError(
+                f"artefact {manifest.folder} scores its example otherwise than it was exported: "
+                f"row {worst} has the {name} {float(found[worst]):.6f}, must be "
+                f"{float(expected[worst]):.6f}: its files do not belong together; export it again"
+            )

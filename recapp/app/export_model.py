@@ -3,7 +3,7 @@
     checkpoint --TrainedTables--> rows --RowWriter--> rows/*.bin
                --meta.pt--------> dense.safetensors
     validation rows --Probe--> loss of each width (report), widths of tables (quantize=auto)
-    the finished files --load--> logits of the example --> manifest.json, written last
+    the finished files --load--> outputs of the example -> manifest.json, written last
 
 All files are written into a directory with another name. One rename gives the artefact its name.
 """
@@ -67,7 +67,6 @@ from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import keys_of
 from recapp.tables.initial import start_values
-from recapp.tasks.task import only_output
 
 BUDGET_NE = 1e-4
 OF_THE_MODEL = ("dataset", "tables", "model")  # settings
@@ -177,7 +176,7 @@ class _Exporter:
         assert self.source is not None
         batches = validation_batches(self.source, self.recipe, self.options.report_rows)
         console.note("measuring what each width costs on validation rows ...")
-        return Probe(self._model, self._load_dense, batches, self._rows_of)
+        return Probe(self._model, self._load_dense, batches, self._rows_of, self.recipe.built_task)
 
     def _least(self, probe: Probe) -> dict[str, DataType]:
         """Return the storage of tables that needs the fewest bytes within the budget."""
@@ -253,8 +252,15 @@ class _Exporter:
         one_rank(model, torch.device("cpu"), mapped_tables(artefact).make_store)
         load_dense(artefact, model)
         batch = raw_rows_of(self.recipe).batch(example)
-        info["logits"] = self._logits(model, batch)
-        info["compiled"] = self._compiled(described, model, files, batch)
+        outputs = self._outputs(model, batch)
+        info["columns"] = [
+            {"name": one.column, "output": one.name, "activation": one.activation}
+            for one in self.recipe.built_task.outputs
+        ]
+        info["outputs"] = {
+            name: [float(x) for x in values.double()] for name, values in outputs.items()
+        }
+        info["compiled"] = self._compiled(described, model, files, batch, outputs)
         self._written(MANIFEST, to_json(described).encode())
         return described
 
@@ -274,6 +280,7 @@ class _Exporter:
         model: nn.Module,
         files: dict[str, Mapping[str, Any]],
         batch: Batch,
+        outputs: Mapping[str, Tensor],
     ) -> dict[str, Any] | None:
         """Write the compiled dense part, and return its entry in the manifest. If compiling fails,
         print why and return None.
@@ -282,10 +289,11 @@ class _Exporter:
             return None
         console.note("compiling the dense part (half a minute or more; compile=false: without) ...")
         try:
-            raw, entry = compile_dense(model, len(self.recipe.schema.dense))
+            dense = len(self.recipe.schema.dense)
+            raw, entry = compile_dense(model, self.recipe.built_task, dense)
             files[COMPILED] = self._written(COMPILED, raw)
             compiled = load_compiled(Artefact.of(described), entry, model)
-            entry["largest_difference"] = check_compiled(compiled, model, batch)
+            entry["largest_difference"] = check_compiled(compiled, outputs, batch)
         except NotCompiled as error:
             files_at(self.folder).remove(self.folder / "compiled")
             files.pop(COMPILED, None)
@@ -293,16 +301,17 @@ class _Exporter:
             return None
         return entry
 
-    def _logits(self, model: nn.Module, batch: Batch) -> list[float]:
-        """Return the logits of the example, computed from the written files."""
+    def _outputs(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Return the outputs of the example by name, computed from the written files."""
         with torch.no_grad():
-            logits = only_output(model(batch))
-        if not bool(torch.isfinite(logits).all()):
+            found = model(batch)
+        outputs = self.recipe.built_task.named(found, batch.rows, type(model).__name__)
+        if not all(bool(torch.isfinite(values).all()) for values in outputs.values()):
             raise CheckpointError(
                 f"{self.snapshot.path} scores its validation rows with numbers that are not "
                 "finite: export another checkpoint"
             )
-        return [float(x) for x in logits.double()]
+        return outputs
 
 
 def _made(snapshot: Checkpoint) -> dict[str, Any]:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recapp import console
-from recapp.inference.choose_storage import NE, storage_of
+from recapp.inference.choose_storage import storage_of
 from recapp.inference.probe import Measured, Probe
 from recapp.inference.storage import QUANTIZE, row_bytes
 from recapp.tables.config import DataType, EmbeddingConfig
+from recapp.tasks.task import Task
 
 TABLE_COLUMNS = (
     console.Column("table", "table"),
@@ -21,16 +22,10 @@ TABLE_COLUMNS = (
     console.Column("stored", "stored"),
     console.Column("bytes_after", "MB", ",.2f", 1e6),
 )
-WIDTH_COLUMNS = (
-    console.Column("quantize", "quantize"),
-    console.Column("bytes", "tables,\nMB", ",.1f", 1e6),
-    console.Column("auc", "AUC", ".5f"),
-    console.Column("log_loss", "log loss", ".6f"),
-    console.Column(NE, "normalized\nentropy", ".6f"),
-    console.Column("ne_change", "change\nof it", "+.6f"),
-    console.Column("largest_change", "largest change\nof a probability", ".6f"),
-)
 EXPORTED = "exported"
+LONG_TITLE = 12  # letters
+CHANGES = {"normalized_entropy": "ne_change"}
+"""The names of the changes of metrics in a report; the others are `<metric>_change`."""
 
 
 def table_rows(
@@ -79,27 +74,58 @@ def width_rows(
         except ValueError as error:
             console.note(f"quantize={name} is not measured: {error}")
             continue
-        made.append({"quantize": name, "bytes": size, **_said(found, before)})
+        made.append({"quantize": name, "bytes": size, **_said(found, before, probe.task)})
     return made
 
 
-def _said(found: Measured, before: Measured) -> dict[str, Any]:
+def _said(found: Measured, before: Measured, task: Task) -> dict[str, Any]:
     """Return metrics and changes; numbers that JSON cannot hold become None."""
+    last = task.storage_measures[-1].name
     said = {
         **found.metrics,
-        "ne_change": found.metrics[NE] - before.metrics[NE],
+        change_of(last): found.metrics[last] - before.metrics[last],
         "largest_change": found.largest_change(before),
     }
     return {name: x if math.isfinite(x) else None for name, x in said.items()}
 
 
-def print_report(report: Mapping[str, Any]) -> None:
-    """Print the report of an export as tables."""
+def change_of(metric: str) -> str:
+    """Return the name of the change of a metric in a report."""
+    return CHANGES.get(metric, f"{metric}_change")
+
+
+def width_columns(task: Task) -> tuple[console.Column, ...]:
+    """Return the columns of the table of widths: bytes, the metrics of a task, and changes."""
+    measures = task.storage_measures
+    return (
+        console.Column("quantize", "quantize"),
+        console.Column("bytes", "tables,\nMB", ",.1f", 1e6),
+        *(
+            console.Column(one.name, _title(one.title), ".5f" if one.better == "max" else ".6f")
+            for one in measures
+        ),
+        console.Column(change_of(measures[-1].name), "change\nof it", "+.6f"),
+        console.Column("largest_change", "largest change\nof a score", ".6f"),
+    )
+
+
+def _title(title: str) -> str:
+    """Return the title of a metric, in two lines if it is long."""
+    return title.replace(" ", "\n", 1) if len(title) > LONG_TITLE else title
+
+
+def print_report(report: Mapping[str, Any], task: Task) -> None:
+    """Print the report of an export as tables.
+
+    Args:
+        report: The report.
+        task: The task of the model.
+    """
     console.print_table(report["tables"], TABLE_COLUMNS, title="Tables")
     before = sum(t["bytes_before"] for t in report["tables"])
     after = sum(t["bytes_after"] for t in report["tables"])
     print(f"\nall tables: {before / 1e6:,.1f} MB trained, {after / 1e6:,.1f} MB stored\n")
     if report["widths"]:
         title = f"On {report['validation_rows']:,} validation rows"
-        console.print_table(report["widths"], WIDTH_COLUMNS, title=title)
+        console.print_table(report["widths"], width_columns(task), title=title)
         print()

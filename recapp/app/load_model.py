@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from recapp.app.artefact_model import check_logits, meta_model, raw_rows_of
+from recapp.app.artefact_model import check_outputs, meta_model, raw_rows_of
 from recapp.app.stored_recipe import recipe_of_stored
 from recapp.app.trained_model import trained
 from recapp.dataset.raw_rows import RawRows, RawTable
@@ -22,6 +22,7 @@ from recapp.inference.placed_model import together
 from recapp.inference.scorer import Scorer
 from recapp.recipe.recipe import Train
 from recapp.stored.stored_model import StoredModel, open_stored
+from recapp.tasks.task import Task
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
 
@@ -49,6 +50,8 @@ def load_model(
 
         model = recapp.load_model("best.ckpt", module=Clicks())
         logits = model(batch)
+
+    A task of several outputs gives a mapping of each output, or column of scores, to its tensor.
 
     Args:
         path: A checkpoint, or an artefact that `recapp.export` has written.
@@ -100,7 +103,7 @@ def _own_module(
     with open_stored(path, comm) as opened:
         stored = trained(opened).fill_own(module, comm)
     raw_rows = None if data is None else RawRows(data.schema, data.settings.dense_transform)
-    return _scorer(stored, module, raw_rows, None)
+    return _scorer(stored, module, raw_rows, None, None)
 
 
 def load_on(
@@ -118,7 +121,6 @@ def load_on(
 
         def read() -> tuple[Train, nn.Module]:
             recipe = recipe_of_stored(opened.manifest, trust)
-            recipe.built_task.check_one_logit()
             return recipe, meta_model(opened.manifest, recipe)
 
         recipe, model = together(comm, read)
@@ -126,20 +128,23 @@ def load_on(
         stored = kind.fill(model, comm, check_rows)
         raw_rows = raw_rows_of(recipe)
         example = together(comm, lambda: stored.example(raw_rows))
-        scorer = _scorer(stored, model, raw_rows, example)
+        scorer = _scorer(stored, model, raw_rows, example, recipe.built_task)
         if trust_compiled and "compiled" in scorer.info:
             compiled = together(comm, lambda: kind.compiled(model))
             scorer.model = compiled or model
             scorer.info["compiled"] = compiled is not None
         if example is not None:
-            check_logits(stored.manifest, scorer(scorer.batch(example)))
+            check_outputs(stored.manifest, scorer.outputs(scorer.batch(example)))
         return scorer
 
 
 def _scorer(
-    stored: StoredModel, model: nn.Module, raw_rows: RawRows | None, example: RawTable | None
+    stored: StoredModel,
+    model: nn.Module,
+    raw_rows: RawRows | None,
+    example: RawTable | None,
+    task: Task | None,
 ) -> Scorer:
-    logits = stored.manifest.logits
     return Scorer(
         model,
         raw_rows,
@@ -147,5 +152,16 @@ def _scorer(
         f"{stored.manifest.identity:08x}",
         stored.facts(),
         example,
-        None if logits is None else torch.sigmoid(torch.tensor(logits)),
+        _expected(stored, task),
+        task,
     )
+
+
+def _expected(stored: StoredModel, task: Task | None) -> dict[str, Tensor] | None:
+    """Return the scores of the example by column; None if they are not stored."""
+    if task is None:
+        return None
+    outputs = stored.manifest.example_outputs([one.name for one in task.outputs])
+    if outputs is None:
+        return None
+    return task.scores({name: torch.tensor(values) for name, values in outputs.items()})

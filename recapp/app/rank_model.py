@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from recapp.app.artefact_model import check_logits
+from recapp.app.artefact_model import check_outputs
 from recapp.sparse.batch import Batch
 from recapp.stored.manifest import Manifest
 from recapp.trainer.module import TaskModule
@@ -30,7 +30,7 @@ class RankModel:
 
 
 class CheckExample(Callback):
-    """Compare the logits of an artefact's example with the exported ones before its first batch.
+    """Compare the outputs of an artefact's example with the exported ones before its first batch.
     Every rank scores the example.
 
     Args:
@@ -43,13 +43,14 @@ class CheckExample(Callback):
         self.batch = batch
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Score the example and compare its logits.
+        """Score the example and compare its outputs.
 
         Raises:
-            ArtefactError: The logits differ.
+            ArtefactError: The outputs differ.
         """
+        assert isinstance(pl_module, TaskModule)
         with torch.no_grad():
-            logits = pl_module(self.batch.to(pl_module.device))
-        check_logits(self.artefact, logits)
+            outputs = pl_module.outputs(self.batch.to(pl_module.device))
+        check_outputs(self.artefact, outputs)
 
     on_validation_start = on_test_start = on_predict_start

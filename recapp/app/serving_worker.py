@@ -1,6 +1,6 @@
 """Run a rank of a server whose model several ranks hold together.
 
-    rank 0            HTTP -> requests -> batches -> logits      recapp/app/build_server.py
+    rank 0            HTTP -> requests -> batches -> scores      recapp/app/build_server.py
     the other ranks   the parts of the tables that they hold     recapp/inference/led_ranks.py
 
 `python -m recapp.serve ranks=N` starts this module on every rank; under torchrun and srun it calls

@@ -1,4 +1,5 @@
-"""Choose the stored data type of each table: by settings, or by a budget of normalised entropy.
+"""Choose the stored data type of each table: by settings, or by a budget of the task's
+`storage_metric`, for clicks the normalised entropy.
 
 quantize=int8 quantize_tables={C3: int4}   by settings
 quantize=auto budget_ne=0.0001             measure each table alone in 16, 8 and 4 bits, sort by
@@ -19,7 +20,6 @@ from recapp.tables.config import DataType, EmbeddingConfig
 if TYPE_CHECKING:
     from recapp.inference.probe import Probe
 
-NE = "normalized_entropy"
 _NO_LOSS = 1e-9  # smallest loss: by chance a table may even seem to gain
 
 
@@ -30,7 +30,7 @@ class _Move(NamedTuple):
         table: Its name.
         storage: The data type to store it in.
         saved: The bytes saved.
-        loss: The rise of the normalised entropy.
+        loss: The loss of the metric.
     """
 
     table: str
@@ -99,30 +99,32 @@ def least_storage(
     Args:
         tables: The tables.
         rows: The number of rows of each table.
-        probe: Measures the normalised entropy of a choice.
-        budget_ne: The allowed rise of the normalised entropy, all tables together.
+        probe: Measures the cost of a choice.
+        budget_ne: The allowed rise of the cost, all tables together.
         fixed: The data types of tables that are chosen already; their rise counts.
         advance: A callback; called with 1 after each measurement.
 
     Raises:
-        ConfigError: The rows do not determine a normalised entropy, or a fixed table cannot be
+        ConfigError: The rows do not determine the metric, or a fixed table cannot be
             stored in its data type.
         CheckpointError: A score is not finite.
     """
     trained = probe.measure({})
-    if not bool(trained.probabilities.isfinite().all()):
+    if not bool(trained.scores.isfinite().all()):
         raise CheckpointError(
             "quantize=auto: the checkpoint scores validation rows with numbers that are not "
             "finite: export another checkpoint"
         )
-    before = trained.metrics[NE]
+    before = trained.cost
+    title = probe.task.storage_measures[-1].title
     if math.isnan(before):
         raise ConfigError(
-            "quantize=auto: the validation rows have one class only, so nothing tells what fewer "
-            "bits cost: choose quantize=int8, or other validation rows"
+            f"quantize=auto: the {title} of the validation rows is not defined (they may have one "
+            "class only), so nothing tells what fewer bits cost: choose quantize=int8, or other "
+            "validation rows"
         )
     try:
-        cost = probe.measure(fixed).metrics[NE] - before
+        cost = probe.measure(fixed).cost - before
     except ValueError as error:
         raise ConfigError(f"quantize_tables: {error}") from error
     moves = []
@@ -134,7 +136,7 @@ def least_storage(
     ordered = sorted(moves, key=_worth, reverse=True)
     if cost > budget_ne:
         note(
-            f"quantize_tables alone costs {cost:.2g} of normalized entropy, more than budget_ne="
+            f"quantize_tables alone costs {cost:.2g} of the {title}, more than budget_ne="
             f"{budget_ne:g}: other tables are stored smaller only where all together stay within it"
         )
     low = 0
@@ -142,7 +144,7 @@ def least_storage(
     while low < high:  # bisect for the most moves that fit the budget: each further move costs more
         middle = (low + high + 1) // 2
         tried = probe.measure({**_taken(ordered[:middle]), **fixed})
-        if tried.metrics[NE] - before <= budget_ne:
+        if tried.cost - before <= budget_ne:
             low = middle
         else:
             high = middle - 1
@@ -168,7 +170,7 @@ def _tried(
 ) -> _Move | None:
     """Measure a table in fewer bits; return None if its values cannot be stored in them."""
     try:
-        loss = probe.measure({table.name: storage}).metrics[NE] - before
+        loss = probe.measure({table.name: storage}).cost - before
     except ValueError as error:
         note(f"quantize=auto: {error}")
         return None

@@ -13,7 +13,7 @@ import platform
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import environ
 from pathlib import Path
@@ -27,14 +27,14 @@ from recapp.errors import ConfigError
 from recapp.inference.dense_only import DenseOnly, collections_of, example_inputs, looked_up
 from recapp.sparse.batch import Batch
 from recapp.stored.snapshot import Artefact
-from recapp.tasks.task import only_output
+from recapp.tasks.task import Task
 
 COMPILED = "compiled/dense.pt2"
 X86 = "x86_64"
 FLAGS_OF_V3 = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
 """The CPU flags of x86-64-v3, in the names of Linux."""
 BOUND = 1e-5
-"""The tolerance between a compiled logit and the modules' logit, relative to max(1, |logit|)."""
+"""The tolerance between a compiled output and the modules' output, relative to max(1, |output|)."""
 
 
 class NotCompiled(Exception):
@@ -47,30 +47,36 @@ class CompiledModel(nn.Module):
     Args:
         portable: The model, whose tables do the lookups.
         code: The loaded package.
+        names: The outputs of the package, in order. An earlier recapp stored none; its packages
+            return a tensor, the only output.
     """
 
-    def __init__(self, portable: nn.Module, code: Any) -> None:
+    def __init__(self, portable: nn.Module, code: Any, names: Sequence[str] = ()) -> None:
         super().__init__()
         self.portable = portable
         self.collections = collections_of(portable)
         for collection in self.collections:
             if isinstance(collection, ShardedEmbeddingBagCollection):
                 collection.leave_room(0)
-        self._score: Callable[..., Tensor] = code
+        self._code: Callable[..., Any] = code
+        self._names = names
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Return the logits of a batch, [B]."""
+    def forward(self, batch: Batch) -> Tensor | dict[str, Tensor]:
+        """Return the outputs of a batch by name, each [B]."""
         vectors = looked_up(self.collections, batch)
         if not batch.rows:
-            return batch.dense_BI.new_zeros(0)
-        return self._score(batch.dense_BI, *vectors)
+            nothing = batch.dense_BI.new_zeros(0)
+            return dict.fromkeys(self._names, nothing) if self._names else nothing
+        found = self._code(batch.dense_BI, *vectors)
+        return dict(zip(self._names, found, strict=True)) if self._names else found
 
 
-def compile_dense(model: nn.Module, dense: int) -> tuple[bytes, dict[str, Any]]:
+def compile_dense(model: nn.Module, task: Task, dense: int) -> tuple[bytes, dict[str, Any]]:
     """Compile the dense part of a model on the CPU.
 
     Args:
         model: The model, with sharded collections, in evaluation mode.
+        task: Names the outputs of the model.
         dense: The number of dense features of a sample.
 
     Returns:
@@ -88,7 +94,7 @@ def compile_dense(model: nn.Module, dense: int) -> tuple[bytes, dict[str, Any]]:
     machine = platform.machine()
     if machine == X86 and (lacking := _lacking(FLAGS_OF_V3)):
         raise NotCompiled(f"this CPU lacks {', '.join(lacking)}, for which code is made")
-    part = DenseOnly(model).eval()
+    part = DenseOnly(model, task).eval()
     dtype = collections_of(model)[0].shared.dtype
     inputs = example_inputs(part.inputs, dense, dtype)
     native = {"cpp.simdlen": 256, "cpp.march": "x86-64-v3"} if machine == X86 else {}
@@ -112,6 +118,7 @@ def compile_dense(model: nn.Module, dense: int) -> tuple[bytes, dict[str, Any]]:
         "dense": dense,
         "dtype": str(dtype).removeprefix("torch."),
         "inputs": [wanted.to_dict() for wanted in part.inputs],
+        "outputs": [output.name for output in task.outputs],
     }
 
 
@@ -133,6 +140,7 @@ def load_compiled(artefact: Artefact, entry: Mapping[str, Any], model: nn.Module
         flags = [str(flag) for flag in entry["flags"]]
         made_with = str(entry["torch"])
         file = str(entry["file"])
+        names = [str(name) for name in entry.get("outputs", ())]
     except (KeyError, TypeError) as error:
         raise artefact.damaged(f"compiled: {error}") from error
     if machine != platform.machine():
@@ -148,21 +156,28 @@ def load_compiled(artefact: Artefact, entry: Mapping[str, Any], model: nn.Module
         except RuntimeError as error:  # a full disk, a missing library, or not a package
             why = " ".join(str(error).split())
             raise NotCompiled(f"it cannot be loaded here: {why[:200]}") from error
-    return CompiledModel(model, code)
+    return CompiledModel(model, code, names)
 
 
-def check_compiled(compiled: CompiledModel, model: nn.Module, batch: Batch) -> float:
-    """Compare the logits of the compiled model and of the modules; return the largest difference.
+def check_compiled(compiled: CompiledModel, found: Mapping[str, Tensor], batch: Batch) -> float:
+    """Compare the outputs of the compiled model with those of the modules; return the largest
+    difference.
+
+    Args:
+        compiled: The compiled model.
+        found: The outputs that the modules have computed, by name.
+        batch: The batch of the outputs.
 
     Raises:
         NotCompiled: They differ by more than `BOUND`.
     """
+    worst = 0.0
     with torch.no_grad():
-        own = only_output(model(batch)).double()
-        apart = (compiled(batch).double() - own).abs() / own.abs().clamp(min=1)
-    worst = float(apart.max()) if len(apart) else 0.0
-    if not worst <= BOUND:
-        raise NotCompiled(f"its logits differ by {worst:.2g}, more than {BOUND:g}")
+        again = compiled(batch)
+    for name, own in found.items():
+        apart = (again[name].double() - own.double()).abs() / own.double().abs().clamp(min=1)
+        if len(apart) and not (worst := max(worst, float(apart.max()))) <= BOUND:
+            raise NotCompiled(f"its {name} differs by {worst:.2g}, more than {BOUND:g}")
     return worst
 
 

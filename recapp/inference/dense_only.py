@@ -1,6 +1,6 @@
 """Separate the dense part of a model as a function of tensors, which torch can export and compile.
 
-    dense_BI, vectors of each collection --DenseOnly--> logits_B
+    dense_BI, vectors of each collection --DenseOnly--> outputs, each [B]
 
 A stand-in replaces each collection of tables and returns vectors that were looked up before. So the
 same dense part takes its vectors from the engine, from another process or from a C++ program.
@@ -20,7 +20,7 @@ from recapp.sparse.batch import Batch
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.lookups import TableLookup
-from recapp.tasks.task import only_output
+from recapp.tasks.task import Task
 
 
 class Input(NamedTuple):
@@ -78,10 +78,12 @@ class DenseOnly(nn.Module):
 
     Args:
         model: The model, with sharded collections; it is not changed.
+        task: Names the outputs of the model.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, task: Task) -> None:
         super().__init__()
+        self.task = task
         held = collections_of(model)
         memo: dict[int, Any] = {id(c): _Given(input_of(c), c.lookups) for c in held}
         self.model = copy.deepcopy(model, memo)
@@ -92,8 +94,8 @@ class DenseOnly(nn.Module):
         """Return the inputs from each collection, in order."""
         return [given.wanted for given in self._given]
 
-    def forward(self, dense_BI: Tensor, *vectors: Tensor) -> Tensor:
-        """Return the logits of a batch, [B].
+    def forward(self, dense_BI: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
+        """Return the outputs of a batch in the task's order, each [B].
 
         Args:
             dense_BI: The dense features of the batch.
@@ -105,10 +107,10 @@ class DenseOnly(nn.Module):
             given.vectors = left[: given.wanted.tensors]
             given.features = batch.sparse
             del left[: given.wanted.tensors]
-        logits_B = only_output(self.model(batch))
+        outputs = self.task.picked(self.model(batch), type(self.model).__name__)
         for given in self._given:
             given.vectors = []
-        return logits_B
+        return tuple(outputs.values())
 
 
 def collections_of(model: nn.Module) -> list[ShardedCollection]:

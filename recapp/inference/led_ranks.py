@@ -17,14 +17,14 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recapp.errors import RankError, RecappError
 from recapp.inference.scorer import Scorer
 from recapp.sparse.batch import Batch
-from recapp.tasks.task import only_output
 from recapp.transport.communicator import Comm
 from recapp.transport.pulse import Pulses
 
@@ -92,8 +92,8 @@ class Leader:
         weakref.finalize(scorer.model, self._gone.append, number)
         return scorer
 
-    def compute(self, number: int, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the logits of a batch, [B].
+    def compute(self, number: int, model: nn.Module, batch: Batch) -> Any:
+        """Return the outputs of a batch, as the model returns them.
 
         Raises:
             RecappError: The model raised it.
@@ -102,14 +102,13 @@ class Leader:
         with self._turn:
             self._tell(Word.COMPUTE, number)
             try:
-                logits_B = only_output(model(batch))
+                return model(batch)
             except RankError as error:
                 raise self._failed(error) from error
             except RecappError:
                 raise  # all ranks raise it
             except Exception as error:  # the state of the other ranks is unknown
                 raise self._failed(error) from error
-            return logits_B
 
     def obstacle(self) -> str:
         """Return the reason why a request would not be answered; empty if there is none."""
@@ -171,7 +170,7 @@ class _Led(nn.Module):
         self._leader = leader
         self._number = number
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch) -> Any:
         return self._leader.compute(self._number, self.model, batch)
 
 

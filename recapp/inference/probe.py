@@ -2,7 +2,7 @@
 holds only the table rows that its samples read.
 
     batches --RecordingStore--> rows that they read --checkpoint--> fp32 rows --stored, read-->
-    values as they would be served --model--> logits --> AUC, log loss, normalised entropy
+    values as they would be served --model--> outputs --task--> metrics, scores
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +16,11 @@ from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.inference.one_rank import one_rank
 from recapp.inference.storage import stored, values
 from recapp.kernels.links import Links
-from recapp.metrics import click_metrics
 from recapp.sharding.layout import Piece
 from recapp.sparse.batch import Batch
 from recapp.sparse.transfer import to_host
 from recapp.tables.config import DataType, EmbeddingConfig
-from recapp.tasks.task import only_output
-
-METRICS = ("auc", "log_loss", "normalized_entropy")
+from recapp.tasks.task import Task
 
 RowsOf = Callable[[EmbeddingConfig, Tensor], Tensor]
 """Returns rows [U, D] of a static table by their numbers, or of a dynamic table by sorted
@@ -60,22 +57,24 @@ class _RecordingStore(ReadOnlyStore):
 
 
 class Measured(NamedTuple):
-    """The metrics and probabilities under one choice of stored data types.
+    """The metrics and scores under one choice of stored data types.
 
     Args:
-        metrics: AUC, log loss and normalised entropy; NaN for a metric that the rows do not
-            determine.
-        probabilities: The probability of each sample, [N].
+        metrics: The metrics of the task that an export measures; NaN for a metric that the rows do
+            not determine.
+        cost: The metric that quantisation makes worse, with the sign that makes a rise a loss.
+        scores: The scores of each sample, [columns, N].
     """
 
     metrics: dict[str, float]
-    probabilities: Tensor
+    cost: float
+    scores: Tensor
 
     def largest_change(self, other: "Measured") -> float:
-        """Return the largest difference between two probabilities of the same sample."""
-        if not len(self.probabilities):
+        """Return the largest difference between two scores of the same sample."""
+        if not self.scores.numel():
             return 0.0
-        return float((self.probabilities - other.probabilities).abs().max())
+        return float((self.scores - other.scores).abs().max())
 
 
 class Probe:
@@ -86,6 +85,7 @@ class Probe:
         load_dense: Loads the weights of the dense part.
         batches: The samples, with labels.
         rows_of: Reads rows of a table.
+        task: Measures the outputs.
     """
 
     def __init__(
@@ -94,8 +94,10 @@ class Probe:
         load_dense: Callable[[nn.Module], None],
         batches: Sequence[Batch],
         rows_of: RowsOf,
+        task: Task,
     ) -> None:
         self.batches = list(batches)
+        self.task = task
         self._trained: dict[str, Tensor] = {}
         self._held: dict[str, Tensor] = {}
         seen: dict[int, _RecordingStore] = {}
@@ -129,16 +131,27 @@ class Probe:
         try:
             for name, data_type in changed.items():
                 self._held[name].copy_(_as_served(name, self._trained[name], data_type))
-            logits = [only_output(self.model(batch)).float() for batch in self.batches]
+            outputs = [self._outputs(batch) for batch in self.batches]
         finally:
             for name in changed:
                 self._held[name].copy_(self._trained[name])
-        metrics = click_metrics(METRICS, sync_on_compute=False)
-        for logits_B, batch in zip(logits, self.batches, strict=True):
-            for metric in metrics.values():
-                metric.update(logits_B, batch.labels_B)
+        measures = self.task.storage_measures
+        metrics = {one.name: self.task.make_metric(one.name, False) for one in measures}
+        for of_batch, batch in zip(outputs, self.batches, strict=True):
+            self.task.update(metrics, of_batch, batch)
         found = {name: float(metric.compute()) for name, metric in metrics.items()}
-        return Measured(found, torch.sigmoid(torch.cat(logits).double()))
+        last = measures[-1]
+        cost = -found[last.name] if last.better == "max" else found[last.name]
+        scores = [
+            output.score(torch.cat([of_batch[output.name] for of_batch in outputs]).double())
+            for output in self.task.outputs
+        ]
+        return Measured(found, cost, torch.stack(scores))
+
+    def _outputs(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the outputs of a batch by name, each float32 [B]."""
+        named = self.task.named(self.model(batch), batch.rows, type(self.model).__name__)
+        return {name: values_B.float() for name, values_B in named.items()}
 
     def _store(self, group: StoredGroup, recorded: _RecordingStore, rows_of: RowsOf) -> RowStore:
         """Return a store of the rows that were read."""

@@ -1,10 +1,11 @@
 """A trained model for applications: raw rows in, scores out.
 
-    raw rows (Arrow) --batch--> Batch --forward--> logits [B] --sigmoid--> scores [B]
+    raw rows (Arrow) --batch--> Batch --model--> outputs by name --task--> scores by column
 
 A scorer is an ordinary `nn.Module` on one device, without a process group. It decodes rows as
 training did (`recapp/dataset/raw_rows.py`) and looks them up with the same engine, so its scores
-are those of the sharded model. Threads may share it.
+are those of the sharded model. Threads may share it. A task of one output gives tensors; a task of
+several gives mappings of names to tensors.
 """
 
 import threading
@@ -21,7 +22,8 @@ from recapp.dataset.schema import Schema
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError
 from recapp.sparse.batch import Batch
-from recapp.tasks.task import only_output
+from recapp.tasks.click import ClickTask
+from recapp.tasks.task import Task, one_or_all
 
 ROWS_AT_ONCE = 4096
 """Rows of a batch in `predict`; larger batches are not faster (measured)."""
@@ -31,13 +33,14 @@ class Scorer(nn.Module):
     """Score raw rows with a trained model.
 
     Args:
-        model: Computes logits [B] of a `Batch`; its tables are those of one rank.
+        model: Computes the outputs of a `Batch`; its tables are those of one rank.
         raw_rows: Decodes raw rows as training did; None if the columns are unknown.
         name: The name of the model, for people and servers.
         version: A value that differs between versions of the model.
         info: Plain facts about the model: tables, bytes, metrics, origin.
         example: A few raw rows to try the model with; None if none are stored.
-        expected: The scores of the example, [N]; None if none are stored.
+        expected: The scores of the example by column, each [N]; None if none are stored.
+        task: Names the outputs and makes scores of them; None is a logit of a click.
     """
 
     def __init__(
@@ -48,7 +51,8 @@ class Scorer(nn.Module):
         version: str,
         info: Mapping[str, Any],
         example: RawTable | None = None,
-        expected: Tensor | None = None,
+        expected: Mapping[str, Tensor] | None = None,
+        task: Task | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -58,6 +62,7 @@ class Scorer(nn.Module):
         self.info = dict(info)
         self.example = example
         self.expected = expected
+        self.task = task or ClickTask()
         self._turn = threading.Lock()
         self.eval()
 
@@ -70,6 +75,7 @@ class Scorer(nn.Module):
             self.info,
             self.example,
             self.expected,
+            self.task,
         )
 
     def __reduce_ex__(self, protocol: object) -> Any:
@@ -114,27 +120,36 @@ class Scorer(nn.Module):
         return self.raw_rows.batch(rows)
 
     @torch.no_grad()
-    def forward(self, batch: Batch) -> Tensor:
-        """Return the logits of a batch, [B]. Only one thread computes at a time, because tables
-        reuse memory from batch to batch.
+    def outputs(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the outputs of the model by name, each [B]. Only one thread computes at a time,
+        because tables reuse memory from batch to batch.
 
         Raises:
             IdError: An id is outside a table whose rule is `error`.
+            ConfigError: The model returns other outputs or shapes.
         """
         with self._turn:
-            logits_B = only_output(self.model(batch.to(self.device)))
-        return logits_B
+            found = self.model(batch.to(self.device))
+        return self.task.named(found, batch.rows, type(self.model).__name__)
 
-    def scores(self, batch: Batch) -> Tensor:
-        """Return the probabilities of a batch, float32 [B].
+    def forward(self, batch: Batch) -> Tensor | dict[str, Tensor]:
+        """Return the outputs of a batch: a logit for each sample, [B]; several outputs by name.
 
         Raises:
             IdError: An id is outside a table whose rule is `error`.
         """
-        return torch.sigmoid(self(batch).float())
+        return one_or_all(self.outputs(batch))
 
-    def predict(self, rows: Any) -> Tensor:
-        """Return the probabilities of any number of raw rows, float32 [N] on the CPU.
+    def scores(self, batch: Batch) -> Tensor | dict[str, Tensor]:
+        """Return the scores of a batch, float32 [B]: probabilities of logits; several by column.
+
+        Raises:
+            IdError: An id is outside a table whose rule is `error`.
+        """
+        return one_or_all(self.task.scores(self.outputs(batch)))
+
+    def predict(self, rows: Any) -> Tensor | dict[str, Tensor]:
+        """Return the scores of any number of raw rows, float32 [N] on the CPU; several by column.
 
         Args:
             rows: An Arrow table, such as `pyarrow.parquet.read_table` returns; a data frame of
@@ -143,11 +158,14 @@ class Scorer(nn.Module):
 
         Raises:
             DataError: As for `batch`.
-            IdError: As for `forward`.
+            IdError: As for `outputs`.
         """
-        table = as_table(rows)
+        return one_or_all(self.columns(as_table(rows)))
+
+    def columns(self, table: RawTable) -> dict[str, Tensor]:
+        """Return the scores of a table of raw rows by column, as `predict` does for any task."""
         parts = [
-            self.scores(self.batch(table.slice(first, ROWS_AT_ONCE))).cpu()
+            self.task.scores(self.outputs(self.batch(table.slice(first, ROWS_AT_ONCE))))
             for first in range(0, max(table.num_rows, 1), ROWS_AT_ONCE)
         ]
-        return torch.cat(parts)
+        return {name: torch.cat([part[name].cpu() for part in parts]) for name in parts[0]}

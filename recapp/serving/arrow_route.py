@@ -18,7 +18,7 @@ from recapp.dataset.arrow_types import has_views, is_list, is_text
 from recapp.errors import DataError
 from recapp.serving.feature_columns import ids_in
 from recapp.serving.limits import Limits, bad, check_body_bytes, check_ids, check_rows
-from recapp.serving.question import Question, Reply, scores_of
+from recapp.serving.question import Question, Reply
 from recapp.serving.served_model import Served
 
 ARROW = "application/vnd.apache.arrow.stream"
@@ -49,8 +49,7 @@ def read_arrow(
             raise
         said = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise bad(f"the body is no valid Arrow IPC stream: {said}") from None
-    named = {"model_name": served.name, "model_version": served.version}
-    return Question(table, lambda logits_B: _reply(named, logits_B))
+    return Question(table, lambda outputs: _reply(served, outputs))
 
 
 def _check_unpacked_bytes(body: memoryview, limits: Limits) -> None:
@@ -100,10 +99,11 @@ def _text_bytes(column: pa.Array) -> int:
     return pc.sum(pc.take(pc.binary_length(column.dictionary), column.indices)).as_py() or 0
 
 
-def _reply(named: Mapping[str, str], logits_B: Tensor) -> Reply:
-    scores = pa.array(scores_of(logits_B).numpy())
-    schema = pa.schema([pa.field("score", pa.float32())], metadata=dict(named))
-    answer = pa.RecordBatch.from_arrays([scores], schema=schema)
+def _reply(served: Served, outputs: Mapping[str, Tensor]) -> Reply:
+    scores = served.task.scores(outputs)
+    schema = pa.schema([pa.field(name, pa.float32()) for name in scores], metadata=served.named)
+    columns = [pa.array(column.numpy()) for column in scores.values()]
+    answer = pa.RecordBatch.from_arrays(columns, schema=schema)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, answer.schema) as writer:
         writer.write_batch(answer)

@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -201,7 +201,7 @@ class Batcher:
         try:
             batch = batch_of(tables, served.scorer)
             read = time.perf_counter()
-            logits_B: Tensor = served.scorer(batch).cpu()
+            outputs = {name: x_B.cpu() for name, x_B in served.scorer.outputs(batch).items()}
         except Exception as error:
             if len(works) > 1:
                 for work in works:
@@ -210,11 +210,13 @@ class Batcher:
             works[0].finish(_refusal(error))
             return
         took = time.perf_counter() - read
-        self._observe(len(logits_B), took)
-        for work, own_B in zip(works, torch.split(logits_B, [w.rows for w in works]), strict=True):
+        self._observe(batch.rows, took)
+        rows = [work.rows for work in works]
+        parts = {name: torch.split(x_B, rows) for name, x_B in outputs.items()}
+        for number, work in enumerate(works):
             work.read_s += read - start
             work.model_s = took
-            _answer(work, own_B)
+            _answer(work, {name: of_works[number] for name, of_works in parts.items()})
 
 
 def _refusal(error: Exception) -> Refused:
@@ -228,12 +230,13 @@ def _refusal(error: Exception) -> Refused:
     return Refused(500, FAULT)
 
 
-def _answer(work: Work, logits_B: Tensor) -> None:
+def _answer(work: Work, outputs: Mapping[str, Tensor]) -> None:
     assert work.question is not None
     try:
-        if not torch.isfinite(logits_B).all():
-            raise Refused(500, "the model gave a logit that is no finite number")
-        work.finish(work.question.write(logits_B))
+        for name, values_B in outputs.items():
+            if not torch.isfinite(values_B).all():
+                raise Refused(500, f"the model gave a {name} that is no finite number")
+        work.finish(work.question.write(outputs))
     except Refused as refused:
         work.finish(refused)
     except Exception:

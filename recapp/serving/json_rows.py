@@ -20,9 +20,10 @@ from torch import Tensor
 from recapp.serving.feature_columns import ids_in
 from recapp.serving.json_text import read_object, written
 from recapp.serving.limits import Limits, bad, check_ids, check_rows
-from recapp.serving.question import Question, Reply, scores_of
+from recapp.serving.question import Question, Reply
 from recapp.serving.served_model import Served
 from recapp.serving.tensors import column_of, scalars_of
+from recapp.tasks.task import one_or_all
 
 MISSPELT_LETTERS = 4  # shorter names must be equal: I1 is not a misspelt C1
 SHOWN = 5  # the most fields that an error lists
@@ -50,8 +51,7 @@ def read_rows(
     _check_names(rows, features)
     table = pa.table({name: _column(name, rows, served) for name in features})
     check_ids(sum(ids_in(table[name].chunk(0)) for name in served.scorer.schema.sparse), limits)
-    named = {"model_name": served.name, "model_version": served.version}
-    return Question(table, lambda logits_B: _reply(named, logits_B))
+    return Question(table, lambda outputs: _reply(served, outputs))
 
 
 def _check_names(rows: Sequence[Mapping[str, Any]], features: Sequence[str]) -> None:
@@ -150,5 +150,6 @@ def _rounded(value: int) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def _reply(named: Mapping[str, str], logits_B: Tensor) -> Reply:
-    return Reply(written({**named, "scores": scores_of(logits_B).tolist()}))
+def _reply(served: Served, outputs: Mapping[str, Tensor]) -> Reply:
+    scores = {name: column.tolist() for name, column in served.task.scores(outputs).items()}
+    return Reply(written({**served.named, "scores": one_or_all(scores)}))

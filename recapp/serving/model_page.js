@@ -207,21 +207,26 @@ function failed(text) {
 
 function scored(said, took, timing) {
   of("said").className = "quiet";
-  of("said").textContent = `${said.scores.length} row${said.scores.length > 1 ? "s" : ""} in `
+  const columns = Array.isArray(said.scores) ? { score: said.scores } : said.scores;
+  const count = Object.values(columns)[0].length;
+  of("said").textContent = `${count} row${count > 1 ? "s" : ""} in `
     + `${short(took)} ms, by version ${said.model_version}`;
-  const body = of("scores").tBodies[0];
-  body.replaceChildren(...said.scores.slice(0, 50).map((score, number) => {
-    const row = document.createElement("tr"), bar = document.createElement("meter");
-    bar.value = score;
-    for (const held of [number, score.toFixed(5), bar]) {
-      const cell = document.createElement("td");
-      cell.append(held);
-      row.append(cell);
-    }
-    return row;
-  }));
+  const heads = Object.keys(columns).flatMap(name => [name, ""]);
+  of("scores").tHead.replaceChildren(cells("th", ["row", ...heads]));
+  of("scores").tBodies[0].replaceChildren(...[...Array(Math.min(count, 50)).keys()].map(number =>
+    cells("td", [number, ...Object.values(columns).flatMap(scores => {
+      const bar = document.createElement("meter");
+      bar.value = scores[number];
+      return [scores[number].toFixed(5), bar];
+    })])));
   of("scores").hidden = of("timing").hidden = false;
   steps(took, timing || "");
+}
+
+function cells(kind, values) {
+  const row = document.createElement("tr");
+  for (const value of values) row.appendChild(document.createElement(kind)).append(value);
+  return row;
 }
 
 function steps(took, timing) {

@@ -3,9 +3,9 @@
     {"id": "7", "inputs": [...], "outputs": [{"name": "score"}]}
     -> {"model_name": ..., "model_version": ..., "id": "7", "outputs": [{"name": "score", ...}]}
 
-Outputs are `score` (a probability) and `logit`; without `outputs` the answer has the score. The
-parameter `binary_data` of an output, or `binary_data_output` of the request, makes an output
-binary.
+Outputs are the columns of scores (`score`, a probability) and the outputs of the model (`logit`);
+without `outputs` the answer has the scores. The parameter `binary_data` of an output, or
+`binary_data_output` of the request, makes an output binary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,13 @@ from recapp.errors import suggest
 from recapp.serving.feature_columns import table_of
 from recapp.serving.json_text import read_object, written
 from recapp.serving.limits import Limits, bad
-from recapp.serving.question import Question, Reply, scores_of
+from recapp.serving.question import Question, Reply
 from recapp.serving.served_model import Served
 from recapp.serving.tensors import BINARY_SIZE, BinaryData, InputTensor, binary_of, read_tensor
 
 JSON_LENGTH = "inference-header-content-length"
 BINARY = "application/octet-stream"
-OUTPUTS = ("score", "logit")
-PARAMETERS = ("binary_data_output",)
+ALL_BINARY = "binary_data_output"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Wanted:
     """An output that a request asks for.
 
     Args:
-        name: One of OUTPUTS.
+        name: One of `Served.outputs`.
         binary: Whether its values are binary data behind the JSON.
     """
 
@@ -57,15 +56,18 @@ def read_infer(
     """
     text, data = _split(body, headers.get(JSON_LENGTH))
     request = read_object(text)
-    wanted = _wanted(request)
+    wanted = _wanted(request, served)
     table = table_of(_tensors(request, data), served.scorer.schema, limits)
     identity = request.get("id")
     if identity is not None and not isinstance(identity, str):
         raise bad(f"id: must be text, not {identity!r}")
-    head: dict[str, Any] = {"model_name": served.name, "model_version": served.version}
-    if identity is not None:
-        head["id"] = identity
-    return Question(table, lambda logits_B: _reply(head, wanted, logits_B))
+    head = served.named if identity is None else {**served.named, "id": identity}
+
+    def write(outputs: Mapping[str, Tensor]) -> Reply:
+        plain = {name: values_B.float() for name, values_B in outputs.items()}
+        return _reply(head, wanted, {**plain, **served.task.scores(outputs)})
+
+    return Question(table, write)
 
 
 def _split(body: memoryview, length: str | None) -> tuple[memoryview, memoryview]:
@@ -105,37 +107,39 @@ def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
     return value
 
 
-def _wanted(request: Mapping[str, Any]) -> list[Wanted]:
-    everything = _flag(_parameters(request.get("parameters"), "parameters"), PARAMETERS[0], False)
+def _wanted(request: Mapping[str, Any], served: Served) -> list[Wanted]:
+    everything = _flag(_parameters(request.get("parameters"), "parameters"), ALL_BINARY, False)
     outputs = request.get("outputs")
     if outputs is None:
-        return [Wanted(OUTPUTS[0], everything)]
+        return [Wanted(output.column, everything) for output in served.task.outputs]
     if not isinstance(outputs, list) or not outputs:
-        raise bad(f"outputs: must be a list of objects with a name: {', '.join(OUTPUTS)}")
+        raise bad(f"outputs: must be a list of objects with a name: {', '.join(served.outputs)}")
     wanted: list[Wanted] = []
     for given in outputs:
-        output = _output(given, everything)
+        output = _output(given, everything, served.outputs)
         if any(output.name == other.name for other in wanted):
             raise bad(f"output {output.name}: is there twice")
         wanted.append(output)
     return wanted
 
 
-def _output(given: object, binary: bool) -> Wanted:
-    if not isinstance(given, Mapping) or given.get("name") not in OUTPUTS:
+def _output(given: object, binary: bool, names: Sequence[str]) -> Wanted:
+    if not isinstance(given, Mapping) or given.get("name") not in names:
         name = given.get("name") if isinstance(given, Mapping) else given
-        raise bad(f"output {name!r:.40}: the model has none; {suggest(str(name)[:40], OUTPUTS)}")
+        raise bad(f"output {name!r:.40}: the model has none; {suggest(str(name)[:40], names)}")
     parameters = _parameters(given.get("parameters"), f"output {given['name']}: parameters")
     if parameters.get("classification"):
         raise bad(f"output {given['name']}: classification is of classes; a score has none")
     return Wanted(given["name"], _flag(parameters, "binary_data", binary))
 
 
-def _reply(head: Mapping[str, Any], wanted: Sequence[Wanted], logits_B: Tensor) -> Reply:
+def _reply(
+    head: Mapping[str, str], wanted: Sequence[Wanted], values: Mapping[str, Tensor]
+) -> Reply:
     outputs: list[dict[str, Any]] = []
     parts: list[bytes] = []
     for output in wanted:
-        values_B = scores_of(logits_B) if output.name == OUTPUTS[0] else logits_B.float()
+        values_B = values[output.name]
         described: dict[str, Any] = {
             "name": output.name,
             "datatype": "FP32",

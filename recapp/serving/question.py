@@ -1,13 +1,12 @@
 """A request in the form that all protocols share: raw rows, and a function that writes the answer.
 
-body -> Question(table, write)    the protocol's own file reads it
-logits [B] -> write -> Reply      and writes the answer
+body -> Question(table, write)        the protocol's own file reads it
+outputs by name -> write -> Reply     and writes the answer
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from recapp.dataset.raw_rows import RawTable
@@ -36,13 +35,8 @@ class Question:
 
     Args:
         table: The rows, with the column names of the model's schema.
-        write: Writes the answer from the logits of the rows, [B] on the CPU.
+        write: Writes the answer from the outputs of the rows by name, each [B] on the CPU.
     """
 
     table: RawTable
-    write: Callable[[Tensor], Reply]
-
-
-def scores_of(logits_B: Tensor) -> Tensor:
-    """Return the probabilities of logits, as `Scorer.scores` does."""
-    return torch.sigmoid(logits_B.float())
+    write: Callable[[Mapping[str, Tensor]], Reply]

@@ -18,6 +18,7 @@ from recapp.dataset.schema import TextIds
 from recapp.errors import ConfigError, RecappError
 from recapp.inference.scorer import Scorer
 from recapp.sparse.batch import Batch
+from recapp.tasks.task import Task
 
 ROUNDING = 1e-5
 """The tolerance between the scores of the example and the scores stored with it."""
@@ -43,6 +44,23 @@ class Served:
         return self.scorer.version
 
     @property
+    def named(self) -> dict[str, str]:
+        """Return the name and the version of the model, as answers have them."""
+        return {"model_name": self.name, "model_version": self.version}
+
+    @property
+    def task(self) -> Task:
+        """Return the task of the model, which makes scores of its outputs."""
+        return self.scorer.task
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Return the names that a request may ask for: columns of scores, then outputs."""
+        return tuple(
+            dict.fromkeys([*columns_of(self.scorer), *(o.name for o in self.task.outputs)])
+        )
+
+    @property
     def features(self) -> tuple[str, ...]:
         """Return the names of the model's features, dense features first."""
         return (*self.scorer.schema.dense, *self.scorer.schema.sparse)
@@ -61,10 +79,7 @@ class Served:
                     for name in schema.sparse
                 ),
             ],
-            "outputs": [
-                {"name": "score", "datatype": "FP32", "shape": [-1]},
-                {"name": "logit", "datatype": "FP32", "shape": [-1]},
-            ],
+            "outputs": [{"name": name, "datatype": "FP32", "shape": [-1]} for name in self.outputs],
         }
 
     def datatype(self, feature: str) -> str:
@@ -102,6 +117,11 @@ def features_of(scorer: Scorer) -> Mapping[str, TextIds | None]:
     return dict.fromkeys(schema.dense) | {name: schema.text_ids(name) for name in schema.sparse}
 
 
+def columns_of(scorer: Scorer) -> list[str]:
+    """Return the names of a model's columns of scores."""
+    return [output.column for output in scorer.task.outputs]
+
+
 def check_model(scorer: Scorer, before: Scorer | None = None) -> None:
     """Check that a model may go into service.
 
@@ -113,8 +133,8 @@ def check_model(scorer: Scorer, before: Scorer | None = None) -> None:
         before: The model that it replaces.
 
     Raises:
-        ConfigError: Its scores differ from those stored with the example, or its features differ
-            from those of `before`.
+        ConfigError: Its scores differ from those stored with the example, or its features or
+            columns of scores differ from those of `before`.
         RecappError: The example cannot be scored.
     """
     if before is not None and features_of(scorer) != features_of(before):
@@ -127,21 +147,28 @@ def check_model(scorer: Scorer, before: Scorer | None = None) -> None:
             f"model {scorer.version} reads other features than {before.version}, which is in "
             f"service ({', '.join(changed[:5]) or 'their order'}): start another server for it"
         )
+    if before is not None and columns_of(scorer) != columns_of(before):
+        raise ConfigError(
+            f"model {scorer.version} gives the scores {', '.join(columns_of(scorer))}, and "
+            f"{before.version}, which is in service, gives {', '.join(columns_of(before))}: start "
+            "another server for it"
+        )
     if scorer.example is None:
         _warm_up(scorer)
         return
-    scores_N = scorer.predict(scorer.example)
-    if not torch.isfinite(scores_N).all():
-        raise ConfigError(
-            f"model {scorer.version} gives its example scores that are not finite: export it again"
-        )
-    if scorer.expected is not None:
-        apart = float((scores_N - scorer.expected).abs().max())
-        if not apart <= ROUNDING:
+    for name, scores_N in scorer.columns(scorer.example).items():
+        if not torch.isfinite(scores_N).all():
             raise ConfigError(
-                f"model {scorer.version} gives its example scores that are {apart:.2g} from those "
-                "that were kept with it: export it again"
+                f"model {scorer.version} gives its example scores that are not finite: export it "
+                "again"
             )
+        if scorer.expected is not None:
+            apart = float((scores_N - scorer.expected[name]).abs().max())
+            if not apart <= ROUNDING:
+                raise ConfigError(
+                    f"model {scorer.version} gives its example scores that are {apart:.2g} from "
+                    "those that were kept with it: export it again"
+                )
 
 
 def _warm_up(scorer: Scorer) -> None:

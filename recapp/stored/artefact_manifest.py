@@ -6,7 +6,7 @@ code, and that part needs trust.
     rows/int8_16_dynamic.bin  rows of dynamic tables, and the sorted positions of their keys
     rows/int8_16_dynamic.keys
     dense.safetensors         the other parameters and buffers of the model
-    example.arrow             a few raw rows; the manifest has their logits
+    example.arrow             a few raw rows; the manifest has their outputs
     compiled/                 the dense part as machine code, read only with trust_compiled
 
 Files hold rows in the layout of the kernels, so readers map a file, and several processes share its
@@ -135,20 +135,24 @@ class ArtefactManifest(Manifest):
         """The tables as plain values."""
         return [asdict(t) for t in self.tables]
 
-    @property
-    def logits(self) -> list[float]:
-        """The logits of the example at the time of the export.
+    def example_outputs(self, names: Sequence[str]) -> dict[str, list[float]]:
+        """Return the outputs of the example at the time of the export, by name.
+
+        Args:
+            names: The outputs of the task. Version 1 stored the only output, without its name.
 
         Raises:
-            ArtefactError: The logits are not numbers.
+            ArtefactError: The outputs are not numbers.
         """
-        logits = self.entry("logits", list)
-        if not all(isinstance(x, int | float) and not isinstance(x, bool) for x in logits):
-            raise self.damaged("logits are no numbers")
+        key = "outputs" if self.info.get("logits") is None else "logits"
+        stored = self.entry(key, dict if key == "outputs" else list)
+        outputs = stored if isinstance(stored, dict) else {names[0]: stored}
+        if outputs.keys() != {*names}:
+            raise self.damaged(f"{key} has {', '.join(outputs)}, and the task {', '.join(names)}")
         try:
-            return [float(x) for x in logits]
-        except OverflowError as error:
-            raise self.damaged("logits are no numbers") from error
+            return {name: [_number(x) for x in values] for name, values in outputs.items()}
+        except (TypeError, OverflowError) as error:
+            raise self.damaged(f"{key} are no numbers") from error
 
     @property
     def bytes(self) -> int:
@@ -159,3 +163,10 @@ class ArtefactManifest(Manifest):
     def shapes(self) -> dict[str, TableShape]:
         """The shape of each stored table, by name."""
         return {t.name: TableShape(t.rows, t.dim, t.keys is not None) for t in self.tables}
+
+
+def _number(value: object) -> float:
+    """Return a number of JSON."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)

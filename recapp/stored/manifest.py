@@ -172,9 +172,13 @@ class Manifest(ABC):
             raise self.wrong("metrics")
         return {name: math.nan if value is None else value for name, value in found.items()}
 
-    @property
-    def logits(self) -> list[float] | None:
-        """The logits of the example at the time of storing; None if they are not stored."""
+    def example_outputs(self, names: Sequence[str]) -> Mapping[str, Sequence[float]] | None:
+        """Return the outputs of the example at the time of storing, by name; None if they are not
+        stored.
+
+        Args:
+            names: The outputs of the task.
+        """
         return None
 
     @property

@@ -32,6 +32,7 @@ class ClickTask(Task):
         Measure("calibration", "calibration"),
     )
     best = "auc"
+    storage_metric = "normalized_entropy"
 
     def __init__(self, names: Sequence[str] | None = None, label: str | None = None) -> None:
         super().__init__(names)

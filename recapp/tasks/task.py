@@ -6,8 +6,8 @@ loss and the metrics.
                                     -> task.scores(outputs) -> columns of a prediction
 
 A task is a Python file and a file of settings, in recapp or in a folder of your own. Training,
-progress, comparisons, pictures and predictions all use it. This task has two labels and two
-outputs:
+progress, comparisons, pictures, predictions, artefacts and servers all use it. This task has two
+labels and two outputs:
 
     # mine/shop_task.py
     from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
@@ -42,7 +42,7 @@ outputs:
 
 Its model returns `{"click": logits_B, "order": logits_B}`. `PYTHONPATH=mine python -m recapp.train
 --config-dir mine task=shop model=...` trains it on data with `dataset.label=[clicked,ordered]`.
-Artefacts, servers and `load_model` support one output, a logit; `recapp.predict` supports several.
+Predictions, artefacts, servers and the C++ program have a column of scores for each output.
 
 Shapes: B samples of a batch on this rank.
 """
@@ -50,7 +50,7 @@ Shapes: B samples of a batch on this rank.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from recapp.errors import ConfigError, suggest
 from recapp.tasks.measures import Measure, Measures
@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # commands make tasks without importing torch, which takes se
 
     from recapp.sparse.batch import Batch
 
+T = TypeVar("T")
 ACTIVATIONS = ("sigmoid", "identity")
 
 
@@ -83,13 +84,18 @@ class Output:
     column: str = "score"
     activation: str = "sigmoid"
 
+    def score(self, values: "Tensor") -> "Tensor":
+        """Return the scores of values of the output."""
+        return values.sigmoid() if self.activation == "sigmoid" else values
+
 
 class Task(ABC):
     """The base class of tasks: a subclass names outputs and metrics, and computes the loss.
 
     `outputs` are the outputs of the model. `known` are the metrics that can be measured. `best`
-    names the metric that chooses the best checkpoint and the best run of a sweep. `measures` are
-    the chosen metrics.
+    names the metric that chooses the best checkpoint and the best run of a sweep. `storage_metric`
+    names the metric by which an export measures tables in fewer bits. `measures` are the chosen
+    metrics.
 
     Args:
         names: The metrics to measure, `metrics.names`; None measures all known ones.
@@ -101,6 +107,8 @@ class Task(ABC):
     outputs: tuple[Output, ...]
     known: ClassVar[tuple[Measure, ...]]
     best: ClassVar[str]
+    storage_metric: ClassVar[str] = ""
+    """The name of a metric in `known`; empty takes `best`."""
 
     def __init__(self, names: Sequence[str] | None = None) -> None:
         known = {measure.name: measure for measure in self.known}
@@ -114,6 +122,15 @@ class Task(ABC):
     def known_measures(self) -> Measures:
         """The descriptions of all metrics that the task knows, chosen or not."""
         return Measures(self.known, self.best)
+
+    @property
+    def storage_measures(self) -> tuple[Measure, ...]:
+        """The metrics that an export measures: all metrics that say which value is better, with
+        `storage_metric` at the end.
+        """
+        last = self.storage_metric or self.best
+        ranked = [measure for measure in self.known if measure.better or measure.name == last]
+        return tuple(sorted(ranked, key=lambda measure: measure.name == last))
 
     @abstractmethod
     def loss(self, outputs: "Mapping[str, Tensor]", batch: "Batch") -> "Tensor":
@@ -194,7 +211,7 @@ class Task(ABC):
         """
         labels = self.labels(batch)
         for name, metric in metrics.items():
-            measure = self.measures.get(name)
+            measure = self.known_measures.get(name)
             read = (measure.output if measure else "") or self.outputs[0].name
             metric.update(outputs[read].detach().float(), labels[read])
 
@@ -204,11 +221,7 @@ class Task(ABC):
         Args:
             outputs: The outputs of the model by name, each [B].
         """
-        found = {output.column: outputs[output.name].float() for output in self.outputs}
-        for output in self.outputs:
-            if output.activation == "sigmoid":
-                found[output.column] = found[output.column].sigmoid()
-        return found
+        return {o.column: o.score(outputs[o.name].float()) for o in self.outputs}
 
     def named(self, found: object, rows: int, model: str) -> "dict[str, Tensor]":
         """Return the outputs of a model by name.
@@ -222,6 +235,18 @@ class Task(ABC):
         Raises:
             ConfigError: An output is missing, or is not a number for each sample.
         """
+        picked = self.picked(found, model)
+        for name, value in picked.items():
+            if tuple(value.shape) != (rows,):
+                of = "" if len(picked) == 1 else f" as {name}"
+                shape = f"a tensor of shape {list(value.shape)} for {rows} samples"
+                raise self._refused(f"{shape}{of}", model)
+        return picked
+
+    def picked(self, found: object, model: str) -> "dict[str, Tensor]":
+        """Return the outputs of a model by name, as `named` does, but check no shapes, which
+        `torch.export` would take for facts about the model.
+        """
         only = len(self.outputs) == 1
         given: Mapping[str, Any] = (
             found if isinstance(found, Mapping) else {self.outputs[0].name: found}
@@ -230,29 +255,12 @@ class Task(ABC):
             raise self._refused(f"a {type(found).__name__}", model)
         for output in self.outputs:
             value = given.get(output.name)
-            of = "" if only else f" as {output.name}"
             if value is None and isinstance(found, Mapping):
                 raise self._refused(f"a mapping without {output.name}", model)
-            if (shape := getattr(value, "shape", None)) is None:
+            if getattr(value, "shape", None) is None:
+                of = "" if only else f" as {output.name}"
                 raise self._refused(f"a {type(value).__name__}{of}", model)
-            if tuple(shape) != (rows,):
-                found_shape = f"a tensor of shape {list(shape)} for {rows} samples"
-                raise self._refused(f"{found_shape}{of}", model)
         return {output.name: given[output.name] for output in self.outputs}
-
-    def check_one_logit(self) -> None:
-        """Check that the task has one output, a logit, as artefacts, servers and scorers require.
-
-        Raises:
-            ConfigError: There are several outputs, or the only one is no logit.
-        """
-        if len(self.outputs) == 1 and self.outputs[0].activation == "sigmoid":
-            return
-        said = ", ".join(f"{output.name} ({output.activation})" for output in self.outputs)
-        raise ConfigError(
-            f"{type(self).__name__} has the outputs {said}: artefacts, servers and load_model have "
-            "one output, a logit (sigmoid); python -m recapp.predict writes a column for each"
-        )
 
     def _refused(self, found: str, model: str) -> ConfigError:
         names = [output.name for output in self.outputs]
@@ -264,15 +272,6 @@ class Task(ABC):
         return ConfigError(f"model {model} returned {found}: its forward must return {wanted}")
 
 
-def only_output(found: "Tensor | Mapping[str, Tensor]") -> "Tensor":
-    """Return the only output of a model: its tensor, or the one value of its mapping.
-
-    Raises:
-        ConfigError: The model returns several outputs.
-    """
-    if not isinstance(found, Mapping):
-        return found
-    if len(found) != 1:
-        raise ConfigError(f"the model gives the outputs {', '.join(found)}, where one is wanted")
-    (output_B,) = found.values()
-    return output_B
+def one_or_all(found: dict[str, T]) -> T | dict[str, T]:
+    """Return the value itself if there is only one, as for tasks of one output."""
+    return found if len(found) != 1 else next(iter(found.values()))

@@ -26,7 +26,7 @@ from recapp.optim.optimizer import hybrid
 from recapp.sparse.batch import Batch
 from recapp.tasks.click import CLICK, ClickTask
 from recapp.tasks.measures import Measures
-from recapp.tasks.task import Task
+from recapp.tasks.task import Task, one_or_all
 
 
 class TaskModule(LightningModule):
@@ -81,8 +81,7 @@ class TaskModule(LightningModule):
         Raises:
             ConfigError: The model returns other outputs or shapes.
         """
-        outputs = self.outputs(batch)
-        return outputs if len(outputs) > 1 else next(iter(outputs.values()))
+        return one_or_all(self.outputs(batch))
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
         """Return the outputs of the model by name, each [B].
@@ -204,8 +203,7 @@ class TaskModule(LightningModule):
         """Return the scores of a batch by column, each float32 [B]; only the tensor if the task has
         one column. An empty batch takes part in the exchange.
         """
-        scores = self.task.scores(self.outputs(batch))
-        return scores if len(scores) > 1 else next(iter(scores.values()))
+        return one_or_all(self.task.scores(self.outputs(batch)))
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Return one optimiser: the optimiser of the dense parameters, and one param group per row

@@ -344,6 +344,20 @@ def rewrite(artefact, change):
     path.write_bytes(body + b',\n"checksum": "%08x"\n}\n' % zlib.crc32(body))
 
 
+def test_an_artefact_of_version_1_scores_the_same(program, artefact):
+    def change(info):
+        info["version"] = 1
+        info["logits"] = info.pop("outputs")["logit"]
+        del info["columns"], info["compiled"]["outputs"]
+
+    rows = as_json(raw_rows(0, 300).drop_columns(["label"]))
+    before = [run(program, artefact, *words, stdin=rows) for words in ([], ["--logits"])]
+    rewrite(artefact, change)
+    after = [run(program, artefact, *words, stdin=rows) for words in ([], ["--logits"])]
+    assert [done.returncode for done in before] == [0, 0]
+    assert [done.stdout for done in after] == [done.stdout for done in before]
+
+
 def of_table(name, **change):
     return lambda info: next(t for t in info["tables"] if t["name"] == name).update(change)
 
@@ -360,12 +374,21 @@ def of_table(name, **change):
         (lambda m: m["compiled"].update(torch="1.0"), "was made with torch 1.0, and this program"),
         (lambda m: m["compiled"].update(dtype="float64"), "compiled: dtype is not that of the"),
         (lambda m: m["compiled"]["inputs"].pop(), "compiled: inputs do not fit lookups"),
-        (lambda m: m.update(version=2), "has version 2, but this program reads version 1"),
+        (lambda m: m.update(version=3), "has version 3, but this program reads version 2"),
         (lambda m: m.update(format="recapp"), "is a checkpoint: `python -m recapp.export"),
         (lambda m: m.update(format="x"), "format 'x'"),
-        (lambda m: m.pop("logits"), "logits is missing"),
-        (lambda m: m["logits"].append(0.5), "its example has"),
-        (lambda m: m.update(logits=[9.0] * len(m["logits"])), "scores its example otherwise"),
+        (lambda m: m.pop("outputs"), "outputs is missing"),
+        (lambda m: m["outputs"]["logit"].append(0.5), "its example has"),
+        (
+            lambda m: m["outputs"].update(logit=[9.0] * len(m["outputs"]["logit"])),
+            "scores its example otherwise",
+        ),
+        (lambda m: m.update(logits=[0.5]), "its example has"),
+        (lambda m: m["outputs"].pop("logit"), "logit is missing"),
+        (lambda m: m.pop("columns"), "columns is missing"),
+        (lambda m: m["columns"].clear(), "compiled: output 'logit' has no column"),
+        (lambda m: m["columns"][0].update(activation="tanh"), "activation='tanh'"),
+        (lambda m: m["compiled"].update(outputs=[]), "compiled: it has no outputs"),
         (lambda m: m["ids"].update(text="md5"), "text ids are hashed by md5"),
         (lambda m: m["features"].update(transform="sqrt"), "transform='sqrt'"),
         (lambda m: m["features"]["sparse"].append("n1"), "name 'n1' occurs twice"),

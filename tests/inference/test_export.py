@@ -25,7 +25,6 @@ from recapp.engine.read_only_store import values_of
 from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
 from recapp.export import main
 from recapp.inference.export_settings import Export
-from recapp.inference.probe import METRICS
 from recapp.inference.trained_tables import TrainedTables
 from recapp.metrics import click_metrics
 from recapp.recipe.validation_rows import validation_batches, validation_source
@@ -111,7 +110,8 @@ def test_the_report_is_what_the_artefact_scores_on_the_validation_rows(checkpoin
     settings = compose(logs)
     batches = validation_batches(validation_source(settings), settings, 10**6)
     model = recapp.load_model(tmp_path / "art")
-    metrics = click_metrics(METRICS, sync_on_compute=False)
+    names = ("auc", "log_loss", "normalized_entropy")
+    metrics = click_metrics(names, sync_on_compute=False)
     for batch in batches:
         for metric in metrics.values():
             metric.update(model(batch), batch.labels_B)
@@ -477,7 +477,7 @@ def test_a_manifest_that_was_changed_is_refused(artefact):
     [
         (
             lambda m: m.update(version=9),
-            "has format recapp-artefact 9, but this recapp reads format recapp-artefact 1",
+            "has format recapp-artefact 9, but this recapp reads format recapp-artefact 2",
         ),
         (lambda m: m["tables"][0].update(rows=-1), "table C1 of -1 rows"),
         (lambda m: m["tables"][0].update(rows="7"), "rows='7'"),
@@ -492,6 +492,12 @@ def test_a_manifest_that_was_changed_is_refused(artefact):
         (lambda m: m.update(logits=[0.5]), "its example has 16 rows, and 1 scores"),
         (lambda m: m.update(logits=["x"]), "logits are no numbers"),
         (lambda m: m.update(logits=[10**400] * 16), "logits are no numbers"),
+        (lambda m: m["outputs"].update(logit=[0.5] * 16), "has the logit .* must be 0.500000"),
+        (lambda m: m["outputs"].update(logit=[0.5]), "its example has 16 rows, and 1 scores"),
+        (lambda m: m["outputs"].update(logit=[True] * 16), "outputs are no numbers"),
+        (lambda m: m["outputs"].update(logit=3), "outputs are no numbers"),
+        (lambda m: m["outputs"].update(more=[]), "outputs has logit, more, and the task logit"),
+        (lambda m: m.pop("outputs"), "outputs is missing"),
         (lambda m: m["tables"][0].update(start_hash=2**70), "start values of table C1"),
         (lambda m: m["tables"][0].update(start_range=1e400), "start values of table C1"),
         (lambda m: m["tables"][1].update(storage="int4"), "C2 is stored otherwise than others"),

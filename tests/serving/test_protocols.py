@@ -256,7 +256,7 @@ def test_the_server_and_the_model_describe_themselves():
 
 
 def test_an_example_that_was_kept_is_what_the_page_offers():
-    kept = scorer(example=table(), expected=DIRECT)
+    kept = scorer(example=table(), expected={"score": DIRECT})
 
     async def ask():
         async with running(lambda: kept) as client:

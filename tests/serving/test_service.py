@@ -359,7 +359,7 @@ NEW_COLUMN.raw_rows.schema = type(NEW_COLUMN.schema)(
         (CheckpointError("block 3 is damaged"), "block 3 is damaged"),
         (KeyError("a fault"), "KeyError: 'a fault'"),
         (
-            scorer(2, example=table(), expected=DIRECT),
+            scorer(2, example=table(), expected={"score": DIRECT}),
             "gives its example scores that are .* from those that were kept with it: export it",
         ),
         (NEW_COLUMN, r"reads other features than v1, which is in service \(cost, price\): start"),
@@ -474,9 +474,9 @@ def test_more_connections_than_a_process_may_open_are_refused_at_the_start(monke
 
 
 def test_a_model_that_does_not_score_its_example_as_it_did_is_not_served():
-    check_model(scorer(example=table(), expected=DIRECT))
+    check_model(scorer(example=table(), expected={"score": DIRECT}))
     with pytest.raises(ConfigError, match=r"scores that are 0\.\d+ from those that were kept"):
-        check_model(scorer(example=table(), expected=DIRECT + 0.25))
+        check_model(scorer(example=table(), expected={"score": DIRECT + 0.25}))
     broken = scorer(example=table())
     broken.model.score.weight.data *= float("inf")
     with pytest.raises(ConfigError, match="scores that are not finite"):

@@ -1,21 +1,30 @@
 """A task of two labels and two outputs in a package of the user's own trains, validates, resumes,
-sweeps and predicts, without a change in recapp.
+sweeps, predicts, exports and serves, without a change in recapp.
 """
 
 import csv
 import json
 import os
-import re
+import subprocess
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from jobs import command, metrics_of, validation
+from serving.processes import ServerProcess
+from serving.small_models import arrow, asked
+from stored import copy
 
 from recapp import load_model
-from recapp.errors import ConfigError
+from recapp.errors import ArtefactError, ConfigError
+from recapp.inference.build_cpp import missing_tools
+from recapp.serving.served_model import Served, check_model
+from recapp.stored.manifest import sealed
+from recapp.tasks.click import ClickTask
 
 ROWS = 1200
 TESTS = Path(__file__).resolve().parents[1]
@@ -158,12 +167,173 @@ def test_a_label_that_the_data_do_not_name_is_refused_before_ranks_start(shop):
     assert found.startswith("dataset.label=clicked: ShopTask compares order with the label ordered")
 
 
-def test_artefacts_and_scorers_say_that_they_have_one_output(trained, shop):
+COLUMNS = ["click_score", "order_score"]
+
+
+def exported(shop, job, name, *more):
+    """The report of an export of the last checkpoint, and the artefact."""
+    folder = shop / name
+    named = (f"ckpt_path={job}/checkpoints/last.ckpt", TRUST, f"output={folder}", "name=clicks")
+    found = run("export", *named, "format=json", *more, cwd=shop)
+    return json.loads(found.out), folder
+
+
+def loaded(path, **more):
+    """A stored model of the shop."""
+    return load_model(path, trust=["shop_task"], **more)
+
+
+def logs_of(shop, rows=ROWS):
+    return pq.read_table(shop / "logs.parquet").select(["price", "user", "item"]).slice(0, rows)
+
+
+@pytest.fixture(scope="module")
+def artefacts(trained, shop):
+    """Reports and artefacts by width of the tables."""
     _, job = trained
-    says = "ShopTask has the outputs click (sigmoid), order (sigmoid)"
-    last = job / "checkpoints/last.ckpt"
-    named = (f"ckpt_path={last}", TRUST, "output=artefact", "compile=false")
-    assert says in command("export", *named, cwd=shop, PYTHONPATH=HERE).error()
-    assert not (shop / "artefact").exists()
-    with pytest.raises(ConfigError, match=re.escape(says)):
-        load_model(last, trust=["shop_task"])
+    return {
+        width: exported(shop, job, width, f"quantize={width}", "compile=false")
+        for width in ("none", "int8")
+    }
+
+
+def test_an_artefact_scores_as_its_checkpoint_does(trained, shop, artefacts):
+    _, job = trained
+    rows = logs_of(shop)
+    model = loaded(job / "checkpoints/last.ckpt")
+    wanted = model.predict(rows)
+    assert list(wanted) == COLUMNS and all(len(scores) == ROWS for scores in wanted.values())
+    outputs = model(model.batch(rows.slice(0, 50)))
+    assert list(outputs) == ["click", "order"]
+    scores = model.scores(model.batch(rows.slice(0, 50)))
+    for output, column in zip(outputs, COLUMNS, strict=True):
+        assert torch.equal(scores[column], outputs[output].sigmoid())
+    plain = loaded(artefacts["none"][1]).predict(rows)
+    narrow = loaded(artefacts["int8"][1]).predict(rows)
+    for column in COLUMNS:
+        assert torch.equal(plain[column], wanted[column])
+        assert 0 < (narrow[column] - wanted[column]).abs().max() < 0.05
+
+
+def test_an_export_measures_the_metrics_of_its_task(trained, shop, artefacts):
+    _, job = trained
+    report, _ = artefacts["int8"]
+    widths = {row["quantize"]: row for row in report["widths"]}
+    own = ("quantize", "bytes", "click_auc", "order_loss", "order_loss_change", "largest_change")
+    assert tuple(widths["exported"]) == own
+    stored = validation(metrics_of(job))
+    assert widths["none"]["click_auc"] == pytest.approx(stored["val_click_auc"])
+    assert widths["none"]["order_loss"] == pytest.approx(stored["val_order_loss"])
+    assert 0 < widths["int8"]["largest_change"] < widths["int4"]["largest_change"]
+    options = ("quantize=auto", "budget_ne=0.001", "compile=false")
+    chosen, _ = exported(shop, job, "auto", *options)
+    assert chosen["widths"][-1]["order_loss_change"] <= 0.001
+    assert {table["stored"] for table in chosen["tables"]} != {"fp32"}
+
+
+def test_its_artefact_is_predicted_from_on_ranks(shop, artefacts):
+    output = shop / "of_artefact.parquet"
+    named = (f"ckpt_path={artefacts['int8'][1]}", TRUST, f"input={shop}/logs.parquet")
+    run("predict", *named, f"output={output}", "trainer.devices=2", cwd=shop)
+    table = pq.read_table(output)
+    assert table.column_names == COLUMNS
+    wanted = loaded(artefacts["int8"][1]).predict(logs_of(shop))
+    for column in COLUMNS:
+        found = torch.tensor(table[column].to_numpy())
+        torch.testing.assert_close(found, wanted[column], rtol=0, atol=1e-6)
+
+
+def test_an_artefact_with_other_outputs_of_its_example_is_refused(shop, artefacts):
+    model = copy(artefacts["none"][1], shop / "wrong")
+    manifest = model / "manifest.json"
+    entries = json.loads(manifest.read_text())
+    del entries["checksum"]
+    assert list(entries["outputs"]) == ["click", "order"]
+    entries["outputs"]["order"][1] = 7.5
+    manifest.write_text(sealed(json.dumps(entries)[:-1]))
+    with pytest.raises(ArtefactError, match=r"row 1 has the order .*, must be 7\.500000"):
+        loaded(model)
+
+
+def test_a_server_answers_every_column_in_every_protocol(shop, artefacts):
+    path = artefacts["int8"][1]
+    table = logs_of(shop, 30)
+    rows = table.to_pylist()
+    wanted = {name: scores.tolist() for name, scores in loaded(path).predict(table).items()}
+    answer = asked({"rows": rows}, "infer_rows", load=lambda: loaded(path)).json
+    assert list(answer) == ["model_name", "model_version", "scores"]
+    assert answer["scores"] == wanted
+    answer = asked(arrow(table), "infer_arrow", load=lambda: loaded(path))
+    found = pa.ipc.open_stream(answer.body).read_all()
+    assert found.to_pydict() == wanted
+    kinds = {"price": "FP32", "user": "INT64", "item": "INT64"}
+    inputs = [
+        {"name": name, "datatype": kind, "shape": [30], "data": [row[name] for row in rows]}
+        for name, kind in kinds.items()
+    ]
+    answer = asked({"inputs": inputs}, load=lambda: loaded(path)).json
+    assert {each["name"]: each["data"] for each in answer["outputs"]} == wanted
+    some = [{"name": "order"}, {"name": "click_score"}]
+    answer = asked({"inputs": inputs, "outputs": some}, load=lambda: loaded(path)).json
+    order, click = answer["outputs"]
+    assert click["data"] == wanted["click_score"] and order["name"] == "order"
+    logits = torch.tensor(order["data"], dtype=torch.float32)
+    assert torch.equal(logits.sigmoid(), torch.tensor(wanted["order_score"]))
+    refused = asked({"inputs": inputs, "outputs": [{"name": "score"}]}, load=lambda: loaded(path))
+    assert refused.status == 400 and "output 'score': the model has none" in refused.error
+
+
+def test_a_server_says_which_outputs_it_has_and_keeps_them(shop, artefacts):
+    model = loaded(artefacts["int8"][1])
+    names = [each["name"] for each in Served("clicks", model).metadata()["outputs"]]
+    assert names == [*COLUMNS, "click", "order"]
+    other = deepcopy(model)
+    other.task = ClickTask()
+    check_model(deepcopy(model), model)
+    with pytest.raises(ConfigError, match=r"gives the scores score, and .*click_score, order"):
+        check_model(other, model)
+
+
+@pytest.mark.full
+def test_the_commands_of_a_server_know_its_columns(shop, artefacts):
+    path = artefacts["int8"][1]
+    with ServerProcess(shop / "server", path, TRUST, PYTHONPATH=HERE) as server:
+        rows = json.loads(server.ask("GET", "/v2/models/clicks/example")[2])["rows"]
+        answer = json.loads(server.ask("POST", "/v2/models/clicks/infer_rows", {"rows": rows})[2])
+        assert set(answer["scores"]) == {*COLUMNS}
+        assert server.ask("GET", "/")[0] == 200
+
+
+@pytest.mark.full
+@pytest.mark.skipif(bool(missing_tools()), reason="needs cmake and a C++ compiler")
+def test_machine_code_and_the_cpp_program_score_as_the_modules_do(trained, shop, stored):
+    _, job = trained
+    _, folder = exported(shop, job, "compiled", "report_rows=0")
+    rows = logs_of(shop, 500)
+    portable, compiled = loaded(folder), loaded(folder, trust_compiled=True)
+    assert compiled.info["compiled"]
+    wanted = compiled.predict(rows)
+    for column, scores in portable.predict(rows).items():
+        torch.testing.assert_close(wanted[column], scores, rtol=0, atol=1e-6)
+    assert [len(x) for x in compiled.predict(rows.slice(0, 0)).values()] == [0, 0]
+    text = "".join(json.dumps(row) + "\n" for row in rows.to_pylist())
+
+    def lines(*words):
+        threads = f"--threads={torch.get_num_threads()}"
+        done = subprocess.run(
+            [stored.program(), folder, *words, threads],
+            input=text.encode(),
+            capture_output=True,
+            timeout=120,
+            check=True,
+        )
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    found = lines()
+    assert list(found[0]) == COLUMNS and len(found) == 500
+    for column in COLUMNS:
+        assert torch.equal(torch.tensor([line[column] for line in found]), wanted[column])
+    outputs = compiled(compiled.batch(rows))
+    found = lines("--logits")
+    for name in ("click", "order"):
+        assert torch.equal(torch.tensor([line[name] for line in found]), outputs[name])

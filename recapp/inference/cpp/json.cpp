@@ -1,6 +1,7 @@
 #include "json.h"
 
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <unordered_set>
 
@@ -240,5 +241,20 @@ const Json* Json::find(std::string_view key) const {
 }
 
 Json parse_json(std::string_view text) { return Parser(text).whole(); }
+
+std::string json_text(std::string_view text) {
+  std::string made = "\"";
+  for (const char c : text) {
+    if (static_cast<unsigned char>(c) < 32) {
+      char code[8];
+      std::snprintf(code, sizeof code, "\\u%04x", c);
+      made += code;
+      continue;
+    }
+    if (c == '"' || c == '\\') made += '\\';
+    made += c;
+  }
+  return made + "\"";
+}
 
 }  // namespace recapp

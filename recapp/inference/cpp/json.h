@@ -37,4 +37,7 @@ struct JsonError : Error {
 // lists or objects are errors (JsonError).
 Json parse_json(std::string_view text);
 
+// Return a text as JSON spells it.
+std::string json_text(std::string_view text);
+
 }  // namespace recapp

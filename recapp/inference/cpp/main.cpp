@@ -4,7 +4,7 @@
 //   read_rows   JSON lines (json) or Arrow IPC (read_arrow) -> decode -> ids and numbers
 //   tables      ids -> rows of mapped files
 //   sum_rows    rows -> vectors
-//   scorer      vectors -> the compiled dense part -> logits
+//   scorer      vectors -> the compiled dense part -> outputs -> scores
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <malloc.h>
@@ -38,52 +38,63 @@ Rows read_rows(const Options& options, const Artefact& artefact) {
   return rows;
 }
 
-// Compare the logits of the example with those that it was exported with.
+// Compare the outputs of the example with those that it was exported with.
 void check_example(const Artefact& artefact, const Scorer& scorer) {
   if (!has_arrow() || !artefact.files.count(EXAMPLE)) return;
   const MappedFile file = artefact.map(EXAMPLE);
   const Rows rows = read_arrow(file.text(), artefact, artefact.path(EXAMPLE));
-  if (rows.count != static_cast<std::int64_t>(artefact.logits.size())) {
+  const std::size_t wanted = artefact.outputs.front().example.size();
+  if (rows.count != static_cast<std::int64_t>(wanted)) {
     artefact.damaged("its example has " + std::to_string(rows.count) + " rows, and " +
-                     std::to_string(artefact.logits.size()) + " logits");
+                     std::to_string(wanted) + " outputs");
   }
   if (!rows.count) return;
-  const at::Tensor found = scorer.logits(rows, 0, rows.count).to(at::kDouble).contiguous();
-  for (std::int64_t n = 0; n < rows.count; ++n) {
-    const double expected = artefact.logits[static_cast<std::size_t>(n)];
-    const double own = found.data_ptr<double>()[n];
-    if (std::fabs(own - expected) <= TOLERANCE * std::max(1.0, std::fabs(expected))) continue;
-    char line[160];
-    std::snprintf(line, sizeof line,
-                  "row %lld has the logit %.6f, must be %.6f: its files do not belong together; "
-                  "export it again",
-                  static_cast<long long>(n), own, expected);
-    throw Error("artefact " + artefact.folder + " scores its example otherwise than it was exported: " +
-                line);
-  }
-}
-
-void print(const at::Tensor& values, const char* name, bool fp64) {
-  const at::Tensor own = values.to(at::kDouble).contiguous();
-  for (std::int64_t n = 0; n < own.numel(); ++n) {
-    const double value = own.data_ptr<double>()[n];
-    if (!std::isfinite(value)) {
-      std::printf("{\"%s\": null}\n", name);
-    } else {
-      std::printf("{\"%s\": %.*g}\n", name, fp64 ? 17 : 9, value);
+  const std::vector<at::Tensor> outputs = scorer.outputs(rows, 0, rows.count);
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const Output& output = artefact.outputs[i];
+    const at::Tensor found = outputs[i].to(at::kDouble).contiguous();
+    for (std::int64_t n = 0; n < rows.count; ++n) {
+      const double expected = output.example[static_cast<std::size_t>(n)];
+      const double own = found.data_ptr<double>()[n];
+      if (std::fabs(own - expected) <= TOLERANCE * std::max(1.0, std::fabs(expected))) continue;
+      char line[160];
+      std::snprintf(line, sizeof line, " %.6f, must be %.6f", own, expected);
+      throw Error("artefact " + artefact.folder +
+                  " scores its example otherwise than it was exported: row " + std::to_string(n) +
+                  " has the " + output.name + line +
+                  ": its files do not belong together; export it again");
     }
   }
 }
 
-void score(const Options& options, const Rows& rows, const Scorer& scorer) {
+// Print a line of JSON for each row, with a value of each tensor. Names are JSON already.
+void print(const std::vector<at::Tensor>& columns, const std::vector<std::string>& names) {
+  std::vector<at::Tensor> own;
+  for (const at::Tensor& values : columns) own.push_back(values.to(at::kDouble).contiguous());
+  for (std::int64_t n = 0; n < own[0].numel(); ++n) {
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      const double value = own[i].data_ptr<double>()[n];
+      std::printf("%s%s: ", i ? ", " : "{", names[i].c_str());
+      if (!std::isfinite(value)) {
+        std::printf("null");
+      } else {
+        std::printf("%.*g", columns[i].scalar_type() == at::kDouble ? 17 : 9, value);
+      }
+    }
+    std::printf("}\n");
+  }
+}
+
+void score(const Options& options, const Artefact& artefact, const Rows& rows,
+           const Scorer& scorer) {
+  std::vector<std::string> names;
+  for (const Output& output : artefact.outputs) {
+    names.push_back(json_text(options.logits ? output.name : output.column));
+  }
   for (std::int64_t first = 0; first < rows.count; first += options.batch) {
-    const at::Tensor logits =
-        scorer.logits(rows, first, std::min(options.batch, rows.count - first));
-    if (options.logits) {
-      print(logits, "logit", logits.scalar_type() == at::kDouble);
-    } else {
-      print(at::sigmoid(logits.to(at::kFloat)), "score", false);
-    }
+    const std::vector<at::Tensor> outputs =
+        scorer.outputs(rows, first, std::min(options.batch, rows.count - first));
+    print(options.logits ? outputs : scorer.scores(outputs), names);
   }
   if (std::fflush(stdout) || std::ferror(stdout)) {
     throw Error("scores cannot be written to standard output");
@@ -115,7 +126,7 @@ std::vector<double> time_batches(const Rows& rows, const Scorer& scorer, std::in
   for (std::int64_t i = number; i < number + count; ++i) {
     const std::int64_t first = i % batches * size;
     const auto begin = Clock::now();
-    const at::Tensor scores = at::sigmoid(scorer.logits(rows, first, size).to(at::kFloat));
+    const std::vector<at::Tensor> scores = scorer.scores(scorer.outputs(rows, first, size));
     const std::chrono::duration<double, std::micro> took = Clock::now() - begin;
     micros.push_back(took.count());
   }
@@ -149,7 +160,7 @@ void bench(const Options& options, const Rows& rows, const Scorer& scorer) {
 // rows are scored first, so that no turn is the first to touch a page.
 void bench_in_turns(const Options& options, const Rows& rows, const Scorer& scorer) {
   for (std::int64_t first = 0; first < rows.count; first += options.batch) {
-    scorer.logits(rows, first, std::min(options.batch, rows.count - first));
+    scorer.outputs(rows, first, std::min(options.batch, rows.count - first));
   }
   std::map<std::int64_t, std::int64_t> number;
   for (std::string line; std::getline(std::cin, line);) {
@@ -206,7 +217,7 @@ void run(int count, char** words) {
   if (options.turns) {
     bench_in_turns(options, rows, scorer);
   } else if (options.bench.empty()) {
-    score(options, rows, scorer);
+    score(options, artefact, rows, scorer);
   } else {
     bench(options, rows, scorer);
   }

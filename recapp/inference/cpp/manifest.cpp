@@ -211,6 +211,46 @@ void read_features(const Json& of, Artefact& artefact) {
   artefact.transform = one_of<Transform>(text(of, "transform"), transforms, "transform");
 }
 
+std::vector<double> numbers(const Json& values, const char* what) {
+  if (!values.is(Kind::array)) throw Damage(std::string(what) + " is of another type");
+  std::vector<double> made;
+  for (const Json& value : values.items) made.push_back(number(value, what));
+  return made;
+}
+
+// Return the outputs in the order of the dense part. Version 1 has only one: a logit.
+std::vector<Output> read_outputs(const Json& info, const Json& compiled) {
+  static const char* const activations[] = {"identity", "sigmoid"};
+  if (info.find("logits")) {
+    Output only;
+    only.example = numbers(entry(info, "logits"), "logits");
+    return {only};
+  }
+  const Json& example = entry(info, "outputs", Kind::object);
+  std::map<std::string, Output> known;
+  for (const Json& of : entry(info, "columns", Kind::array).items) {
+    Output& output = known[text(of, "output")];
+    output.name = text(of, "output");
+    output.column = text(of, "name");
+    output.sigmoid = one_of<int>(text(of, "activation"), activations, "activation") == 1;
+    output.example = numbers(entry(example, output.name.c_str()), "outputs");
+  }
+  std::vector<Output> made;
+  std::vector<std::string> columns;
+  for (const std::string& name : texts(compiled, "outputs")) {
+    const auto found = known.find(name);
+    if (found == known.end()) throw Damage("compiled: output " + shown(name) + " has no column");
+    made.push_back(found->second);
+    columns.push_back(found->second.column);
+    if (made.back().example.size() != made.front().example.size()) {
+      throw Damage("outputs are of different length");
+    }
+  }
+  if (made.empty()) throw Damage("compiled: it has no outputs");
+  check_names(columns);
+  return made;
+}
+
 void read_compiled(const Json& info, Artefact& artefact) {
   const Json& of = entry(info, "compiled");
   if (of.is(Kind::null)) {
@@ -224,6 +264,7 @@ void read_compiled(const Json& info, Artefact& artefact) {
     throw Damage("compiled: it takes other dense features");
   }
   artefact.inputs = read_inputs(of, artefact);
+  artefact.outputs = read_outputs(info, of);
 }
 
 void check_seal(std::string_view raw) {
@@ -244,9 +285,9 @@ void check_format(const Json& info, const std::string& folder) {
   }
   if (format != "recapp-artefact") throw Damage("format " + shown(format));
   const std::int64_t version = integer(info, "version", 1, LARGEST);
-  if (version > 1) {
+  if (version > 2) {
     throw Error("artefact " + folder + " has version " + std::to_string(version) +
-                ", but this program reads version 1: use a later recapp, or export the checkpoint "
+                ", but this program reads version 2: use a later recapp, or export the checkpoint "
                 "with this one");
   }
 }
@@ -264,9 +305,6 @@ void read_all_entries(const Json& info, Artefact& artefact) {
   read_features(entry(info, "features", Kind::object), artefact);
   for (const Json& of : entry(info, "lookups", Kind::array).items) {
     artefact.lookups.push_back(read_lookup(of, artefact));
-  }
-  for (const Json& logit : entry(info, "logits", Kind::array).items) {
-    artefact.logits.push_back(number(logit, "logits"));
   }
   const Json& ids = entry(info, "ids", Kind::object);
   if (text(ids, "text") != "xxh64") throw Damage("text ids are hashed by " + text(ids, "text"));

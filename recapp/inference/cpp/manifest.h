@@ -49,6 +49,14 @@ struct Input {
   bool fp64 = false;  // whether it is computed in 64 bits
 };
 
+// An output of the dense part, and the column of scores that it becomes.
+struct Output {
+  std::string name = "logit";
+  std::string column = "score";
+  bool sigmoid = true;          // else a score is the output as it is
+  std::vector<double> example;  // the outputs of the example
+};
+
 struct Compiled {
   std::string file;
   std::string torch;
@@ -73,7 +81,7 @@ struct Artefact {
   std::vector<TextIds> text;  // of each sparse feature
   Transform transform = Transform::none;
   std::map<std::string, FileEntry> files;
-  std::vector<double> logits;  // of the example
+  std::vector<Output> outputs;
   Compiled compiled;
 
   std::string path(const std::string& file) const { return folder + "/" + file; }

@@ -104,7 +104,7 @@ Options read_options(int count, char** words) {
 std::string help(bool arrow) {
   return std::string(R"(recapp_score ARTEFACT [ROWS] [OPTION ...]
 
-Prints a score for each row, as JSON lines. ROWS is a file or - (standard input, the default):
+Prints the scores of each row, as JSON lines. ROWS is a file or - (standard input, the default):
 
   {"I1": 3, "C1": "05db9164", "C5": [1, 2, 3], ...}     JSON lines; null where there is no value
 )") + (arrow ? "  Arrow IPC, a stream or a file; columns that are no features are left out\n"
@@ -112,7 +112,7 @@ Prints a score for each row, as JSON lines. ROWS is a file or - (standard input,
          R"(
 The machine code that the artefact brings along is run: score only artefacts that you trust.
 
-  --logits          print logits instead of scores
+  --logits          print the model's outputs (logits) instead of scores
   --format=F        auto (default), json or arrow
   --batch=N         rows that are scored at once (4096)
   --threads=N       threads (those that libtorch takes)

@@ -12,7 +12,7 @@ struct Options {
   std::string artefact;
   std::string input = "-";
   std::string format = "auto";      // or json, arrow
-  bool logits = false;              // instead of scores
+  bool logits = false;              // outputs instead of scores
   bool check_rows = false;
   bool info = false;
   bool help = false;

@@ -88,22 +88,36 @@ Scorer::Scorer(const Artefact& artefact, bool check_rows)
   }
 }
 
-at::Tensor Scorer::logits(const Rows& rows, std::int64_t first, std::int64_t count) const {
+std::vector<at::Tensor> Scorer::outputs(const Rows& rows, std::int64_t first,
+                                        std::int64_t count) const {
   const c10::InferenceMode guard;
   const std::vector<FoundRows> found = find(rows, first, count);
   const Places places = place(found, count);
-  std::vector<at::Tensor> made;
   const auto features = static_cast<std::int64_t>(artefact_.dense.size());
   // a copy lies as memory of torch does
   std::vector<at::Tensor> inputs{
       at::from_blob(const_cast<float*>(rows.dense.data()) + first * features, {count, features})
           .clone()};
   inputs.insert(inputs.end(), places.inputs.begin(), places.inputs.end());
-  made = dense_->run(inputs);
-  if (made.size() != 1 || made[0].numel() != count) {
-    throw Error("the dense part of artefact " + artefact_.folder + " returns no logit for each row");
+  const std::vector<at::Tensor> made = dense_->run(inputs);
+  bool fits = made.size() == artefact_.outputs.size();
+  for (const at::Tensor& values : made) fits = fits && values.numel() == count;
+  if (!fits) {
+    std::string names;
+    for (const Output& output : artefact_.outputs) names += (names.empty() ? "" : ", ") + output.name;
+    throw Error("the dense part of artefact " + artefact_.folder + " returns no " + names +
+                " for each row");
   }
-  return made[0];
+  return made;
+}
+
+std::vector<at::Tensor> Scorer::scores(const std::vector<at::Tensor>& outputs) const {
+  std::vector<at::Tensor> made;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const at::Tensor values = outputs[i].to(at::kFloat);
+    made.push_back(artefact_.outputs[i].sigmoid ? at::sigmoid(values) : values);
+  }
+  return made;
 }
 
 std::vector<FoundRows> Scorer::find(const Rows& rows, std::int64_t first,

@@ -1,4 +1,4 @@
-// A loaded artefact: decoded rows become logits.
+// A loaded artefact: decoded rows become outputs.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -19,8 +19,11 @@ class Scorer {
   // `check_rows`: whether the bytes of all rows are compared with their checksums.
   Scorer(const Artefact& artefact, bool check_rows);
 
-  // Return the logits of rows first .. first + count, [count].
-  at::Tensor logits(const Rows& rows, std::int64_t first, std::int64_t count) const;
+  // Return the outputs of rows first .. first + count, each [count].
+  std::vector<at::Tensor> outputs(const Rows& rows, std::int64_t first, std::int64_t count) const;
+
+  // Return the scores of these outputs, each fp32.
+  std::vector<at::Tensor> scores(const std::vector<at::Tensor>& outputs) const;
 
  private:
   // Where the vectors of a batch stand, as in recapp/engine/outputs.py.

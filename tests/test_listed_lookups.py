@@ -73,7 +73,11 @@ def test_a_plan_file_numbers_the_lookups_that_settings_list(folder, capsys):
         ("output: emb1", "outputs: emb1", "tables.lookups[1].outputs: did you mean tables.lookups"),
         ("feature: C5", "feature: C3", "lookup 3 (table_1)"),
         ("ev_size: 8, min_key", "evsize: 8, min_key", "unknown setting tables.tables[0].evsize"),
-        ("combiner: average", "combiner: avg", "combiner=avg: known: average, concat, mean, sum"),
+        (
+            "combiner: average",
+            "combiner: avg",
+            "combiner=avg: known: average, concat, mean, none, sum",
+        ),
         ("max_key: 120001", "max_key: 120002", "tables.table_0.max_key=120002: 120001 rows"),
     ],
 )

@@ -134,7 +134,7 @@ def test_an_absolute_folder_of_the_command_line_is_no_group(tmp_path):
 def test_words_stand_for_what_the_code_knows():
     assert set(OF_TABLES_THAT_GROW) == {field.name for field in dataclasses.fields(DynamicRows)}
     assert set(SHARDING_TYPES) == {name.value for name in ShardingType}
-    bounds = {"max_key"}
+    bounds = {"max_key", "collection"}
     of_programs = {"init_fn", "need_pos"}
     assert {field.name for field in dataclasses.fields(ListedTable)} == {
         field.name for field in dataclasses.fields(EmbeddingBagConfig)

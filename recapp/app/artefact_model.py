@@ -48,7 +48,8 @@ def load_dense(artefact: Artefact, model: nn.Module) -> None:
     Raises:
         ArtefactError: The dense part does not fit the model.
     """
-    tables = {name for name, p in model.named_parameters() if p.device.type == "meta"}
+    parameters = model.named_parameters(remove_duplicate=False)  # collections may share a table
+    tables = {name for name, p in parameters if p.device.type == "meta"}
     state = artefact.dense()
     try:
         with state_must_fit("the dense part", "model"), without_tables(sharded_collections(model)):

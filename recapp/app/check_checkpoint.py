@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from recapp.stored.kinds import Kind
     from recapp.stored.manifest import Manifest
-    from recapp.tables.config import EmbeddingBagConfig
+    from recapp.tables.config import EmbeddingConfig
 
 AS_BEFORE = "set dataset, tables and model as they were when it was saved"
 OF_THE_MODEL = (  # settings that change the shape of tables or of the dense part
@@ -61,7 +61,7 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
         _check_dense(build_model(recipe, on_paper=True), stored.dense(), stored.kind)
 
 
-def _check_table(manifest: "Manifest", table: "EmbeddingBagConfig", rows: int | None) -> None:
+def _check_table(manifest: "Manifest", table: "EmbeddingConfig", rows: int | None) -> None:
     """Check that a table has the shape of the stored one.
 
     Args:

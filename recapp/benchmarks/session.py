@@ -30,7 +30,7 @@ from recapp.settings.records import record, to_plain
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import COLUMN_WIDTH
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from recapp.tables.config import EmbeddingConfig, PoolingType
 from recapp.tables.listed import listed_tables
 from recapp.tables.lookups import TableLookup
 from recapp.tables.table_settings import ListedTables
@@ -219,12 +219,11 @@ class Session:
         settings = record(PlanSettings, self.settings.plans[name], "plan")
         return make_plan(name, settings, tables, self.comm, batches, lookups)
 
-    def listed_tables(self) -> list[EmbeddingBagConfig]:
+    def listed_tables(self) -> list[EmbeddingConfig]:
         """Return the tables that the settings list."""
         listed = self.settings.tables
         assert isinstance(listed, ListedTables)
-        tables, _ = listed_tables(to_plain(listed.tables), to_plain(listed.lookups))
-        return tables
+        return listed_tables(to_plain(listed.tables), to_plain(listed.lookups)).tables
 
     def shard(
         self, tables: Sequence[EmbeddingConfig], plan: ShardingPlan, comm: Comm

@@ -20,7 +20,7 @@ from recapp.settings.check_settings import unknown
 from recapp.settings.values import Natural, Width, Within, read
 from recapp.tables.config import PoolingType
 from recapp.tables.dynamic import DYNAMIC
-from recapp.tables.table_settings import ListedTable
+from recapp.tables.table_settings import ListedLookup, ListedTable
 
 TABLE_WORDS = {"max_vocabulary_size": "num_embeddings", "ev_size": "embedding_dim"}
 LOOKUP_WORDS = {
@@ -48,7 +48,7 @@ _TABLE_TYPES = {
     "ev_size": Width,
 }
 _LOOKUP_TYPES = {
-    "combiner": Literal["sum", "mean", "average", "concat"] | None,
+    "combiner": Literal["sum", "mean", "average", "concat", "none"] | None,
     **dict.fromkeys(("table_config", "emb_table", "input", "bottom_name", "top_name"), str),
 }
 
@@ -167,10 +167,11 @@ def _table(values: Mapping[str, Any], where: str, taken: Collection[str]) -> dic
 
 
 def _lookup(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    checked = _checked(values, _LOOKUP_TYPES, LOOKUP_WORDS, where)
+    known = dict.fromkeys((*LOOKUP_WORDS, *(each.name for each in fields(ListedLookup))))
+    checked = _checked(values, _LOOKUP_TYPES, known, where)
     entry = under_recapp_names(checked, LOOKUP_WORDS, where)
-    if entry.get("combiner") is not None:
-        entry["combiner"] = COMBINERS[entry["combiner"]]
+    if combiner := entry.get("combiner"):
+        entry["combiner"] = COMBINERS.get(combiner, combiner)
     return entry
 
 

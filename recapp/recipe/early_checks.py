@@ -23,6 +23,7 @@ from recapp.errors import ConfigError
 from recapp.models.widths import check_dlrm
 from recapp.processes.launch import gpu_count, rank_count
 from recapp.processes.rank_environment import external_rank, started_externally
+from recapp.recipe.model_tables import check_collections
 from recapp.recipe.monitors import check_callbacks, schedule_of
 from recapp.recipe.recipe import Recipe, Train
 from recapp.settings.records import to_plain
@@ -196,13 +197,15 @@ def check_training(recipe: Train) -> None:
         recipe: The recipe of a run.
 
     Raises:
-        ConfigError: The layers are invalid, the weights do not fit in memory, a callback cannot be
-            used or monitors a metric that is not measured, or a share of an epoch is less than a
-            batch.
+        ConfigError: The layers are invalid, the model does not take a collection of tables, the
+            weights do not fit in memory, a callback cannot be used or monitors a metric that is not
+            measured, or a share of an epoch is less than a batch.
     """
     if check := WIDTHS.get(target_of_today(recipe.model.target)):
         layers = recipe.model.arguments
         check(layers.get("bottom_layers"), layers.get("top_layers"))
+    if not recipe.tables.only_bags:
+        check_collections(recipe.model, recipe.model_tables.collections)
     check_callbacks(recipe)
     schedule_of(recipe)
     if not started_externally():

@@ -1,18 +1,18 @@
 """Build the model of a recipe, with its tables on the meta device."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 
 from recapp.engine.memory_use import check_room
 from recapp.errors import ConfigError
 from recapp.recipe.constructors import make
-from recapp.recipe.model_tables import check_features
+from recapp.recipe.model_tables import check_collections, check_features
 from recapp.recipe.recipe import Recipe
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.settings.records import Constructor
+from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
-from recapp.tables.lookups import TableLookup
+from recapp.tables.named_collections import ModelTables
+from recapp.tables.unsharded_collection import UnshardedCollection
 
 
 def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
@@ -24,16 +24,18 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
             that the data set does not have.
 
     Raises:
-        ConfigError: A table reads a feature that the data set does not have, the dense part is
-            larger than this rank's memory, or `model._target_` makes no module.
+        ConfigError: A table reads a feature that the data set does not have, the model does not
+            take the collections of the tables, the dense part is larger than this rank's memory, or
+            `model._target_` makes no module.
     """
-    tables = recipe.table_configs
+    tables = recipe.model_tables
     if not on_paper:
-        check_features(tables, recipe.schema)
+        check_features(tables.tables, recipe.schema)
+    check_collections(recipe.model, tables.collections)
     dense = len(recipe.schema.dense)
 
     def build() -> nn.Module:
-        return _model(recipe, tables, recipe.lookups, dense)
+        return _model(recipe.model, tables, dense, recipe.seed)
 
     if on_paper:
         with torch.device("meta"):
@@ -42,18 +44,21 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
     return build()
 
 
-def _model(
-    recipe: Recipe,
-    tables: Sequence[EmbeddingBagConfig],
-    lookups: Sequence[TableLookup],
-    dense: int,
-) -> nn.Module:
-    collection = EmbeddingBagCollection(
-        tables=tables, device=torch.device("meta"), seed=recipe.seed, lookups=lookups
-    )
-    model = make(
-        recipe.model, "model", embedding_bag_collection=collection, dense_in_features=dense
-    )
+def _model(settings: Constructor, tables: ModelTables, dense: int, seed: int) -> nn.Module:
+    given = {**settings.arguments, **_collections(tables, seed), "dense_in_features": dense}
+    model = make(Constructor(settings.target, given), "model")
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"model._target_={recipe.model.target}: must make a torch.nn.Module")
+        raise ConfigError(f"model._target_={settings.target}: must make a torch.nn.Module")
     return model
+
+
+def _collections(tables: ModelTables, seed: int) -> dict[str, UnshardedCollection]:
+    """Return the collections by name. Those that read the same table share its rows."""
+    made: dict[str, UnshardedCollection] = {}
+    first: dict[str, UnshardedCollection] = {}
+    for name, own in tables.collections.items():
+        kind = EmbeddingBagCollection if own.pools else EmbeddingCollection
+        made[name] = kind(own.tables, device=torch.device("meta"), seed=seed, lookups=own.lookups)
+        for table in own.tables:
+            made[name].share(table.name, first.setdefault(table.name, made[name]))
+    return made

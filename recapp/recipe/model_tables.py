@@ -1,24 +1,37 @@
-"""The tables of a model and their lookups, from the settings of tables and of the data set."""
+"""The tables of a model and its collections, from the settings of tables and of the data set."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from inspect import Parameter, signature
 from typing import Any
 
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.schema import Schema, check_sizes
 from recapp.errors import ConfigError, suggest
-from recapp.settings.records import to_plain
-from recapp.tables.config import DataType, EmbeddingBagConfig, IdRule, PoolingType
+from recapp.settings.check_settings import find_constructor
+from recapp.settings.records import Constructor, to_plain
+from recapp.tables.config import DataType, EmbeddingConfig, IdRule, PoolingType, table_config
 from recapp.tables.dynamic import DYNAMIC, EXPECTED_ROWS, DynamicRows
 from recapp.tables.listed import listed_tables
-from recapp.tables.lookups import TableLookup, lookups_of
+from recapp.tables.lookups import lookups_of
+from recapp.tables.named_collections import (
+    BAGS,
+    SEQUENCES,
+    CollectionTables,
+    ModelTables,
+    model_tables,
+    usual_collection,
+)
 from recapp.tables.table_settings import TableSettings, TablesOfDataset
 
+UNPOOLED = (
+    "tables.sequences=[column], or pooling: none of a listed table, combiner: none of a lookup"
+)
+"""The settings that make lookups that do not pool."""
 
-def tables_and_lookups(
-    tables: TableSettings, dataset: DataSettings, schema: Schema
-) -> tuple[list[EmbeddingBagConfig], tuple[TableLookup, ...]]:
-    """Return the tables of the model, and their lookups in output order.
+
+def tables_of_model(tables: TableSettings, dataset: DataSettings, schema: Schema) -> ModelTables:
+    """Return the tables of the model, by collection.
 
     Args:
         tables: The group `tables`.
@@ -26,15 +39,51 @@ def tables_and_lookups(
         schema: The columns of the data set.
 
     Raises:
-        ConfigError: The number of sizes differs from the number of sparse columns.
+        ConfigError: The number of sizes differs from the number of sparse columns, or a setting
+            names a column that the data set does not have.
     """
     if isinstance(tables, TablesOfDataset):
         made = _tables_of_dataset(dataset, tables, schema.sparse)
-        return made, lookups_of(made)
+        return model_tables(made, [(usual_collection(x.pooling), x) for x in lookups_of(made)])
     return listed_tables(to_plain(tables.tables), to_plain(tables.lookups))
 
 
-def check_features(tables: Sequence[EmbeddingBagConfig], schema: Schema) -> None:
+def check_collections(model: Constructor, collections: Mapping[str, CollectionTables]) -> None:
+    """Check that a model takes the collections that tables make, and that it needs no other.
+
+    Args:
+        model: The settings of the model.
+        collections: The collections by name.
+
+    Raises:
+        ConfigError: It does not; the error names the collection and the settings that make it.
+    """
+    where = f"model._target_={model.target}"
+    parameters = signature(find_constructor(model.target, "model")).parameters
+    takes_any = any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
+    for name, own in collections.items():
+        outputs = ", ".join(lookup.output for lookup in own.lookups)
+        if name in ("dense_in_features", *model.arguments):
+            raise ConfigError(
+                f"tables: the collection {name} ({outputs}) has the name of another argument of "
+                f"the model ({where}): give it a name of its own"
+            )
+        if name not in parameters and not takes_any:
+            made_by = UNPOOLED if name == SEQUENCES else f"collection: {name} in tables"
+            made_by = "lookups that pool" if name == BAGS else made_by
+            raise ConfigError(
+                f"{where}: takes no {name}, the collection of {outputs} ({made_by}): name it in "
+                "the constructor, or change the tables"
+            )
+    for name, made_by in ((BAGS, "pool bags"), (SEQUENCES, f"do not pool: {UNPOOLED}")):
+        needed = name in parameters and parameters[name].default is Parameter.empty
+        if needed and name not in collections:
+            raise ConfigError(
+                f"{where}: needs {name}, and the tables have no lookups that {made_by}"
+            )
+
+
+def check_features(tables: Sequence[EmbeddingConfig], schema: Schema) -> None:
     """Check that the data set has every feature that a table reads.
 
     A plan on paper needs no such check, since it reads no data.
@@ -54,10 +103,16 @@ def check_features(tables: Sequence[EmbeddingBagConfig], schema: Schema) -> None
 
 def _tables_of_dataset(
     dataset: DataSettings, tables: TablesOfDataset, features: Sequence[str]
-) -> list[EmbeddingBagConfig]:
+) -> list[EmbeddingConfig]:
     rule = tables.id_rule or (IdRule.ERROR if tables.grow else dataset.id_rule)
     dims = dataset.table_dims or {}
     check_sizes(dataset, features)
+    for name in tables.sequences:
+        if name not in features:
+            raise ConfigError(
+                f"tables.sequences names {name}, which is no sparse column; "
+                f"{suggest(name, features)}"
+            )
     return [
         _table(feature, _rows(dataset, tables, i), rule, dims.get(feature) or tables.dim, tables)
         for i, feature in enumerate(features)
@@ -78,17 +133,17 @@ def _rows(dataset: DataSettings, tables: TablesOfDataset, column: int) -> int:
 
 def _table(
     feature: str, rows: int, rule: str, dim: int, tables: TablesOfDataset
-) -> EmbeddingBagConfig:
+) -> EmbeddingConfig:
     if rule == "hash" and not tables.grow and tables.max_rows is not None:
         rows = min(rows, tables.max_rows)
     given: Any = DYNAMIC if tables.grow else rows
-    return EmbeddingBagConfig(
+    return table_config(
         name=feature,
         num_embeddings=given,
         dynamic=_dynamic(tables, rows) if tables.grow else None,
         embedding_dim=dim,
         feature_names=[feature],
-        pooling=PoolingType(tables.pooling),
+        pooling=PoolingType("none" if feature in tables.sequences else tables.pooling),
         data_type=DataType(tables.data_type),
         id_rule=IdRule(rule),
         init_range=tables.init_range,

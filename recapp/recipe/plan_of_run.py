@@ -31,6 +31,7 @@ from recapp.recipe.run_rows import sized_on_paper, statistics_of
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan
 from recapp.sharding.sharding_types import sharding_type
+from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.row_order import RowOrderName
 
 PAYLOAD_BYTES = {"full": NUMBER_BYTES, "bf16": 2, "fp16": 2}
@@ -41,10 +42,13 @@ def problem_on_paper(recipe: OnPaper) -> PlanningProblem:
     """Return the planning problem of a recipe without starting ranks.
 
     The problem has tables, ranks, batches, optimiser, id statistics and the dense part of the
-    model. Id statistics are read if the data exist and `statistics` is not `assumed`.
+    model. Tables and lookups are those of the model, in the order of its collections, as ranks find
+    them. Id statistics are read if the data exist and `statistics` is not `assumed`.
     """
     recipe = sized_on_paper(recipe)
-    tables = recipe.table_configs
+    model = build_model(recipe, on_paper=True)
+    tables = embedding_tables(model)
+    lookups = embedding_lookups(model)
     measure = recipe.statistics != "assumed"
     rules_of(recipe.rules, [t.name for t in tables])  # refuses names that no table has
     return problem_of_run(
@@ -53,9 +57,9 @@ def problem_on_paper(recipe: OnPaper) -> PlanningProblem:
             tables,
             _topology_on_paper(recipe),
             rule=recipe.rules,
-            statistics=statistics_of(recipe) if measure else {},
-            dense=dense_of(build_model(recipe, on_paper=True)),
-            lookups=recipe.lookups,
+            statistics=statistics_of(recipe, tables, lookups) if measure else {},
+            dense=dense_of(model),
+            lookups=lookups,
         ),
     )
 

@@ -61,7 +61,8 @@ def checked(
             and a close one.
     """
     _check_one_for_each_column(settings.get("dataset"))
-    found = check_settings.checked(settings, COMMANDS[command], overrides)
+    given = {"model": _named_collections(settings.get("tables"))}
+    found = check_settings.checked(settings, COMMANDS[command], overrides, given)
     if isinstance(found.get("metrics"), Mapping):
         named = found.get("task")
         build_task(constructor(named) if named else None, found["metrics"]["names"])
@@ -75,6 +76,21 @@ def checked(
             if type_name not in known:
                 raise ConfigError(f"plan.tables.{name}={type_name}: {suggest(type_name, known)}")
     return found
+
+
+def _named_collections(tables: object) -> dict[str, str]:
+    """Return the collections that listed tables and lookups name, with their meaning."""
+    if not isinstance(tables, Mapping):
+        return {}
+    entries = [
+        entry
+        for key in ("tables", "lookups")
+        if isinstance(tables.get(key), list)
+        for entry in tables[key]
+        if isinstance(entry, Mapping)
+    ]
+    named = [str(entry["collection"]) for entry in entries if entry.get("collection")]
+    return dict.fromkeys(named, "the tables of this collection, tables=...")
 
 
 def _check_columns_of_criteo(dataset: object, overrides: Sequence[str]) -> None:

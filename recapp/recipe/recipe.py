@@ -28,8 +28,9 @@ from recapp.trainer.trainer_settings import CallbackSettings, LoggerSettings, Tr
 if TYPE_CHECKING:
     from recapp.dataset.schema import Schema
     from recapp.optim.named_rules import Rules
-    from recapp.tables.config import EmbeddingBagConfig
+    from recapp.tables.config import EmbeddingConfig
     from recapp.tables.lookups import TableLookup
+    from recapp.tables.named_collections import ModelTables
     from recapp.tasks.task import Task
 
 Model = Annotated[
@@ -37,6 +38,7 @@ Model = Annotated[
     Made(
         (
             ("embedding_bag_collection", "the tables, tables=..."),
+            ("embedding_collection", "the tables whose lookups do not pool, tables=..."),
             ("dense_in_features", "the number of dense columns, dataset=..."),
         ),
         makes="torch.nn.Module",
@@ -156,22 +158,21 @@ class Recipe(Command):
         return rules_of(self.optimizer.sparse)
 
     @property
-    def table_configs(self) -> "list[EmbeddingBagConfig]":
+    def table_configs(self) -> "list[EmbeddingConfig]":
         """Return the tables of the model."""
-        return self._tables_and_lookups[0]
+        return self.model_tables.tables
 
     @property
     def lookups(self) -> "tuple[TableLookup, ...]":
-        """Return the lookups of the tables, in output order."""
-        return self._tables_and_lookups[1]
+        """Return the lookups of the tables, in output order, one collection after the other."""
+        return self.model_tables.lookups
 
     @cached_property
-    def _tables_and_lookups(
-        self,
-    ) -> "tuple[list[EmbeddingBagConfig], tuple[TableLookup, ...]]":
-        from recapp.recipe.model_tables import tables_and_lookups
+    def model_tables(self) -> "ModelTables":
+        """Return the tables of the model, by collection."""
+        from recapp.recipe.model_tables import tables_of_model
 
-        return tables_and_lookups(self.tables, self.dataset, self.schema)
+        return tables_of_model(self.tables, self.dataset, self.schema)
 
 
 @dataclass(frozen=True, kw_only=True)

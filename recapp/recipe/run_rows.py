@@ -3,6 +3,8 @@
 recipe -> rows -> sizes of tables, statistics of ids
 """
 
+from collections.abc import Sequence
+
 from recapp import console
 from recapp.dataset.click_rows import ClickRows, open_rows
 from recapp.dataset.data_settings import DataSettings
@@ -11,7 +13,9 @@ from recapp.dataset.synthetic import read_truth, write_clicks
 from recapp.errors import DataError
 from recapp.recipe.commands import OnPaper
 from recapp.recipe.recipe import Recipe
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.dynamic import EXPECTED_ROWS
+from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics
 from recapp.tables.table_settings import TablesOfDataset
 
@@ -25,16 +29,23 @@ def rows_of(recipe: Recipe) -> ClickRows:
     return open_rows(recipe.dataset.scaled, recipe.schema, recipe.seed)
 
 
-def statistics_of(recipe: Recipe) -> dict[str, TableStatistics]:
-    """Return id statistics by table, from the first training rows; empty if there are no files."""
-    features = {f for t in recipe.table_configs for f in t.feature_names}
-    if not features <= set(recipe.schema.sparse):
+def statistics_of(
+    recipe: Recipe, tables: Sequence[EmbeddingConfig], lookups: Sequence[TableLookup]
+) -> dict[str, TableStatistics]:
+    """Return id statistics by table, from the first training rows; empty if there are no files.
+
+    Args:
+        recipe: The recipe.
+        tables: The tables of the model.
+        lookups: The lookups of the tables.
+    """
+    if not {x.feature for x in lookups} <= set(recipe.schema.sparse):
         return {}  # the tables are of another data set
     try:
         rows = rows_of(recipe)
     except DataError:
         return {}
-    return rows.statistics(recipe.table_configs, recipe.lookups)
+    return rows.statistics(tables, lookups)
 
 
 def sized_on_paper(recipe: OnPaper) -> OnPaper:

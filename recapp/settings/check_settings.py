@@ -57,7 +57,10 @@ INSTEAD = {  # pattern of the full name -> the end of a sentence that begins wit
 
 
 def checked(
-    config: Mapping[str, Any], kind: type, overrides: Sequence[str] | None = None
+    config: Mapping[str, Any],
+    kind: type,
+    overrides: Sequence[str] | None = None,
+    given: Mapping[str, Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
     """Return the settings of a command, complete and with the types that the record names.
 
@@ -66,11 +69,14 @@ def checked(
         kind: The record of the command's settings.
         overrides: The command line. Only constructors in groups that it changes are checked; None
             checks all.
+        given: Arguments that recapp passes to the constructor of a group beside those of
+            `Made.given`, by the name of the group: the meaning of each.
 
     Raises:
         ConfigError: A setting does not exist, is missing, or has a value that is not allowed.
     """
-    checker = _Checker(kind, None if overrides is None else _touched_by(overrides))
+    touched = None if overrides is None else _touched_by(overrides)
+    checker = _Checker(kind, touched, given or {})
     return checker.group(dict(config), kind, "")
 
 
@@ -143,10 +149,12 @@ class _Checker:
     Args:
         command: The record of the command's settings.
         touched: The groups whose constructors are checked; None checks all.
+        given: The `given` of `checked`.
     """
 
     command: type
     touched: Collection[str] | None
+    given: Mapping[str, Mapping[str, str]]
 
     def value(self, value: Any, annotation: Any, name: str) -> Any:
         """Check a setting, which may be a group, and return its value."""
@@ -243,9 +251,8 @@ class _Checker:
             )
             if isinstance(target, type) and not issubclass(target, _named(made.makes)):
                 raise ConfigError(wrong)
-            check_arguments(
-                target, wanted, name, given=dict(made.given), positional=made.positional
-            )
+            given = {**dict(made.given), **self.given.get(name, {})}
+            check_arguments(target, wanted, name, given=given, positional=made.positional)
             if made.tried:
                 parameters = [_parameter() for _ in range(made.positional)]
                 found = _try(target, parameters, wanted, f"{name} ({value[TARGET]})")

@@ -10,18 +10,26 @@ refuses.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from recapp.errors import ConfigError
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.bags_of_samples import sequences_of_samples
-from recapp.tables.config import EmbeddingConfig, check_tables, common_dim, sequence_table
+from recapp.tables.config import (
+    EmbeddingConfig,
+    PoolingType,
+    check_tables,
+    common_dim,
+    sequence_table,
+)
 from recapp.tables.dynamic import keys_of
 from recapp.tables.ids import Rows
-from recapp.tables.lookups import TableLookup, lookups_of, outputs_by_table
+from recapp.tables.lookups import TableLookup, check_lookups, lookups_of, outputs_by_table
 from recapp.tables.unsharded_collection import UnshardedCollection
 
 
@@ -35,11 +43,13 @@ class EmbeddingCollection(UnshardedCollection):
         need_indices: Whether the weights of an output are the looked-up rows. For the id rule
             `error` and for dynamic tables these are the ids themselves.
         seed: The seed of the start values (`recapp/tables/initial.py`).
+        lookups: The lookups, in the order of the output, which do not pool; None takes one lookup
+            for each table and feature.
         sparse: See `EmbeddingBagCollection`.
 
     Raises:
-        ConfigError: There are no tables, two tables have one name, or a table cannot have sparse
-            gradients.
+        ConfigError: There are no tables, two tables have one name, lookups do not fit the tables or
+            pool their bags, or a table cannot have sparse gradients.
     """
 
     tables_of = "embeddings"
@@ -51,11 +61,23 @@ class EmbeddingCollection(UnshardedCollection):
         need_indices: bool = False,
         seed: int = 0,
         *,
+        lookups: Sequence[TableLookup] | None = None,
         sparse: bool = False,
     ) -> None:
         check_tables(tables)
-        made = [sequence_table(t) for t in tables]
-        super().__init__(made, lookups_of(made), device, seed, False, sparse)
+        made = {t.name: sequence_table(t) for t in tables}
+        read = lookups_of(list(made.values()))
+        if lookups is not None:
+            check_lookups(tables, lookups)
+            read = tuple(replace(x, table=made[x.table.name]) for x in lookups)
+        for lookup in read:
+            if lookup.pooling is not PoolingType.NONE:
+                raise ConfigError(
+                    f"lookup {lookup.output} of table {lookup.table.name} pools its bags "
+                    f"({lookup.pooling}): give it pooling none, or make the collection an "
+                    "EmbeddingBagCollection"
+                )
+        super().__init__(list(made.values()), read, device, seed, False, sparse)
         self._need_indices = need_indices
 
     def embedding_configs(self) -> list[EmbeddingConfig]:

@@ -25,6 +25,7 @@ class TablesOfDataset:
     max_rows: Rows | None = 200_000
     data_type: Storage = "fp32"
     pooling: Literal["sum", "mean"] = "sum"
+    sequences: tuple[str, ...] = ()
     id_rule: IdRule | None = None
     init_range: Annotated[float, Within(0)] | None = None
 
@@ -52,11 +53,16 @@ class TablesOfDataset:
         """Return whether tables are dynamic."""
         return self.num_embeddings == DYNAMIC
 
+    @property
+    def only_bags(self) -> bool:
+        """Return whether `embedding_bag_collection` has all tables."""
+        return not self.sequences
+
 
 @dataclass(frozen=True, kw_only=True)
 class ListedTable:
     """One table of `tables=sample`, with the arguments of
-    `recapp.tables.config.EmbeddingBagConfig`.
+    `recapp.tables.config.EmbeddingBagConfig`, and the collection of its lookups.
     """
 
     name: str | None = absent()
@@ -64,7 +70,8 @@ class ListedTable:
     dynamic: DynamicRows | None = absent(null=True)
     embedding_dim: Width | None = absent()
     feature_names: tuple[str, ...] | None = absent()
-    pooling: Literal["sum", "mean"] | None = absent()
+    pooling: Literal["sum", "mean", "none"] | None = absent()
+    collection: str | None = absent(null=True)
     data_type: Storage | None = absent()
     id_rule: IdRule | None = absent()
     init_range: Annotated[float, Within(0)] | None = absent(null=True)
@@ -81,9 +88,10 @@ class ListedLookup:
     table: str | None = absent()
     feature: str | None = absent()
     output: str | None = absent(null=True)
-    combiner: Literal["sum", "mean", "concat"] | None = absent(null=True)
+    combiner: Literal["sum", "mean", "concat", "none"] | None = absent(null=True)
     hotness: Positive | None = absent(null=True)
     truncates: bool | None = absent()
+    collection: str | None = absent(null=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +103,13 @@ class ListedTables:
     source: Literal["list"]
     tables: tuple[ListedTable, ...]
     lookups: tuple[ListedLookup, ...] | None = None
+
+    @property
+    def only_bags(self) -> bool:
+        """Return whether `embedding_bag_collection` has all tables."""
+        tables = all(t.collection is None and t.pooling != "none" for t in self.tables)
+        lookups = self.lookups or ()
+        return tables and all(x.collection is None and x.combiner != "none" for x in lookups)
 
 
 TableSettings = TablesOfDataset | ListedTables

@@ -127,6 +127,10 @@ class UnshardedCollection(nn.Module):
         assert isinstance(found, Tensor)
         return found
 
+    def share(self, table: str, other: "UnshardedCollection") -> None:
+        """Take a table's rows from another collection, so that both train the same rows."""
+        getattr(self, self.tables_of)[table].weight = other.weight(table)
+
     def holder_of(self, table: str) -> object:
         """Return a table's weight. Collections with the same weight share the table."""
         return self.weight(table)

@@ -21,7 +21,7 @@ def translated(tables, lookups):
 
 
 def test_lookups_are_described_in_either_vocabulary():
-    tables, lookups = listed_tables(
+    made = listed_tables(
         *translated(
             [OURS, OURS | {"name": "u"}],
             [
@@ -32,8 +32,8 @@ def test_lookups_are_described_in_either_vocabulary():
             ],
         )
     )
-    assert [t.feature_names for t in tables] == [("g", "h"), ("f", "g")]
-    assert [(x.table.name, x.feature, x.output, x.pooling) for x in lookups] == [
+    assert [t.feature_names for t in made.tables] == [("g", "h"), ("f", "g")]
+    assert [(x.table.name, x.feature, x.output, x.pooling) for x in made.lookups] == [
         ("u", "f", "f", "sum"),
         ("t", "g", "o", "mean"),
         ("u", "g", "p", "sum"),
@@ -42,8 +42,8 @@ def test_lookups_are_described_in_either_vocabulary():
 
 
 def test_tables_are_described_in_hugectrs_words():
-    tables, _ = listed_tables(*translated([THEIRS], [{"table": "table_7", "feature": "f"}]))
-    assert tables == [
+    made = listed_tables(*translated([THEIRS], [{"table": "table_7", "feature": "f"}]))
+    assert made.tables == [
         EmbeddingBagConfig(
             name="table_7", num_embeddings=10, embedding_dim=4, feature_names=["f"], min_key=5
         )
@@ -52,9 +52,9 @@ def test_tables_are_described_in_hugectrs_words():
 
 def test_tables_of_one_set_of_keys_are_tables_of_their_own():
     one = {"id_space": 3, "max_vocabulary_size": 10, "ev_size": 4, "feature_names": ["f"]}
-    tables, lookups = listed_tables(*translated([one, one | {"ev_size": 8}], None))
-    assert [(t.name, t.embedding_dim) for t in tables] == [("table_3", 4), ("table_3_1", 8)]
-    assert [x.output for x in lookups] == ["f@table_3", "f@table_3_1"]
+    made = listed_tables(*translated([one, one | {"ev_size": 8}], None))
+    assert [(t.name, t.embedding_dim) for t in made.tables] == [("table_3", 4), ("table_3_1", 8)]
+    assert [x.output for x in made.lookups] == ["f@table_3", "f@table_3_1"]
 
 
 def test_a_table_without_a_name_is_called_by_its_place():
@@ -135,7 +135,11 @@ def test_what_cannot_be_listed_is_refused_in_one_line(table, lookup, says):
             "unknown setting tables.tables[0].evsize: did you mean tables.tables[0",
         ),
         ({}, {"top": "o"}, "unknown setting tables.lookups[0].top: "),
-        ({}, {"combiner": "max"}, "lookups[0].combiner=max: known: average, concat, mean, sum"),
+        (
+            {},
+            {"combiner": "max"},
+            "lookups[0].combiner=max: known: average, concat, mean, none, sum",
+        ),
         ({}, {"emb_table": [1]}, "tables.lookups[0].emb_table=[1]: must be text"),
     ],
 )

@@ -13,13 +13,13 @@ OURS = {"name": "t", "num_embeddings": 10, "embedding_dim": 4}
 
 
 def test_without_lookups_tables_are_read_by_the_features_they_name():
-    tables, lookups = listed_tables([OURS | {"feature_names": ["f", "g"]}], None)
-    assert tables == [EmbeddingBagConfig(**OURS, feature_names=["f", "g"])]
-    assert lookups == lookups_of(tables)
+    made = listed_tables([OURS | {"feature_names": ["f", "g"]}], None)
+    assert made.tables == [EmbeddingBagConfig(**OURS, feature_names=["f", "g"])]
+    assert made.lookups == lookups_of(made.tables)
 
 
 def test_lookups_stand_in_their_own_order_with_their_own_combiners():
-    tables, lookups = listed_tables(
+    made = listed_tables(
         [OURS, OURS | {"name": "u"}],
         [
             {"table": "u", "feature": "f"},
@@ -28,9 +28,9 @@ def test_lookups_stand_in_their_own_order_with_their_own_combiners():
             {"table": "t", "feature": "h"},
         ],
     )
-    assert [t.name for t in tables] == ["t", "u"]
-    assert [t.feature_names for t in tables] == [("g", "h"), ("f", "g")]
-    assert [(x.table.name, x.feature, x.output, x.pooling) for x in lookups] == [
+    assert [t.name for t in made.tables] == ["t", "u"]
+    assert [t.feature_names for t in made.tables] == [("g", "h"), ("f", "g")]
+    assert [(x.table.name, x.feature, x.output, x.pooling) for x in made.lookups] == [
         ("u", "f", "f", "sum"),
         ("t", "g", "o", "mean"),
         ("u", "g", "p", "sum"),
@@ -39,8 +39,8 @@ def test_lookups_stand_in_their_own_order_with_their_own_combiners():
 
 
 def test_a_table_that_nothing_reads_is_left_out_and_noted(capsys):
-    tables, _ = listed_tables([OURS, OURS | {"name": "unread"}], [{"table": "t", "feature": "f"}])
-    assert [t.name for t in tables] == ["t"]
+    made = listed_tables([OURS, OURS | {"name": "unread"}], [{"table": "t", "feature": "f"}])
+    assert [t.name for t in made.tables] == ["t"]
     assert "table unread is read by no lookup: it is left out" in capsys.readouterr().err
 
 

@@ -1,0 +1,92 @@
+"""The collections of a model, each with a name, its tables and its lookups.
+
+    lookups                            collections
+    C1, C2: sum                        embedding_bag_collection    an EmbeddingBagCollection
+    history: none                      embedding_collection        an EmbeddingCollection
+    C1, of a table of `wide`: sum      wide                        an EmbeddingBagCollection
+
+The constructor of the model gets each collection as the argument of its name. Lookups that pool and
+lookups that do not have a usual collection each; a table or lookup may name another. Lookups of two
+collections may read the same table.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from recapp.errors import ConfigError
+from recapp.tables.config import EmbeddingConfig, PoolingType
+from recapp.tables.lookups import TableLookup
+
+BAGS = "embedding_bag_collection"
+SEQUENCES = "embedding_collection"
+
+
+@dataclass(frozen=True)
+class CollectionTables:
+    """The tables of a collection, and their lookups in output order."""
+
+    tables: Sequence[EmbeddingConfig]
+    lookups: tuple[TableLookup, ...]
+
+    @property
+    def pools(self) -> bool:
+        """Return whether the lookups pool their bags."""
+        return self.lookups[0].pooling is not PoolingType.NONE
+
+
+@dataclass(frozen=True)
+class ModelTables:
+    """The tables of a model, and its collections by name."""
+
+    tables: list[EmbeddingConfig]
+    collections: Mapping[str, CollectionTables]
+
+    @property
+    def lookups(self) -> tuple[TableLookup, ...]:
+        """Return the lookups of all collections."""
+        return tuple(x for each in self.collections.values() for x in each.lookups)
+
+
+def usual_collection(pooling: PoolingType) -> str:
+    """Return the collection of a lookup that names none."""
+    return SEQUENCES if pooling is PoolingType.NONE else BAGS
+
+
+def model_tables(
+    tables: list[EmbeddingConfig], named: Sequence[tuple[str, TableLookup]]
+) -> ModelTables:
+    """Return the tables of a model by collection.
+
+    Args:
+        tables: The tables of the model.
+        named: The lookups in output order, each after the name of its collection.
+
+    Raises:
+        ConfigError: A collection has lookups that pool and lookups that do not.
+    """
+    names = dict.fromkeys(name for name, _ in named)
+    return ModelTables(tables, {name: _collection(name, tables, named) for name in names})
+
+
+def _collection(
+    name: str, tables: Sequence[EmbeddingConfig], named: Sequence[tuple[str, TableLookup]]
+) -> CollectionTables:
+    own = [lookup for collection, lookup in named if collection == name]
+    others = {(x.table.name, x.feature) for collection, x in named if collection != name}
+    others -= {(x.table.name, x.feature) for x in own}
+    pooled = {x.pooling is not PoolingType.NONE: x.output for x in own}
+    if len(pooled) > 1:
+        raise ConfigError(
+            f"tables: the collection {name} has a lookup that pools, {pooled[True]}, and one that "
+            f"does not, {pooled[False]}: name another collection for one of them"
+        )
+    held = {x.table.name for x in own}
+    read = {t.name: _read_here(t, others) for t in tables if t.name in held}
+    lookups = tuple(replace(x, table=read[x.table.name]) for x in own)
+    return CollectionTables(list(read.values()), lookups)
+
+
+def _read_here(table: EmbeddingConfig, others: set[tuple[str, str]]) -> EmbeddingConfig:
+    """Return a table without the features that only other collections read it by."""
+    features = [name for name in table.feature_names if (table.name, name) not in others]
+    return replace(table, feature_names=features)

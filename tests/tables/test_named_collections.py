@@ -1,0 +1,79 @@
+"""Lookups and tables by the collection that the model gets them in."""
+
+import pytest
+import torch
+
+from recapp.errors import ConfigError
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
+from recapp.tables.embedding import EmbeddingCollection
+from recapp.tables.listed import listed_tables
+from recapp.tables.lookups import TableLookup, check_lookups
+from recapp.tables.named_collections import BAGS, SEQUENCES
+
+ITEM = {"name": "item", "num_embeddings": 10, "embedding_dim": 4}
+USER = {"name": "user", "num_embeddings": 10, "embedding_dim": 4, "feature_names": ["u", "v"]}
+
+
+def outputs(made):
+    return {name: [x.output for x in own.lookups] for name, own in made.collections.items()}
+
+
+def test_a_table_without_pooling_is_a_sequence():
+    made = listed_tables([USER, ITEM | {"pooling": "none", "feature_names": ["i"]}], None)
+    assert outputs(made) == {BAGS: ["u", "v"], SEQUENCES: ["i"]}
+    assert [type(t) for t in made.tables] == [EmbeddingBagConfig, EmbeddingConfig]
+
+
+def test_outputs_are_named_within_a_collection():
+    weight = {"name": "weight", "num_embeddings": 10, "embedding_dim": 1, "feature_names": ["u"]}
+    wide = weight | {"collection": "wide"}
+    assert outputs(listed_tables([USER, wide], None)) == {BAGS: ["u", "v"], "wide": ["u"]}
+    assert outputs(listed_tables([USER, weight], None)) == {BAGS: ["u@user", "v", "u@weight"]}
+
+
+def test_two_collections_may_read_one_table_each_by_its_own_features():
+    lookups = [
+        {"table": "item", "feature": "i"},
+        {"table": "item", "feature": "h", "combiner": "none"},
+        {"table": "item", "feature": "i", "collection": "other", "combiner": "mean"},
+    ]
+    made = listed_tables([ITEM], lookups)
+    assert outputs(made) == {BAGS: ["i"], SEQUENCES: ["h"], "other": ["i"]}
+    assert [t.feature_names for t in made.tables] == [("i", "h")]
+    for name, own in made.collections.items():
+        check_lookups(own.tables, own.lookups)
+        assert own.tables[0].feature_names == (("h",) if name == SEQUENCES else ("i",))
+
+
+def test_a_feature_that_nothing_reads_stays_and_is_refused_by_the_collection():
+    named = ITEM | {"feature_names": ["i", "h", "x"]}
+    made = listed_tables([named], [{"table": "item", "feature": "i"}])
+    with pytest.raises(ConfigError, match="no lookup reads table item by feature h"):
+        check_lookups(made.collections[BAGS].tables, made.lookups)
+
+
+def test_a_collection_pools_all_its_lookups_or_none():
+    mixed = [
+        {"table": "item", "feature": "i"},
+        {"table": "item", "feature": "h", "combiner": "none", "collection": BAGS},
+    ]
+    with pytest.raises(ConfigError, match="collection embedding_bag_collection has a lookup that"):
+        listed_tables([ITEM], mixed)
+
+
+def test_a_collection_of_sequences_takes_lookups_in_their_order():
+    table = EmbeddingBagConfig(
+        name="item", num_embeddings=10, embedding_dim=4, feature_names=["i", "h"]
+    )
+    read = [TableLookup(table, "h", "watched", "none"), TableLookup(table, "i", "now", "none")]
+    found = EmbeddingCollection([table], lookups=read)
+    ids = KeyedJaggedTensor(["i", "h"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 2]))
+    made = found(ids)
+    assert list(made) == ["watched", "now"]
+    rows = found.weight("item")
+    assert torch.equal(made["watched"].values(), rows[[2, 3]])
+    assert torch.equal(made["now"].values(), rows[[1]])
+    pooled = [TableLookup(table, "h", "watched", "sum"), read[1]]
+    with pytest.raises(ConfigError, match="lookup watched of table item pools its bags \\(sum\\)"):
+        EmbeddingCollection([table], lookups=pooled)

@@ -1,0 +1,223 @@
+"""A model of a user's package gets bags, a sequence and wide weights from the settings. It trains
+under every plan to the scores of the unsharded model, resumes, predicts, and is exported.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from jobs import command, recipe, validation
+
+from recapp import plan
+from recapp.errors import ConfigError
+from recapp.recipe.early_checks import check_training
+from recapp.recipe.model import build_model
+from recapp.recipe.run_rows import rows_of
+
+ROWS = 1200
+STEPS = 8
+RATE = 0.5
+TESTS = Path(__file__).resolve().parent
+HERE = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+TRUST = "trust=[watch_model]"
+TABLES = """
+source: list
+tables:
+  - {name: user, num_embeddings: 40, embedding_dim: 4}
+  - {name: item, num_embeddings: 30, embedding_dim: 4}
+  - {name: item_weight, num_embeddings: 30, embedding_dim: 1, collection: wide}
+  - {name: history_weight, num_embeddings: 20, embedding_dim: 1, collection: wide, id_rule: hash}
+lookups:
+  - {table: user, feature: user}
+  - {table: item, feature: item}
+  - {table: item, feature: history, combiner: none}
+  - {table: item_weight, feature: item}
+  - {table: history_weight, feature: history, combiner: mean}
+"""
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    """A folder with what users watched, and the options of the user's package."""
+    folder = tmp_path_factory.mktemp("watch")
+    random = np.random.default_rng(7)
+    item = random.integers(0, 30, ROWS)
+    history = [random.integers(0, 30, n).tolist() for n in random.integers(0, 6, ROWS)]
+    columns = {
+        "clicked": np.array([i in h for i, h in zip(item, history, strict=True)], np.int8),
+        "price": random.random(ROWS).astype(np.float32),
+        "user": random.integers(0, 40, ROWS),
+        "item": item,
+        "history": pa.array(history, pa.list_(pa.int64())),
+    }
+    pq.write_table(pa.table(columns), folder / "logs.parquet")
+    options = {
+        "tables/watched.yaml": TABLES,
+        "model/watch.yaml": "_target_: watch_model.Watch\n",
+    }
+    for name, text in options.items():
+        path = folder / "mine" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    return folder
+
+
+def settings(logs, *more, tables="watched", model="watch"):
+    return (
+        *(f"tables={tables}", f"model={model}", "dataset=custom", "optimizer=sgd"),
+        *(f"dataset.path={logs}/logs.parquet", "dataset.label=clicked", "dataset.dense=[price]"),
+        *("dataset.sparse=[user,item,history]", "dataset.batch_size=128"),
+        *(
+            f"optimizer.dense.lr={RATE}",
+            f"optimizer.sparse.lr={RATE}",
+            f"trainer.max_steps={STEPS}",
+        ),
+        *more,
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(logs):
+    """Scores of the model that torch trains on one process, with whole tables; rows in the order of
+    their prices.
+    """
+    found = recipe("train", settings(logs), [logs / "mine"])
+    torch.manual_seed(found.seed)
+    model = build_model(found)
+    for collection in (model.bags, model.watched, model.wide):
+        collection.to_empty(device="cpu")
+        collection.reset_parameters()
+    model.watched.share("item", model.bags)
+    rows = rows_of(found)
+    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    for batch, _ in zip(rows.training_stream(), range(STEPS), strict=False):
+        optimizer.zero_grad()
+        found.built_task.loss({"logit": model(batch)}, batch).backward()
+        optimizer.step()
+    with torch.no_grad():
+        parts = [
+            torch.stack([batch.dense_BI[:, 0], model(batch).sigmoid()])
+            for source in (rows.train, rows.val)
+            for batch in rows.measuring_stream(source)
+        ]
+    price_N, score_N = torch.cat(parts, 1)
+    return score_N[price_N.argsort()].tolist()
+
+
+def scores(logs, source, name):
+    output = logs / f"{name}.parquet"
+    wanted = (f"ckpt_path={source}", TRUST, f"input={logs}/logs.parquet", f"output={output}")
+    job = f"hydra.run.dir={logs}/predict_{name}"
+    found = command("predict", *wanted, job, "trainer.devices=1", cwd=logs, PYTHONPATH=HERE)
+    assert found.code == 0, found.err
+    prices = pq.read_table(logs / "logs.parquet")["price"].to_numpy()
+    return pq.read_table(output)["score"].to_numpy()[prices.argsort()].tolist()
+
+
+def last(job):
+    return job / "checkpoints/last.ckpt"
+
+
+@pytest.mark.parametrize(
+    "plan", ["row_wise", pytest.param("table_wise", marks=pytest.mark.full), None]
+)
+def test_every_plan_trains_to_the_scores_of_the_unsharded_model(plan, logs, expected, jobs):
+    job = logs / f"two_{plan}"
+    more = [f"+plan={plan}"] if plan else []
+    jobs.train(job, *settings(logs, *more), folders=[logs / "mine"])
+    assert len(set(expected)) > ROWS / 2
+    assert scores(logs, last(job), f"two_{plan}") == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.full
+def test_a_run_goes_on_under_another_plan_and_is_evaluated_and_exported(logs, expected, jobs):
+    job = logs / "part"
+    jobs.train(
+        job,
+        *settings(logs, "+plan=table_wise", f"trainer.max_steps={STEPS // 2}"),
+        folders=[logs / "mine"],
+        world=1,
+    )
+    on = (f"ckpt_path={last(job)}", TRUST, "+plan=row_wise", f"trainer.max_steps={STEPS}")
+    trained = jobs.train(job, *on, folders=[logs / "mine"])
+    assert scores(logs, last(job), "part") == pytest.approx(expected, abs=1e-6)
+    evaluated = jobs.evaluate(logs / "eval", f"ckpt_path={trained['checkpoint']}", TRUST)
+    assert validation(evaluated) == pytest.approx(validation(trained), abs=1e-6)
+    artefact = logs / "artefact"
+    more = (f"ckpt_path={last(job)}", TRUST, f"output={artefact}", "compile=false")
+    exported = command("export", *more, cwd=logs, PYTHONPATH=HERE)
+    assert exported.code == 0, exported.err
+    assert scores(logs, artefact, "artefact") == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_plan_on_paper_prices_the_tables_of_all_collections_once(logs, capsys, monkeypatch):
+    monkeypatch.chdir(logs)
+    wanted = ("--config-dir", "mine", *settings(logs, "trainer.devices=2", "+plan=row_wise"))
+    assert plan.main(["explain", *wanted, "format=json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    names = ["user", "item", "item_weight", "history_weight"]
+    assert [row["table"] for row in said["rows"]] == names
+    read = {each["table"]: each["lookups"] for each in said["uses"]}
+    assert read["item"] == "item sum, history sequence"
+
+
+MEAN = "model._target_=watch_model.MeanWatched"
+
+
+def of_columns(logs, *more):
+    left_out = ("~model.bottom_layers", "~model.top_layers")
+    return settings(logs, MEAN, *left_out, *more, tables="from_dataset", model="dlrm")
+
+
+def test_columns_of_a_data_set_are_sequences_by_name(logs, jobs):
+    wanted = of_columns(logs, "tables.sequences=[history]", "tables.dim=4")
+    found = recipe("train", wanted)
+    assert [x.pooling for x in found.lookups] == ["sum", "sum", "none"]
+    trained = jobs.train(logs / "named", *wanted)
+    assert trained["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ((), "needs embedding_collection, and the tables have no lookups that do not pool: "),
+        (("tables.sequences=[user,item,history]",), "needs embedding_bag_collection, and the "),
+        (("tables.sequences=[hist]",), "tables.sequences names hist, which is no sparse column; d"),
+    ],
+)
+def test_a_model_that_needs_another_collection_is_told_the_setting(more, says, logs):
+    found = recipe("train", of_columns(logs, *more))
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        build_model(found)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("item}", "item, collection: wide2}", "takes no wide2, the collection of item (collection"),
+        ("combiner: mean", "combiner: none", "the collection wide has a lookup that pools, item, "),
+        (
+            "item}",
+            "item, collection: dense_in_features}",
+            "(item) has the name of another argument",
+        ),
+    ],
+)
+def test_tables_that_the_model_does_not_take_are_refused_before_ranks_start(old, new, says, logs):
+    path = logs / "mine/tables/other.yaml"
+    path.write_text(TABLES.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        check_training(recipe("train", settings(logs, tables="other"), [logs / "mine"]))
+
+
+def test_a_model_without_the_argument_is_told_what_makes_the_collection(logs):
+    wanted = settings(logs, "tables.sequences=[history]", tables="from_dataset", model="dlrm")
+    says = r"DLRM: takes no embedding_collection, the collection of history \(tables.sequences="
+    with pytest.raises(ConfigError, match=says):
+        check_training(recipe("train", wanted))

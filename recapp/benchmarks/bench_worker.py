@@ -14,7 +14,7 @@ from typing import Any
 MEASUREMENTS = {
     "kernels": "recapp.benchmarks.kernels",
     "quantised": "recapp.benchmarks.quantised_lookup",
-    "memory": "recapp.benchmarks.backward_memory",
+    "memory": "recapp.benchmarks.kernels",
     "step": "recapp.benchmarks.embedding_step",
     "train": "recapp.benchmarks.whole_step",
     "strategies": "recapp.benchmarks.embedding_step",

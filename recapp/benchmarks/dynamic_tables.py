@@ -88,11 +88,14 @@ def as_dynamic(table: EmbeddingConfig) -> EmbeddingConfig:
 def _measure_lookups(session: Session, name: str, plan: str, comm: Comm) -> None:
     workload = WORKLOADS[name]
     batches = session.batches(workload)
-
-    def step_of(tables: Tables, own: ShardingPlan) -> Steps:
-        return EmbeddingStep(session.shard(tables, own, comm), batches, comm)
-
-    _measure(session, f"{name} step", workload, batches, plan, step_of)
+    _measure(
+        session,
+        f"{name} step",
+        workload,
+        batches,
+        plan,
+        lambda tables, own: EmbeddingStep(session.shard(tables, own, comm), batches, comm),
+    )
 
 
 def _measure_training(session: Session, name: str, plan: str, comm: Comm) -> None:
@@ -100,11 +103,14 @@ def _measure_training(session: Session, name: str, plan: str, comm: Comm) -> Non
     workload = model.workload()
     features = session.batches(workload)
     batches = batches_of(model, features)
-
-    def step_of(tables: Tables, own: ShardingPlan) -> Steps:
-        return TrainingStep(session, model, tables, own, comm).in_memory(batches)
-
-    _measure(session, f"{name} training", workload, features, plan, step_of)
+    _measure(
+        session,
+        f"{name} training",
+        workload,
+        features,
+        plan,
+        lambda tables, own: TrainingStep(session, model, tables, own, comm).in_memory(batches),
+    )
 
 
 def _measure(

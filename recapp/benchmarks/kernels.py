@@ -1,8 +1,8 @@
-"""`kernels`: compare local lookup and fused update in one process with FBGEMM, with plain torch and
-with the bytes that must move.
+"""`kernels` and `memory`: local lookup and fused update in one process, beside plain torch.
 
-The floor is the time that memory needs: the bytes that must move, over the bandwidth of a plain
-copy in the same rounds.
+`kernels` compares their time with FBGEMM, with plain torch and with the bytes that must move. The
+floor is the time that memory needs: the bytes that must move, over the bandwidth of a plain copy in
+the same rounds.
 
     forward     output twice (a write fetches the cache line first) + each distinct row once + ids
     backward    gradient of the output once + each distinct row twice
@@ -18,27 +18,124 @@ Plain torch is an `nn.EmbeddingBag` per table with sparse gradients and `torch.o
 recapp and the gather run a second time on rows in pages of 4 KB (`small_pages_ratio` is the time on
 these pages over the time on large pages).
 
-B samples of a batch, K columns of the pooled output, N ids, M bags.
+`memory` measures the memory that one backward and its update need in addition to the table, and
+compares it with `nn.EmbeddingBag` with dense and with sparse gradients. A dense gradient is as
+large as the table, even if the batch touches few rows. A sparse gradient holds a row for every id
+before equal rows are added. recapp updates a row while it sums the row's gradients, so only
+messages need further vectors of a row's width. The table is the largest of `tables`. Every method
+updates by plain gradient descent, which keeps no optimiser state. The peak is the growth of the
+process from before the backward to its highest point during backward and update. Each round takes
+another batch. Buffers for reuse stay allocated after the first round, so they count in that round.
+
+B samples of a batch, K columns of the pooled output, N ids, M bags, L ids of the batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recapp.benchmarks.plain_torch import PlainTorch, pool_of, training
-from recapp.benchmarks.session import Session
+from recapp.benchmarks.embedding_step import workload_of
+from recapp.benchmarks.resident import peak_bytes, settled_bytes
+from recapp.benchmarks.session import LEARNING_RATE, Session
 from recapp.benchmarks.timing import Measured, Steps, beside, compared, in_turn, ratio, spread
 from recapp.benchmarks.workloads import WORKLOADS, Workload
+from recapp.console import progress
 from recapp.engine.row_store import FloatStore
 from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection
 from recapp.kernels.row_memory import small_pages
+from recapp.optim.rules import sgd
+from recapp.processes.process_memory import forget_peak_resident
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 CACHE_LINE = 64
 COPIED_BYTES = 1 << 27  # several times the largest caches
+
+
+Pool = Callable[[KeyedJaggedTensor], Tensor]
+"""Returns the pooled vectors of a batch, [B, K]."""
+
+
+def training(
+    pool: Pool,
+    batches: Sequence[KeyedJaggedTensor],
+    gradient_BK: Tensor,
+    update: Callable[[], None] = lambda: None,
+) -> Steps:
+    """Return a contender whose step has the parts `forward` and `backward`, which includes the
+    update.
+
+    Args:
+        pool: The forward.
+        batches: The batches, which steps take in turn.
+        gradient_BK: The gradient of the pooled vectors.
+        update: The update after the backward; a sharded collection needs none.
+    """
+    pooled: list[Tensor] = []
+
+    def forward(number: int) -> None:
+        pooled.append(pool(batches[number % len(batches)]))
+
+    def backward(_: int) -> None:
+        torch.autograd.backward(pooled.pop(), gradient_BK)
+        update()
+
+    return Steps({"forward": forward, "backward": backward})
+
+
+def pool_of(collection: ShardedEmbeddingBagCollection) -> Pool:
+    """Return the forward of a sharded collection."""
+
+    def pool(batch: KeyedJaggedTensor) -> Tensor:
+        pooled_BK: Tensor = collection(batch).values()
+        return pooled_BK
+
+    return pool
+
+
+class PlainTorch:
+    """An `nn.EmbeddingBag` for each table, with an optimiser of torch.
+
+    Args:
+        workload: The tables and the shape of a batch.
+        sparse: Whether a gradient is a sparse tensor of the ids' rows; else it is as large as the
+            table.
+        optimizer: The class of the optimiser.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        sparse: bool,
+        optimizer: Callable[..., torch.optim.Optimizer],
+    ) -> None:
+        self.bags = nn.ModuleList(
+            [
+                nn.EmbeddingBag(rows, dim, mode="sum", sparse=sparse, include_last_offset=True)
+                for rows, dim in zip(workload.rows_F, workload.dim_F, strict=True)
+            ]
+        )
+        self.offsets = [
+            torch.arange(0, workload.batch_size * bag + 1, bag) for bag in workload.bag_F
+        ]
+        self.optimizer = optimizer(self.bags.parameters(), lr=LEARNING_RATE)
+
+    def __call__(self, batch: KeyedJaggedTensor) -> Tensor:
+        """Return the pooled vectors of a batch, [B, K]."""
+        ids = torch.split(batch.values(), batch.length_per_key())
+        pooled: list[Tensor] = [
+            bag(i, o) for bag, i, o in zip(self.bags, ids, self.offsets, strict=True)
+        ]
+        return pooled[0] if len(pooled) == 1 else torch.cat(pooled, 1)
+
+    def update(self) -> None:
+        """Update the whole tables, or only the rows of sparse gradients."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
 
 @dataclass(frozen=True)
@@ -133,7 +230,12 @@ def at_bandwidth(copy: Measured, moved: int) -> Measured:
 
 
 def run(session: Session) -> None:
-    """Measure every workload at every number of threads."""
+    """Measure every workload at every number of threads, or the memory of a backward, as the verb
+    says.
+    """
+    if session.settings.verb == "memory":
+        _measure_memory(session)
+        return
     for name in session.settings.workload:
         _measure(session, WORKLOADS[name])
 
@@ -191,4 +293,79 @@ def _record(
         "forward_flops": floor.forward_flops,
         "backward_flops": floor.backward_flops,
         "copy_gb_per_s": 2 * COPIED_BYTES / copied.median() / 1e6,
+    }
+
+
+def _measure_memory(session: Session) -> None:
+    """Measure every method at every batch size with every kind of ids."""
+    settings = session.settings
+    torch.set_num_threads(settings.threads[0])
+    tables = session.listed_tables()
+    largest = workload_of([max(tables, key=lambda t: t.num_embeddings * t.embedding_dim)])
+    for ids, batch_size in product(settings.ids, settings.batch_size):
+        workload = largest.of_shape(batch_size, settings.bag, ids)
+        batches = session.batches(workload)
+        with progress(f"{ids} ids, batch {batch_size}, methods", len(METHODS)) as advance:
+            for name, method in METHODS.items():
+                measured = _peak(method(session, workload, batches), settings.rounds)
+                session.add(_memory_record(name, workload, ids, measured))
+                advance(1)
+
+
+def _recapp(session: Session, workload: Workload, batches: list[KeyedJaggedTensor]) -> Steps:
+    """Return steps of recapp's tables, whose backward updates the rows."""
+    collection = session.whole(workload.tables(), batches[:1], session.comm, sgd(LEARNING_RATE))
+    return training(pool_of(collection), batches, _gradient(workload))
+
+
+def _plain(
+    sparse: bool, session: Session, workload: Workload, batches: list[KeyedJaggedTensor]
+) -> Steps:
+    """Return steps of `nn.EmbeddingBag` with `torch.optim.SGD`."""
+    tables = PlainTorch(workload, sparse, torch.optim.SGD)
+    return training(tables, batches, _gradient(workload), tables.update)
+
+
+def _gradient(workload: Workload) -> Tensor:
+    return torch.ones(workload.batch_size, workload.width)
+
+
+METHODS: dict[str, Callable[[Session, Workload, list[KeyedJaggedTensor]], Steps]] = {
+    "recapp": _recapp,
+    "sparse gradient": partial(_plain, True),
+    "dense gradient": partial(_plain, False),
+}
+
+
+def _peak(method: Steps, rounds: int) -> dict[str, Any]:
+    """Return the highest peak over all rounds in bytes, and the time of backward and update."""
+    peaks = []
+    measured = Measured()
+    backward = Steps({"step": method.parts["backward"]})
+    for number in range(rounds):
+        method.parts["forward"](number)
+        before = settled_bytes()
+        forget_peak_resident()
+        measured.add(backward.run(1))
+        peaks.append(max(0, peak_bytes() - before))
+    return {"peak_bytes": max(peaks), **compared(measured, {})}
+
+
+def _memory_record(
+    name: str, workload: Workload, ids: str, measured: dict[str, Any]
+) -> dict[str, Any]:
+    rows = workload.rows_F[0]
+    dim = workload.dim_F[0]
+    touched = max(len(torch.unique(ids_L)) for ids_L in workload.draw(0))
+    return {
+        "way": name,
+        "rows": rows,
+        "dim": dim,
+        "ids": ids,
+        "batch_size": workload.batch_size,
+        "bag": workload.bag_F[0],
+        "table_bytes": 4 * rows * dim,
+        "touched_rows": touched,
+        "touched_bytes": 4 * touched * dim,
+        **measured,
     }

@@ -10,10 +10,10 @@ the names and arguments that recapp's own API has in another form. Two places us
 | training                   | train_pipeline, awaitables                                         |
 | modules around collections | collection_wrapper, feature_processors                             |
 | optimisers                 | keyed_optimizers, warmup_optimizer                                 |
-| plans, sharding by hand    | planning, plans_by_hand, quantised_comms                           |
+| plans, sharding by hand    | planning, plans_by_hand                                            |
 | tables that take any ids   | managed_collisions, managed_collision_collections,                 |
 |                            | eviction_policies                                                  |
-| quantised models           | quantised_models, quantised_collections, predict_modules           |
+| quantised models           | quantised_models, quantised_collections                            |
 | data                       | random_data, movielens                                             |
 | notebooks about TorchRec   | notebook_helpers                                                   |
 | **HugeCTR**                |                                                                    |

@@ -301,7 +301,12 @@ class GradientClippingOptimizer(OptimizerWrapper):
         param_to_pgs: Mapping[Any, Any] | None = None,
     ) -> None:
         super().__init__(optimizer)
-        self.clipping = _clipping_of(clipping)
+        if not isinstance(clipping, GradientClipping):
+            raise ConfigError(
+                f"clipping={clipping!r}: give GradientClipping.NORM, GradientClipping.VALUE or "
+                "GradientClipping.NONE"
+            )
+        self.clipping = clipping
         self.max_gradient = max_gradient
         self.norm_type = _order_of(norm_type)
         if not max_gradient >= 0:
@@ -346,15 +351,6 @@ class GradientClippingOptimizer(OptimizerWrapper):
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
-
-
-def _clipping_of(clipping: Any) -> GradientClipping:
-    if not isinstance(clipping, GradientClipping):
-        raise ConfigError(
-            f"clipping={clipping!r}: give GradientClipping.NORM, GradientClipping.VALUE or "
-            "GradientClipping.NONE"
-        )
-    return clipping
 
 
 def _order_of(norm_type: float | str) -> float:

@@ -32,18 +32,21 @@ NAME = "forward"
 
 @dataclass(frozen=True)
 class ForwardTimes:
-    """The measurements of `TorchRecBenchmark.benchmark_forward`."""
+    """The measurements of `TorchRecBenchmark.benchmark_forward`.
+
+    Args:
+        batch_time_ms: The median time of a forward on its slowest rank, in milliseconds.
+        batch_time_ms_q1: The first quartile.
+        batch_time_ms_q3: The third quartile.
+        throughput: The samples that all ranks together compute in a second, at the median time.
+        bytes_exchanged: The bytes that all ranks send each other for the tables in a forward.
+    """
 
     batch_time_ms: float
-    """The median time of a forward on its slowest rank, in milliseconds."""
     batch_time_ms_q1: float
-    """The first quartile."""
     batch_time_ms_q3: float
-    """The third quartile."""
     throughput: float
-    """The samples that all ranks together compute in a second, at the median time."""
     bytes_exchanged: int
-    """The bytes that all ranks send each other for the tables in a forward."""
 
 
 class TorchRecBenchmark:

@@ -87,6 +87,9 @@ _OF_EVERY_HOME = {
         "distributed.mc_embedding.ShardedManagedCollisionEmbeddingCollection",
     ),
     "recapp.compat.planning": (
+        "distributed.fbgemm_qcomm_codec.CommType",
+        "distributed.fbgemm_qcomm_codec.QCommsConfig",
+        "distributed.fbgemm_qcomm_codec.get_qcomm_codecs_registry",
         "distributed.embedding_types.EmbeddingComputeKernel",
         "distributed.planner.EmbeddingShardingPlanner",
         "distributed.planner.ParameterConstraints",
@@ -135,16 +138,18 @@ _OF_EVERY_HOME = {
         "distributed.types.EmbeddingModuleShardingPlan",
         "distributed.types.ShardingPlan",
     ),
-    "recapp.compat.predict_modules": (
+    "recapp.compat.quantised_models": (
+        "distributed.quant_embeddingbag.shard_quant_model",
+        "inference.modules.DEFAULT_QUANTIZATION_DTYPE",
+        "inference.modules.DEFAULT_QUANT_MAPPING",
+        "inference.modules.quantize_embeddings",
+        "inference.modules.quantize_inference_model",
+        "inference.modules.shard_quant_model",
+        "quant.quantize_embeddings",
         "inference.modules.BatchingMetadata",
         "inference.modules.PredictFactory",
         "inference.modules.PredictModule",
         "inference.modules.QualNameMetadata",
-    ),
-    "recapp.compat.quantised_comms": (
-        "distributed.fbgemm_qcomm_codec.CommType",
-        "distributed.fbgemm_qcomm_codec.QCommsConfig",
-        "distributed.fbgemm_qcomm_codec.get_qcomm_codecs_registry",
     ),
     "recapp.compat.quantised_collections": (
         "modules.embedding_configs.QuantConfig",
@@ -158,15 +163,6 @@ _OF_EVERY_HOME = {
     ),
     "recapp.compat.quantised_collections:EmbeddingCollection": (
         "distributed.quant_embedding.QuantEmbeddingCollection",
-    ),
-    "recapp.compat.quantised_models": (
-        "distributed.quant_embeddingbag.shard_quant_model",
-        "inference.modules.DEFAULT_QUANTIZATION_DTYPE",
-        "inference.modules.DEFAULT_QUANT_MAPPING",
-        "inference.modules.quantize_embeddings",
-        "inference.modules.quantize_inference_model",
-        "inference.modules.shard_quant_model",
-        "quant.quantize_embeddings",
     ),
     "recapp.compat.random_data": (
         "datasets.criteo.CAT_FEATURE_COUNT",

@@ -18,6 +18,7 @@ from recapp.compat.awaitables import (
 from recapp.compat.managed_collision_collections import (
     ManagedCollisionEmbeddingBagCollectionSharder,
 )
+from recapp.compat.planning import CommType, QCommsConfig, get_qcomm_codecs_registry
 from recapp.compat.plans_by_hand import (
     ShardingEnv,
     get_local_rank,
@@ -27,7 +28,6 @@ from recapp.compat.plans_by_hand import (
     shard_modules,
     table_wise,
 )
-from recapp.compat.quantised_comms import CommType, QCommsConfig, get_qcomm_codecs_registry
 from recapp.console import note_once
 from recapp.engine.model_parallel import EmbeddingBagCollectionSharder
 from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection

@@ -14,7 +14,7 @@ where kernels must be compiled first.
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -195,10 +195,9 @@ def calibrate(
                     advance=advance,
                 )
                 links[kind].append(comm.broadcast(cost))
-        alone = comm.world == 1
         overlap = (
             default_hardware(device.type).overlap
-            if alone
+            if comm.world == 1
             else comm.broadcast(measure_overlap(comm, device, transport, rounds))
         )
         advance(1)
@@ -382,7 +381,7 @@ def _hardware(
         device.type,
         local,
         min(free, default=None),
-        {name: _rounded_work(work) for name, work in kernels.items()},
+        {name: Work(*(float(f"{x:.4g}") for x in astuple(work))) for name, work in kernels.items()},
         of_kind["all_to_all"],
         of_kind["all_reduce"],
         float(f"{measured['flops_per_s']:.4g}"),
@@ -425,15 +424,6 @@ def _links(costs: Sequence[LinkCost], local: int, assumed: Mapping[str, Link]) -
     }
 
 
-def _rounded_work(work: Work) -> Work:
-    return Work(
-        *(
-            float(f"{number:.4g}")
-            for number in (work.call_us, work.item_ns, work.gb_per_s, work.step_us)
-        )
-    )
-
-
 def _rows(
     samples: Mapping[str, Sequence[Sample]],
     kernels: Mapping[str, Work],
@@ -473,9 +463,9 @@ def _rows(
         for kind in KINDS
         for cost in links[kind]
     ]
-    rows.append(_row("copy", None, None, measured["copy_gb_per_s"]))
     return [
         *rows,
+        _row("copy", None, None, measured["copy_gb_per_s"]),
         _row("dense part", None, None, None, gflop_per_s=measured["flops_per_s"] / 1e9),
         _row("overlap", None, None, None, share=measured["overlap"]),
     ]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -31,14 +31,9 @@ KB = 1024
 HEAD = re.compile(r"^[0-9a-f]+-[0-9a-f]+ .*$")
 
 
-class LoadModel(Protocol):
-    """A function that loads an artefact into this process, as `recapp.load_model` does."""
-
-    def __call__(
-        self, path: Path, *, check_rows: bool = True, trust_compiled: bool = False
-    ) -> Scorer:
-        """Load the artefact."""
-        ...
+LoadModel = Callable[..., Scorer]
+"""A function that loads an artefact into this process, with the arguments of `recapp.load_model`.
+"""
 
 
 def cost_of_loading(artefact: Path, load: LoadModel) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Shapes: B batch, K columns, F vectors or numbers, D columns of a vector, P pairs
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -19,15 +19,16 @@ def initialise(values: Tensor, how: str, fan_in: int, fan_out: int) -> None:
     if values.is_meta:
         return
     both = fan_in + fan_out
-    if how == "Uniform":
-        nn.init.uniform_(values, -1 / both, 1 / both)
-    elif how == "XavierNorm":
-        nn.init.normal_(values, 0.0, math.sqrt(2 / both))
-    elif how == "XavierUniform":
-        limit = math.sqrt(6 / both)
-        nn.init.uniform_(values, -limit, limit)
-    elif how == "Zero":
-        nn.init.zeros_(values)
+    draw: Mapping[str, Callable[[], object]] = {
+        "Uniform": lambda: nn.init.uniform_(values, -1 / both, 1 / both),
+        "XavierNorm": lambda: nn.init.normal_(values, 0.0, math.sqrt(2 / both)),
+        "XavierUniform": lambda: nn.init.uniform_(
+            values, -math.sqrt(6 / both), math.sqrt(6 / both)
+        ),
+        "Zero": lambda: nn.init.zeros_(values),
+    }
+    if how in draw:
+        draw[how]()
 
 
 def linear(inputs: int, outputs: int, how: str, bias_how: str | None) -> nn.Linear:

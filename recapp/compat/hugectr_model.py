@@ -17,6 +17,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from recapp.compat.hugectr_arguments import UnknownNameError
@@ -265,16 +266,13 @@ def _rows(
     kind: str, inputs: Sequence[str], outputs: Sequence[str], shapes: Mapping[str, Shape], size: int
 ) -> list[tuple[str, ...]]:
     """Return the lines of a layer in the summary: one for each input or output, side by side."""
-    made: list[tuple[str, ...]] = []
-    for k in range(max(len(inputs), len(outputs))):
-        output = outputs[k] if k < len(outputs) else ""
-        made.append(
-            (
-                kind if k == 0 else "",
-                inputs[k] if k < len(inputs) else "",
-                output,
-                shape_text(shapes[output]) if output else "",
-                f"{size:,}" if size and k == 0 else "",
-            )
+    return [
+        (
+            "" if k else kind,
+            read,
+            made,
+            shape_text(shapes[made]) if made else "",
+            "" if k or not size else f"{size:,}",
         )
-    return made
+        for k, (read, made) in enumerate(zip_longest(inputs, outputs, fillvalue=""))
+    ]

@@ -169,9 +169,12 @@ class WarmupOptimizer(OptimizerWrapper):
         return number, stage
 
     def _set_lr(self) -> None:
-        number, stage = self._position()
+        number, position = self._position()
+        stage = self.stages[position]
+        formula = _FACTORS.get(stage.policy, _FACTORS[WarmupPolicy.NONE])
+        factor = formula(stage, number) * stage.lr_scale
         for group in self.param_groups:
-            group[self.lr_param] = self.lr * _factor(self.stages[stage], number)
+            group[self.lr_param] = self.lr * factor
 
 
 def _checked(stages: list[WarmupStage]) -> list[WarmupStage]:
@@ -216,22 +219,18 @@ def _check_factor(where: str, stage: WarmupStage, first: int) -> None:
         raise ConfigError(f"{where}.sgdr_period={stage.sgdr_period}: must be at least 1")
 
 
-def _factor(stage: WarmupStage, number: int) -> float:
-    """Return the factor of the learning rate in step `number` = 0, 1, ..."""
-    value = stage.value
-    if stage.policy is WarmupPolicy.LINEAR:
-        factor = value + (1.0 - value) * number / stage.max_iters
-    elif stage.policy is WarmupPolicy.CONSTANT:
-        factor = value
-    elif stage.policy is WarmupPolicy.POLY:
-        factor = math.pow(1 - number / stage.decay_iters, value)
-    elif stage.policy is WarmupPolicy.STEP:
-        factor = math.pow(value, number // stage.decay_iters)
-    elif stage.policy is WarmupPolicy.INVSQRT:
-        factor = 1.0 / math.sqrt(number)
-    elif stage.policy is WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS:
-        turn = math.pi * (number % stage.sgdr_period) / stage.sgdr_period
-        factor = value + (1.0 - value) * 0.5 * (1 + math.cos(turn))
-    else:
-        factor = 1.0
-    return factor * stage.lr_scale
+_FACTORS: Mapping[WarmupPolicy, Callable[[WarmupStage, int], float]] = {
+    WarmupPolicy.NONE: lambda stage, i: 1.0,
+    WarmupPolicy.LINEAR: lambda stage, i: stage.value + (1.0 - stage.value) * i / stage.max_iters,
+    WarmupPolicy.CONSTANT: lambda stage, i: stage.value,
+    WarmupPolicy.POLY: lambda stage, i: math.pow(1 - i / stage.decay_iters, stage.value),
+    WarmupPolicy.STEP: lambda stage, i: math.pow(stage.value, i // stage.decay_iters),
+    WarmupPolicy.INVSQRT: lambda stage, i: 1.0 / math.sqrt(i),
+    WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS: lambda stage, i: (
+        stage.value
+        + (1.0 - stage.value)
+        * 0.5
+        * (1 + math.cos(math.pi * (i % stage.sgdr_period) / stage.sgdr_period))
+    ),
+}
+"""The factor of each policy in step i = 0, 1, ..., without `lr_scale`."""

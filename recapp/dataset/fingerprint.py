@@ -91,9 +91,8 @@ class Fingerprint:
         entries: Any = plain if isinstance(plain, Mapping) else {}
         count, digest, first = (entries.get(name) for name in ("count", "digest", "first"))
         if (
-            _is_count(count)
-            and _is_digest(digest)
-            and isinstance(first, list)
+            (type(count), type(digest), type(first)) == (int, str, list)
+            and _DIGEST.fullmatch(digest)
             and len(first) == min(count, LISTED) > 0
             and all(map(_are_facts, first))
         ):
@@ -193,20 +192,12 @@ def _digest(raw: bytes) -> str:
     return blake2b(raw, digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _is_digest(value: Any) -> bool:
-    return type(value) is str and _DIGEST.fullmatch(value) is not None
-
-
 def _are_facts(value: Any) -> bool:
-    if not isinstance(value, list) or len(value) != len(FileFacts._fields):
+    if not isinstance(value, list) or [type(fact) for fact in value] != [str, int, int, str]:
         return False
     name, rows, size, contents = value
-    named = type(name) is str and 0 < len(name) <= _MOST_NAME
-    return named and _is_count(rows) and _is_count(size) and _is_digest(contents)
+    plausible = 0 < len(name) <= _MOST_NAME and 0 <= rows < 2**63 and 0 <= size < 2**63
+    return plausible and _DIGEST.fullmatch(contents) is not None
 
 
 @dataclass(frozen=True)

@@ -103,19 +103,22 @@ class PredictionInput:
         """
         collate = Collate(self.schema, self.source.bags, self.transform)
         size = self.settings.rows_per_batch
-        first = rows.start
+        row = rows.start
         held: list[Rows] = []
         kept: list[pa.RecordBatch] = []
-        for file, file_row, chunk in _cut(self.source.slice(rows.start, rows.stop), first, size):
-            numbers_N = file_row + np.arange(chunk.num_rows, dtype=np.int64)
-            held.append(collate.rows(chunk, file.columns, file.path, numbers_N))
-            kept.append(self._kept(chunk))
-            last = first + sum(map(len, held))
-            if last % size == 0 or last == rows.stop:
-                yield self._batch(collate, held, kept, first)
-                first = last
-                held = []
-                kept = []
+        for file, file_row, chunk in arrow_chunks(self.source.slice(rows.start, rows.stop)):
+            while chunk.num_rows:
+                part = chunk.slice(0, size - row % size)
+                numbers_N = file_row + np.arange(part.num_rows, dtype=np.int64)
+                held.append(collate.rows(part, file.columns, file.path, numbers_N))
+                kept.append(self._kept(part))
+                chunk = chunk.slice(part.num_rows)
+                file_row += part.num_rows
+                row += part.num_rows
+                if row % size == 0 or row == rows.stop:
+                    yield self._batch(collate, held, kept, row - sum(map(len, held)))
+                    held = []
+                    kept = []
 
     def no_rows(self) -> InputBatch:
         """Return a batch without rows, for a rank that is finished before others."""
@@ -283,23 +286,3 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     """Return the type of a kept column without dictionary encoding or views."""
     kind = value_type(kind)
     return without_views(pa.nulls(0, kind)).type if has_views(kind) else kind
-
-
-def _cut(source: Source, first: int, size: int) -> Iterator[tuple[DataFile, int, pa.RecordBatch]]:
-    """Yield the chunks of a source, cut at the ends of batches.
-
-    Args:
-        source: Consecutive rows.
-        first: The number of the first row in the whole input.
-        size: The rows of a batch.
-
-    Yields:
-        The file, the number of the chunk's first row in it, and the rows.
-    """
-    for file, file_row, chunk in arrow_chunks(source):
-        done = 0
-        while done < chunk.num_rows:
-            count = min(size - first % size, chunk.num_rows - done)
-            yield file, file_row + done, chunk.slice(done, count)
-            first += count
-            done += count

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from recapp.dataset.raw_rows import RawRows
-from recapp.engine.sharded_collection import embedding_collections, sharded_collections
-from recapp.engine.sharded_state import without_tables
+from recapp.engine.sharded_collection import (
+    embedding_collections,
+    sharded_collections,
+    without_tables,
+)
 from recapp.errors import ArtefactError, RecappError
 from recapp.recipe.model import build_model
 from recapp.recipe.recipe import Recipe

@@ -22,8 +22,11 @@ from recapp.app.export_report import table_rows, width_rows
 from recapp.app.stored_recipe import recipe_of_stored
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.sequential_rows import example_rows
-from recapp.engine.sharded_collection import embedding_collections, sharded_collections
-from recapp.engine.sharded_state import without_tables
+from recapp.engine.sharded_collection import (
+    embedding_collections,
+    sharded_collections,
+    without_tables,
+)
 from recapp.errors import CheckpointError, ConfigError
 from recapp.inference.choose_storage import (
     least_storage,

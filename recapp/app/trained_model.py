@@ -15,8 +15,7 @@ from torch import nn
 
 from recapp import console
 from recapp.app.artefact_model import load_dense, meta_model, raw_rows_of
-from recapp.engine.sharded_collection import sharded_collections, sharded_tables
-from recapp.engine.sharded_state import without_tables
+from recapp.engine.sharded_collection import sharded_collections, sharded_tables, without_tables
 from recapp.errors import CheckpointError, ConfigError
 from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
 from recapp.inference.mapped_rows import mapped_tables

@@ -7,17 +7,20 @@ collection is one member of them, and converts the vectors to the output of its 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from recapp.engine.dynamic_blocks import ALWAYS_LOADED, KEYS
 from recapp.engine.fused_optimizer import FusedOptimizer
 from recapp.engine.outputs import Member
 from recapp.engine.row_store import RowStore, StoredGroup
-from recapp.engine.sharded_state import put_tables_in_state
+from recapp.engine.sharded_state import load_dynamic, load_strips, stored_names
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.table_parameter import TableParameter
+from recapp.engine.table_strips import TableStrips
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, rules_of
 from recapp.optim.table_rule import check_same_rule, rule_in_backward
@@ -69,7 +72,9 @@ class ShardedCollection(nn.Module):
         if held:
             setattr(self, self.tables_of, ModuleByName(held))
         self.parameters_of: Mapping[str, TableParameter] = held
-        put_tables_in_state(self)
+        # torch calls them in `state_dict` and `load_state_dict` of every module around
+        self.register_state_dict_post_hook(ShardedCollection._save_tables)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(ShardedCollection._load_tables)  # type: ignore[no-untyped-call]
 
     def tables(self) -> list[EmbeddingConfig]:
         """Return the tables, in order."""
@@ -89,6 +94,78 @@ class ShardedCollection(nn.Module):
         """Yield this rank's rectangles of the collection's tables. Every rank calls it."""
         names = {t.name for t in self._tables}
         return (block for block in self.shared.blocks() if block.table in names)
+
+    def _weights(self, prefix: str) -> dict[str, tuple[EmbeddingConfig, list[Block]]]:
+        """Return the table of each weight, and this rank's rectangles of it that a state dict has,
+        by the name of the weight.
+        """
+        held: dict[str, list[Block]] = {t.name: [] for t in self._tables}
+        for block in self.blocks():
+            if block.tensor in ALWAYS_LOADED:
+                held[block.table].append(block)
+        return {prefix + self.weight_name(t.name): (t, held[t.name]) for t in self._tables}
+
+    def _of_parameters(self, prefix: str) -> dict[str, Tensor]:
+        """Return the rows of the tables that are parameters, by the names of their weights."""
+        return {
+            prefix + self.weight_name(table): parameter.weight.detach()
+            for table, parameter in self.parameters_of.items()
+        }
+
+    def _save_tables(self, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        """Put this rank's strips of each table into a state dict. Every rank calls it."""
+        if not self.tables_in_state:
+            for name in self._of_parameters(prefix):
+                state.pop(name, None)
+            return
+        for name, (table, held) in self._weights(prefix).items():
+            if table.name in self.parameters_of:  # torch has saved the whole table
+                continue
+            for stored in stored_names(name, table):
+                tensor = "weight" if stored == name else KEYS
+                state[stored] = TableStrips.of(
+                    [b for b in held if b.tensor == tensor],
+                    table,
+                    table.embedding_dim if stored == name else 1,
+                    self.shared.state.layout,
+                    self.shared.comm.rank,
+                )
+
+    def _load_tables(
+        self,
+        state: dict[str, Any],
+        prefix: str,
+        metadata: Any,
+        strict: bool,
+        missing: list[str],
+        unexpected: list[str],
+        errors: list[str],
+    ) -> None:
+        """Copy the tables of a state dict to this rank's rows, and remove them from the dict,
+        because torch does not know their names.
+        """
+        if not self.tables_in_state:
+            state.update(self._of_parameters(prefix))
+            return
+        for name, (table, held) in self._weights(prefix).items():
+            shape = (table.num_embeddings, table.embedding_dim)
+            dtype = table.data_type.dtype
+            stored = stored_names(name, table)
+            lacking = [n for n in stored if n not in state]
+            fault = ""
+            if table.name in self.parameters_of:
+                if not lacking:  # the rows get the strips, and torch loads the rows into themselves
+                    fault = load_strips(state[name], held, shape, dtype)
+                    state[name] = self.parameters_of[table.name].weight.detach()
+            else:
+                missing.extend(lacking)
+                given = [state.pop(n, None) for n in stored]
+                if table.dynamic is not None:  # all ranks take part, because they agree first
+                    fault = load_dynamic(self.shared, table, given[0], given[1], bool(lacking))
+                elif not lacking:
+                    fault = load_strips(given[0], held, shape, dtype)
+            if fault and not lacking:
+                errors.append(f"table {table.name} ({name}): {fault}")
 
     @property
     def fused_optimizer(self) -> FusedOptimizer:
@@ -115,6 +192,21 @@ class ShardedCollection(nn.Module):
                 f"{t.name}: {rows} x {t.embedding_dim}, {s.sharding_type}, {s.mode}, {ranks}"
             )
         return "\n".join(lines)
+
+
+@contextmanager
+def without_tables(collections: Sequence[ShardedCollection]) -> Iterator[None]:
+    """Leave tables out of state dicts inside the context, so that a state dict without tables
+    loads. The tables are stored elsewhere.
+    """
+    before = [collection.tables_in_state for collection in collections]
+    for collection in collections:
+        collection.tables_in_state = False
+    try:
+        yield
+    finally:
+        for collection, in_state in zip(collections, before, strict=True):
+            collection.tables_in_state = in_state
 
 
 class ShardedEmbeddingBagCollection(ShardedCollection):

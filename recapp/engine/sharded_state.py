@@ -32,19 +32,17 @@ The state dict contains only weights. The state of the optimiser has the same fo
 of the tables' fused optimiser (`recapp/engine/fused_optimizer.py`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from recapp.engine.dynamic_blocks import ALWAYS_LOADED, KEYS, ROWS, WAITING
+from recapp.engine.dynamic_blocks import KEYS, ROWS, WAITING
 from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.table_parameter import TableParameter
-from recapp.engine.table_strips import Strip, TableStrips, shape_in, strips_in
+from recapp.engine.table_strips import Strip, shape_in, strips_in
 from recapp.sharding.layout import Block, copy_rows, overlap
 from recapp.sparse.transfer import true_indices
 from recapp.tables.config import EmbeddingConfig
@@ -52,130 +50,7 @@ from recapp.tables.dynamic import RUNS, positions_of, runs_of
 from recapp.tables.row_order import RowOrder
 
 
-class HoldsTables(Protocol):
-    """A sharded collection, in the view of its state dict."""
-
-    tables_in_state: bool
-    parameters_of: Mapping[str, TableParameter]
-
-    def tables(self) -> list[EmbeddingConfig]:
-        """Return the tables, in order."""
-
-    def weight_name(self, table: str) -> str:
-        """Return the name of a table's weight in the state dict of the collection."""
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield this rank's rectangles of the tables, as views."""
-
-
-def put_tables_in_state(collection: nn.Module) -> None:
-    """Add the tables of a collection to `state_dict` and `load_state_dict` of every module that
-    contains it.
-
-    Args:
-        collection: A module with the attributes of `HoldsTables`.
-    """
-    collection.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
-    collection.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def without_tables(collections: Sequence[HoldsTables]) -> Iterator[None]:
-    """Leave tables out of state dicts inside the context, so that a state dict without tables
-    loads. The tables are stored elsewhere.
-    """
-    before = [collection.tables_in_state for collection in collections]
-    for collection in collections:
-        collection.tables_in_state = False
-    try:
-        yield
-    finally:
-        for collection, in_state in zip(collections, before, strict=True):
-            collection.tables_in_state = in_state
-
-
-def _names(collection: HoldsTables, prefix: str) -> dict[str, EmbeddingConfig]:
-    return {prefix + collection.weight_name(t.name): t for t in collection.tables()}
-
-
-def _weights(collection: HoldsTables) -> dict[str, list[Block]]:
-    held: dict[str, list[Block]] = {t.name: [] for t in collection.tables()}
-    for block in collection.blocks():
-        if block.tensor in ALWAYS_LOADED:
-            held[block.table].append(block)
-    return held
-
-
-def _save(collection: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """Put this rank's strips of each table into a state dict. Every rank calls it."""
-    c: Any = collection
-    if not c.tables_in_state:
-        for name in _of_parameters(c, prefix):
-            state.pop(name, None)
-    else:
-        held = _weights(c)
-        for name, table in _names(c, prefix).items():
-            if table.name in c.parameters_of:  # torch has saved the whole table
-                continue
-            for stored in _stored_names(name, table):
-                tensor = "weight" if stored == name else KEYS
-                state[stored] = TableStrips.of(
-                    [b for b in held[table.name] if b.tensor == tensor],
-                    table,
-                    table.embedding_dim if stored == name else 1,
-                    c.shared.state.layout,
-                    c.shared.comm.rank,
-                )
-
-
-def _load(
-    collection: nn.Module,
-    state: dict[str, Any],
-    prefix: str,
-    metadata: Any,
-    strict: bool,
-    missing: list[str],
-    unexpected: list[str],
-    errors: list[str],
-) -> None:
-    """Copy the tables of a state dict to this rank's rows, and remove them from the dict, because
-    torch does not know their names.
-    """
-    c: Any = collection
-    if not c.tables_in_state:
-        state.update(_of_parameters(c, prefix))
-        return
-    held = _weights(c)
-    for name, table in _names(c, prefix).items():
-        shape = (table.num_embeddings, table.embedding_dim)
-        dtype = table.data_type.dtype
-        stored = _stored_names(name, table)
-        lacking = [n for n in stored if n not in state]
-        fault = ""
-        if table.name in c.parameters_of:
-            if not lacking:  # the rows get the strips, and torch loads the rows into themselves
-                fault = load_strips(state[name], held[table.name], shape, dtype)
-                state[name] = c.parameters_of[table.name].weight.detach()
-        else:
-            missing.extend(lacking)
-            given = [state.pop(n, None) for n in stored]
-            if table.dynamic is not None:  # all ranks take part, because they agree first
-                fault = load_dynamic(c.shared, table, given[0], given[1], bool(lacking))
-            elif not lacking:
-                fault = load_strips(given[0], held[table.name], shape, dtype)
-        if fault and not lacking:
-            errors.append(f"table {table.name} ({name}): {fault}")
-
-
-def _of_parameters(collection: HoldsTables, prefix: str) -> dict[str, Tensor]:
-    """Return the rows of the tables that are parameters, by the names of their weights."""
-    return {
-        prefix + collection.weight_name(table): parameter.weight.detach()
-        for table, parameter in collection.parameters_of.items()
-    }
-
-
-def _stored_names(weight: str, table: EmbeddingConfig) -> list[str]:
+def stored_names(weight: str, table: EmbeddingConfig) -> list[str]:
     """Return the names of the tensors of a table, from the name of its weight."""
     keys = weight.removesuffix("weight") + KEYS
     return [weight] if table.dynamic is None else [weight, keys]

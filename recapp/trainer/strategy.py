@@ -31,7 +31,7 @@ from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 
 from recapp import console
-from recapp.engine import sharded_state
+from recapp.engine import sharded_collection
 from recapp.engine.model_parallel import compile_dense, wrap_dense
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_collection import shard_model, sharded_collections, sharded_tables
@@ -223,7 +223,9 @@ class EmbeddingShardingStrategy(DDPStrategy):
     def without_tables(self) -> AbstractContextManager[None]:
         """Return a context manager that leaves tables out of the module's state dict."""
         module = self.lightning_module
-        return sharded_state.without_tables([] if module is None else sharded_collections(module))
+        return sharded_collection.without_tables(
+            [] if module is None else sharded_collections(module)
+        )
 
     def hidden_share(self) -> dict[str, float]:
         """Return the hidden share of this rank's messages by phase: of the time in which messages

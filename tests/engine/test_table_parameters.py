@@ -16,8 +16,7 @@ from recapp.compat.keyed_optimizers import (
 )
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
-from recapp.engine.sharded_collection import sharded_collections
-from recapp.engine.sharded_state import without_tables
+from recapp.engine.sharded_collection import sharded_collections, without_tables
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.rules import sgd
 from recapp.sharding.plan_file import plan_to_yaml

@@ -31,10 +31,10 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.bags_of_samples import pooled_of_samples
 from recapp.tables.collections import embedding_tables
-from recapp.tables.config import EmbeddingConfig, common_dim
-from recapp.tables.embedding import EmbeddingCollection, sequences
+from recapp.tables.config import EmbeddingConfig
+from recapp.tables.embedding import EmbeddingCollection, SequenceTables, sequences
 from recapp.tables.embedding_bag import EmbeddingBagCollection
-from recapp.tables.lookups import TableLookup, lookups_of, outputs_by_table
+from recapp.tables.lookups import TableLookup, lookups_of
 from recapp.tables.module_by_name import ModuleByName, key_of
 from recapp.tables.unsharded_collection import UnshardedCollection
 from recapp.transport.communicator import Comm
@@ -258,7 +258,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         return pooled_of_samples(self.lookups, values_BD, features, self.room)
 
 
-class ShardedEmbeddingCollection(ShardedCollection):
+class ShardedEmbeddingCollection(SequenceTables, ShardedCollection):
     """A sharded `EmbeddingCollection`, placed by a plan. Arguments as for `ShardedCollection`.
 
     With `need_indices`, the weights of an output are the rows that were looked up.
@@ -269,26 +269,6 @@ class ShardedEmbeddingCollection(ShardedCollection):
     def __init__(self, shared: ShardedTables, member: int = 0, need_indices: bool = False) -> None:
         super().__init__(shared, member)
         self._need_indices = need_indices
-
-    def embedding_configs(self) -> list[EmbeddingConfig]:
-        """Return the tables, in order, like TorchRec's method."""
-        return self.tables()
-
-    def need_indices(self) -> bool:
-        """Return whether the weights of an output are the rows that were looked up."""
-        return self._need_indices
-
-    def embedding_dim(self) -> int:
-        """Return the number of columns D of every table.
-
-        Raises:
-            ConfigError: The tables have several widths.
-        """
-        return common_dim(self._tables)
-
-    def embedding_names_by_table(self) -> list[list[str]]:
-        """Return the outputs of each table, in the order of the tables."""
-        return outputs_by_table(self.lookups)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Look up every id. Every rank calls it with its own batch, which may be empty.

@@ -33,7 +33,35 @@ from recapp.tables.lookups import TableLookup, check_lookups, lookups_of, output
 from recapp.tables.unsharded_collection import UnshardedCollection
 
 
-class EmbeddingCollection(UnshardedCollection):
+class SequenceTables:
+    """The questions of TorchRec's programs to a collection of sequences, sharded or not."""
+
+    lookups: tuple[TableLookup, ...]
+    _tables: list[EmbeddingConfig]
+    _need_indices: bool
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """Return the tables, in order, like TorchRec's method."""
+        return list(self._tables)
+
+    def need_indices(self) -> bool:
+        """Return whether the weights of an output are the looked-up rows."""
+        return self._need_indices
+
+    def embedding_dim(self) -> int:
+        """Return the columns D of every table.
+
+        Raises:
+            ConfigError: The tables have different widths, which TorchRec's cannot have.
+        """
+        return common_dim(self._tables)
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """Return the outputs of each table, in the order of the tables."""
+        return outputs_by_table(self.lookups)
+
+
+class EmbeddingCollection(SequenceTables, UnshardedCollection):
     """Looks up a vector for every id: KeyedJaggedTensor -> a JaggedTensor of vectors per feature.
 
     Args:
@@ -79,26 +107,6 @@ class EmbeddingCollection(UnshardedCollection):
                 )
         super().__init__(list(made.values()), read, device, seed, False, sparse)
         self._need_indices = need_indices
-
-    def embedding_configs(self) -> list[EmbeddingConfig]:
-        """Return the tables, in order, like TorchRec's method."""
-        return self.tables()
-
-    def need_indices(self) -> bool:
-        """Return whether the weights of an output are the looked-up rows."""
-        return self._need_indices
-
-    def embedding_dim(self) -> int:
-        """Return the columns D of every table.
-
-        Raises:
-            ConfigError: The tables have different widths, which TorchRec's cannot have.
-        """
-        return common_dim(self._tables)
-
-    def embedding_names_by_table(self) -> list[list[str]]:
-        """Return the outputs of each table, in the order of the tables."""
-        return outputs_by_table(self.lookups)
 
     def module_of(self, weight_RD: Tensor) -> nn.Embedding:
         """Return torch's module of a table's rows."""

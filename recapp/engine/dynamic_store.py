@@ -60,16 +60,16 @@ class DynamicStore(FloatRows):
     def __init__(self, group: StoredGroup, rule: RowRule | None, seeds: Mapping[str, int]) -> None:
         super().__init__(group, rule, partial(most_slots, group.device))
         layout = group.layout
-        numbers = [i for i, s in enumerate(layout.strips) if s.group == group.number]
         self.strips = [
             DynamicStrip(
-                layout.tables[layout.strips[i].table],
-                layout.strips[i].cols,
+                layout.tables[s.table],
+                s.cols,
                 [p for p in group.pieces if p.strip == i],
-                layout.strips[i].key,
-                seeds[layout.tables[layout.strips[i].table].name],
+                s.key,
+                seeds[layout.tables[s.table].name],
             )
-            for i in numbers
+            for i, s in enumerate(layout.strips)
+            if s.group == group.number
         ]
         runs = sorted({run for s in self.strips for p in s.pieces for run in p.rows})
         self.slots = KeySlots(runs, self.rows, self.backend, group.device)

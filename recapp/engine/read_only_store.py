@@ -39,6 +39,8 @@ class ReadOnlyStore(RowStore):
 
     Raises:
         ValueError: The shape of the rows is not the shape of the group.
+
+    `pooled` are the rows that `pool` reads: `held`, or a copy for one batch.
     """
 
     def __init__(self, group: StoredGroup, held: Held) -> None:
@@ -50,6 +52,7 @@ class ReadOnlyStore(RowStore):
                 f"{self.width}"
             )
         self.held = held
+        self.pooled = held
         self.rows = rows_of(held)
 
     @property
@@ -68,9 +71,7 @@ class ReadOnlyStore(RowStore):
         self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False
     ) -> None:
         """Sum rows along a sparse matrix (`RowStore.pool`)."""
-        self._pool(self.held, links, target, scale, in_lines)
-
-    def _pool(self, held: Held, links: Links, target: Tensor, scale: float, in_lines: bool) -> None:
+        held = self.pooled
         dtype = self.group.dtype
         if isinstance(held, QuantisedRows):
             self.backend.pool_quantised(held, links, target, dtype, scale, in_lines)
@@ -133,7 +134,6 @@ class KeyedStore(ReadOnlyStore):
         self.number_R = number_R
         self.edge_I1 = list(edge_I1)
         self.start = start
-        self._of_batch: Held | None = None
 
     @property
     def nbytes(self) -> StoreBytes:
@@ -144,7 +144,7 @@ class KeyedStore(ReadOnlyStore):
     def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:
         """Return the places of rows in the store (`RowStore.locate`)."""
         row_N = row_N.long()
-        self._of_batch = None
+        self.pooled = self.held
         found_N: Tensor = self.backend.find_sorted(self.number_R, self.edge_I1, row_N, strip_N)
         if bool((found_N < 0).any()):
             assert self.start is not None, "rows that this store does not hold"
@@ -167,17 +167,10 @@ class KeyedStore(ReadOnlyStore):
             if len(absent_M):
                 parts.append(self.start(strip, row_N[absent_M]))
                 order.append(absent_M)
-        self._of_batch = join_rows(parts)
+        self.pooled = join_rows(parts)
         at_N = torch.empty_like(found_N)
         at_N[torch.cat(order)] = torch.arange(len(at_N), device=at_N.device)
         return at_N
-
-    def pool(
-        self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False
-    ) -> None:
-        """Sum rows along a sparse matrix (`RowStore.pool`)."""
-        held = self.held if self._of_batch is None else self._of_batch
-        self._pool(held, links, target, scale, in_lines)
 
 
 def values_of(held: Held) -> Tensor:

@@ -73,8 +73,12 @@ class ShardedCollection(nn.Module):
             setattr(self, self.tables_of, ModuleByName(held))
         self.parameters_of: Mapping[str, TableParameter] = held
         # torch calls them in `state_dict` and `load_state_dict` of every module around
-        self.register_state_dict_post_hook(ShardedCollection._save_tables)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(ShardedCollection._load_tables)  # type: ignore[no-untyped-call]
+        self.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
+            ShardedCollection._save_tables
+        )
+        self.register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
+            ShardedCollection._load_tables
+        )
 
     def tables(self) -> list[EmbeddingConfig]:
         """Return the tables, in order."""

@@ -124,7 +124,7 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
         The content of `metrics.json` on rank 0, an empty dict on other ranks; and the signal that
         has ended training early, or None.
     """
-    from recapp.app.resume import catch_up, changed_optimizer, end_without_training
+    from recapp.app.resume import resumed_run
     from recapp.recipe import lightning_trainer, training
     from recapp.recipe.model import build_model
     from recapp.recipe.run_metrics import metrics_of_run, note_no_validation, write_prediction
@@ -142,8 +142,9 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
     from recapp.trainer.keep_last import KeepLast
     from recapp.trainer.progress import NoteEarlyStop, NoteFall, ProgressLines, TerminalProgress
 
-    if (ended := end_without_training(recipe)) is not None:
-        return ended, None
+    resumed = resumed_run(recipe)
+    if resumed and resumed.is_over:
+        return resumed.metrics(), None
 
     data = training.build_data(recipe, partial(_write_sizes, recipe, job_dir))
     sized = training.sized_by(recipe, data)
@@ -170,7 +171,7 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
     callbacks = [
         ClaimDirectory(job_dir, module.task.known_measures),
         KeepPosition(),
-        *changed_optimizer(recipe),
+        *([resumed.changed_optimizer] if resumed else []),
         clock,
         performance,
         LogRate(clock),
@@ -192,7 +193,8 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
         recipe, strategy, callbacks, loggers, ranks=ranks_here()
     )
 
-    catch_up(trainer, recipe)
+    if resumed:
+        resumed.catch_up(trainer)
     try:
         with lightning_trainer.in_one_line():
             trainer.fit(module, datamodule=data, ckpt_path=recipe.ckpt_path)

@@ -7,14 +7,14 @@ A checkpoint's rows are read into tables, under any plan, as training does. An a
 mapped. No other file asks which kind a stored model is.
 """
 
-from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from recapp import console
-from recapp.app.artefact_model import load_dense, meta_model, raw_rows_of
+from recapp.app.artefact_model import load_dense, model_to_shard, raw_rows_of
 from recapp.engine.sharded_collection import sharded_collections, sharded_tables, without_tables
 from recapp.errors import CheckpointError, ConfigError
 from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
@@ -34,22 +34,15 @@ from recapp.transport.communicator import Comm
 if TYPE_CHECKING:  # scoring without ranks does without Lightning
     from recapp.app.rank_model import RankModel
 
-S = TypeVar("S", bound=StoredModel)
 
+@dataclass(frozen=True)
+class TrainedCheckpoint:
+    """An open checkpoint that becomes a model that scores. Every rank calls its methods."""
 
-class TrainedModel(ABC, Generic[S]):
-    """A stored model that becomes a model that scores.
+    stored: Checkpoint
 
-    Args:
-        stored: The open stored model.
-    """
-
-    def __init__(self, stored: S) -> None:
-        self.stored = stored
-
-    @abstractmethod
-    def fill(self, model: nn.Module, comm: Comm, check_rows: bool) -> StoredModel:
-        """Fill the tables and the dense part of its model on all ranks. Every rank calls this.
+    def fill(self, model: nn.Module, comm: Comm, check_rows: bool) -> Checkpoint:
+        """Read this rank's rows and the dense part.
 
         Args:
             model: The result of `recapp.app.artefact_model.meta_model`.
@@ -58,40 +51,12 @@ class TrainedModel(ABC, Generic[S]):
                 always compared.
 
         Returns:
-            The version that fills the model: a later one if a save has replaced a checkpoint since
-            it was opened.
+            The version that fills the model: a later one if a save has replaced the checkpoint
+            since it was opened.
 
         Raises:
-            RecappError: A file is damaged, or the model does not fit.
+            CheckpointError: A file is damaged, or the model does not fit.
         """
-
-    def compiled(self, model: nn.Module) -> CompiledModel | None:
-        """Return the filled model with its compiled dense part; None if there is none."""
-        return None
-
-    @abstractmethod
-    def fill_own(self, module: nn.Module, comm: Comm) -> StoredModel:
-        """Fill a user's module. Every rank calls this.
-
-        Raises:
-            ConfigError: The stored model has a module of its own.
-            RecappError: A file is damaged, or the module does not fit.
-        """
-
-    @abstractmethod
-    def on_ranks(self, recipe: Train) -> "RankModel":
-        """Return module and strategy for Lightning. Every rank calls this.
-
-        Args:
-            recipe: The recipe of the command that scores; its `ckpt_path` is this model.
-        """
-
-
-class TrainedCheckpoint(TrainedModel[Checkpoint]):
-    """A checkpoint that becomes a model that scores."""
-
-    def fill(self, model: nn.Module, comm: Comm, check_rows: bool) -> Checkpoint:
-        """Read this rank's rows and the dense part."""
         filled = self._fill(placed(model, comm), comm, OF_MODEL)
         if filled.manifest.config != self.stored.manifest.config:
             raise CheckpointError(
@@ -100,8 +65,15 @@ class TrainedCheckpoint(TrainedModel[Checkpoint]):
             )
         return filled
 
+    def compiled(self, model: nn.Module) -> None:
+        """Return None: a checkpoint has no compiled dense part."""
+
     def fill_own(self, module: nn.Module, comm: Comm) -> Checkpoint:
-        """Read this rank's rows and the dense part into a user's module."""
+        """Read this rank's rows and the dense part into a user's module.
+
+        Raises:
+            CheckpointError: A file is damaged, or the module does not fit.
+        """
         configure = getattr(module, "configure_model", None)
         if configure is not None:
             configure()
@@ -119,7 +91,11 @@ class TrainedCheckpoint(TrainedModel[Checkpoint]):
         return filled
 
     def on_ranks(self, recipe: Train) -> "RankModel":
-        """Return the module, and a strategy that restores it from the checkpoint."""
+        """Return the module, and a strategy that restores it from the checkpoint.
+
+        Args:
+            recipe: The recipe of the command that scores; its `ckpt_path` is this model.
+        """
         from recapp.app.rank_model import RankModel
         from recapp.recipe.strategy_of_run import build_strategy
         from recapp.recipe.training import build_module
@@ -131,11 +107,20 @@ class TrainedCheckpoint(TrainedModel[Checkpoint]):
         return RankModel(module, strategy, str(self.stored.path))
 
 
-class TrainedArtefact(TrainedModel[Artefact]):
-    """An artefact that becomes a model that scores."""
+@dataclass(frozen=True)
+class TrainedArtefact:
+    """An open artefact that becomes a model that scores. Its methods are those of
+    `TrainedCheckpoint`.
+    """
+
+    stored: Artefact
 
     def fill(self, model: nn.Module, comm: Comm, check_rows: bool) -> Artefact:
-        """Map the rows, and read the dense part."""
+        """Map the rows, and read the dense part.
+
+        Raises:
+            ArtefactError: A file is damaged, or the files do not belong together.
+        """
         stored = self.stored
         if check_rows:
             together(comm, lambda: 0 if comm.rank else stored.verify())
@@ -163,7 +148,11 @@ class TrainedArtefact(TrainedModel[Artefact]):
         return None
 
     def fill_own(self, module: nn.Module, comm: Comm) -> Artefact:
-        """Refuse the module."""
+        """Refuse a user's module.
+
+        Raises:
+            ConfigError: Always.
+        """
         raise ConfigError(
             f"module=...: {self.stored.path} is an artefact, which has its own: leave module out"
         )
@@ -180,16 +169,11 @@ class TrainedArtefact(TrainedModel[Artefact]):
             stored.verify()
         make_store = mapped_tables(stored).make_store
         strategy = build_strategy(recipe, training=False, make_store=make_store)
-
-        def filled() -> nn.Module:
-            model = meta_model(stored.manifest, recipe)
-            load_dense(stored, model)
-            return model
-
+        module = build_module(recipe, lambda: model_to_shard(stored, recipe))
         raw_rows = raw_rows_of(recipe)
         example = raw_rows.batch(stored.example(raw_rows))
         check = CheckExample(stored.manifest, example)
-        return RankModel(build_module(recipe, filled), strategy, None, (check,))
+        return RankModel(module, strategy, None, (check,))
 
 
 def trained(stored: StoredModel) -> TrainedCheckpoint | TrainedArtefact:

@@ -112,9 +112,7 @@ class CheckpointManifest(Manifest):
         Raises:
             CheckpointError: The run had no data module of recapp, or a value is not an integer.
         """
-        found = self.info.get("position")
-        if not isinstance(found, dict):
-            raise self.wrong("position")
+        found = self.entry("position", dict)
         names = ("epoch", "batches", "batch_size")
         return {name: self._count(found.get(name), f"position.{name}") for name in names}
 
@@ -138,10 +136,7 @@ class CheckpointManifest(Manifest):
         Raises:
             CheckpointError: The entry is not a list of integers.
         """
-        found = self.info.get("updates", [])
-        if not isinstance(found, list):
-            raise self.wrong("updates")
-        return [self._count(count, "updates") for count in found]
+        return [self._count(count, "updates") for count in self.entry("updates", list, [])]
 
     @property
     def rules(self) -> dict[str, str]:
@@ -199,9 +194,7 @@ class CheckpointManifest(Manifest):
         Raises:
             CheckpointError: The entry does not have these numbers.
         """
-        found = self.info.get("dynamic", {})
-        if not isinstance(found, dict):
-            raise self.wrong("dynamic")
+        found = self.entry("dynamic", dict, {})
         for counts in found.values():
             if not isinstance(counts, dict) or sorted(counts) != ["rows", "waiting"]:
                 raise self.wrong("dynamic")

@@ -166,9 +166,8 @@ class Manifest(ABC):
         Raises:
             RecappError: A metric is not a number.
         """
-        found = self.info.get("metrics", {})
-        kinds = (int, float, type(None))
-        if not isinstance(found, dict) or not all(type(v) in kinds for v in found.values()):
+        found = self.entry("metrics", dict, {})
+        if not all(type(v) in (int, float, type(None)) for v in found.values()):
             raise self.wrong("metrics")
         return {name: math.nan if value is None else value for name, value in found.items()}
 
@@ -186,13 +185,13 @@ class Manifest(ABC):
         """The kind and version of the model, which identify the source of scores."""
         return {self.kind.name: f"{self.identity:08x}"}
 
-    def entry(self, name: str, kind: type[T]) -> T:
+    def entry(self, name: str, kind: type[T], default: T | None = None) -> T:
         """Return an entry of the writer.
 
         Raises:
-            RecappError: The entry is missing or of another type.
+            RecappError: The entry is of another type, or is missing and has no default.
         """
-        value = self.info.get(name)
+        value = self.info.get(name, default)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise self.wrong(name)
         return value

@@ -16,7 +16,7 @@ from torch import Tensor
 from recapp.errors import DataError, RecappError
 from recapp.sharding.layout import Block
 from recapp.stored.artefact_manifest import COMPILED, DENSE, EXAMPLE, ArtefactManifest
-from recapp.stored.block_files import Sources, check_bytes, fill_blocks, sources_of
+from recapp.stored.block_files import check_bytes, fill_blocks, sources_of
 from recapp.stored.checkpoint_manifest import META, CheckpointManifest
 from recapp.stored.kinds import ARTEFACT, CHECKPOINT, Kind
 from recapp.stored.local_files import Pinned, crc32_of, files_at
@@ -172,12 +172,6 @@ class Checkpoint(Snapshot[CheckpointManifest]):
     kind = CHECKPOINT
     manifest_type = CheckpointManifest
 
-    def sources(self, blocks: Iterable[Block]) -> Sources:
-        """Return the stored rectangles that fill the blocks
-        (`recapp.stored.block_files.sources_of`).
-        """
-        return sources_of(self.manifest.tensors, self.manifest.row_orders, blocks)
-
     def fill(self, blocks: Iterable[Block]) -> None:
         """Fill blocks from a checkpoint of any plan and any order of rows.
 
@@ -185,7 +179,8 @@ class Checkpoint(Snapshot[CheckpointManifest]):
             CheckpointError: A table, tensor or shape differs from the checkpoint's, the stored
                 blocks leave a hole, or a file is damaged.
         """
-        fill_blocks(self.manifest.folder, self.sources(blocks), self.opened)
+        sources = sources_of(self.manifest.tensors, self.manifest.row_orders, blocks)
+        fill_blocks(self.manifest.folder, sources, self.opened)
 
     @property
     def name(self) -> str:

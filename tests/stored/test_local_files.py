@@ -1,7 +1,10 @@
 """Stored models meet a file system in one file: a store of another kind needs nothing else."""
 
 import ast
+import os
+import resource
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,8 @@ from recapp.stored.checkpoint import (
     verify,
 )
 from recapp.stored.directories import find_checkpoints
-from recapp.stored.local_files import Files, files_at
+from recapp.stored.kinds import CHECKPOINT
+from recapp.stored.local_files import LOCAL, Files, files_at
 from recapp.stored.manifest import to_json
 from recapp.stored.stored_model import open_artefact, read_stored
 
@@ -120,3 +124,17 @@ def test_another_store_keeps_artefacts_without_a_change_elsewhere(elsewhere):
     with open_artefact(elsewhere / "art") as artefact:
         assert artefact.verify() == 4 and artefact.read("rows/a.bin") == b"rows"
     assert not elsewhere.exists()
+
+
+def test_a_model_of_more_files_than_a_process_may_open_raises_its_limit(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for number in range(40):
+        (tmp_path / f"{number}.bin").write_bytes(b"x")
+    there = max(map(int, os.listdir("/proc/self/fd")))
+    with ExitStack() as opened, closing(LOCAL.pin(tmp_path)) as pinned:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (there + 10, limits[1]))
+        files = [
+            opened.enter_context(pinned.open(f"{number}.bin", CHECKPOINT)) for number in range(40)
+        ]
+        assert {file.read() for file in files} == {b"x"}

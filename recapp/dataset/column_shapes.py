@@ -47,53 +47,56 @@ SAMPLE_SIZES = {"large_table": 1_000_000, "wide_table": 100_000, "small_table": 
 SAMPLE_BAG = 10
 
 
-@dataclass(frozen=True, slots=True)
-class IdColumn:
-    """The distribution of the ids of a feature.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """The facts that ids and numbers share.
 
     Args:
         name: The column's name.
+        missing: The share of rows without a value.
+        block: A number; columns with the same number are missing in the same rows.
+        effect: The standard deviation of the effect of the values on the click model's logit.
+    """
+
+    name: str
+    missing: float
+    block: int
+    effect: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdColumn(Column):
+    """The distribution of the ids of a feature.
+
+    Args:
         rows: The size of the table. Ids are 1 to rows - 1 in a single-valued feature (row 0 is for
             missing ids), and 0 to rows - 1 in bags.
         bag: The ids per row; 0 for a single-valued feature.
         exponent: The exponent of the power law.
         default_mass: The share of rows with the default id.
-        missing: The share of rows without an id.
-        block: A number; columns with the same number are missing in the same rows.
-        effect: The standard deviation of the ids' effects on the click model's logit.
     """
 
-    name: str
     rows: int
-    bag: int
-    exponent: float
-    default_mass: float
-    missing: float
-    block: int
-    effect: float
+    bag: int = 0
+    exponent: float = 1.05
+    default_mass: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class NumberColumn:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberColumn(Column):
     """The distribution of an integer column: exp(centre + spread * normal) - 1, rounded down.
 
+    The effect is that of one standard deviation of log1p(max(x, 0)).
+
     Args:
-        name: The column's name.
         centre: The mean of the logarithms.
         spread: The standard deviation of the logarithms.
         negative: The share of rows with the number -1 instead.
-        missing: The share of rows without a number.
-        block: A number; columns with the same number are missing in the same rows.
-        effect: The effect of one standard deviation of log1p(max(x, 0)) on the click model's logit.
     """
 
-    name: str
     centre: float
     spread: float
     negative: float
-    missing: float
-    block: int
-    effect: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +169,7 @@ def criteo_columns(sizes: tuple[int, ...] = CRITEO_SIZES) -> ColumnShapes:
 def sample_columns() -> ColumnShapes:
     """Return I1 to I13 and the columns of the three sample tables, each with ten ids per row."""
     columns = (
-        IdColumn(
-            name,
-            rows,
-            bag=SAMPLE_BAG,
-            exponent=1.05,
-            default_mass=0,
-            missing=0,
-            block=0,
-            effect=effect,
-        )
+        IdColumn(name=name, rows=rows, bag=SAMPLE_BAG, missing=0.0, block=0, effect=effect)
         for (name, rows), effect in zip(SAMPLE_SIZES.items(), (0.8, 1.2, 1.6), strict=True)
     )
     return ColumnShapes(_numbers(), tuple(columns))
@@ -184,13 +178,13 @@ def sample_columns() -> ColumnShapes:
 def _numbers() -> tuple[NumberColumn, ...]:
     return tuple(
         NumberColumn(
-            f"I{number}",
-            centre,
-            1.3,
-            0.06 if number == 8 else 0.0,
-            gap / 100,
-            block,
-            0.25 if number % 2 else 0.1,
+            name=f"I{number}",
+            centre=centre,
+            spread=1.3,
+            negative=0.06 if number == 8 else 0.0,
+            missing=gap / 100,
+            block=block,
+            effect=0.25 if number % 2 else 0.1,
         )
         for number, (centre, (gap, block)) in enumerate(
             zip(_NUMBER_CENTRES, _NUMBER_GAPS, strict=True), start=1
@@ -206,5 +200,11 @@ def _criteo_column(number: int, rows: int) -> IdColumn:
     # effects.
     effect = 0.2 if giant else 0.25 if rows > 2_000 else 0.3
     return IdColumn(
-        f"C{number}", rows, 0, exponent, 0.26 if giant else 0.0, gap / 100, block, effect
+        name=f"C{number}",
+        rows=rows,
+        exponent=exponent,
+        default_mass=0.26 if giant else 0.0,
+        missing=gap / 100,
+        block=block,
+        effect=effect,
     )

@@ -52,7 +52,7 @@ THIRD_PARTIES = {
         "serving.json_rows",
         "serving.served_model",
         "serving.tensors",
-        "benchmarks.serving_bodies",
+        "benchmarks.serving_client",
     ),
     "starlette": ("serving",),
     "uvicorn": ("serving",),

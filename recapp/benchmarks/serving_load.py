@@ -4,10 +4,10 @@
     (each connection sends again at once) -> shares of that rate, on a schedule -> latencies
 
 Protocols and request sizes take turns in each round. Latency counts from the due time of a request
-(`recapp/benchmarks/open_loop.py`). `rows_ratio` is the highest rate of a round over the highest
-rate with JSON rows: above 1 is a higher rate. The header `Server-Timing` of each answer holds the
-server's own time. The overhead is this time minus the model's, and includes the wait for other
-requests. Client and server share the machine.
+(`recapp/benchmarks/serving_client.py`). `rows_ratio` is the highest rate of a round over the
+highest rate with JSON rows: above 1 is a higher rate. The header `Server-Timing` of each answer
+holds the server's own time. The overhead is this time minus the model's, and includes the wait for
+other requests. Client and server share the machine.
 """
 
 import asyncio
@@ -23,8 +23,15 @@ from typing import Any
 
 from recapp.benchmarks.bench_settings import BenchSettings
 from recapp.benchmarks.line_process import LineProcess
-from recapp.benchmarks.open_loop import Connection, Load, request_of, send
-from recapp.benchmarks.serving_bodies import ROUTES, body_of, draw
+from recapp.benchmarks.serving_client import (
+    ROUTES,
+    Connection,
+    Load,
+    body_of,
+    draw,
+    request_of,
+    send,
+)
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.timing import quartiles
 from recapp.console import note, progress

@@ -338,12 +338,13 @@ def _passing_signals_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread can handle signals
         return
-    kept = {number: signal.getsignal(number) for number in SIGNALS}
-    taken = [number for number, handler in kept.items() if handler != signal.SIG_IGN]  # nohup
-    for number in taken:
-        signal.signal(number, lambda number, _: process.send_signal(number))
+    kept = {
+        number: signal.signal(number, lambda number, _: process.send_signal(number))
+        for number in SIGNALS
+        if signal.getsignal(number) != signal.SIG_IGN  # nohup
+    }
     try:
         yield
     finally:
-        for number in taken:
-            signal.signal(number, kept[number])
+        for number, handler in kept.items():
+            signal.signal(number, handler)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recapp.benchmarks.forward import batch_times, forward_alone
+from recapp.benchmarks.embedding_step import batch_times, forward_alone
 from recapp.benchmarks.resident import peak_bytes, settled_bytes, tensor_bytes
 from recapp.benchmarks.timing import interleave
 from recapp.engine.sharded_collection import sharded_tables

@@ -11,7 +11,13 @@ _OF_EVERY_HOME = {
         "utils.debugging.TorchRecDebugger",
         "utils.visualization.TorchRecVisualizer",
     ),
-    "recapp.compat.awaitables": (
+    "recapp.compat.train_pipeline": (
+        "distributed.TrainPipelineBase",
+        "distributed.TrainPipelineSparseDist",
+        "distributed.train_pipeline.TrainPipelineBase",
+        "distributed.train_pipeline.TrainPipelineSparseDist",
+        "distributed.train_pipeline.train_pipelines.TrainPipelineBase",
+        "distributed.train_pipeline.train_pipelines.TrainPipelineSparseDist",
         "distributed.Awaitable",
         "distributed.NoWait",
         "distributed.types.Awaitable",
@@ -190,14 +196,6 @@ _OF_EVERY_HOME = {
         "models.dlrm.SparseArch",
         "modules.mlp.MLP",
         "modules.mlp.Perceptron",
-    ),
-    "recapp.compat.train_pipeline": (
-        "distributed.TrainPipelineBase",
-        "distributed.TrainPipelineSparseDist",
-        "distributed.train_pipeline.TrainPipelineBase",
-        "distributed.train_pipeline.TrainPipelineSparseDist",
-        "distributed.train_pipeline.train_pipelines.TrainPipelineBase",
-        "distributed.train_pipeline.train_pipelines.TrainPipelineSparseDist",
     ),
     "recapp.engine.model_parallel": (
         "distributed.DistributedModelParallel",

@@ -1,5 +1,6 @@
-"""TorchRec's train pipelines on recapp's look-ahead: while one batch computes, the pipeline copies
-the next batch to the device and exchanges its ids.
+"""TorchRec's train pipelines on recapp's look-ahead, and its awaitables.
+
+While one batch computes, a pipeline copies the next batch to the device and exchanges its ids:
 
     pipeline = TrainPipelineSparseDist(model, optimizer, device)
     while True:
@@ -11,9 +12,21 @@ the next batch to the device and exchanges its ids.
 Under Lightning `engine.look_ahead` does the same. recapp does not trace the model: it exchanges the
 ids of the next batch for every collection. A collection that the model calls with other ids gets no
 look-ahead (`recapp/trainer/lookahead.py`).
+
+A program waits for the value of an awaitable when it uses the value. A sharded collection of recapp
+returns a `KeyedTensor`, which has a `wait()` too. The classes are for programs that define
+awaitables of their own:
+
+    class Later(LazyAwaitable[Tensor]):
+        def _wait_impl(self): ...
+
+    later = Later()
+    torch.add(later, 1), 2 * later, later[1:3], later.shape      # each waits, if nothing has yet
 """
 
-from collections.abc import Callable, Iterator
+import operator
+from abc import ABC, ABCMeta, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -99,3 +112,161 @@ class TrainPipelineSparseDist(TrainPipelineBase[In, Out]):
     """
 
     depth = 1
+
+
+W = TypeVar("W")
+K = TypeVar("K")
+V = TypeVar("V")
+P = TypeVar("P")
+
+_UNARY = ("neg", "pos", "invert", "abs")
+_COMPARED = ("eq", "ne", "lt", "gt", "le", "ge")
+_BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift")
+_OF_BITS = ("and", "or", "xor")
+_OF_ONE: Mapping[str, Callable[..., Any]] = {
+    "getitem": operator.getitem,
+    "contains": operator.contains,
+    **{kind.__name__: kind for kind in (iter, len, bool, int, float)},
+}
+
+
+class Awaitable(ABC, Generic[W]):
+    """A value that `wait` returns; a subclass implements the waiting in `_wait_impl`."""
+
+    def __init__(self) -> None:
+        self.callbacks: list[Callable[[W], W]] = []
+        """The functions that `wait` applies to the value, in order; append yours."""
+
+    @abstractmethod
+    def _wait_impl(self) -> W:
+        """Wait for the value and return it."""
+
+    def wait(self) -> W:
+        """Wait for the value if it is not ready, and return it."""
+        value = self._wait_impl()
+        for callback in self.callbacks:
+            value = callback(value)
+        return value
+
+
+class NoWait(Awaitable[W]):
+    """An awaitable whose value is ready.
+
+    Args:
+        obj: The value.
+    """
+
+    def __init__(self, obj: W) -> None:
+        super().__init__()
+        self._obj = obj
+
+    def _wait_impl(self) -> W:
+        return self._obj
+
+
+class _TracedAndAbstract(torch.fx.ProxyableClassMeta, ABCMeta):  # type: ignore
+    """Makes `torch.fx` record the construction of an awaitable instead of running it on proxies."""
+
+
+class LazyAwaitable(Awaitable[W], metaclass=_TracedAndAbstract):
+    """An awaitable that a program uses like its value: functions of torch, operators, indexing and
+    attribute access wait for the value and use it. The first use waits; later uses do not.
+
+    Raises:
+        RuntimeError: The `__init__` of a subclass did not call this `__init__`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waited = False
+        self._result: W | None = None
+
+    def wait(self) -> W:
+        """Return the value; every call returns the same object."""
+        if not self._waited:
+            self._result = super().wait()
+            self._waited = True
+        return self._result  # type: ignore[return-value]
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch with the values of all awaitables among its arguments."""
+        values = torch.fx.node.map_aggregate(tuple(args), _value)
+        named = torch.fx.node.map_aggregate(dict(kwargs or {}), _value)
+        return func(*values, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_waited", "_result", "callbacks"):
+            raise RuntimeError(
+                f"{type(self).__name__} has not been initialized properly: have its __init__ call "
+                "super().__init__()"
+            )
+        if name.startswith("__"):  # protocols of copy and pickle
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.wait(), name)
+
+    __hash__ = object.__hash__  # Python removes it from a class that defines `==`
+
+
+class LazyNoWait(NoWait[W], LazyAwaitable[W]):
+    """A lazy awaitable whose value is ready.
+
+    Args:
+        obj: The value.
+    """
+
+
+class LazyGetItemMixin(Generic[K, V]):
+    """A mixin that makes `[key]` return an awaitable of that part, without waiting. List it before
+    `LazyAwaitable` among the bases of a class.
+    """
+
+    def __getitem__(self, key: K) -> LazyAwaitable[V]:
+        return GetItemLazyAwaitable(self, key)  # type: ignore[arg-type]
+
+
+class GetItemLazyAwaitable(LazyAwaitable[W], Generic[W, P, K]):
+    """An awaitable of one part of the value of another awaitable.
+
+    Args:
+        parent: The awaitable.
+        key: The index of the part.
+    """
+
+    def __init__(self, parent: LazyAwaitable[P], key: K) -> None:
+        super().__init__()
+        self._parent = parent
+        self._key = key
+
+    def _wait_impl(self) -> W:
+        return self._parent.wait()[self._key]  # type: ignore[index, no-any-return]
+
+
+def _value(given: Any) -> Any:
+    """Return the value of an awaitable; return any other object unchanged."""
+    return given.wait() if isinstance(given, LazyAwaitable) else given
+
+
+def _of_values(function: Callable[..., Any], *, swapped: bool = False) -> Callable[..., Any]:
+    """Return a method that applies an operator to the values of its operands."""
+
+    def method(*operands: Any) -> Any:
+        values = [_value(operand) for operand in operands]
+        return function(*(values[::-1] if swapped else values))
+
+    return method
+
+
+for _name, _function in _OF_ONE.items():
+    setattr(LazyAwaitable, f"__{_name}__", _of_values(_function))
+for _name in (*_UNARY, *_COMPARED, *_BINARY, *_OF_BITS):
+    _function = getattr(operator, f"__{_name}__")
+    setattr(LazyAwaitable, f"__{_name}__", _of_values(_function))
+    if _name in (*_BINARY, *_OF_BITS):
+        setattr(LazyAwaitable, f"__r{_name}__", _of_values(_function, swapped=True))

@@ -8,13 +8,6 @@ import pytest
 import torch
 from engine.engine_cases import batch_of, make_tables
 
-from recapp.compat.awaitables import (
-    Awaitable,
-    LazyAwaitable,
-    LazyGetItemMixin,
-    LazyNoWait,
-    NoWait,
-)
 from recapp.compat.managed_collision_collections import (
     ManagedCollisionEmbeddingBagCollectionSharder,
 )
@@ -27,6 +20,13 @@ from recapp.compat.plans_by_hand import (
     shard,
     shard_modules,
     table_wise,
+)
+from recapp.compat.train_pipeline import (
+    Awaitable,
+    LazyAwaitable,
+    LazyGetItemMixin,
+    LazyNoWait,
+    NoWait,
 )
 from recapp.console import note_once
 from recapp.engine.model_parallel import EmbeddingBagCollectionSharder

@@ -73,8 +73,7 @@ if TYPE_CHECKING:
     from recapp.sparse.jagged_tensor import JaggedTensor
     from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
     from recapp.sparse.keyed_tensor import KeyedTensor
-    from recapp.stored.checkpoint import load_table
-    from recapp.stored.static_table import static_table
+    from recapp.stored.checkpoint import load_table, static_table
     from recapp.tables.config import (
         DataType,
         EmbeddingBagConfig,
@@ -163,7 +162,7 @@ _HOMES = {
     "run_ranks": "recapp.transport.run_ranks",
     "sgd": "recapp.optim.rules",
     "shard_model": "recapp.engine.sharded_collection",
-    "static_table": "recapp.stored.static_table",
+    "static_table": "recapp.stored.checkpoint",
     "write_plan": "recapp.sharding.plan_file",
 }
 

@@ -15,8 +15,7 @@ import recapp
 from recapp import predict
 from recapp.stored.artefact_files import example_table
 from recapp.stored.artefact_manifest import EXAMPLE
-from recapp.stored.checkpoint import read_manifest, verify
-from recapp.stored.static_table import static_table
+from recapp.stored.checkpoint import read_manifest, static_table, verify
 from recapp.stored.stored_model import open_artefact
 
 OLD = Path(__file__).parent / "fixtures" / "before_stored"

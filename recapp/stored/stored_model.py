@@ -35,11 +35,6 @@ def every_file(manifest: CheckpointManifest | ArtefactManifest) -> Iterable[str]
     return manifest.files
 
 
-def no_file(manifest: CheckpointManifest | ArtefactManifest) -> Iterable[str]:
-    """Select no file beside the manifest."""
-    return ()
-
-
 def files_in_use(manifest: CheckpointManifest | ArtefactManifest) -> Iterable[str]:
     """Select the files that stay open while the model is used."""
     return manifest.in_use
@@ -86,7 +81,7 @@ def read_stored(path: str | Path) -> CheckpointManifest | ArtefactManifest:
             version.
         ArtefactError: The artefact is incomplete or damaged, or has a later version.
     """
-    with open_stored(path, wanted=no_file) as stored:
+    with open_stored(path, wanted=lambda manifest: ()) as stored:
         return stored.manifest
 
 

@@ -20,8 +20,7 @@ from tiers import one_of
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.errors import CheckpointError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.stored.checkpoint import load_table, write_checkpoint
-from recapp.stored.static_table import static_table
+from recapp.stored.checkpoint import load_table, static_table, write_checkpoint
 from recapp.tables.dynamic import positions_of
 from recapp.transport.communicator import Comm
 

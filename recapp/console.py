@@ -23,6 +23,7 @@ from typing import Any
 from recapp.errors import ConfigError
 
 FORMATS = ("text", "json")
+BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 # The interval between lines of progress without a terminal; users see that the process is alive.
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -203,6 +204,19 @@ def tracebacks_wanted() -> bool:
 def stop_printing() -> None:
     """Discard all further output, because the reader of standard output has ended."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def byte_unit(most: float) -> tuple[float, str]:
+    """Return the scale and the name of the unit for numbers of bytes up to `most`:
+    `(1e6, "MB")`.
+    """
+    return next((unit for unit in BYTE_UNITS if abs(most) >= unit[0]), (1.0, "B"))
+
+
+def size(n: float) -> str:
+    """Return a number of bytes as text: `308.5 MB`; whole bytes below 1 kB."""
+    scale, name = byte_unit(n)
+    return f"{n / scale:.{0 if scale == 1 else 1}f} {name}"
 
 
 def readable(text: str) -> str:

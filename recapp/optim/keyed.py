@@ -52,8 +52,9 @@ class KeyedOptimizer(Optimizer):
         held = {id(parameter) for parameter in params.values()}
         for key in state:
             if id(key) not in held:
+                shown = f"a tensor {tuple(key.shape)}" if isinstance(key, Tensor) else repr(key)
                 raise ConfigError(
-                    f"All state keys must be params, which {_shown(key)} is not: a keyed optimiser "
+                    f"All state keys must be params, which {shown} is not: a keyed optimiser "
                     "has state of its parameters alone"
                 )
 
@@ -219,10 +220,6 @@ class KeyedOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.params)} parameters)"
-
-
-def _shown(key: Any) -> str:
-    return f"a tensor {tuple(key.shape)}" if isinstance(key, Tensor) else repr(key)
 
 
 def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -107,7 +107,10 @@ def rules_of(rules: Rules | None, tables: Sequence[str]) -> dict[str, RowRule]:
             f"{SETTING}={rules}: must be a row rule (recapp.sgd(), ...) or a mapping of table "
             "names or globs to row rules"
         )
-    check_patterns([] if rules is None or isinstance(rules, RowRule) else rules, tables)
+    for pattern in rules if isinstance(rules, Mapping) else ():
+        # `*` stands for all other tables and may match none
+        if pattern != "*" and not any(fnmatchcase(t, pattern) or t == pattern for t in tables):
+            raise ConfigError(f"{SETTING}.{pattern}: no such table; {suggest(pattern, tables)}")
     found = {table: rule_of(rules, table) for table in tables}
     for table, rule in found.items():
         if rule is None and rules is not None:
@@ -115,18 +118,6 @@ def rules_of(rules: Rules | None, tables: Sequence[str]) -> dict[str, RowRule]:
                 f"{SETTING}: table {table} has no rule: name it, or give '*' a rule for all others"
             )
     return {table: rule for table, rule in found.items() if rule is not None}
-
-
-def check_patterns(patterns: Iterable[str], tables: Sequence[str]) -> None:
-    """Check that every name or glob matches a table. `*` stands for all other tables and may match
-    none.
-
-    Raises:
-        ConfigError: A name or glob matches no table; the message lists close names.
-    """
-    for pattern in patterns:
-        if pattern != "*" and not any(fnmatchcase(t, pattern) or t == pattern for t in tables):
-            raise ConfigError(f"{SETTING}.{pattern}: no such table; {suggest(pattern, tables)}")
 
 
 def distinct_rules(rules: Iterable[RowRule]) -> list[RowRule]:
@@ -347,8 +338,12 @@ def rule_of_fused_params(fused_params: Mapping[str, Any], setting: str = "fused_
     make = RULES[_RULES.get(kind, kind.value)]
     names = {field: name for name, field in _FIELDS.items()}
     allowed = [names.get(field, field) for field in signature(make).parameters]
-    if "weight_decay" in allowed:
-        _check_mode(given.pop("weight_decay_mode", "none"), setting)
+    mode = given.pop("weight_decay_mode", "none") if "weight_decay" in allowed else "none"
+    if str(mode).lower() not in _DECOUPLED:
+        raise ConfigError(
+            f"{setting}['weight_decay_mode']={mode}: weight decay is decoupled here "
+            "(WeightDecayMode.DECOUPLE): leave it out, or set weight_decay to 0"
+        )
     for name in given:
         if name not in allowed:
             raise ConfigError(
@@ -358,15 +353,6 @@ def rule_of_fused_params(fused_params: Mapping[str, Any], setting: str = "fused_
     defaults = {name: value for name, value in _DEFAULTS.items() if name in allowed}
     numbers = {name: float(value) for name, value in (defaults | given).items()}
     return make(**{_FIELDS.get(name, name): value for name, value in numbers.items()})
-
-
-def _check_mode(mode: Any, setting: str) -> None:
-    """Check that `weight_decay_mode` asks for decay that is decoupled from the gradient."""
-    if str(mode).lower() not in _DECOUPLED:
-        raise ConfigError(
-            f"{setting}['weight_decay_mode']={mode}: weight decay is decoupled here "
-            "(WeightDecayMode.DECOUPLE): leave it out, or set weight_decay to 0"
-        )
 
 
 def _kind_of(given: Any, setting: str) -> EmbOptimType:

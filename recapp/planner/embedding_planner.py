@@ -23,6 +23,7 @@ import numpy as np
 import torch.distributed as dist
 from torch import nn
 
+from recapp.console import size
 from recapp.errors import PlanError
 from recapp.optim.named_rules import Rules
 from recapp.optim.rules import rowwise_adagrad
@@ -32,7 +33,7 @@ from recapp.planner.constraints import Constraints, ParameterConstraints, constr
 from recapp.planner.cost import Floats, PlanCost, cost_of, fixed_of
 from recapp.planner.options import Option, constrained_statistics, constrained_table, options_of
 from recapp.planner.problem import Dense, PlanningProblem, dense_of
-from recapp.planner.rank_memory import check_memory, human
+from recapp.planner.rank_memory import check_memory
 from recapp.planner.search import (
     EXACT_COMBINATIONS,
     capacity_of,
@@ -441,7 +442,7 @@ def _does_not_fit(
             return error
     total = sum(min(cost.bytes for cost in costs) for costs in space.costs)
     return PlanError(
-        f"plan {name}: no plan fits these constraints and {human(float(capacity.sum()))} of memory "
-        f"on all ranks (tables and optimiser state need about {human(total)}): allow more types or "
+        f"plan {name}: no plan fits these constraints and {size(float(capacity.sum()))} of memory "
+        f"on all ranks (tables and optimiser state need about {size(total)}): allow more types or "
         "ranks, or tables may not be kept apart on so few ranks"
     )

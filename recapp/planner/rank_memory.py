@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from recapp.console import size
 from recapp.errors import PlanError
 from recapp.kernels.quantised import bytes_of_record
 from recapp.optim.named_rules import Rules, rule_of
@@ -96,11 +97,11 @@ def check_memory(
         return
     rank = missing_W.index(missing)
     worst = sorted(held[rank].weights, key=lambda t: -held[rank].weights[t])[:3]
-    blame = ", ".join(f"{t} ({human(held[rank].weights[t] + held[rank].state[t])})" for t in worst)
+    blame = ", ".join(f"{t} ({size(held[rank].weights[t] + held[rank].state[t])})" for t in worst)
     raise PlanError(
-        f"plan {plan.name} does not fit: rank {rank} lacks {missing:,} bytes ({human(missing)}): "
-        f"it would hold {human(held[rank].total)} of tables and optimiser state beside "
-        f"{human(topology.reserve_bytes)} reserved, and {human(topology.memory_bytes[rank])} are "
+        f"plan {plan.name} does not fit: rank {rank} lacks {missing:,} bytes ({size(missing)}): "
+        f"it would hold {size(held[rank].total)} of tables and optimiser state beside "
+        f"{size(topology.reserve_bytes)} reserved, and {size(topology.memory_bytes[rank])} are "
         f"free; largest there: {blame}. What helps: "
         f"{_what_helps([t for t in tables if t.name in worst], plan, rank)}"
     )
@@ -117,9 +118,9 @@ def check_reserve(topology: Topology) -> None:
     memory = min(topology.memory_bytes)
     if memory <= topology.reserve_bytes:
         raise PlanError(
-            f"topology.reserve_bytes={topology.reserve_bytes} ({human(topology.reserve_bytes)}), "
+            f"topology.reserve_bytes={topology.reserve_bytes} ({size(topology.reserve_bytes)}), "
             "which stay free for messages, activations and batches, leave nothing of "
-            f"topology.memory_bytes={memory} ({human(memory)}) to tables: use a smaller "
+            f"topology.memory_bytes={memory} ({size(memory)}) to tables: use a smaller "
             f"topology.reserve_bytes, such as {memory // 10}, smaller batches "
             "(dataset.batch_size), or devices of more memory"
         )
@@ -153,12 +154,3 @@ def _what_helps(largest: Sequence[EmbeddingConfig], plan: ShardingPlan, rank: in
     }
     *others, last = [remedy for remedy, fits in remedies.items() if fits]
     return f"{', '.join(others)} or {last}" if others else last
-
-
-def human(n: float) -> str:
-    """Return bytes as text, in powers of ten: 308.5 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(n) < 1000:
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1000
-    return f"{n:.1f} TB"

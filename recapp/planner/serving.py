@@ -8,11 +8,12 @@ one rank.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from recapp.console import size
 from recapp.errors import ConfigError, PlanError
 from recapp.planner.constraints import Constraints, ParameterConstraints
 from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.problem import PlanningProblem
-from recapp.planner.rank_memory import bytes_per_rank, check_reserve, human, weight_bytes
+from recapp.planner.rank_memory import bytes_per_rank, check_reserve, weight_bytes
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.config import EmbeddingConfig
@@ -95,9 +96,9 @@ def fewest_ranks(
     least = max(1, -(-total // max(1, memory - topology.reserve_bytes)))
     if memory <= topology.reserve_bytes or least > MOST_RANKS:
         raise PlanError(
-            f"{human(total)} of tables do not fit on {MOST_RANKS} devices of {human(memory)}, of "
+            f"{size(total)} of tables do not fit on {MOST_RANKS} devices of {size(memory)}, of "
             f"which topology.reserve_bytes={topology.reserve_bytes} "
-            f"({human(topology.reserve_bytes)}) stay free"
+            f"({size(topology.reserve_bytes)}) stay free"
         )
     failure: PlanError | None = None
     for ranks in range(least, min(2 * least + 8, MOST_RANKS) + 1):

@@ -51,7 +51,8 @@ def explain_error(error: Exception, rank: int, directory: Path | None = None) ->
     if isinstance(error, OSError) and error.errno in FULL:
         if (
             not error.filename
-            and _shared_memory_is_full()
+            and SHARED_MEMORY.is_dir()
+            and is_full(SHARED_MEMORY)
             and not (directory and is_full(directory))
         ):
             return _no_shared_memory_error(rank)
@@ -149,10 +150,6 @@ def _no_shared_memory_error(rank: int) -> LaunchError:
         f"the data workers of rank {rank} found no room in shared memory ({_room()}): give "
         f"{SHARED_MEMORY} more (docker run --shm-size=1g), or set dataset.num_workers=0"
     )
-
-
-def _shared_memory_is_full() -> bool:
-    return SHARED_MEMORY.is_dir() and is_full(SHARED_MEMORY)
 
 
 def _room() -> str:

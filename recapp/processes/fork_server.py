@@ -118,11 +118,16 @@ def ensure_running(preload: str) -> None:
         OSError: The server cannot start.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload([SERVER_MODULE])
-    make_socket_folder()
+    environment = dict(os.environ)
+    here = {
+        PARENT_PID: str(os.getpid()),
+        PRELOADED: preload,
+        SOCKET_FOLDER: make_socket_folder(),
+    }
     # the tracker's first call unblocks signals, so it must stand before `signals_blocked`
     resource_tracker.ensure_running()
-    environment = dict(os.environ)
-    with signals_blocked(), without_main_module(), _variables(_of_server(environment, preload)):
+    of_server = {**DEFAULTS, **environment, **OWN_VARIABLES, **here}
+    with signals_blocked(), without_main_module(), _variables(of_server):
         forkserver.ensure_running()
     if not _environment:
         _environment.update(environment)
@@ -143,15 +148,6 @@ def make_socket_folder() -> str:
         return util.get_temp_dir()
     finally:
         tempfile.tempdir = kept
-
-
-def _of_server(environment: Mapping[str, str], preload: str) -> dict[str, str]:
-    here = {
-        PARENT_PID: str(os.getpid()),
-        PRELOADED: preload,
-        SOCKET_FOLDER: make_socket_folder(),
-    }
-    return {**DEFAULTS, **environment, **OWN_VARIABLES, **here}
 
 
 @contextmanager

@@ -48,15 +48,19 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class RaisedInRank:
-    """The answer of a rank whose function has raised an exception."""
+    """The answer of a rank whose function has raised an exception.
 
-    pickled: bytes | None
-    """The exception; None where it cannot be pickled."""
+    Args:
+        text: The exception's type and text.
+        pickled: The exception; None where it cannot be pickled.
+        traceback: Its traceback.
+        secondhand: Whether it only reports that another rank has ended or is silent.
+    """
+
     text: str
-    """Its type and its text."""
-    traceback: str
-    secondhand: bool
-    """Whether the exception only reports that another rank has ended or is silent."""
+    pickled: bytes | None = None
+    traceback: str = ""
+    secondhand: bool = False
 
 
 class RankOutput:
@@ -115,7 +119,6 @@ class ForkedRank:
     def __init__(self, number: int, world: int, function: Callable[[], Any]) -> None:
         self.name = f"rank {number} of {world}"
         self.answer: Any = None
-        self.failed = False
         context = get_context("fork")
         self.pipe, there = context.Pipe()
         (out, err), ends = zip(os.pipe(), os.pipe(), strict=True)
@@ -133,12 +136,10 @@ class ForkedRank:
     def take_answer(self) -> None:
         """Read the answer of the rank; if the rank has died, its exit is the answer."""
         try:
-            self.failed, sent = _unpickled(self.pipe.recv_bytes())
+            self.answer = _unpickled(self.pipe.recv_bytes())
         except (EOFError, ConnectionResetError):
             self.process.join()
-            self.failed = True
-            sent = RaisedInRank(None, _how(self.process.exitcode), "", False)
-        self.answer = sent
+            self.answer = RaisedInRank(_how(self.process.exitcode))
 
     def let_go(self) -> None:
         """Tell the rank that all ranks have answered, so that it may end."""
@@ -206,9 +207,10 @@ def _wait_for_answers(ranks: Sequence[ForkedRank], timeout: float | None) -> Non
                 continue
             rank = waiting.pop(ready)
             rank.take_answer()
-            if rank.failed and not rank.answer.secondhand:
+            failed = isinstance(rank.answer, RaisedInRank)
+            if failed and not rank.answer.secondhand:
                 _raise_what(rank)
-            if rank.failed and second is None:
+            if failed and second is None:
                 second = rank
                 end = min(end, time.monotonic() + SECONDS_FOR_THE_SOURCE)
         if not found:
@@ -249,19 +251,18 @@ def _raise_what(rank: ForkedRank) -> NoReturn:
     raise error from cause
 
 
-def _unpickled(answer: bytes) -> tuple[bool, Any]:
-    """Return whether a rank has failed, and its result or exception. An answer that cannot be
-    unpickled is a failure of the rank.
+def _unpickled(answer: bytes) -> Any:
+    """Return the result of a rank, or a `RaisedInRank`. An answer that cannot be unpickled is a
+    failure of the rank.
     """
     try:
-        failed, sent = pickle.loads(answer)
+        return pickle.loads(answer)
     except Exception as error:  # the class of a result may raise any exception
         text = (
             f"returned what cannot be read here ({type(error).__name__}: {error}); return numbers, "
             "text, tensors, or lists and dicts of these"
         )
-        return True, RaisedInRank(None, text, "", False)
-    return failed, sent
+        return RaisedInRank(text)
 
 
 def _how(code: int | None) -> str:
@@ -291,7 +292,7 @@ def _be_rank(
     setproctitle(f"recapp.run_ranks {name}")
     freeze_loaded_objects()
     torch.set_num_threads(1)
-    answer = _answer_of(name, function)
+    answer = _answer_of(function)
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the function may have closed or replaced it
             stream.flush()
@@ -320,32 +321,30 @@ def _take_streams(streams: tuple[int, int]) -> list[Any]:
     return inherited
 
 
-def _answer_of(name: str, function: Callable[[], Any]) -> bytes:
-    """Call a function, and return the pickle of a pair: whether it failed, and its result or a
-    `RaisedInRank`.
-    """
+def _answer_of(function: Callable[[], Any]) -> bytes:
+    """Call a function, and return the pickle of its result or of a `RaisedInRank`."""
     try:
         result = function()
     except BaseException as error:  # includes `sys.exit`
-        return pickle.dumps((True, _described(name, error)))
+        return pickle.dumps(_described(error))
     try:
-        return pickle.dumps((False, result))
+        return pickle.dumps(result)
     except Exception as error:
         text = (
             f"returned a {type(result).__name__}, which cannot be sent back ({error}); return "
             "numbers, text, tensors, or lists and dicts of these"
         )
-        return pickle.dumps((True, RaisedInRank(None, text, "", False)))
+        return pickle.dumps(RaisedInRank(text))
 
 
-def _described(name: str, error: BaseException) -> RaisedInRank:
+def _described(error: BaseException) -> RaisedInRank:
     pickled = None
     with suppress(Exception):
         pickled = pickle.dumps(error)
     explained = explain_error(error, 0) if isinstance(error, Exception) else error
     return RaisedInRank(
-        pickled,
         f"raised {type(error).__name__}: {error}",
+        pickled,
         "".join(traceback.format_exception(error)),
         getattr(explained, "secondhand", False),
     )

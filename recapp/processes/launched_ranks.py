@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
@@ -186,7 +186,11 @@ class LaunchedRanks:
     ) -> None:
         self._preload = preload
         _make_empty(logs)
-        self._works = [_with_error_file(work, logs) for work in works]
+        self._error_files = [logs / f"{work.environment['RANK']}{ERROR_SUFFIX}" for work in works]
+        self._works = [
+            replace(work, environment={**work.environment, ERROR_FILE: str(path)})
+            for work, path in zip(works, self._error_files, strict=True)
+        ]
         self._logs = logs
         self._to_stderr = to_stderr
         self._timeout = timeout
@@ -315,7 +319,7 @@ class LaunchedRanks:
                 rank,
                 process.pid,
                 process.exitcode,
-                Path(self._works[rank].environment[ERROR_FILE]),
+                self._error_files[rank],
                 rank in self._ended,
                 rank in self._stopped,
             )
@@ -358,11 +362,6 @@ def _make_empty(logs: Path) -> None:
     for pattern in ("*.log", f"*{ERROR_SUFFIX}"):
         for old in logs.glob(pattern):
             old.unlink()
-
-
-def _with_error_file(work: Work, logs: Path) -> Work:
-    path = logs / f"{work.environment['RANK']}{ERROR_SUFFIX}"
-    return Work(work.module, work.config, {**work.environment, ERROR_FILE: str(path)})
 
 
 def _start_process(context: BaseContext, process: Any) -> None:

@@ -169,6 +169,7 @@ def _rank_info_of_step(rank: int, environ: Mapping[str, str]) -> RankInfo:
     )
     here = tasks[node] if node < len(tasks) else local_rank + 1
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "127.0.0.1")
+    first = re.sub(r"\[(\w+)[^\]]*\]", r"\1", hosts).split(",")[0]  # node07 of node[07-09],other
     job = int(environ.get("SLURM_JOB_ID", 0))
     step = int(environ.get("SLURM_STEP_ID", 0))
     port = int(environ.get("MASTER_PORT") or FIRST_PORT + (37 * job + step) % PORTS)
@@ -178,7 +179,7 @@ def _rank_info_of_step(rank: int, environ: Mapping[str, str]) -> RankInfo:
         local_rank,
         here,
         node,
-        environ.get("MASTER_ADDR") or _first_host(hosts),
+        environ.get("MASTER_ADDR") or first,
         port,
     )
 
@@ -187,11 +188,6 @@ def _tasks_of_nodes(counts: str) -> list[int]:
     """Return the number of tasks of each host: 2, 2, 2, 1 for SLURM's `2(x3),1`."""
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
     return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
-
-
-def _first_host(hosts: str) -> str:
-    """Return the first host of SLURM's list: `node07` of `node[07-09,11],other`."""
-    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", hosts).split(",")[0]
 
 
 def shared_run_directory(environ: Mapping[str, str] = os.environ) -> str:

@@ -60,14 +60,13 @@ def columns_of(measures: Measures) -> list[Column]:
         Column("ranks", "ranks"),
         Column("step_ms", "step\nms", ".1f"),
         Column("samples_per_second", "samples\n/ s", ",.0f"),
-        *(Column(one.of_validation, _in_two_lines(f"val {one.title}"), ".5f") for one in shown),
+        *(
+            Column(one.of_validation, "\n".join(f"val {one.title}".rsplit(" ", 1)), ".5f")
+            for one in shown
+        ),
         Column("bytes_per_rank", "MB a\nrank", ",.1f", 1e6),
         Column("bytes_exchanged_per_step", "MB a\nstep", ",.2f", 1e6),
     ]
-
-
-def _in_two_lines(text: str) -> str:
-    return "\n".join(text.rsplit(" ", 1))
 
 
 def compare(

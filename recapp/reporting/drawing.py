@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recapp.console import byte_unit
 from recapp.reporting.phases import PHASES
 
 if TYPE_CHECKING:
@@ -67,7 +68,6 @@ PHASE_COLORS = dict(
 )
 MEMORY_COLORS = {"weights": "#004488", "state": "#DDAA33", "buffers": "#BB5566"}
 MEMORY_NAMES = {"weights": "weights", "state": "optimiser state", "buffers": "exchange buffers"}
-BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -219,19 +219,6 @@ def sheet(width: float, height: float, rows: int = 1, columns: int = 1) -> Itera
             axes = [figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(0, height))]
             axes[0].axis("off")
         yield Sheet(figure, axes)
-
-
-def byte_unit(most: float) -> tuple[float, str]:
-    """Return the scale and the name of the unit for numbers of bytes up to `most`:
-    `(1e6, "MB")`.
-    """
-    return next((unit for unit in BYTE_UNITS if most >= unit[0]), (1.0, "B"))
-
-
-def size(n: float) -> str:
-    """Return a number of bytes as text: `308.5 MB`; whole bytes below 1 kB."""
-    scale, name = byte_unit(n)
-    return f"{n / scale:.{0 if scale == 1 else 1}f} {name}"
 
 
 def spec_of(values: Iterable[float | None]) -> str:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from recapp.console import byte_unit, size
 from recapp.reporting import drawing
-from recapp.reporting.drawing import INK, QUIET, Picture, sheet, size
+from recapp.reporting.drawing import INK, QUIET, Picture, sheet
 from recapp.reporting.phases import PHASES
 
 if TYPE_CHECKING:
@@ -457,7 +458,7 @@ def traffic_picture(explained: Explained) -> Picture:
         ):
             axes.axhline(first, color="white", linewidth=1.5)
             axes.axvline(first, color="white", linewidth=1.5)
-        scale, unit = drawing.byte_unit(most)
+        scale, unit = byte_unit(most)
         spec = drawing.spec_of(pair["bytes"] / scale for pair in pairs)
         written = pairs if world <= 10 else []
         for pair in written:

@@ -10,9 +10,8 @@ from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any
 
-from recapp.console import Column, print_table, readable
+from recapp.console import Column, print_table, readable, size
 from recapp.reporting import page
-from recapp.reporting.drawing import size
 from recapp.reporting.phases import PHASES
 from recapp.reporting.plan_figures import Explained, plan_pictures
 from recapp.sharding.sharding_types import SHARDING_TYPES

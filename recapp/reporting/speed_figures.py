@@ -8,6 +8,7 @@ Two more pictures compare measurements by the name of a sharding strategy.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from recapp.console import size
 from recapp.errors import ConfigError
 from recapp.reporting import drawing
 from recapp.reporting.drawing import (
@@ -18,7 +19,6 @@ from recapp.reporting.drawing import (
     bars_with_whiskers,
     byte_axis,
     horizontal_bars,
-    size,
     spec_of,
 )
 from recapp.reporting.phases import PHASES

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recapp.console import Column
+from recapp.console import Column, byte_unit, size
 from recapp.reporting import page
 from recapp.reporting.about import foot
 from recapp.reporting.comparison import (
@@ -15,7 +15,7 @@ from recapp.reporting.comparison import (
     short_names,
     texts_of,
 )
-from recapp.reporting.drawing import byte_unit, size, spec_of
+from recapp.reporting.drawing import spec_of
 from recapp.reporting.metric_figures import (
     curve_file,
     curve_title,

@@ -93,15 +93,11 @@ def names_of(kind: type) -> list[str]:
     return list(_names(kind, ""))
 
 
-def _name_of(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
-
-
 def _touched_by(overrides: Iterable[str]) -> Collection[str] | None:
     """Return the groups that a command line changes; None if it chooses an experiment, which may
     change any group.
     """
-    names = map(_name_of, overrides)
+    names = (override.lstrip("+~").partition("=")[0] for override in overrides)
     tops = {name.replace("/", ".").partition("@")[0].partition(".")[0] for name in names}
     return None if "experiment" in tops else tops
 

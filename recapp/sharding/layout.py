@@ -248,7 +248,7 @@ def make_layout(
             for t, held, rule in zip(tables, cells, rule_T, strict=True)
             for s in held
         },
-        key=_replicated_last,
+        key=lambda kind: (kind[1] == "replicated", *kind[:2], str(kind[2]), *kind[3:]),
     )
     strips: list[Strip] = []
     pieces: list[Piece] = []
@@ -301,10 +301,6 @@ Kind = tuple[int, Mode, torch.dtype, int, bool]
 def _kind(table: EmbeddingConfig, shard: Shard, plan: ShardingPlan, rule: int) -> Kind:
     mode = plan.tables[table.name].mode
     return len(shard.cols), mode, table.data_type.dtype, rule, table.dynamic is not None
-
-
-def _replicated_last(kind: Kind) -> tuple[bool, int, str, str, int, bool]:
-    return kind[1] == "replicated", kind[0], kind[1], str(kind[2]), kind[3], kind[4]
 
 
 def _slots(

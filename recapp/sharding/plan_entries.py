@@ -62,23 +62,19 @@ def read_plain_values(path: str | Path) -> Any:
         PlanError: The file cannot be read, is neither JSON nor YAML, or holds more than plain
             values.
     """
-    text = _text(path)
+    try:
+        text = read_text(path, FILE_BYTES)
+    except (OSError, ValueError) as e:
+        raise PlanError(
+            f"plan.path={path}: {getattr(e, 'strerror', None) or 'not a text'}: name a plan file; "
+            "python -m recapp.plan export writes one"
+        ) from None
     values = _parsed(path, text)
     if _count(path, values, 0, {}) > len(text) + REPEATED:
         raise PlanError(
             f"{path}: what its references repeat is far more than the file: write it out"
         )
     return values
-
-
-def _text(path: str | Path) -> str:
-    try:
-        return read_text(path, FILE_BYTES)
-    except (OSError, ValueError) as e:
-        raise PlanError(
-            f"plan.path={path}: {getattr(e, 'strerror', None) or 'not a text'}: name a plan file; "
-            "python -m recapp.plan export writes one"
-        ) from None
 
 
 def _parsed(path: str | Path, text: str) -> Any:

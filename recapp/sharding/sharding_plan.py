@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, Literal, get_args
 
 from recapp.errors import PlanError, suggest
@@ -171,31 +171,18 @@ class TableSharding:
             for c in _between(col, s.cols)
             for r in _between(row, s.rows)
         ]
-        self._check_cover(table, cells, row, col, world)
-        return sorted(cells, key=lambda s: (s.cols.start, s.rows.start, s.rank))
-
-    def _check_cover(
-        self,
-        table: EmbeddingConfig,
-        cells: list[Shard],
-        row: list[int],
-        col: list[int],
-        world: int,
-    ) -> None:
         copies = range(world) if self.mode == "replicated" else [-1]
         held = Counter(
             (s.rows.start, s.cols.start, s.rank if self.mode == "replicated" else -1) for s in cells
         )
-        for r in row[:-1]:
-            for c in col[:-1]:
-                for k in copies:
-                    if held[r, c, k] != 1:
-                        where = f" on rank {k}" if k >= 0 else ""
-                        raise PlanError(
-                            f"table {table.name}: the cell that starts at row {r}, column {c} is "
-                            f"held {held[r, c, k]} times"
-                            f"{where}; a plan must tile a table exactly once"
-                        )
+        for r, c, k in product(row[:-1], col[:-1], copies):
+            if held[r, c, k] != 1:
+                where = f" on rank {k}" if k >= 0 else ""
+                raise PlanError(
+                    f"table {table.name}: the cell that starts at row {r}, column {c} is held "
+                    f"{held[r, c, k]} times{where}; a plan must tile a table exactly once"
+                )
+        return sorted(cells, key=lambda s: (s.cols.start, s.rows.start, s.rank))
 
 
 def _between(cuts: list[int], part: range) -> Iterator[tuple[int, int]]:

@@ -9,11 +9,12 @@ import pytest
 import torch
 from parity.cases import KINDS, RULES, sharding
 
+from recapp.console import size
 from recapp.engine.row_store import FloatStore, StoredGroup
 from recapp.errors import PlanError
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
-from recapp.planner.rank_memory import bytes_per_rank, check_memory, human
+from recapp.planner.rank_memory import bytes_per_rank, check_memory
 from recapp.planner.topology import Topology
 from recapp.sharding.layout import make_layout
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -144,7 +145,7 @@ def test_unknown_memory_refuses_nothing():
     ],
 )
 def test_bytes_are_printed_in_powers_of_ten(n, text):
-    assert human(n) == text
+    assert size(n) == text
 
 
 def test_what_helps_where_tables_grow_is_of_such_tables():

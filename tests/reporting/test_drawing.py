@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 from reporting.sweeps import make_run, make_sweep
 
+from recapp.console import size
 from recapp.reporting import drawing, metric_figures
-from recapp.reporting.drawing import COLUMN, sheet, size
+from recapp.reporting.drawing import COLUMN, sheet
 from recapp.reporting.variants import Objective, Run, Variant, learned_variants_of, read_runs
 
 

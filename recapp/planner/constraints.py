@@ -89,14 +89,12 @@ def _check(pattern: str, c: ParameterConstraints, topology: Topology) -> None:
     where = f"constraints.{pattern}"
     for name in c.sharding_types or ():
         sharding_type(str(name), f"{where}.sharding_types")
-    for mode in c.modes or ():
-        if mode not in MODES:
-            raise PlanError(f"{where}.modes: unknown mode {mode}; {suggest(str(mode), MODES)}")
-    for order in c.row_orders or ():
-        if order not in ROW_ORDERS:
-            raise PlanError(
-                f"{where}.row_orders: unknown order {order}; {suggest(str(order), ROW_ORDERS)}"
-            )
+    words = (("modes", "mode", c.modes, MODES), ("row_orders", "order", c.row_orders, ROW_ORDERS))
+    for key, noun, wanted, known in words:
+        for word in wanted or ():
+            if word not in known:
+                says = suggest(str(word), known)
+                raise PlanError(f"{where}.{key}: unknown {noun} {word}; {says}")
     limits: list[tuple[str, Sequence[Any] | None, int]] = [
         ("ranks", c.ranks, topology.world_size),
         ("hosts", c.hosts, topology.hosts),

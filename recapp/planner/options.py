@@ -26,7 +26,7 @@ from recapp.planner.cost import (
     TableWork,
     fixed_of,
 )
-from recapp.planner.pricing import Cut, Prices, cut_of, price_all, work_of
+from recapp.planner.pricing import Cut, cut_of, price_all, work_of
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import Mode, Shard, TableSharding
@@ -47,6 +47,7 @@ from recapp.tables.statistics import TableStatistics, default_statistics
 KERNEL_PHASES = ("input", "lookup", "gradients", "update")
 COMPONENTS = len(KERNEL_PHASES) + 2 * len(MESSAGES)
 NARROWEST = 16  # columns of a strip, unless constraints allow fewer: one cache line of fp32
+Parts = Sequence[tuple[Ints, Ints, Ints]]  # rows, columns and candidate ranks of each block
 SKEWED_FROM = 1.05  # rows are mixed if the busiest strip gets this many times the mean
 
 
@@ -156,7 +157,7 @@ def options_of(
 ) -> dict[str, list[Option]]:
     """Return all options of each table that its constraints allow, in a fixed order."""
     known: dict[tuple[int, ...], CandidateRanks] = {}
-    asked = []
+    asked: list[tuple[str, Parts]] = []
     cuts = []
     for table in tables:
         ranks = tuple(allowed_ranks(c[table.name], problem.topology))
@@ -164,7 +165,15 @@ def options_of(
             known[ranks] = _candidate_ranks(ranks, problem.topology)
         ways = _cuts_and_modes(table, c[table.name], known[ranks], problem)
         for record, mode, order, blocks in ways:
-            asked.append((table.name, record.name, blocks))
+            parts = [
+                (
+                    b.rows,
+                    np.broadcast_to((b.columns.start, b.columns.stop), (len(b.rows), 2)),
+                    b.candidates,
+                )
+                for b in blocks
+            ]
+            asked.append((record.name, parts))
             cuts.append(
                 Cut(
                     table,
@@ -176,14 +185,8 @@ def options_of(
                 )
             )
     found: dict[str, list[Option]] = {t.name: [] for t in tables}
-    if cuts:
-        priced = _Priced(price_all(cuts, problem), problem)
-        for j, (name, type_name, blocks) in enumerate(asked):
-            parts = [
-                (b.rows, np.tile((b.columns.start, b.columns.stop), (len(b.rows), 1)), b.candidates)
-                for b in blocks
-            ]
-            found[name].append(priced.option(j, type_name, parts))
+    for option in _priced(cuts, asked, problem) if cuts else ():
+        found[option.table].append(option)
     return found
 
 
@@ -298,54 +301,56 @@ def _row_orders(
     ]
 
 
-class _Priced:
-    """Prices by component: the owners' kernels, then each message by the links inside of a host,
-    then by the network; and the work of every rank for its own batch.
+def _priced(
+    cuts: Sequence[Cut], asked: Sequence[tuple[str, Parts]], problem: PlanningProblem
+) -> list[Option]:
+    """Return the option of each cut, with prices by component: the owners' kernels, then each
+    message by the links inside of a host, then by the network; and the work of every rank for its
+    own batch.
+
+    Args:
+        cuts: The cuts.
+        asked: The sharding type of each cut, and the parts of its blocks.
+        problem: The planning problem.
     """
-
-    def __init__(self, prices: Prices, problem: PlanningProblem) -> None:
-        kernels = [PHASES.index(p) for p in KERNEL_PHASES]
-        near, far = problem.seconds_per_byte
-        self.prices = prices
-        fixed = fixed_of(problem)
-        self.seconds_MC = np.concatenate(
-            [prices.seconds_PM[kernels], prices.asked_3M * near, prices.asked_3M * far]
-        ).T.copy()
-        self.home_JC = np.concatenate(
-            [prices.home_JP[:, kernels], prices.everywhere_J3 * near, prices.everywhere_J3 * far], 1
-        )
-        self.home_JC[:, KERNEL_PHASES.index("update")] += (
-            prices.statistics_rows_J * fixed.statistics_row_seconds
-        )
-        self.owned_JC = np.add.reduceat(self.seconds_MC, prices.first_J)
-        self.largest_JC = np.maximum.reduceat(self.seconds_MC, prices.first_J)
-
-    def option(self, j: int, type_name: str, parts: Sequence[tuple[Ints, Ints, Ints]]) -> Option:
-        """Return the option of a cut.
-
-        Args:
-            j: The index of the cut.
-            type_name: Its sharding type.
-            parts: The rows, columns and candidate ranks of each of its blocks.
-        """
+    prices = price_all(cuts, problem)
+    kernels = [PHASES.index(p) for p in KERNEL_PHASES]
+    near, far = problem.seconds_per_byte
+    fixed = fixed_of(problem)
+    seconds_MC = np.concatenate(
+        [prices.seconds_PM[kernels], prices.asked_3M * near, prices.asked_3M * far]
+    ).T.copy()
+    home_JC = np.concatenate(
+        [prices.home_JP[:, kernels], prices.everywhere_J3 * near, prices.everywhere_J3 * far], 1
+    )
+    home_JC[:, KERNEL_PHASES.index("update")] += (
+        prices.statistics_rows_J * fixed.statistics_row_seconds
+    )
+    owned_JC = np.add.reduceat(seconds_MC, prices.first_J)
+    largest_JC = np.maximum.reduceat(seconds_MC, prices.first_J)
+    found = []
+    at = 0
+    for j, (cut, (type_name, parts)) in enumerate(zip(cuts, asked, strict=True)):
         blocks = []
-        at = int(self.prices.first_J[j])
         for rows, cols, candidates in parts:
             here = slice(at, at := at + len(rows))
-            seconds = self.seconds_MC[here]
-            blocks.append(PricedBlock(rows, cols, seconds, self.prices.bytes_M[here], candidates))
-        cut = self.prices.cuts[j]
-        return Option(
-            cut.table.name,
-            type_name,
-            cut.mode,
-            cut.row_order,
-            self.prices.work(j),
-            self.home_JC[j],
-            self.owned_JC[j],
-            self.largest_JC[j],
-            tuple(blocks),
+            blocks.append(
+                PricedBlock(rows, cols, seconds_MC[here], prices.bytes_M[here], candidates)
+            )
+        found.append(
+            Option(
+                cut.table.name,
+                type_name,
+                cut.mode,
+                cut.row_order,
+                prices.work(j),
+                home_JC[j],
+                owned_JC[j],
+                largest_JC[j],
+                tuple(blocks),
+            )
         )
+    return found
 
 
 def option_of(table: EmbeddingConfig, sharding: TableSharding, problem: PlanningProblem) -> Option:
@@ -358,9 +363,8 @@ def option_of(table: EmbeddingConfig, sharding: TableSharding, problem: Planning
         mode = work_of(table, sharding, problem).mode
     asked = cut_of(table, cells, mode, sharding.row_order)
     cols = np.array([(s.cols.start, s.cols.stop) for s in cells], np.int64)
-    return _Priced(price_all([asked], problem), problem).option(
-        0, sharding.sharding_type, [(asked.rows_M2, cols, asked.rank_M[None])]
-    )
+    parts = [(asked.rows_M2, cols, asked.rank_M[None])]
+    return _priced([asked], [(sharding.sharding_type, parts)], problem)[0]
 
 
 def own_seconds(option: Option, world: int) -> Floats:

@@ -35,12 +35,15 @@ _MAPPED = {resource.RLIMIT_AS: "VmSize:", resource.RLIMIT_DATA: "VmData:"}
 
 
 class Pool(NamedTuple):
-    """A pool of memory that a rank takes from."""
+    """A pool of memory that a rank takes from.
+
+    Args:
+        name: The same on all ranks that share this pool; empty where only one rank uses the pool.
+        free_bytes: The memory that all these ranks together can still take.
+    """
 
     name: str
-    """The same on all ranks that share this pool; empty where only one rank uses the pool."""
     free_bytes: int
-    """The memory that all these ranks together can still take."""
 
 
 def machine_id() -> str:

@@ -109,20 +109,16 @@ def rank_rows(
     """Return a record for each rank: the number of tables, the bytes of weights, of optimiser
     state, and of both.
     """
-    rows = []
-    for rank, held in enumerate(bytes_per_rank(tables, plan, rule)):
-        weights = sum(held.weights.values())
-        state = sum(held.state.values())
-        rows.append(
-            {
-                "rank": rank,
-                "tables": len(held.weights),
-                "weights": weights,
-                "optimiser_state": state,
-                "bytes": weights + state,
-            }
-        )
-    return rows
+    return [
+        {
+            "rank": rank,
+            "tables": len(held.weights),
+            "weights": sum(held.weights.values()),
+            "optimiser_state": sum(held.state.values()),
+            "bytes": held.total,
+        }
+        for rank, held in enumerate(bytes_per_rank(tables, plan, rule))
+    ]
 
 
 # ---- with prices
@@ -226,16 +222,14 @@ def _ranks(plan: ShardingPlan, problem: PlanningProblem, cost: PlanCost) -> list
     rows = []
     buffers_W = buffer_bytes(plan, problem)
     for rank, held in enumerate(bytes_per_rank(problem.tables, plan, problem.rule)):
-        weights = sum(held.weights.values())
-        state = sum(held.state.values())
         seconds = cost.seconds_PW[:, rank]
         rows.append(
             {
                 "rank": rank,
                 "host": hosts[rank],
-                "bytes": weights + state,
-                "weights": weights,
-                "state": state,
+                "bytes": held.total,
+                "weights": sum(held.weights.values()),
+                "state": sum(held.state.values()),
                 "buffers": round(float(buffers_W[rank])),
                 "capacity": None if memory is None else memory[rank],
                 "predicted_ms": float(seconds.sum()) * 1e3,

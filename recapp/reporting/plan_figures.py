@@ -32,20 +32,23 @@ MANY_SHARDS = 4000  # more shards are drawn as pixels in the SVG: as shapes they
 
 
 class Cells(NamedTuple):
-    """The room for each table in a picture, in inches; it depends on the number of tables."""
+    """The room for each table in a picture, in inches; it depends on the number of tables.
+
+    Args:
+        columns: The number of tables side by side.
+        wide: The width of the widest table's rectangle.
+        high: The height of the longest table's rectangle.
+        text: The height of the text below a rectangle.
+        least: The least height of a line of tables, with its text.
+        left: The room left of a line of tables, for its text.
+    """
 
     columns: int
-    """The number of tables side by side."""
     wide: float
-    """The width of the widest table's rectangle."""
     high: float
-    """The height of the longest table's rectangle."""
     text: float
-    """The height of the text below a rectangle."""
     least: float
-    """The least height of a line of tables, with its text."""
     left: float
-    """The room left of a line of tables, for its text."""
 
 
 DETAILED = Cells(9, 1.0, 1.4, 0.64, 0.0, 0.15)

@@ -244,25 +244,18 @@ def difference(a: Explained, b: Explained) -> list[dict[str, Any]]:
     plan, and the change of the table's own time.
     """
     others = {r["table"]: r for r in b["rows"]}
-    found = []
-    for mine in a["rows"]:
-        theirs = others[mine["table"]]
-        if mine["shards"] != theirs["shards"] or mine["mode"] != theirs["mode"]:
-            found.append(
-                {
-                    "table": mine["table"],
-                    **{
-                        f"a_{k}": mine[k]
-                        for k in ("type", "mode", "ranks", "bytes", "predicted_ms")
-                    },
-                    **{
-                        f"b_{k}": theirs[k]
-                        for k in ("type", "mode", "ranks", "bytes", "predicted_ms")
-                    },
-                    "change_ms": theirs["predicted_ms"] - mine["predicted_ms"],
-                }
-            )
-    return found
+    keys = ("type", "mode", "ranks", "bytes", "predicted_ms")
+    return [
+        {
+            "table": mine["table"],
+            **{f"a_{key}": mine[key] for key in keys},
+            **{f"b_{key}": theirs[key] for key in keys},
+            "change_ms": theirs["predicted_ms"] - mine["predicted_ms"],
+        }
+        for mine in a["rows"]
+        if (theirs := others[mine["table"]])["shards"] != mine["shards"]
+        or theirs["mode"] != mine["mode"]
+    ]
 
 
 def print_difference(a: Explained, b: Explained, rows: Sequence[Mapping[str, Any]]) -> None:

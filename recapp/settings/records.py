@@ -24,14 +24,7 @@ T = TypeVar("T")
 TARGET = "_target_"
 
 
-class _Absent:
-    """The default of a setting that plain settings may leave out."""
-
-    def __repr__(self) -> str:
-        return "ABSENT"
-
-
-ABSENT: Any = _Absent()
+ABSENT: Any = object()  # the default of a setting that plain settings may leave out
 
 
 def absent(default: Any = None, *, null: bool = False) -> Any:
@@ -113,17 +106,13 @@ def constructor(plain: Mapping[str, Any]) -> Constructor:
     return Constructor(str(plain.get(TARGET)), arguments)
 
 
+@lru_cache
 def fields_of(kind: type) -> dict[str, tuple[Any, Any]]:
     """Return the annotation and the default of each setting of a record, by the setting's name.
 
     Args:
         kind: The class of the record. A field `as_` is the setting `as`.
     """
-    return {name: (hint, default) for name, (hint, default, _) in _fields(kind).items()}
-
-
-@lru_cache
-def _fields(kind: type) -> dict[str, tuple[Any, Any, str]]:
     hints = get_type_hints(kind, include_extras=True)
     found = {}
     for each in dataclasses.fields(kind):
@@ -135,7 +124,7 @@ def _fields(kind: type) -> dict[str, tuple[Any, Any, str]]:
         if each.metadata.get("absent"):
             default = ABSENT
             hint = hint if each.metadata["null"] else _without_null(hint)
-        found[each.name.rstrip("_")] = hint, default, each.name
+        found[each.name.rstrip("_")] = hint, default
     return found
 
 
@@ -194,17 +183,17 @@ def record(kind: type[T], plain: Mapping[str, Any], name: str = "") -> T:
     """
     prefix = f"{name}." if name else ""
     of_kind: Any = kind
-    fields = _fields(of_kind)
-    others = {each.name for each in dataclasses.fields(of_kind)} - {
-        f for _, _, f in fields.values()
-    }
+    fields = fields_of(of_kind)
+    names = {each.name for each in dataclasses.fields(of_kind)}
+    others = {each for each in names if each.rstrip("_") not in fields}
     given = {key: value for key, value in plain.items() if key in others}
     more = {k: v for k, v in plain.items() if k not in fields and k not in others}
     if more:
         given["more"] = more
-    for key, (annotation, default, field) in fields.items():
+    for key, (annotation, default) in fields.items():
         if key in plain:
-            given[field] = _value(plain[key], annotation, f"{prefix}{key}")
+            value = _value(plain[key], annotation, f"{prefix}{key}")
+            given[key if key in names else f"{key}_"] = value
         elif default is dataclasses.MISSING:
             raise ConfigError(f"{prefix}{key} must be given: {prefix}{key}=...")
     try:
@@ -237,22 +226,18 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Constructor):
         return to_plain(value.plain())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _plain_record(value)
+        found: dict[str, Any] = {}
+        for each in dataclasses.fields(value):
+            own = getattr(value, each.name)
+            if each.metadata.get("absent") and own == each.default:
+                continue
+            if each.name == "more" and not each.metadata.get("setting", True):
+                found |= to_plain(own)
+            else:
+                found[each.name.rstrip("_")] = to_plain(own)
+        return found
     if isinstance(value, Mapping):
         return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [to_plain(item) for item in value]
     return value.value if isinstance(value, Enum) else value
-
-
-def _plain_record(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for each in dataclasses.fields(value):
-        own = getattr(value, each.name)
-        if each.metadata.get("absent") and own == each.default:
-            continue
-        if each.name == "more" and not each.metadata.get("setting", True):
-            found |= to_plain(own)
-        else:
-            found[each.name.rstrip("_")] = to_plain(own)
-    return found

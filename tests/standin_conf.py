@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from recapp import train
-from recapp.processes.launch_settings import LaunchSettings
+from recapp.processes.launch import LaunchSettings
 from recapp.recipe import commands
 from recapp.recipe.recipe import Command
 from recapp.settings.records import absent

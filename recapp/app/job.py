@@ -16,8 +16,7 @@ from recapp.console import note, short_path
 from recapp.errors import LaunchError
 from recapp.processes.faults import TIMEOUT
 from recapp.processes.fork_server import MODULES_OF_TRAINING
-from recapp.processes.launch import launch, rank_count, stdout_to_stderr
-from recapp.processes.launch_settings import LaunchSettings
+from recapp.processes.launch import LaunchSettings, launch, rank_count, stdout_to_stderr
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import as_rank
 from recapp.recipe.recipe import Train

@@ -92,7 +92,6 @@ def rule_of_sharders(sharders: Sequence[Any] | None) -> Rules | None:
                 f"sharders[{number}] is a {type(sharder).__name__}, no sharder: {use}"
             )
         rules.append(rule)
-    for number, rule in enumerate(rules):
         if rule != rules[0]:
             raise ConfigError(
                 f"sharders[0] has {describe(rules[0])} and sharders[{number}] {describe(rule)}: "
@@ -148,20 +147,16 @@ def _rule_on(table: str, weight: Tensor) -> RowRule | None:
             f"which is no row rule: {_ALLOWED}"
         )
     make, read = made
+    known = inspect.signature(kind).parameters
     for name, given in group.items():
-        if name not in read and name not in _WITHOUT_EFFECT and given != _default(kind, name):
+        default = known[name].default if name in known else None  # with it, it has no effect
+        if name not in read and name not in _WITHOUT_EFFECT and given != default:
             raise ConfigError(
                 f"table {table} has {kind.__name__} with {name}={given} by "
                 "apply_optimizer_in_backward, which would reach rows that no id touched or is no "
                 f"part of the row rule: {_ALLOWED}"
             )
     return make({name: group[name] for name in read})
-
-
-def _default(kind: type[Optimizer], name: str) -> Any:
-    """Return the default of an optimiser's argument; with it the argument has no effect."""
-    known = inspect.signature(kind).parameters
-    return known[name].default if name in known else None
 
 
 Given = Mapping[str, Any]

@@ -127,7 +127,13 @@ def plan_tables(
         raise _does_not_fit(space, capacity, problem, name)
     cost = _cost(bundles, best, problem)
     bound = cost.step_seconds if exact else min(bound, cost.step_seconds)  # may differ by rounding
-    plan = _with_parameters(_plan(bundles, best, problem, name), c)
+    made = _plan(bundles, best, problem, name)
+    parameters = {
+        name: replace(s, as_parameter=True)
+        for name, s in made.tables.items()
+        if c[name].as_parameter and s.mode == "replicated"
+    }
+    plan = replace(made, tables={**made.tables, **parameters})
     return Outcome(plan, cost, bound, exact, tuple(bundles), best, problem)
 
 
@@ -405,17 +411,6 @@ def _plan(
     return ShardingPlan(
         {t.name: made[t.name] for t in problem.tables}, problem.topology.world_size, name
     )
-
-
-def _with_parameters(plan: ShardingPlan, c: Mapping[str, ParameterConstraints]) -> ShardingPlan:
-    """Return the plan with replicas marked as parameters where the constraints ask for it."""
-    tables = {
-        name: replace(s, as_parameter=True)
-        if c[name].as_parameter and s.mode == "replicated"
-        else s
-        for name, s in plan.tables.items()
-    }
-    return replace(plan, tables=tables)
 
 
 def _does_not_fit(

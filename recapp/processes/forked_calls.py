@@ -141,11 +141,6 @@ class ForkedRank:
             self.process.join()
             self.answer = RaisedInRank(_how(self.process.exitcode))
 
-    def let_go(self) -> None:
-        """Tell the rank that all ranks have answered, so that it may end."""
-        with suppress(OSError):  # the rank has ended already
-            self.pipe.send_bytes(b"")
-
     def end(self) -> None:
         """Kill the process if it still runs, and print the rest of its output."""
         self.process.kill()
@@ -182,7 +177,8 @@ def call_in_forks(
             ranks.append(ForkedRank(number, len(functions), function))
         _wait_for_answers(ranks, timeout)
         for rank in ranks:
-            rank.let_go()
+            with suppress(OSError):  # the rank has ended already
+                rank.pipe.send_bytes(b"")  # all have answered, so it may end
         _wait_for_end(ranks)
     finally:
         for rank in ranks:

@@ -21,8 +21,9 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from recapp import errors
 from recapp.console import note, tracebacks_wanted
@@ -39,6 +40,7 @@ from recapp.processes.launched_ranks import (
 from recapp.processes.rank_process import Work
 from recapp.processes.start_and_end import redirected
 from recapp.processes.stopping import GRACE_SECONDS, SIGNALS, Stopped
+from recapp.settings.values import Timeout, Within
 
 # a number: the names of hosts in containers often do not resolve
 ADDRESS = "127.0.0.1"
@@ -355,3 +357,20 @@ def first_failure(failures: Sequence[RankFailure]) -> RankFailure:
         if failure not in reported and not failure.ended and failure.exitcode not in STOPPED_BY
     ]
     return [*silent, *reported, *failures][0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSettings:
+    """The group `launch`.
+
+    Args:
+        start_method: The way to start a rank's process.
+        port: The port at which ranks meet; 0 takes a free one.
+        grace: Seconds in which ranks may save after a signal.
+        timeout: Seconds after which a rank that waits for another one gives up.
+    """
+
+    start_method: Literal["auto", "forkserver", "spawn"] = "auto"
+    port: Annotated[int, Within(0, 65535)] = 0
+    grace: Annotated[float, Within(0, 31_536_000)] = 60
+    timeout: Timeout = 1800

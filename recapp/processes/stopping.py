@@ -268,17 +268,14 @@ def _watch(reading: int) -> None:
     while True:
         select.select([reading], [], [], LOOK_SECONDS if first else None)
         now = time.monotonic()
-        numbers = [number for number in _pending(reading) if number in SIGNALS]
+        arrived = os.read(reading, 64) if select.select([reading], [], [], 0)[0] else b""
+        numbers = [number for number in arrived if number in SIGNALS]
         if not first and numbers:
             first = numbers[0]
             since = now
         again = numbers and now - since > SAME_SIGNAL_SECONDS and not _state.over
         if first and (again or now > _state.deadline(since)):
             _state.end(first)
-
-
-def _pending(reading: int) -> bytes:
-    return os.read(reading, 64) if select.select([reading], [], [], 0)[0] else b""
 
 
 def listen(

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from recapp.dataset.data_settings import DataSettings, ScoringSettings
 from recapp.inference.export_settings import Export, Quantize
-from recapp.processes.launch_settings import LaunchSettings
+from recapp.processes.launch import LaunchSettings
 from recapp.recipe.recipe import Command, Recipe, Train
 from recapp.serving.limits import Limits
 from recapp.settings.records import composed

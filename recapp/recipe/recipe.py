@@ -19,7 +19,7 @@ from recapp.engine.engine_settings import EngineSettings
 from recapp.errors import ConfigError
 from recapp.optim.optimizer_settings import OptimizerSettings
 from recapp.planner.planner_settings import Machines, PlannerSettings, PlanSettings
-from recapp.processes.launch_settings import LaunchSettings
+from recapp.processes.launch import LaunchSettings
 from recapp.settings.records import Constructor, Made, absent, composed, not_a_setting
 from recapp.settings.values import Within, shown
 from recapp.tables.table_settings import ListedTables, TablesOfDataset

@@ -10,6 +10,7 @@ report shows them, with seed, ranks and plan.
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -61,13 +62,11 @@ def about(
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages on which a run's results depend."""
-    found = {"python": platform.python_version()}
+    found = {}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):  # imported from a directory, not installed
             found[name] = version(name)
-        except PackageNotFoundError:  # the package is imported from a directory, not installed
-            continue
-    return {name: found[name] for name in (*PACKAGES, "python") if name in found}
+    return {**found, "python": platform.python_version()}
 
 
 def foot(runs: Sequence[Mapping[str, Any]], seeds: Sequence[Any]) -> list[tuple[str, str]]:

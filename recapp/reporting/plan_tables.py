@@ -181,17 +181,13 @@ def _print_ranks(explained: Explained) -> None:
         ],
         title=title,
     )
-    for what, values in (
-        ("memory", [r["bytes"] for r in ranks]),
-        ("time", [r["predicted_ms"] for r in ranks]),
+    for text, key in (
+        ("memory: the fullest rank has", "bytes"),
+        ("time: the slowest rank takes", "predicted_ms"),
     ):
-        mean = sum(values) / len(values)
-        if mean:
-            print(
-                f"{what}: the fullest rank has {max(values) / mean:.2f} times the mean"
-                if what == "memory"
-                else f"time: the slowest rank takes {max(values) / mean:.2f} times the mean"
-            )
+        values = [r[key] for r in ranks]
+        if mean := sum(values) / len(values):
+            print(f"{text} {max(values) / mean:.2f} times the mean")
 
 
 def _print_traffic(explained: Explained) -> None:

@@ -298,9 +298,11 @@ def latency_picture(results: Results) -> Picture:
     """
     times = _entries(results, TIME)
     spec = spec_of(times)
-    said = [
-        f"{ms:{spec}} ms{_rate(result)}" for ms, result in zip(times, results.values(), strict=True)
+    rates = [
+        f", {result['throughput']:,.0f} samples/s" if "throughput" in result else ""
+        for result in results.values()
     ]
+    said = [f"{ms:{spec}} ms{rate}" for ms, rate in zip(times, rates, strict=True)]
     known = all(key in result for result in results.values() for key in QUARTILES)
     whiskers = [(r[QUARTILES[0]], r[QUARTILES[1]]) for r in results.values() if known]
     with horizontal_bars(list(results), said) as s:
@@ -348,10 +350,6 @@ def _entries(results: Results, key: str) -> list[float]:
                 f"results[{name!r}] has no {key}: it has {', '.join(sorted(result)) or 'nothing'}"
             )
     return [float(result[key]) for result in results.values()]
-
-
-def _rate(result: Mapping[str, float]) -> str:
-    return f", {result['throughput']:,.0f} samples/s" if "throughput" in result else ""
 
 
 def _listed(results: Results, said: Sequence[str]) -> str:

@@ -266,19 +266,14 @@ def alike_but_for_plan(variants: Sequence[Variant]) -> list[list[Variant]]:
     """
     sets: dict[str, list[Variant]] = {}
     for variant in variants:
-        shared = _shared(variant.runs)
+        first, *others = (run.varied for run in variant.runs)
+        shared = {
+            name: value
+            for name, value in first.items()
+            if changes_speed(name, [value]) and all(other.get(name) == value for other in others)
+        }
         sets.setdefault(repr((variant.runs[0].record["ranks"], shared)), []).append(variant)
     return list(sets.values())
-
-
-def _shared(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the varied settings that may change speed and have the same value in all runs."""
-    first, *others = (run.varied for run in runs)
-    return {
-        name: value
-        for name, value in first.items()
-        if changes_speed(name, [value]) and all(other.get(name) == value for other in others)
-    }
 
 
 def together(runs: Sequence[Run], leave_out: set[str]) -> list[Variant]:

@@ -152,8 +152,16 @@ def plan_from_plain_values(values: Any, source: str) -> ShardingPlan:
         _keys(entry, where, ENTRY, ("table",))
         _keys(entry["table"], f"{where}.table", CONFIG, SIZES)
         rows, dim = (_whole(entry["table"][key], f"{where}.table.{key}", 1) for key in SIZES)
-        done[str(name)] = _sharding(entry, where, rows, dim, world)
-        _check_tiling(done[str(name)], f"{where}.shards", rows, dim, world)
+        sharding = _sharding(entry, where, rows, dim, world)
+        table = EmbeddingConfig(
+            name="t", num_embeddings=rows, embedding_dim=dim, feature_names=["f"]
+        )
+        try:
+            sharding.cells(table, world)
+        except PlanError:
+            fault = _fault(sharding, rows, dim, world)
+            raise PlanError(f"{where}.shards{fault}") from None
+        done[str(name)] = sharding
         if "features" in entry["table"]:
             configs.append(_config(str(name), entry["table"], f"{where}.table"))
     return ShardingPlan(
@@ -225,16 +233,6 @@ def _sharding(
             "or `mode: replicated`"
         )
     return TableSharding(tuple(shards), mode, kind, order)
-
-
-def _check_tiling(sharding: TableSharding, where: str, rows: int, dim: int, world: int) -> None:
-    try:
-        sharding.cells(
-            EmbeddingConfig(name="t", num_embeddings=rows, embedding_dim=dim, feature_names=["f"]),
-            world,
-        )
-    except PlanError:
-        raise PlanError(f"{where}{_fault(sharding, rows, dim, world)}") from None
 
 
 def _fault(sharding: TableSharding, rows: int, dim: int, world: int) -> str:

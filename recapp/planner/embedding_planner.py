@@ -80,15 +80,6 @@ class Outcome:
     assignment: Assignment
     problem: PlanningProblem
 
-    @property
-    def gap(self) -> float:
-        """Return the largest possible excess over the shortest step: 0.1 is a tenth."""
-        return (
-            self.cost.step_seconds / self.lower_bound_seconds - 1
-            if self.lower_bound_seconds
-            else 0.0
-        )
-
 
 def plan_tables(
     problem: PlanningProblem,

@@ -97,11 +97,6 @@ class Option:
     largest: Floats
     blocks: tuple[PricedBlock, ...]
 
-    @property
-    def seconds(self) -> float:
-        """Return the seconds of all ranks together."""
-        return float(self.home.sum() + self.owned.sum())
-
     def sharding(self, chosen: Sequence[int]) -> TableSharding:
         """Return the table's sharding.
 

@@ -31,7 +31,7 @@ from recapp.optim.table_rule import table_rule
 from recapp.planner.choose_modes import initial_plan
 from recapp.planner.constraints import Constraints, ParameterConstraints, constraints_of
 from recapp.planner.cost import Floats, PlanCost, cost_of, fixed_of
-from recapp.planner.options import Option, constrained_statistics, constrained_table, options_of
+from recapp.planner.options import Option, constrained_statistics, options_of
 from recapp.planner.problem import Dense, PlanningProblem, dense_of
 from recapp.planner.rank_memory import check_memory
 from recapp.planner.search import (
@@ -50,7 +50,7 @@ from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import SHARDING_TYPES
 from recapp.tables.collections import collections_in, embedding_lookups, embedding_tables
-from recapp.tables.config import EmbeddingConfig
+from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.statistics import TableStatistics
 
 AUTOMATIC = "automatic"
@@ -102,10 +102,13 @@ def plan_tables(
     if not tables:
         return _nothing(problem, name)
     c = constraints_of(tables, constraints or {}, problem.topology)
-    seen = {t.name: constrained_table(t, c[t.name]) for t in tables}
+    stored = [
+        t if (kept := c[t.name].data_type) is None else replace(t, data_type=DataType(kept))
+        for t in tables
+    ]
     known = {t.name: constrained_statistics(t, c[t.name], problem) for t in tables}
     problem = replace(problem, statistics=known)
-    space = SearchSpace(_bundles([seen[t.name] for t in tables], c, problem), fixed_of(problem))
+    space = SearchSpace(_bundles(stored, c, problem), fixed_of(problem))
     bundles = space.bundles
     capacity = capacity_of(problem.topology)
     exact = space.combinations() <= EXACT_COMBINATIONS

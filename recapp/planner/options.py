@@ -40,7 +40,7 @@ from recapp.sharding.sharding_types import (
     ShardingTypeRecord,
     TableToCut,
 )
-from recapp.tables.config import DataType, EmbeddingConfig
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.row_order import ROW_ORDERS, RowOrderName
 from recapp.tables.statistics import TableStatistics, default_statistics
 
@@ -124,11 +124,6 @@ class Option:
                 [b.candidates[a] for b, a in zip(self.blocks, chosen, strict=True)]
             ),
         )
-
-
-def constrained_table(table: EmbeddingConfig, c: ParameterConstraints) -> EmbeddingConfig:
-    """Return the table with the data type that its constraints set for prices."""
-    return table if c.data_type is None else replace(table, data_type=DataType(c.data_type))
 
 
 def constrained_statistics(

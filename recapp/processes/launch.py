@@ -53,6 +53,23 @@ STOPPED_BY = {code: number for number in SIGNALS for code in (128 + number, -num
 """The signal that has ended a rank, by the rank's exit code."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LaunchSettings:
+    """The group `launch`.
+
+    Args:
+        start_method: The way to start a rank's process.
+        port: The port at which ranks meet; 0 takes a free one.
+        grace: Seconds in which ranks may save after a signal.
+        timeout: Seconds after which a rank that waits for another one gives up.
+    """
+
+    start_method: Literal["auto", "forkserver", "spawn"] = "auto"
+    port: Annotated[int, Within(0, 65535)] = 0
+    grace: Annotated[float, Within(0, 31_536_000)] = 60
+    timeout: Timeout = 1800
+
+
 def rank_count(devices: int | str, accelerator: str = "auto") -> int:
     """Return how many ranks `trainer.devices` asks for.
 
@@ -357,20 +374,3 @@ def first_failure(failures: Sequence[RankFailure]) -> RankFailure:
         if failure not in reported and not failure.ended and failure.exitcode not in STOPPED_BY
     ]
     return [*silent, *reported, *failures][0]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchSettings:
-    """The group `launch`.
-
-    Args:
-        start_method: The way to start a rank's process.
-        port: The port at which ranks meet; 0 takes a free one.
-        grace: Seconds in which ranks may save after a signal.
-        timeout: Seconds after which a rank that waits for another one gives up.
-    """
-
-    start_method: Literal["auto", "forkserver", "spawn"] = "auto"
-    port: Annotated[int, Within(0, 65535)] = 0
-    grace: Annotated[float, Within(0, 31_536_000)] = 60
-    timeout: Timeout = 1800

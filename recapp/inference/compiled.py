@@ -1,5 +1,10 @@
 """Compile the dense part to machine code: `torch.export`, then AOTInductor.
 
+    dense_BI, vectors of each collection --DenseOnly--> outputs, each [B]
+
+The dense part is a function of tensors: a stand-in replaces each collection of tables and returns
+vectors that were looked up before. They come from the engine or from the C++ program.
+
 A `.pt2` file holds a shared library. Loading it runs code, so it is loaded only with
 `trust_compiled=true`. Without that setting, or if this machine lacks an instruction or has another
 torch version, the model's own modules compute (the portable part).
@@ -8,6 +13,7 @@ The target is x86-64-v3 (AVX2, FMA), which any server CPU since 2013 has. So the
 exports may be newer than the machine that serves.
 """
 
+import copy
 import logging
 import platform
 import shutil
@@ -17,16 +23,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import environ
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_collection import ShardedCollection, ShardedEmbeddingBagCollection
 from recapp.errors import ConfigError
-from recapp.inference.dense_only import DenseOnly, collections_of, example_inputs, looked_up
 from recapp.sparse.batch import Batch
+from recapp.sparse.jagged_tensor import JaggedTensor
+from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.stored.snapshot import Artefact
+from recapp.tables.lookups import TableLookup
 from recapp.tasks.task import Task
 
 COMPILED = "compiled/dense.pt2"
@@ -39,6 +48,124 @@ BOUND = 1e-5
 
 class NotCompiled(Exception):
     """The reason why a dense part is not compiled, or why its code is not loaded."""
+
+
+class Input(NamedTuple):
+    """The inputs of the dense part from one collection.
+
+    Args:
+        outputs: The output names of the collection's lookups.
+        columns: The columns of the vectors of each lookup.
+        pooled: Whether the input is one matrix [B, sum of columns]; if not, there are vectors [L,
+            D] and lengths [B] for each lookup.
+    """
+
+    outputs: tuple[str, ...]
+    columns: tuple[int, ...]
+    pooled: bool
+
+    @property
+    def tensors(self) -> int:
+        """Return the number of input tensors."""
+        return 1 if self.pooled else 2 * len(self.outputs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the input as plain data."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in self._asdict().items()}
+
+
+class _Given(nn.Module):
+    """Stand in for a collection, and return the vectors that were assigned before."""
+
+    def __init__(self, wanted: Input, lookups: Sequence[TableLookup]) -> None:
+        super().__init__()
+        self.wanted = wanted
+        self.lookups = tuple(lookups)
+        self.vectors: list[Tensor] = []
+        self.features: object = None
+
+    def forward(self, features: object) -> Any:
+        if features is not self.features:
+            raise ConfigError(
+                "the model looks up other ids than those of its batch, so its dense part cannot be "
+                "compiled"
+            )
+        if self.wanted.pooled:
+            return KeyedTensor(self.wanted.outputs, self.wanted.columns, self.vectors[0])
+        return {
+            name: JaggedTensor.unchecked(values_LD, None, lengths_B)
+            for name, values_LD, lengths_B in zip(
+                self.wanted.outputs, self.vectors[::2], self.vectors[1::2], strict=True
+            )
+        }
+
+
+class DenseOnly(nn.Module):
+    """A copy of a model without tables.
+
+    Args:
+        model: The model, with sharded collections; it is not changed.
+        task: Names the outputs of the model.
+    """
+
+    def __init__(self, model: nn.Module, task: Task) -> None:
+        super().__init__()
+        self.task = task
+        held = collections_of(model)
+        memo: dict[int, Any] = {id(c): _Given(input_of(c), c.lookups) for c in held}
+        self.model = copy.deepcopy(model, memo)
+        self._given = [memo[id(c)] for c in held]
+
+    @property
+    def inputs(self) -> list[Input]:
+        """Return the inputs from each collection, in order."""
+        return [given.wanted for given in self._given]
+
+    def forward(self, dense_BI: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
+        """Return the outputs of a batch in the task's order, each [B].
+
+        Args:
+            dense_BI: The dense features of the batch.
+            vectors: The tensors of all collections, one collection after the other (`Input`).
+        """
+        batch = SimpleNamespace(dense_BI=dense_BI, sparse=object(), rows=dense_BI.shape[0])
+        left = list(vectors)
+        for given in self._given:
+            given.vectors = left[: given.wanted.tensors]
+            given.features = batch.sparse
+            del left[: given.wanted.tensors]
+        outputs = self.task.picked(self.model(batch), type(self.model).__name__)
+        for given in self._given:
+            given.vectors = []
+        return tuple(outputs.values())
+
+
+def collections_of(model: nn.Module) -> list[ShardedCollection]:
+    """Return the sharded collections of a model, each once, in order."""
+    return [m for m in model.modules() if isinstance(m, ShardedCollection)]
+
+
+def input_of(collection: ShardedCollection) -> Input:
+    """Return the inputs of the dense part from a collection."""
+    pooled = isinstance(collection, ShardedEmbeddingBagCollection)
+    columns = tuple(x.columns or x.dim for x in collection.lookups)
+    return Input(tuple(x.output for x in collection.lookups), columns, pooled)
+
+
+def looked_up(collections: Sequence[ShardedCollection], batch: Batch) -> list[Tensor]:
+    """Look up a batch, and return the inputs of the dense part, one collection after the other.
+
+    The matrices are contiguous, because collections leave no space beside their vectors.
+    """
+    made: list[Tensor] = []
+    for collection in collections:
+        found = collection(batch.sparse)
+        if isinstance(found, KeyedTensor):
+            made.append(found.values())
+        else:
+            for jagged in found.values():
+                made += [jagged.values(), jagged.lengths()]
+    return made
 
 
 class CompiledModel(nn.Module):
@@ -96,13 +223,11 @@ def compile_dense(model: nn.Module, task: Task, dense: int) -> tuple[bytes, dict
         raise NotCompiled(f"this CPU lacks {', '.join(lacking)}, for which code is made")
     part = DenseOnly(model, task).eval()
     dtype = collections_of(model)[0].shared.dtype
-    inputs = example_inputs(part.inputs, dense, dtype)
+    inputs, sizes = _example_inputs(part.inputs, dense, dtype)
     native = {"cpp.simdlen": 256, "cpp.march": "x86-64-v3"} if machine == X86 else {}
     with tempfile.TemporaryDirectory() as folder, torch.no_grad(), _quiet():
         try:
-            program = torch.export.export(
-                part, tuple(inputs), dynamic_shapes=_dynamic(part, inputs), strict=False
-            )
+            program = torch.export.export(part, tuple(inputs), dynamic_shapes=sizes, strict=False)
             package = torch._inductor.aoti_compile_and_package(
                 program, package_path=str(Path(folder) / "dense.pt2"), inductor_configs=native
             )
@@ -181,20 +306,24 @@ def check_compiled(compiled: CompiledModel, found: Mapping[str, Tensor], batch: 
     return worst
 
 
-def _dynamic(part: DenseOnly, inputs: list[Tensor]) -> tuple[Any, ...]:
-    """Return the dynamic dimensions of the inputs, as `torch.export` takes them."""
+def _example_inputs(
+    inputs: Sequence[Input], dense: int, dtype: torch.dtype
+) -> tuple[list[Tensor], tuple[Any, ...]]:
+    """Return example tensors of a batch of four samples, with a few ids for each sequence, and
+    their dynamic dimensions as `torch.export` takes them.
+    """
     samples = torch.export.Dim("B", min=1)
-    of_vectors: list[dict[int, Any]] = []
-    for wanted in part.inputs:
+    tensors: list[Tensor] = []
+    sizes: list[dict[int, Any]] = []
+    for wanted in inputs:
         if wanted.pooled:
-            of_vectors.append({0: samples})
+            tensors.append(torch.zeros(4, sum(wanted.columns), dtype=dtype))
+            sizes.append({0: samples})
             continue
-        for _ in wanted.outputs:
-            ids = torch.export.Dim(f"L{len(of_vectors)}", min=0)
-            of_vectors += [{0: ids}, {0: samples}]
-    if len(of_vectors) != len(inputs) - 1:
-        raise ConfigError("inputs of the dense part do not fit its collections")
-    return {0: samples}, tuple(of_vectors)
+        for width in wanted.columns:
+            tensors += [torch.zeros(6, width, dtype=dtype), torch.tensor([1, 2, 0, 3])]
+            sizes += [{0: torch.export.Dim(f"L{len(sizes)}", min=0)}, {0: samples}]
+    return [torch.zeros(4, dense), *tensors], ({0: samples}, tuple(sizes))
 
 
 def _lacking(flags: tuple[str, ...] | list[str]) -> list[str]:

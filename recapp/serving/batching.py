@@ -20,15 +20,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
+from recapp.dataset.collate import join_batches
+from recapp.dataset.raw_rows import RawTable
 from recapp.errors import RankError, RecappError
-from recapp.serving.joined_rows import batch_of
+from recapp.inference.scorer import Scorer
 from recapp.serving.limits import Refused, bad, busy
 from recapp.serving.question import Question, Reply
 from recapp.serving.served_model import Served
+from recapp.sparse.batch import Batch
 
 FAULT = "a fault of the server, which its log tells of; the request was not answered"
 
@@ -199,7 +204,7 @@ class Batcher:
         tables = [work.question.table for work in works if work.question]
         start = time.perf_counter()
         try:
-            batch = batch_of(tables, served.scorer)
+            batch = _batch_of(tables, served.scorer)
             read = time.perf_counter()
             outputs = {name: x_B.cpu() for name, x_B in served.scorer.outputs(batch).items()}
         except Exception as error:
@@ -217,6 +222,22 @@ class Batcher:
             work.read_s += read - start
             work.model_s = took
             _answer(work, {name: of_works[number] for name, of_works in parts.items()})
+
+
+def _batch_of(tables: Sequence[RawTable], scorer: Scorer) -> Batch:
+    """Return the rows of several tables, in their order, as one batch.
+
+    A batch has a fixed cost of a good half of a millisecond (39 columns are found, checked and
+    decoded). So requests whose columns have the same types, usually those of one kind of client,
+    are joined before they are decoded, not after.
+
+    Raises:
+        DataError: A value cannot be read.
+    """
+    alike = (list(group) for _, group in groupby(tables, key=lambda table: table.schema))
+    return join_batches(
+        [scorer.batch(group[0] if len(group) == 1 else pa.concat_tables(group)) for group in alike]
+    )
 
 
 def _refusal(error: Exception) -> Refused:

@@ -22,7 +22,8 @@ def build_task(settings: Constructor | None, names: Sequence[str] | None = None)
         names: The metrics to measure, `metrics.names`; None measures all of the task's metrics.
 
     Raises:
-        ConfigError: The task does not exist, refuses its settings, or does not know a metric.
+        ConfigError: The task does not exist, refuses its settings, does not know a metric, or has
+            two outputs of one column.
     """
     given = settings or CLICK
     kind = find_constructor(given.target, "task")
@@ -36,5 +37,11 @@ def build_task(settings: Constructor | None, names: Sequence[str] | None = None)
         raise ConfigError(
             f"task._target_={given.target}: must make a recapp.tasks.task.Task, as {CLICK.target} "
             "does"
+        )
+    columns = [output.column for output in made.outputs]
+    if twice := next((name for name in columns if columns.count(name) > 1), None):
+        raise ConfigError(
+            f"task._target_={given.target}: two outputs have the column {twice}: give each "
+            "Output(...) a column of its own"
         )
     return made

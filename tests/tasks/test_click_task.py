@@ -9,10 +9,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from recapp.errors import ConfigError
 from recapp.metrics import click_metrics
+from recapp.recipe.task_of_run import build_task
+from recapp.settings.records import Constructor
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tasks.click import ClickTask
 from recapp.tasks.measures import measures_from
+from recapp.tasks.task import Output
 
 
 def batch_of(labels):
@@ -75,6 +78,20 @@ def test_a_tensor_is_the_only_output_and_scores_are_probabilities():
 def test_what_is_no_logit_for_each_sample_is_refused(found, says):
     with pytest.raises(ConfigError, match=f"model Mine {says}.*one logit for each sample"):
         ClickTask().named(found, 2, "Mine")
+
+
+class TwoScores(ClickTask):
+    """A task of two outputs that both fill the column `score`."""
+
+    def __init__(self, names=None):
+        super().__init__(names)
+        self.outputs = (Output("click"), Output("order"))
+
+
+def test_two_outputs_of_one_column_are_refused():
+    target = f"{TwoScores.__module__}.TwoScores"
+    with pytest.raises(ConfigError, match="two outputs have the column score: give each Output"):
+        build_task(Constructor(target))
 
 
 def test_measures_come_back_from_what_a_run_stores():

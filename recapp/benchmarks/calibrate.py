@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from recapp.benchmarks.bench_settings import BenchSettings
-from recapp.benchmarks.fit import typical
 from recapp.benchmarks.kernel_costs import (
     CASES,
     WIDTHS,
@@ -33,6 +32,7 @@ from recapp.benchmarks.kernel_costs import (
     measure_kernels,
     synchroniser,
     turns,
+    typical,
 )
 from recapp.benchmarks.link_costs import (
     SIZES,

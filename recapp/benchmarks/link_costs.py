@@ -16,8 +16,7 @@ from typing import Literal
 
 import torch
 
-from recapp.benchmarks.fit import fit, typical
-from recapp.benchmarks.kernel_costs import synchroniser
+from recapp.benchmarks.kernel_costs import fit, synchroniser, typical
 from recapp.benchmarks.ranks import first_ranks, reducer
 from recapp.transport.communicator import Comm
 

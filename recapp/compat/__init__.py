@@ -14,7 +14,7 @@ the names and arguments that recapp's own API has in another form. Two places us
 | tables that take any ids   | managed_collisions, managed_collision_collections,                 |
 |                            | eviction_policies                                                  |
 | quantised models           | quantised_models, quantised_collections                            |
-| data                       | random_data, movielens                                             |
+| data                       | example_data                                                       |
 | notebooks about TorchRec   | notebook_helpers                                                   |
 | **HugeCTR**                |                                                                    |
 | words in recapp's settings | hugectr_words                                                      |

@@ -15,15 +15,16 @@ from jobs import recipe
 from recapp.benchmarks import bench_worker, kernel_costs
 from recapp.benchmarks import calibrate as calibration
 from recapp.benchmarks.calibrate import calibrate, settings_for
-from recapp.benchmarks.fit import fit, typical
 from recapp.benchmarks.kernel_costs import (
     Case,
     KernelSteps,
     Mirror,
     Sample,
+    fit,
     fit_kernels,
     measure_kernels,
     turns,
+    typical,
 )
 from recapp.benchmarks.link_costs import measure_link, measured_world_sizes
 from recapp.benchmarks.ranks import reducer

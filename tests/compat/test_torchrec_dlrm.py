@@ -5,7 +5,7 @@ itself printed for the same seeds.
 import pytest
 import torch
 
-from recapp.compat.random_data import Batch, RandomRecDataset
+from recapp.compat.example_data import Batch, RandomRecDataset
 from recapp.compat.torchrec_dlrm import DLRM, MLP, DLRMTrain
 from recapp.errors import ConfigError
 from recapp.tables.config import EmbeddingBagConfig

@@ -4,7 +4,7 @@ import pytest
 import torch
 from engine.engine_cases import make_tables
 
-from recapp.compat.random_data import RandomRecDataset
+from recapp.compat.example_data import RandomRecDataset
 from recapp.compat.torchrec_dlrm import DLRM, DLRMTrain
 from recapp.compat.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 from recapp.engine.gathered_state import gathered_state_dict

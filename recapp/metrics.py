@@ -31,6 +31,7 @@ from recapp.errors import ConfigError, suggest
 BINS = 2**18  # a bin near 0 is 6e-5 logits wide; 4 MB of counts
 OCTAVES = 8  # the octaves of 1 + |logit| with bins; logits beyond +-255 share the outermost bins
 MANTISSA_BITS = 23  # in an IEEE fp32 number
+BITS_OF_ONE = 127 << MANTISSA_BITS  # the number 1 as an integer
 
 
 def logit_bins(logits_B: Tensor) -> Tensor:
@@ -40,15 +41,11 @@ def logit_bins(logits_B: Tensor) -> Tensor:
     |logit| = 1, and their width then doubles with each octave of 1 + |logit|. The bits are the same
     on every device, because no logarithm is rounded.
     """
-    bits_B = (logits_B.float().abs() + 1).view(torch.int32) - _bits_of_one()
+    bits_B = (logits_B.float().abs() + 1).view(torch.int32) - BITS_OF_ONE
     step = MANTISSA_BITS - (BINS // 2 // OCTAVES).bit_length() + 1
     from_zero_B = (bits_B >> step).clamp_(max=BINS // 2 - 1)
     bins_B = torch.where(logits_B < 0, BINS // 2 - 1 - from_zero_B, BINS // 2 + from_zero_B)
     return torch.where(logits_B.isnan(), BINS, bins_B).long()
-
-
-def _bits_of_one() -> int:
-    return 127 << MANTISSA_BITS
 
 
 class AUC(Metric):

@@ -35,14 +35,14 @@ from recapp.processes.start_and_end import loading
 from recapp.recipe.commands import OnPaper
 
 VERBS = {
-    "explain": "recapp.app.paper_plans",
+    "explain": "recapp.app.plan_verbs",
     "types": __name__,
-    "compare": "recapp.app.paper_plans",
-    "export": "recapp.app.paper_plans",
-    "check": "recapp.app.predicted_runs",
+    "compare": "recapp.app.plan_verbs",
+    "export": "recapp.app.plan_verbs",
+    "check": "recapp.app.plan_verbs",
     "calibrate": "recapp.app.calibration",
     "devices": "recapp.app.serving_devices",
-    "scale": "recapp.app.predicted_runs",
+    "scale": "recapp.app.plan_verbs",
 }
 """The module of each verb, imported on use. It has a function with the verb's name."""
 

@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -270,33 +271,20 @@ def _comment(key: Any, value: Any, lines: list[str]) -> str:
     the setting.
     """
     block = isinstance(value, yaml.CollectionNode) and not value.flow_style
-    number, column = (
-        (key.end_mark.line, key.end_mark.column)
-        if block
-        else (value.end_mark.line, value.end_mark.column)
-    )
-    if number < len(lines) and (found := re.search(r"(?:^|\s)#", lines[number][column:])):
-        begin = column + found.end() - 1
+    mark = (key if block else value).end_mark
+    number = mark.line
+    if number < len(lines) and (found := re.search(r"(?:^|\s)#", lines[number][mark.column :])):
+        begin = mark.column + found.end() - 1
         after = range(number + 1, len(lines))
-        more = _while(
-            after, lambda n: lines[n].lstrip().startswith("#") and lines[n].index("#") >= begin - 4
+        more = takewhile(
+            lambda n: lines[n].lstrip().startswith("#") and lines[n].index("#") >= begin - 4, after
         )
         return " ".join([_text(lines[number][begin:]), *(_text(lines[n]) for n in more)])
     indent = key.start_mark.column
-    above = _while(
-        range(key.start_mark.line - 1, -1, -1), lambda n: lines[n].startswith(" " * indent + "#")
-    )
+    before = range(key.start_mark.line - 1, -1, -1)
+    above = list(takewhile(lambda n: lines[n].startswith(" " * indent + "#"), before))
     first_free = above and above[-1] == 0  # a comment at the top describes the option
     return "" if first_free else " ".join(_text(lines[n]) for n in reversed(above))
-
-
-def _while(numbers: range, holds: Any) -> list[int]:
-    kept = []
-    for number in numbers:
-        if not holds(number):
-            break
-        kept.append(number)
-    return kept
 
 
 def _text(line: str) -> str:

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.check_checkpoint import check_fits_checkpoint
 from recapp.app.job import Job, run_recipe
 from recapp.app.rank_setup import leave_ranks, prepare_process, ranks_here, wants_bar
 from recapp.errors import ConfigError
@@ -32,6 +31,7 @@ from recapp.processes.rank_process import leave
 from recapp.recipe.commands import Eval
 from recapp.recipe.early_checks import check_data, check_generated, note_scale
 from recapp.recipe.read import recipe_of
+from recapp.recipe.stored_checks import check_fits_checkpoint
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,8 +105,8 @@ def measure(recipe: Eval) -> dict[str, Any]:
     Returns:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
-    from recapp.app.trained_model import model_on_ranks
     from recapp.recipe import lightning_trainer, training
+    from recapp.recipe.trained_model import model_on_ranks
     from recapp.trainer.progress import TerminalProgress
 
     data = training.build_data(recipe)

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.check_prediction import check_prediction, model_of
 from recapp.app.job import Job, run_recipe
 from recapp.app.rank_setup import leave_ranks, prepare_process, ranks_here
 from recapp.errors import ConfigError
@@ -31,6 +30,7 @@ from recapp.processes.rank_process import leave
 from recapp.processes.stopping import Stopped
 from recapp.recipe.commands import Predict
 from recapp.recipe.read import recipe_of
+from recapp.recipe.stored_checks import check_prediction, model_of
 
 MUST_BE_GIVEN = {
     "ckpt_path": "ckpt_path=DIR, a checkpoint that recapp.train has named",
@@ -103,8 +103,8 @@ def score(recipe: Predict) -> dict[str, Any]:
     Returns:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
-    from recapp.app.trained_model import model_on_ranks
     from recapp.recipe import lightning_trainer, training
+    from recapp.recipe.trained_model import model_on_ranks
     from recapp.trainer.progress import PredictProgress
     from recapp.trainer.score_writer import ScoreWriter
 

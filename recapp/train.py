@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.check_checkpoint import check_fits_checkpoint
 from recapp.app.job import Job, run_recipe
 from recapp.app.rank_setup import leave_ranks, prepare_process, ranks_here, wants_bar
 from recapp.app.sweep_progress import SweepProgress
@@ -41,6 +40,7 @@ from recapp.recipe.early_checks import (
 )
 from recapp.recipe.read import recipe_of
 from recapp.recipe.recipe import Train
+from recapp.recipe.stored_checks import check_fits_checkpoint
 from recapp.reporting.record import update_settings
 from recapp.settings.records import to_plain
 
@@ -124,9 +124,9 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
         The content of `metrics.json` on rank 0, an empty dict on other ranks; and the signal that
         has ended training early, or None.
     """
-    from recapp.app.resume import resumed_run
     from recapp.recipe import lightning_trainer, training
     from recapp.recipe.model import build_model
+    from recapp.recipe.resume import resumed_run
     from recapp.recipe.run_metrics import metrics_of_run, note_no_validation, write_prediction
     from recapp.recipe.strategy_of_run import build_strategy
     from recapp.trainer.callbacks import (

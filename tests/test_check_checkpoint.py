@@ -5,7 +5,7 @@ from jobs import recipe
 
 from recapp import eval as evaluation
 from recapp import train
-from recapp.app.check_checkpoint import check_fits_checkpoint
+from recapp.recipe.stored_checks import check_fits_checkpoint
 
 
 @pytest.fixture(scope="module")

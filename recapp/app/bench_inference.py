@@ -14,7 +14,6 @@ from typing import Any
 from torch import nn
 
 from recapp import console
-from recapp.app.artefact_model import model_to_shard
 from recapp.app.export_model import export_model
 from recapp.app.job import Job, run_recipe
 from recapp.app.load_model import load_model
@@ -33,6 +32,7 @@ from recapp.inference.build_cpp import build, missing_tools
 from recapp.inference.export_settings import Export, Quantize
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.storage import values
+from recapp.recipe.artefact_model import model_to_shard
 from recapp.recipe.recipe import Recipe
 from recapp.recipe.run_rows import write_generated
 from recapp.recipe.validation_rows import made_up_rows, validation_source

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from recapp import console
-from recapp.app.artefact_model import load_dense, meta_model, raw_rows_of
 from recapp.app.export_report import table_rows, width_rows
 from recapp.app.stored_recipe import recipe_of_stored
 from recapp.dataset.raw_rows import RawTable
@@ -47,6 +46,7 @@ from recapp.inference.one_rank import one_rank
 from recapp.inference.probe import Probe
 from recapp.inference.row_writer import RowWriter
 from recapp.inference.trained_tables import TrainedTables
+from recapp.recipe.artefact_model import load_dense, meta_model, raw_rows_of
 from recapp.recipe.model import build_model
 from recapp.recipe.recipe import Train
 from recapp.recipe.validation_rows import (

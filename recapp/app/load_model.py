@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from recapp.app.artefact_model import check_outputs, meta_model, raw_rows_of
 from recapp.app.stored_recipe import recipe_of_stored
-from recapp.app.trained_model import trained
 from recapp.dataset.raw_rows import RawRows, RawTable
 from recapp.engine.model_parallel import own_device, process_group_of, tables_group
 from recapp.errors import ConfigError
 from recapp.inference.placed_model import together
 from recapp.inference.scorer import Scorer
+from recapp.recipe.artefact_model import check_outputs, meta_model, raw_rows_of
 from recapp.recipe.recipe import Train
+from recapp.recipe.trained_model import trained
 from recapp.stored.stored_model import StoredModel, open_stored
 from recapp.tasks.task import Task
 from recapp.transport.choose_transport import make_comm

@@ -73,7 +73,7 @@ def stored_recipe(path: Path, command: str, overrides: Sequence[str], folders: F
         overrides: The command line.
         folders: Directories with further options, besides recapp's own.
     """
-    from recapp.app.check_checkpoint import check_fits_checkpoint
+    from recapp.recipe.stored_checks import check_fits_checkpoint
     from recapp.stored.checkpoint import read_manifest
     from recapp.stored.stored_model import read_stored
 

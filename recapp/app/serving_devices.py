@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 from recapp import console
-from recapp.app.artefact_model import meta_model
 from recapp.app.job import Job
 from recapp.app.stored_recipe import recipe_of_stored
 from recapp.inference.choose_storage import storage_of
 from recapp.inference.storage import QUANTIZE
 from recapp.planner.serving import fewest_ranks, stored_as
 from recapp.planner.topology import Topology
+from recapp.recipe.artefact_model import meta_model
 from recapp.recipe.commands import OnPaper
 from recapp.recipe.plan_of_run import problem_on_paper
 from recapp.stored.stored_model import open_artefact

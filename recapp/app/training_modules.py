@@ -9,19 +9,19 @@ from importlib import import_module
 
 MODULES = (
     "omegaconf",  # Lightning imports it when it saves
-    "recapp.app.resume",
-    "recapp.app.trained_model",
     "recapp.engine.memory_use",
     "recapp.metrics",
     "recapp.models.published_dlrm",
     "recapp.recipe.lightning_trainer",
+    "recapp.recipe.resume",
     "recapp.recipe.row_rules",
     "recapp.recipe.run_metrics",
     "recapp.recipe.strategy_of_run",
+    "recapp.recipe.trained_model",
     "recapp.recipe.training",
     "recapp.reporting.summary",
-    "recapp.trainer.ending",
     "recapp.trainer.callbacks",
+    "recapp.trainer.ending",
     "recapp.transport.ring",
     "recapp.transport.shared_memory",
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from recapp.app.artefact_model import check_outputs
+from recapp.recipe.artefact_model import check_outputs
 from recapp.sparse.batch import Batch
 from recapp.stored.manifest import Manifest
 from recapp.trainer.module import TaskModule

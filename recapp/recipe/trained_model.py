@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from recapp import console
-from recapp.app.artefact_model import load_dense, model_to_shard, raw_rows_of
 from recapp.engine.sharded_collection import sharded_collections, sharded_tables, without_tables
 from recapp.errors import CheckpointError, ConfigError
 from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.placed_model import placed, together
 from recapp.processes.rank_environment import rank_info
+from recapp.recipe.artefact_model import load_dense, model_to_shard, raw_rows_of
 from recapp.recipe.commands import Eval
 from recapp.recipe.model import build_model
 from recapp.recipe.recipe import Train
@@ -32,7 +32,7 @@ from recapp.trainer.stored_tables import StoredTables
 from recapp.transport.communicator import Comm
 
 if TYPE_CHECKING:  # scoring without ranks does without Lightning
-    from recapp.app.rank_model import RankModel
+    from recapp.recipe.rank_model import RankModel
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TrainedCheckpoint:
         """Read this rank's rows and the dense part.
 
         Args:
-            model: The result of `recapp.app.artefact_model.meta_model`.
+            model: The result of `recapp.recipe.artefact_model.meta_model`.
             comm: The ranks that hold the tables.
             check_rows: Whether to compare the checksums of mapped rows; rows that are read are
                 always compared.
@@ -96,7 +96,7 @@ class TrainedCheckpoint:
         Args:
             recipe: The recipe of the command that scores; its `ckpt_path` is this model.
         """
-        from recapp.app.rank_model import RankModel
+        from recapp.recipe.rank_model import RankModel
         from recapp.recipe.strategy_of_run import build_strategy
         from recapp.recipe.training import build_module
 
@@ -159,7 +159,7 @@ class TrainedArtefact:
 
     def on_ranks(self, recipe: Train) -> "RankModel":
         """Return the module with a filled dense part, and a strategy that maps the rows."""
-        from recapp.app.rank_model import CheckExample, RankModel
+        from recapp.recipe.rank_model import CheckExample, RankModel
         from recapp.recipe.strategy_of_run import build_strategy
         from recapp.recipe.training import build_module
 

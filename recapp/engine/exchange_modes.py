@@ -88,8 +88,6 @@ class HomeRequests:
     the output to the gradients of the requested vectors, at their offsets in the message.
     """
 
-    everywhere = False  # gradients go to all ranks
-    local = False  # bags sum rows of the own store, not of a message
     bags: Bags
     found: Any
     located_U: Tensor
@@ -102,6 +100,9 @@ class HomeRequests:
         self.routes = routes
         self.world = world
         self.take = take
+        self.everywhere = routes.mode == "replicated"  # gradients go to all ranks
+        # bags sum rows of the own store, not of a message
+        self.local = self.everywhere or world == 1
 
     @property
     def late(self) -> bool:
@@ -121,10 +122,6 @@ class UniqueRequests(HomeRequests):
     """Requests at home in the modes `unique` and `replicated`: one vector per distinct row."""
 
     at_U: Tensor | None = None
-
-    def __init__(self, backend: Backend, routes: Routes, world: int, take: Scratch) -> None:
-        super().__init__(backend, routes, world, take)
-        self.local = self.everywhere = routes.mode == "replicated"
 
     def route(self, bags: Bags) -> Counts:
         """Return the numbers of rows, vectors and words in the request to each rank: [W, 3]."""
@@ -277,7 +274,6 @@ class ServedRequests:
     def __init__(self, backend: Backend, routes: Routes, mode: str, take: Scratch) -> None:
         self.backend = backend
         self.routes = routes
-        self.width = routes.width
         self.pooled = mode == "pooled"
         self.take = take
 
@@ -317,7 +313,7 @@ class ServedRequests:
             np.ascontiguousarray(id_first_W),
             np.ascontiguousarray(counts_W3),
             np.ascontiguousarray(vector_first_W),
-            self.width,
+            self.routes.width,
             self.pooled,
             extra,
             wire,
@@ -345,10 +341,6 @@ class OwnRequests(UniqueRequests, ServedRequests):
 
     `gradient_links` sums the gradient of the output to the gradients of the rows `row_U`.
     """
-
-    def __init__(self, backend: Backend, routes: Routes, world: int, take: Scratch) -> None:
-        super().__init__(backend, routes, world, take)
-        self.local = True
 
     def route(self, bags: Bags) -> Counts:
         """Find the distinct rows. Return zeros, [1, 3], because a single rank requests nothing."""

@@ -201,6 +201,7 @@ class FloatRows(RowStore):
     ) -> None:
         super().__init__(group)
         self.rule = rule
+        self._kinds = rule.state if rule else ()
         stored = group.layout.groups[group.number].dtype
         widths = [self.width if kind == "element" else 1 for _, kind in self._kinds]
         self.rows = most(self.width * stored.itemsize + sum(widths) * group.dtype.itemsize)
@@ -226,10 +227,6 @@ class FloatRows(RowStore):
         """Make room for a number of rows."""
         for memory in (self._weights, *self._state):
             memory.grow(rows)
-
-    @property
-    def _kinds(self) -> tuple[tuple[str, str], ...]:
-        return () if self.rule is None else self.rule.state
 
     @property
     def example(self) -> Tensor:

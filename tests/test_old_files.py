@@ -121,7 +121,7 @@ def test_what_its_command_line_said_is_compared_with_runs_of_today(run):
 def test_a_plan_file_loads(name):
     overrides = [f"ckpt_path={CHECKPOINT}", "+plan=file", f"plan.path={OLD / name}"]
     settings = recipe("train", overrides)
-    made = plan_of_run(settings, PlanningProblem(settings.table_configs, Topology(2)))
+    made = plan_of_run(settings, PlanningProblem(settings.model_tables.tables, Topology(2)))
     kinds = [sharding.sharding_type for sharding in made.tables.values()]
     second = "column_wise" if name == "plan.yaml" else "table_wise"
     assert kinds == ["row_wise", second, "data_parallel"]

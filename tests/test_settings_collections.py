@@ -178,7 +178,7 @@ def of_columns(logs, *more):
 def test_columns_of_a_data_set_are_sequences_by_name(logs, jobs):
     wanted = of_columns(logs, "tables.sequences=[history]", "tables.dim=4")
     found = recipe("train", wanted)
-    assert [x.pooling for x in found.lookups] == ["sum", "sum", "none"]
+    assert [x.pooling for x in found.model_tables.lookups] == ["sum", "sum", "none"]
     trained = jobs.train(logs / "named", *wanted)
     assert trained["status"] == "ok"
 

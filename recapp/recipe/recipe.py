@@ -28,8 +28,6 @@ from recapp.trainer.trainer_settings import CallbackSettings, LoggerSettings, Tr
 if TYPE_CHECKING:
     from recapp.dataset.schema import Schema
     from recapp.optim.named_rules import Rules
-    from recapp.tables.config import EmbeddingConfig
-    from recapp.tables.lookups import TableLookup
     from recapp.tables.named_collections import ModelTables
     from recapp.tasks.task import Task
 
@@ -156,16 +154,6 @@ class Recipe(Command):
         from recapp.recipe.row_rules import rules_of
 
         return rules_of(self.optimizer.sparse)
-
-    @property
-    def table_configs(self) -> "list[EmbeddingConfig]":
-        """Return the tables of the model."""
-        return self.model_tables.tables
-
-    @property
-    def lookups(self) -> "tuple[TableLookup, ...]":
-        """Return the lookups of the tables, in output order, one collection after the other."""
-        return self.model_tables.lookups
 
     @cached_property
     def model_tables(self) -> "ModelTables":

@@ -59,9 +59,9 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
     from recapp.stored.stored_model import open_stored
 
     assert recipe.ckpt_path is not None
-    check_features(recipe.table_configs, recipe.schema)
+    check_features(recipe.model_tables.tables, recipe.schema)
     with open_stored(recipe.ckpt_path, wanted=lambda manifest: [manifest.dense_file]) as stored:
-        for table in recipe.table_configs:
+        for table in recipe.model_tables.tables:
             rows = None if recipe.counts_ids else table.num_embeddings
             _check_table(stored.manifest, table, rows)
         _check_dense(build_model(recipe, on_paper=True), stored.dense(), stored.kind)

@@ -40,14 +40,14 @@ from recapp.sparse.bags import (
     check_values,
     concatenate,
     first_ones,
-    offsets_of,
     on_host,
     values_text,
 )
+from recapp.sparse.jagged_values import JaggedValues
 from recapp.sparse.transfer import to_host
 
 
-class JaggedTensor:
+class JaggedTensor(JaggedValues):
     """Bags of values, with or without a weight per value.
 
     Nothing is copied. Contents are checked on CPU; on an accelerator integer lengths are not
@@ -182,28 +182,6 @@ class JaggedTensor:
             values[mask_BN], None if weights is None else weights[mask_BN], lengths_B
         )
 
-    def values(self) -> Tensor:
-        """Return all values, [L, ...], including slack."""
-        return self._values
-
-    def lengths(self) -> Tensor:
-        """Return the number of values of each bag, [B]."""
-        return self._lengths
-
-    def lengths_or_none(self) -> Tensor | None:
-        """Return the number of values of each bag, [B]; never None here."""
-        return self._lengths
-
-    def offsets(self) -> Tensor:
-        """Return the start of each bag and the end of the last, [B + 1]."""
-        if self._offsets is None:
-            self._offsets = offsets_of(self._lengths)
-        return self._offsets
-
-    def offsets_or_none(self) -> Tensor | None:
-        """Return the offsets, [B + 1], or None if they have not been derived yet."""
-        return self._offsets
-
     def without_slack(self) -> "JaggedTensor":
         """Return the bags without slack, as views; the tensor itself if it has none.
 
@@ -219,27 +197,6 @@ class JaggedTensor:
             self._may_have_slack = False
             return self
         return JaggedTensor.unchecked(values, weights, self._lengths, self._offsets)
-
-    def weights(self) -> Tensor:
-        """Return one weight per value, [L, ...].
-
-        Raises:
-            DataError: The tensor has no weights.
-        """
-        if self._weights is None:
-            raise DataError(
-                "this JaggedTensor has no weights: make it with weights=..., or ask "
-                "weights_or_none()"
-            )
-        return self._weights
-
-    def weights_or_none(self) -> Tensor | None:
-        """Return one weight per value, [L, ...], or None."""
-        return self._weights
-
-    def device(self) -> torch.device:
-        """Return the device of the values."""
-        return self._values.device
 
     def to_dense(self) -> list[Tensor]:
         """Return B tensors, one per bag: views of the values. This reads the lengths."""
@@ -275,18 +232,6 @@ class JaggedTensor:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "JaggedTensor":
         """Return the bags on a device."""
         return self._each(lambda t: t.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> "JaggedTensor":
-        """Return the bags in page-locked memory. The host does not wait for copies from it to a
-        GPU.
-        """
-        return self._each(lambda t: t.pin_memory())
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until `stream` has done the work that is queued on it now."""
-        for tensor in (self._values, self._weights, self._lengths, self._offsets):
-            if tensor is not None:
-                tensor.record_stream(stream)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "JaggedTensor":
         weights, offsets = (

@@ -51,6 +51,7 @@ from recapp.sparse.bags import (
 )
 from recapp.sparse.bags_of_keys import BagsOfKeys, InverseIndices, Strides
 from recapp.sparse.jagged_tensor import JaggedTensor
+from recapp.sparse.jagged_values import JaggedValues
 from recapp.sparse.keyed_parts import (
     check_derived,
     check_inverse,
@@ -71,7 +72,7 @@ from recapp.sparse.transfer import copy_to_device, to_device, to_host
 SHOWN_KEYS = 30
 
 
-class KeyedJaggedTensor(BagsOfKeys):
+class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
     """Bags of ids by feature, with or without a weight per id.
 
     Nothing is copied. Contents are checked on CPU; on an accelerator integer lengths are not
@@ -332,45 +333,6 @@ class KeyedJaggedTensor(BagsOfKeys):
             inverse_indices=inverse,
         )
 
-    def values(self) -> Tensor:
-        """Return all values, keys-major, [L, ...], including slack."""
-        return self._values
-
-    def lengths(self) -> Tensor:
-        """Return the number of values of each bag, keys-major, [F * B]."""
-        return self._lengths
-
-    def lengths_or_none(self) -> Tensor | None:
-        """Return the number of values of each bag, [F * B]; never None here."""
-        return self._lengths
-
-    def offsets(self) -> Tensor:
-        """Return the start of each bag and the end of the last, [F * B + 1]."""
-        if self._offsets is None:
-            self._offsets = offsets_of(self._lengths)
-        return self._offsets
-
-    def offsets_or_none(self) -> Tensor | None:
-        """Return the offsets, [F * B + 1], or None if they have not been derived yet."""
-        return self._offsets
-
-    def weights(self) -> Tensor:
-        """Return one weight per value, [L, ...].
-
-        Raises:
-            DataError: The tensor has no weights.
-        """
-        if self._weights is None:
-            raise DataError(
-                "this KeyedJaggedTensor has no weights: make it with weights=..., or ask "
-                "weights_or_none()"
-            )
-        return self._weights
-
-    def weights_or_none(self) -> Tensor | None:
-        """Return one weight per value, [L, ...], or None."""
-        return self._weights
-
     def with_values(self, values: Tensor) -> "KeyedJaggedTensor":
         """Return the same bags with other values, such as rows instead of ids. Weights and lengths
         are not copied.
@@ -465,10 +427,6 @@ class KeyedJaggedTensor(BagsOfKeys):
         return KeyedJaggedTensor.unchecked(
             self._keys, self._values, self._weights, lengths, longest, self.length_per_key()
         )
-
-    def device(self) -> torch.device:
-        """Return the device of the values."""
-        return self._values.device
 
     def __getitem__(self, key: str) -> JaggedTensor:
         return self._run(self.index_of(key), 1, self.offset_per_key())._single()
@@ -580,29 +538,9 @@ class KeyedJaggedTensor(BagsOfKeys):
             else moved
         )
 
-    def pin_memory(self) -> "KeyedJaggedTensor":
-        """Return the bags in page-locked memory. The host does not wait for copies from it to a
-        GPU.
-        """
-        return self._each(lambda t: t.pin_memory())
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until `stream` has done the work that is queued on it now."""
-        for tensor in self._tensors():
-            tensor.record_stream(stream)
-
     def _tensors(self) -> list[Tensor]:
-        return [
-            t
-            for t in (
-                self._values,
-                self._weights,
-                self._lengths,
-                self._offsets,
-                self._inverse_indices and self._inverse_indices[1],
-            )
-            if t is not None
-        ]
+        inverse = [] if self._inverse_indices is None else [self._inverse_indices[1]]
+        return super()._tensors() + inverse
 
     def _counted_per_key(self) -> list[int]:
         """Count the values of each key, and check that there are enough values."""

@@ -732,7 +732,7 @@ def test_a_json_file_is_known_by_its_content_and_refused_for_other_gpus(tmp_path
 @pytest.mark.full
 def test_both_plans_train_to_the_weights_of_any_plan(jobs, tmp_path):
     data = small(tmp_path / "data", rows=2000)
-    tables = recipe("train", data).table_configs
+    tables = recipe("train", data).model_tables.tables
     measured = [
         validation(jobs.train(tmp_path / "rows", *data, "trainer.max_steps=3", "+plan=row_wise"))
     ]

@@ -411,7 +411,7 @@ def settings_for(data, *plan):
 def logs(tmp_path):
     """Small generated data, its tables, and a plan for two ranks that a person has edited."""
     data = small(tmp_path / "data", rows=2000)
-    tables = settings_for(data).table_configs
+    tables = settings_for(data).model_tables.tables
     path = tmp_path / "plan.yaml"
     write_plan(plan_by_rules(tables, Topology(2), [PlanRule("table_wise")], name="whole"), path)
     path.write_text(

@@ -120,7 +120,7 @@ class Scorer(nn.Module):
         return self.raw_rows.batch(rows)
 
     @torch.no_grad()
-    def outputs(self, batch: Batch) -> dict[str, Tensor]:
+    def outputs(self, batch: Any) -> dict[str, Tensor]:
         """Return the outputs of the model by name, each [B]. Only one thread computes at a time,
         because tables reuse memory from batch to batch.
 
@@ -130,7 +130,10 @@ class Scorer(nn.Module):
         """
         with self._turn:
             found = self.model(batch.to(self.device))
-        return self.task.named(found, batch.rows, type(self.model).__name__)
+        name = type(self.model).__name__
+        if not isinstance(batch, Batch):  # a user's module may read batches of another type
+            return self.task.picked(found, name)
+        return self.task.named(found, batch.rows, name)
 
     def forward(self, batch: Batch) -> Tensor | dict[str, Tensor]:
         """Return the outputs of a batch: a logit for each sample, [B]; several outputs by name.

@@ -298,15 +298,17 @@ def find_constructor(target: str, name: str) -> Any:
         name: The setting that holds it.
 
     Raises:
-        ConfigError: The module does not exist, or has no callable of this name.
+        ConfigError: The module does not exist, cannot be imported, or has no callable of this name.
     """
     home, _, leaf = target_of_today(target).rpartition(".")
+    home = home or leaf
     try:
         module = import_module(home)
-    except (ImportError, ValueError):
-        raise ConfigError(
-            f"{name}.{TARGET}={target}: no such constructor: there is no module {home}"
-        ) from None
+    except ImportError as error:
+        missing = error.name or home
+        itself = home == missing or home.startswith(f"{missing}.")
+        why = f"there is no module {home}" if itself else f"{home} imports {missing}: {error}"
+        raise ConfigError(f"{name}.{TARGET}={target}: no such constructor: {why}") from None
     if not callable(getattr(module, leaf, None)):
         known = [each for each in dir(module) if not each.startswith("_")]
         raise ConfigError(

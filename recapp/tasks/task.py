@@ -110,6 +110,14 @@ class Task(ABC):
     storage_metric: ClassVar[str] = ""
     """The name of a metric in `known`; empty takes `best`."""
 
+    def __init_subclass__(cls) -> None:
+        """Refuse own `scores`: the program of an artefact knows only `outputs`."""
+        if "scores" in vars(cls):
+            raise ConfigError(
+                f"{cls.__name__}.scores: a task has none of its own, as an artefact's program "
+                "could not run it: give each Output its activation, or let the model return scores"
+            )
+
     def __init__(self, names: Sequence[str] | None = None) -> None:
         known = {measure.name: measure for measure in self.known}
         for name in () if names is None else names:
@@ -216,7 +224,8 @@ class Task(ABC):
             metric.update(outputs[read].detach().float(), labels[read])
 
     def scores(self, outputs: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-        """Return the columns of a prediction by name, each float32 [B].
+        """Return the columns of a prediction by name, each float32 [B]. A subclass may not replace
+        this method.
 
         Args:
             outputs: The outputs of the model by name, each [B].

@@ -10,6 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from recapp.errors import ConfigError
 from recapp.metrics import click_metrics
 from recapp.recipe.task_of_run import build_task
+from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -94,6 +95,14 @@ def test_two_outputs_of_one_column_are_refused():
         build_task(Constructor(target))
 
 
+def test_a_task_with_scores_of_its_own_is_refused():
+    with pytest.raises(ConfigError, match=r"Doubled\.scores: a task has none of its own"):
+
+        class Doubled(ClickTask):
+            def scores(self, outputs):
+                return {"score": 2 * outputs["logit"]}
+
+
 def test_measures_come_back_from_what_a_run_stores():
     measures = ClickTask().measures
     plain = measures.plain()
@@ -130,3 +139,13 @@ def test_weights_multiply_the_loss_of_each_sample():
     assert found == 2 * alone / 2
     unweighted = ClickTask(label="clicked").loss({"logit": logits_B}, batch)
     assert unweighted == binary_cross_entropy_with_logits(logits_B, labels["clicked"])
+
+
+def test_a_module_that_cannot_be_imported_names_the_import_that_fails(tmp_path, monkeypatch):
+    (tmp_path / "lacking_task.py").write_text("import not_installed_here\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    says = (
+        r"task\._target_=lacking_task\.Mine: .*lacking_task imports not_installed_here: No module"
+    )
+    with pytest.raises(ConfigError, match=says):
+        find_constructor("lacking_task.Mine", "task")

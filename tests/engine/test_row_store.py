@@ -11,6 +11,7 @@ from recapp.errors import ConfigError
 from recapp.transport.communicator import Comm
 
 TABLES = make_tables()
+SEEDS = {table.name: 3 for table in TABLES}
 
 
 class Scattered(FloatStore):
@@ -18,8 +19,8 @@ class Scattered(FloatStore):
 
     finds_rows = True
 
-    def __init__(self, group, rule, seed):
-        super().__init__(group, rule, seed)
+    def __init__(self, group, rule, seeds):
+        super().__init__(group, rule, seeds)
         generator = torch.Generator().manual_seed(group.number)
         self.at = torch.randperm(2 * self.rows + 1, generator=generator)[: self.rows]
         self.own = [self.weights, *self.state]
@@ -66,7 +67,7 @@ def trained(comm, kind, mode, rule, weighted, backend, make):
         comm,
         RULES[rule],
         backend=backend,
-        make_store=(lambda group: make(group, RULES[rule], 3)) if make else None,
+        make_store=(lambda group: make(group, RULES[rule], SEEDS)) if make else None,
         seed=3,
     )
     found = []

@@ -305,7 +305,9 @@ def test_the_commands_of_a_server_know_its_columns(shop, artefacts):
 
 
 @pytest.mark.full
-@pytest.mark.skipif(bool(missing_tools()), reason="needs cmake and a C++ compiler")
+@pytest.mark.skipif(
+    bool(missing_tools()), reason="needs cmake and a C++ compiler: apt-get install cmake g++"
+)
 def test_machine_code_and_the_cpp_program_score_as_the_modules_do(trained, shop, stored):
     _, job = trained
     _, folder = exported(shop, job, "compiled", "report_rows=0")

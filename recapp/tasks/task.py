@@ -76,6 +76,9 @@ class Output:
         column: The column of a prediction that the output fills.
         activation: `sigmoid` turns a logit into the probability that is written; `identity` leaves
             the number as it is.
+
+    Raises:
+        ConfigError: The activation is another one.
     """
 
     name: str
@@ -83,6 +86,13 @@ class Output:
     real: bool = False
     column: str = "score"
     activation: str = "sigmoid"
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise ConfigError(
+                f"output {self.name}: activation={self.activation}: must be "
+                f"{' or '.join(ACTIVATIONS)}: let the model compute any other"
+            )
 
     def score(self, values: "Tensor") -> "Tensor":
         """Return the scores of values of the output."""

@@ -95,6 +95,13 @@ def test_two_outputs_of_one_column_are_refused():
         build_task(Constructor(target))
 
 
+def test_an_activation_that_no_program_computes_is_refused():
+    assert Output("price", activation="identity").score(3.0) == 3.0
+    says = r"output price: activation=softmax: must be sigmoid or identity: let the model"
+    with pytest.raises(ConfigError, match=says):
+        Output("price", activation="softmax")
+
+
 def test_a_task_with_scores_of_its_own_is_refused():
     with pytest.raises(ConfigError, match=r"Doubled\.scores: a task has none of its own"):
 

@@ -5,7 +5,7 @@ This file imports neither torch nor Lightning; the file of a task may.
 
 from collections.abc import Sequence
 
-from recapp.errors import ConfigError, RecappError
+from recapp.errors import ConfigError, RecappError, suggest
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor
 from recapp.tasks.task import Task
@@ -22,8 +22,8 @@ def build_task(settings: Constructor | None, names: Sequence[str] | None = None)
         names: The metrics to measure, `metrics.names`; None measures all of the task's metrics.
 
     Raises:
-        ConfigError: The task does not exist, refuses its settings, does not know a metric, or has
-            two outputs of one column.
+        ConfigError: The task does not exist, refuses its settings or does not know a metric; its
+            outputs are none or share a name; or its metrics do not fit together.
     """
     given = settings or CLICK
     kind = find_constructor(given.target, "task")
@@ -38,10 +38,43 @@ def build_task(settings: Constructor | None, names: Sequence[str] | None = None)
             f"task._target_={given.target}: must make a recapp.tasks.task.Task, as {CLICK.target} "
             "does"
         )
-    columns = [output.column for output in made.outputs]
-    if twice := next((name for name in columns if columns.count(name) > 1), None):
-        raise ConfigError(
-            f"task._target_={given.target}: two outputs have the column {twice}: give each "
-            "Output(...) a column of its own"
-        )
+    if fault := _fault_of_outputs(made) or _fault_of_metrics(made):
+        raise ConfigError(f"task._target_={given.target}: {fault}")
     return made
+
+
+def _fault_of_outputs(task: Task) -> str | None:
+    """Return the reason why the outputs of a task cannot be told apart; None if they can."""
+    if not task.outputs:
+        return "it has no outputs: give it an Output(...) for each number that its model returns"
+    names = [output.name for output in task.outputs]
+    columns = [output.column for output in task.outputs]
+    for kind, given in (("name", names), ("column", columns)):
+        if twice := next((one for one in given if given.count(one) > 1), None):
+            return f"two outputs have the {kind} {twice}: give each Output(...) a {kind} of its own"
+    for name, column in zip(names, columns, strict=True):
+        if column != name and column in names:
+            return (
+                f"the output {name} has the column {column}, the name of another output: give "
+                "the column another name"
+            )
+    return None
+
+
+def _fault_of_metrics(task: Task) -> str | None:
+    """Return the reason why the metrics of a task cannot serve; None if they can."""
+    known = {measure.name: measure for measure in task.known}
+    outputs = [output.name for output in task.outputs]
+    for measure in task.known:
+        if measure.output and measure.output not in outputs:
+            found = suggest(measure.output, outputs)
+            return f"the metric {measure.name} reads the output {measure.output}: {found}"
+    for role, name in (("best", task.best), ("storage_metric", task.storage_metric or task.best)):
+        if name not in known:
+            return f"{role} is the metric {name}: {suggest(name, known)}"
+        if known[name].better is None:
+            return (
+                f"{role} is the metric {name}, of which no value is better: give its Measure(...) "
+                "max or min, or choose another metric"
+            )
+    return None

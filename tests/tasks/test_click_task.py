@@ -15,8 +15,8 @@ from recapp.settings.records import Constructor
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tasks.click import ClickTask
-from recapp.tasks.measures import measures_from
-from recapp.tasks.task import Output
+from recapp.tasks.measures import Measure, measures_from
+from recapp.tasks.task import Output, Task
 
 
 def batch_of(labels):
@@ -81,18 +81,50 @@ def test_what_is_no_logit_for_each_sample_is_refused(found, says):
         ClickTask().named(found, 2, "Mine")
 
 
-class TwoScores(ClickTask):
-    """A task of two outputs that both fill the column `score`."""
+class Mine(ClickTask):
+    """A task whose parts each test gives."""
 
-    def __init__(self, names=None):
-        super().__init__(names)
-        self.outputs = (Output("click"), Output("order"))
+    def __init__(self, names=None, **parts):
+        for name, value in ({"outputs": (Output("logit"),)} | parts).items():
+            setattr(self, name, value)
+        Task.__init__(self, names)
 
 
-def test_two_outputs_of_one_column_are_refused():
-    target = f"{TwoScores.__module__}.TwoScores"
-    with pytest.raises(ConfigError, match="two outputs have the column score: give each Output"):
-        build_task(Constructor(target))
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"outputs": ()}, r"it has no outputs: give it an Output\(\.\.\.\)"),
+        (
+            {"outputs": (Output("click"), Output("order"))},
+            r"two outputs have the column score: give each Output\(\.\.\.\) a column of its own",
+        ),
+        (
+            {"outputs": (Output("click"), Output("click", column="other"))},
+            r"two outputs have the name click: give each Output\(\.\.\.\) a name of its own",
+        ),
+        (
+            {"outputs": (Output("click", column="order"), Output("order"))},
+            "the output click has the column order, the name of another output: give the column",
+        ),
+        (
+            {"known": (Measure("auc", "AUC", "max", output="logt"),)},
+            r"the metric auc reads the output logt: did you mean logit\?",
+        ),
+        ({"best": "auk"}, r"best is the metric auk: did you mean auc\?"),
+        ({"storage_metric": "log_los"}, r"storage_metric is the metric log_los: did you mean log_"),
+        (
+            {"storage_metric": "calibration"},
+            r"storage_metric is the metric calibration, of which no value is better: give its Mea",
+        ),
+    ],
+)
+def test_a_task_whose_parts_do_not_fit_together_is_refused(parts, says):
+    target = f"{Mine.__module__}.Mine"
+    assert build_task(Constructor(target)).outputs == (Output("logit"),)
+    with pytest.raises(ConfigError, match=rf"^task\._target_={target}: {says}"):
+        build_task(Constructor(target, parts))
+    named = (Output("price", column="price", activation="identity"),)
+    assert build_task(Constructor(target, {"outputs": named})).outputs == named
 
 
 def test_an_activation_that_no_program_computes_is_refused():

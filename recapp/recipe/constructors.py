@@ -11,7 +11,7 @@ REFUSALS = (TypeError, ValueError, ImportError)  # ImportError: a logger is not 
 MISCONFIGURED = "MisconfigurationException"  # Lightning's; scoring does not import it
 
 
-def make(settings: Constructor, setting: str, *args: Any, **extra: Any) -> Any:
+def make(settings: Constructor, setting: str, /, *args: Any, **extra: Any) -> Any:
     """Call the constructor that settings name, with their arguments.
 
     Hydra's own `instantiate` would pass its list type instead of plain lists and wrap the
@@ -35,7 +35,7 @@ def make(settings: Constructor, setting: str, *args: Any, **extra: Any) -> Any:
     return construct(target, f"{setting} ({settings.target})", *args, **wanted, **extra)
 
 
-def construct(target: Any, setting: str, *args: Any, **extra: Any) -> Any:
+def construct(target: Any, setting: str, /, *args: Any, **extra: Any) -> Any:
     """Call a constructor, and turn exceptions that wrong settings cause into a ConfigError.
 
     These are the types of `REFUSALS` and Lightning's MisconfigurationException.

@@ -216,6 +216,41 @@ def test_tables_that_the_model_does_not_take_are_refused_before_ranks_start(old,
         check_training(recipe("train", settings(logs, tables="other"), [logs / "mine"]))
 
 
+class AnyCollections(torch.nn.Module):
+    """A model that takes collections of any name, and has a setting with a default."""
+
+    def __init__(self, dense_in_features, dropout=0.1, **collections):
+        super().__init__()
+        self.dropout = dropout
+        self.collections = torch.nn.ModuleDict(collections)
+
+
+@pytest.mark.parametrize("name", ["target", "setting", "wide"])
+def test_a_collection_may_have_any_name(name, logs):
+    assert name in build_model(watched_by_any(logs, name)).collections
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("a.b", "collection: 'a.b' (item) cannot be an argument of the model"),
+        ("self", "collection: 'self' (item) cannot be an argument of the model"),
+        ("dropout", "the collection dropout (item) has the name of another argument of the model"),
+    ],
+)
+def test_a_collection_that_is_no_argument_of_its_own_is_refused(name, says, logs):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        check_training(watched_by_any(logs, name))
+
+
+def watched_by_any(logs, name):
+    """A recipe of a model that takes any collection, with one of a name."""
+    tables = TABLES.replace("item}", f"item, collection: {name}}}", 1)
+    (logs / "mine/tables/any.yaml").write_text(tables)
+    (logs / "mine/model/any.yaml").write_text(f"_target_: {__name__}.AnyCollections\n")
+    return recipe("train", settings(logs, tables="any", model="any"), [logs / "mine"])
+
+
 def test_a_model_without_the_argument_is_told_what_makes_the_collection(logs):
     wanted = settings(logs, "tables.sequences=[history]", tables="from_dataset", model="dlrm")
     says = r"DLRM: takes no embedding_collection, the collection of history \(tables.sequences="

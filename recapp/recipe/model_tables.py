@@ -63,7 +63,17 @@ def check_collections(model: Constructor, collections: Mapping[str, CollectionTa
     takes_any = any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
     for name, own in collections.items():
         outputs = ", ".join(lookup.output for lookup in own.lookups)
-        if name in ("dense_in_features", *model.arguments):
+        if not name.isidentifier() or name == "self":
+            raise ConfigError(
+                f"tables: collection: {name!r} ({outputs}) cannot be an argument of the model "
+                f"({where}): give it a name of letters, digits and _, such as wide"
+            )
+        default = parameters[name].default if name in parameters else None
+        setting = default is not None and default is not Parameter.empty
+        if (setting and name not in (BAGS, SEQUENCES)) or name in (
+            "dense_in_features",
+            *model.arguments,
+        ):
             raise ConfigError(
                 f"tables: the collection {name} ({outputs}) has the name of another argument of "
                 f"the model ({where}): give it a name of its own"

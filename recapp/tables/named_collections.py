@@ -62,7 +62,8 @@ def model_tables(
         named: The lookups in output order, each after the name of its collection.
 
     Raises:
-        ConfigError: A collection has lookups that pool and lookups that do not.
+        ConfigError: A collection has lookups that pool and lookups that do not, or has the usual
+            name of those of the other kind.
     """
     names = dict.fromkeys(name for name, _ in named)
     return ModelTables(tables, {name: _collection(name, tables, named) for name in names})
@@ -79,6 +80,12 @@ def _collection(
         raise ConfigError(
             f"tables: the collection {name} has a lookup that pools, {pooled[True]}, and one that "
             f"does not, {pooled[False]}: name another collection for one of them"
+        )
+    if name == (BAGS if False in pooled else SEQUENCES):
+        takes, does = ("pool", "does not pool") if name == BAGS else ("do not pool", "pools")
+        raise ConfigError(
+            f"tables: collection: {name} takes lookups that {takes}, and {own[0].output} {does}: "
+            "name another collection, such as wide"
         )
     held = {x.table.name for x in own}
     read = {t.name: _read_here(t, others) for t in tables if t.name in held}

@@ -62,6 +62,15 @@ def test_a_collection_pools_all_its_lookups_or_none():
         listed_tables([ITEM], mixed)
 
 
+@pytest.mark.parametrize(
+    ("name", "combiner", "says"), [(BAGS, "none", "i does not pool"), (SEQUENCES, "sum", "i pools")]
+)
+def test_a_usual_name_is_refused_for_lookups_of_the_other_kind(name, combiner, says):
+    lookups = [{"table": "item", "feature": "i", "combiner": combiner, "collection": name}]
+    with pytest.raises(ConfigError, match=f"collection: {name} takes lookups that .*{says}"):
+        listed_tables([ITEM], lookups)
+
+
 def test_a_collection_of_sequences_takes_lookups_in_their_order():
     table = EmbeddingBagConfig(
         name="item", num_embeddings=10, embedding_dim=4, feature_names=["i", "h"]

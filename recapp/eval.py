@@ -57,7 +57,8 @@ def evaluate(recipe: Eval, job: Job) -> float | None:
     """
     if not recipe.ckpt_path:
         raise ConfigError(
-            "ckpt_path must be given: ckpt_path=DIR, a checkpoint that recapp.train has named"
+            "ckpt_path must be given: ckpt_path=DIR, a checkpoint that recapp.train has named, or "
+            "an artefact"
         )
     test = recipe.split == "test"
     if test and recipe.dataset.test_path is None:

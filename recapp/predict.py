@@ -33,7 +33,7 @@ from recapp.recipe.read import recipe_of
 from recapp.recipe.stored_checks import check_prediction, model_of
 
 MUST_BE_GIVEN = {
-    "ckpt_path": "ckpt_path=DIR, a checkpoint that recapp.train has named",
+    "ckpt_path": "ckpt_path=DIR, a checkpoint that recapp.train has named, or an artefact",
     "input": "input=FILES, a directory, a glob or Parquet files whose rows are to be scored",
     "output": "output=FILE.parquet, where the scores are written",
 }

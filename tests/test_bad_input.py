@@ -22,7 +22,7 @@ from recapp import train
 from recapp.dataset.data_settings import Generate
 from recapp.dataset.synthetic import write_clicks
 from recapp.errors import PlanError, suggest
-from recapp.processes import launch as launching
+from recapp.processes.launch import meeting_point
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.stored.checkpoint import read_manifest
 from recapp.tables.config import EmbeddingBagConfig
@@ -459,9 +459,11 @@ def say(tmp_path, monkeypatch, capfd):
 def test_the_command_line_is_refused_before_any_rank_is_started(
     say, tmp_path, monkeypatch, arguments, says
 ):
-    monkeypatch.setattr(
-        "recapp.app.job.launch", lambda *_, port, **__: launching._refuse_taken_port(port)
-    )
+    def only_the_port(*_, port, **__):
+        with meeting_point(port):
+            return 0
+
+    monkeypatch.setattr("recapp.app.job.launch", only_the_port)
     assert says.replace("{here}", str(tmp_path)) in say(*arguments)
 
 

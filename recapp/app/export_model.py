@@ -72,7 +72,7 @@ from recapp.tables.dynamic import keys_of
 from recapp.tables.initial import start_values
 
 BUDGET_NE = 1e-4
-OF_THE_MODEL = ("dataset", "tables", "model")  # settings
+OF_THE_MODEL = ("dataset", "tables", "model", "task")  # settings
 
 
 def export_model(

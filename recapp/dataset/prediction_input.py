@@ -181,9 +181,9 @@ class RankInput:
     def __iter__(self) -> Iterator[InputBatch]:
         """Yield this rank's batches, then empty batches until the other ranks are finished."""
         own = (batch for rows in self._runs() for batch in self.input.batches(rows))
-        none = self.input.no_rows()
         for _ in range(len(self)):
-            yield next(own, none)
+            batch = next(own, None)
+            yield self.input.no_rows() if batch is None else batch
 
     @cached_property
     def _rows_W(self) -> list[int]:

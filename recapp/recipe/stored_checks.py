@@ -167,5 +167,6 @@ def check_prediction(recipe: Predict) -> None:
     transform = recipe.dataset.dense_transform
     open_named(names[:1], recipe, schema, transform)
     files = [(name, stamp_of(name)) for name in names]
-    identity = identity_of(model_of(recipe), files, recipe, schema, transform)
+    scores = [one.column for one in recipe.built_task.outputs]
+    identity = identity_of(model_of(recipe), files, recipe, schema, transform, scores)
     ScoreParts(output, identity, overwrite=recipe.overwrite).check()

@@ -300,6 +300,11 @@ def find_constructor(target: str, name: str) -> Any:
     Raises:
         ConfigError: The module does not exist, cannot be imported, or has no callable of this name.
     """
+    if not all(part.isidentifier() for part in target.split(".")):
+        raise ConfigError(
+            f"{name}.{TARGET}={target}: no such constructor: must be a module and a class, such as "
+            "torch.optim.Adam"
+        )
     home, _, leaf = target_of_today(target).rpartition(".")
     home = home or leaf
     try:

@@ -20,7 +20,9 @@ SETTINGS = {
 """The new name of each renamed setting, by its old name."""
 
 MODULES = {
+    "recapp.compat.rowwise_adagrad": "recapp.compat.keyed_optimizers",
     "recapp.models.dlrm": "recapp.models.published_dlrm",
+    "recapp.trainer.dynamic_rows": "recapp.trainer.callbacks",
     "recapp.trainer.performance": "recapp.trainer.callbacks",
     "recapp.trainer.performance_recorder": "recapp.trainer.callbacks",
 }

@@ -1,9 +1,6 @@
-"""Tables in a checkpoint: the manifest entries of their run, and the tensors that a run loads."""
+"""The tensors of tables that a run loads from a checkpoint."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-from lightning.pytorch import LightningModule, Trainer
 
 from recapp import console
 from recapp.engine.dynamic_blocks import (
@@ -13,41 +10,10 @@ from recapp.engine.dynamic_blocks import (
     WAITING_COUNTS,
     without_waiting,
 )
-from recapp.engine.sharded_collection import sharded_tables, weight_names
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.sharding.layout import Block
-from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.tables.dynamic import Counter
-from recapp.trainer.data_protocols import KeepsPosition, ProvidesExample, datamodule_of
-
-
-def manifest_of(trainer: Trainer, module: LightningModule, plan: ShardingPlan) -> dict[str, Any]:
-    """Return the entries of a manifest, without the entries of the file format. It is collective.
-
-    Args:
-        trainer: The trainer; its validation metrics must belong to the state that is saved.
-        module: The sharded module.
-        plan: The plan of the module's tables.
-    """
-    tables = sharded_tables(module)
-    data = datamodule_of(trainer)
-    # ends a deferred step, before the updates are counted
-    dynamic = {name: rows for t in tables for name, rows in t.stored.rows_of_runs().items()}
-    continues = isinstance(data, KeepsPosition)
-    measured = trainer.callback_metrics.items()
-    return {
-        "plan": plan.to_dict(),
-        "metrics": {name: float(value) for name, value in measured if name.startswith("val_")},
-        "step": trainer.global_step,
-        "position": data.state_dict() if continues else None,
-        "ids": data.id_encoding() if continues else None,
-        "example": data.example() if isinstance(data, ProvidesExample) else [],
-        "updates": [shared.updates for shared in tables],
-        "rules": {name: rule.name for shared in tables for name, rule in shared.rules.items()},
-        "weights": weight_names(module),
-        **({"dynamic": dynamic} if dynamic else {}),
-    }
 
 
 class StoredTables:

@@ -67,6 +67,7 @@ from recapp.trainer.run_plan import (
     rule_of_run,
     with_counted_modes,
 )
+from recapp.trainer.saved_manifest import manifest_of
 from recapp.trainer.started_ranks import (
     FORK,
     TABLES_LEFT,
@@ -76,7 +77,7 @@ from recapp.trainer.started_ranks import (
     in_a_notebook,
     meeting_error,
 )
-from recapp.trainer.stored_tables import StoredTables, manifest_of
+from recapp.trainer.stored_tables import StoredTables
 from recapp.trainer.whole_checkpoint import read_for_lightning
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm

@@ -180,6 +180,12 @@ def test_weights_multiply_the_loss_of_each_sample():
     assert unweighted == binary_cross_entropy_with_logits(logits_B, labels["clicked"])
 
 
+@pytest.mark.parametrize("target", ["", ".", "..x", "a..b", "not a path"])
+def test_a_constructor_needs_a_module_and_a_class(target):
+    with pytest.raises(ConfigError, match=r"task\._target_=.*must be a module and a class"):
+        find_constructor(target, "task")
+
+
 def test_a_module_that_cannot_be_imported_names_the_import_that_fails(tmp_path, monkeypatch):
     (tmp_path / "lacking_task.py").write_text("import not_installed_here\n")
     monkeypatch.syspath_prepend(tmp_path)

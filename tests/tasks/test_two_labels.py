@@ -243,6 +243,29 @@ def test_its_artefact_is_predicted_from_on_ranks(shop, artefacts):
         torch.testing.assert_close(found, wanted[column], rtol=0, atol=1e-6)
 
 
+def test_a_prediction_of_several_columns_goes_on_after_an_error(shop, artefacts):
+    logs = pq.read_table(shop / "logs.parquet")
+    prices = [str(price) for price in logs["price"].to_pylist()]
+    prices[-1] = "no number"
+    place = logs.column_names.index("price")
+    damaged = logs.set_column(place, "price", pa.array(prices))
+    pq.write_table(damaged, shop / "damaged.parquet", row_group_size=300)
+    named = (f"ckpt_path={artefacts['int8'][1]}", TRUST, f"input={shop}/damaged.parquet")
+    more = (f"output={shop}/some.parquet", "rows_per_batch=100", "rows_per_part=100")
+    found = [command("predict", *named, *more, cwd=shop, PYTHONPATH=HERE) for _ in range(2)]
+    assert all("no number" in each.err for each in found), found
+    assert "going on: " in found[1].err
+
+
+def test_an_artefact_stores_the_task_that_its_export_names(trained, shop):
+    _, job = trained
+    (shop / "mine/task/odds.yaml").write_text("_target_: shop_task.ShopTask\norder_weight: 0.5\n")
+    more = ("--config-dir", shop / "mine", "task=odds", "compile=false", "report_rows=0")
+    _, folder = exported(shop, job, "odds", *more)
+    stored = json.loads((folder / "manifest.json").read_text())
+    assert stored["config"]["task"]["order_weight"] == 0.5
+
+
 def test_an_artefact_with_other_outputs_of_its_example_is_refused(shop, artefacts):
     model = copy(artefacts["none"][1], shop / "wrong")
     manifest = model / "manifest.json"

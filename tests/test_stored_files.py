@@ -5,6 +5,7 @@ by their own checksums.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,10 +14,13 @@ from jobs import validation
 
 import recapp
 from recapp import predict
+from recapp.app.stored_recipe import recipe_of_stored
+from recapp.engine.engine_settings import EngineSettings
+from recapp.errors import ArtefactError
 from recapp.stored.artefact_files import example_table
 from recapp.stored.artefact_manifest import EXAMPLE
 from recapp.stored.checkpoint import read_manifest, static_table, verify
-from recapp.stored.stored_model import open_artefact
+from recapp.stored.stored_model import open_artefact, read_stored
 
 OLD = Path(__file__).parent / "fixtures" / "before_stored"
 EXPECTED = json.loads((OLD / "expected.json").read_text())
@@ -71,6 +75,24 @@ def test_training_goes_on_from_it_as_the_old_code_went_on(jobs, kind, tmp_path):
     metrics = jobs.train(tmp_path / "run", *settings, f"dataset.path={tmp_path / 'clicks'}")
     assert metrics["steps"] == 18
     assert validation(metrics) == close(EXPECTED[kind]["gone_on"])
+
+
+def without(group):
+    manifest = read_stored(OLD / "static" / STORED["artefact"])
+    config = {name: value for name, value in manifest.info["config"].items() if name != group}
+    return replace(manifest, info=manifest.info | {"config": config})
+
+
+def test_a_group_that_it_does_not_store_has_its_defaults():
+    assert recipe_of_stored(without("engine")).engine == EngineSettings()
+    for name in ("trainer", "launch", "planner", "topology", "metrics"):
+        assert recipe_of_stored(without(name)).seed
+
+
+@pytest.mark.parametrize("name", ["dataset", "model", "tables", "optimizer"])
+def test_a_group_without_defaults_must_be_stored(name):
+    with pytest.raises(ArtefactError, match=rf"artefact is damaged: config\.{name} is missing; "):
+        recipe_of_stored(without(name))
 
 
 @pytest.mark.parametrize("kind", KINDS)

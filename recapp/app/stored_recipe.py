@@ -6,7 +6,7 @@ tables that it was trained with.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from recapp.compat.hugectr_words import in_recapp_words
@@ -16,6 +16,7 @@ from recapp.recipe.commands import COMMANDS
 from recapp.recipe.read import read_settings
 from recapp.recipe.recipe import Recipe, Train
 from recapp.settings.check_settings import known_part
+from recapp.settings.records import fields_of, parts_of
 from recapp.stored.trust import judged, marked
 from recapp.tables.table_settings import TablesOfDataset
 
@@ -43,8 +44,30 @@ def recipe_of_stored(manifest: "Manifest", trust: Sequence[str] = ()) -> Train:
     if "tables" in plain:
         plain["tables"] = in_recapp_words(plain["tables"])
     more = {"choices": choices, "trust": list(trust)}
-    recipe: Train = read_settings(plain | more, "eval", ())
+    recipe: Train = read_settings(_absent_groups(plain, manifest) | plain | more, "eval", ())
     return match_stored(recipe, manifest)
+
+
+def _absent_groups(plain: Mapping[str, Any], manifest: "Manifest") -> dict[str, dict[str, Any]]:
+    """Return empty settings of each group that a stored model lacks, which take the defaults of the
+    group's record.
+
+    Raises:
+        CheckpointError: A group without defaults is missing.
+        ArtefactError: The same.
+    """
+    command: Any = COMMANDS["eval"]
+    hints = fields_of(command)
+    absent = {}
+    for each in fields(command):
+        if each.name in plain or each.default is not MISSING or each.default_factory is not MISSING:
+            continue
+        kinds: list[Any] = [kind for kind in parts_of(hints[each.name][0]) if is_dataclass(kind)]
+        defaults = [default for kind in kinds for _, default in fields_of(kind).values()]
+        if MISSING in defaults or not kinds:
+            raise manifest.wrong(f"config.{each.name}")
+        absent[each.name] = dict[str, Any]()
+    return absent
 
 
 def stored_settings(settings: Mapping[str, Any], command: str) -> dict[str, Any]:

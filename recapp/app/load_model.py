@@ -66,8 +66,9 @@ def load_model(
             which may be empty, whenever the others score one. None is this process alone, without a
             process group.
         module: The trained module, with its tables on the meta device and a forward that returns
-            logits [B]. Its `configure_model` is called, if it has one. It is changed in place. None
-            builds the model of the stored settings.
+            the outputs of its attribute `task` (a `TaskModule` has one), else logits [B]. Its
+            `configure_model` is called, if it has one. It is changed in place. None builds the
+            model of the stored settings.
         data: The data that the module was trained on: `predict` reads its columns. None scores only
             batches.
 
@@ -103,7 +104,8 @@ def _own_module(
     with open_stored(path, comm) as opened:
         stored = trained(opened).fill_own(module, comm)
     raw_rows = None if data is None else RawRows(data.schema, data.settings.dense_transform)
-    return _scorer(stored, module, raw_rows, None, None)
+    task = getattr(module, "task", None)
+    return _scorer(stored, module, raw_rows, None, task if isinstance(task, Task) else None)
 
 
 def load_on(

@@ -16,6 +16,7 @@ from torch import nn
 
 from recapp import (
     ClickData,
+    ClickTask,
     DataSettings,
     EmbeddingBagCollection,
     EmbeddingShardingPlanner,
@@ -27,6 +28,7 @@ from recapp import (
 )
 from recapp.errors import CheckpointError, ConfigError, PlanError
 from recapp.stored.manifest import sealed
+from recapp.tasks.task import Output
 from recapp.trainer.whole_checkpoint import whole_checkpoint
 
 IDS = BATCHES[3][0]
@@ -223,6 +225,17 @@ def test_load_model_takes_a_module_of_ones_own(tmp_path):
     torch.testing.assert_close(model.scores(IDS), torch.sigmoid(expected))
     with pytest.raises(ConfigError, match="does not know its columns"):
         model.predict({"item": [1]})
+
+
+def test_load_model_scores_a_module_of_ones_own_by_its_task(tmp_path):
+    expected = logits_of(fitted(tmp_path), IDS)
+    module = Clicks()
+    module.task = ClickTask()
+    module.task.outputs = (Output("price", column="price", activation="identity"),)
+    model = load_model(tmp_path / "end.ckpt", module=module)
+    assert model.task is module.task and torch.equal(model.scores(IDS), expected)
+    module.task = "binary"  # a word of the user's own
+    assert torch.equal(load_model(tmp_path / "end.ckpt", module=module)(IDS), expected)
 
 
 def test_load_model_reads_rows_by_the_data_that_it_is_given(tmp_path):

@@ -21,7 +21,9 @@ from recapp.sparse.batch import Batch
 from recapp.tasks.task import Task
 
 ROUNDING = 1e-5
-"""The tolerance between the scores of the example and the scores stored with it."""
+"""The tolerance between the scores of the example and those stored with it, relative to max(1,
+|score|).
+"""
 
 EXAMPLE_ROWS = 4  # rows that the page shows
 
@@ -163,11 +165,12 @@ def check_model(scorer: Scorer, before: Scorer | None = None) -> None:
                 "again"
             )
         if scorer.expected is not None:
-            apart = float((scores_N - scorer.expected[name]).abs().max())
-            if not apart <= ROUNDING:
+            expected_N = scorer.expected[name]
+            apart_N = (scores_N - expected_N).abs()
+            if not bool((apart_N <= ROUNDING * expected_N.abs().clamp(min=1)).all()):
                 raise ConfigError(
-                    f"model {scorer.version} gives its example scores that are {apart:.2g} from "
-                    "those that were kept with it: export it again"
+                    f"model {scorer.version} gives its example scores that are "
+                    f"{float(apart_N.max()):.2g} from those that were kept with it: export it again"
                 )
 
 

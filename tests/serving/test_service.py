@@ -4,6 +4,7 @@ import asyncio
 import resource
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from recapp.serving.limits import Limits
 from recapp.serving.metrics_text import Counts, Histogram
 from recapp.serving.reload import ModelInService
 from recapp.serving.served_model import check_model
+from recapp.tasks.click import ClickTask
+from recapp.tasks.task import Output
 
 BODY = {"rows": ROWS}
 DIRECT = scorer().predict(table())
@@ -481,6 +484,19 @@ def test_a_model_that_does_not_score_its_example_as_it_did_is_not_served():
     broken.model.score.weight.data *= float("inf")
     with pytest.raises(ConfigError, match="scores that are not finite"):
         check_model(broken)
+
+
+@pytest.mark.parametrize(("apart", "served"), [(0.001, True), (0.1, False)])
+def test_large_scores_may_differ_in_their_last_bits(apart, served):
+    task = ClickTask()
+    task.outputs = (Output("logit", column="price", activation="identity"),)
+    model = scorer(example=table(), task=task)
+    with torch.no_grad():
+        model.model.score.bias += 1000.0
+    model.expected = {"price": model.predict(table()) + apart}
+    refused = pytest.raises(ConfigError, match=r"scores that are 0\.1 from those that were kept")
+    with nullcontext() if served else refused:
+        check_model(model)
 
 
 # ---- what it counts

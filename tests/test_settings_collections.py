@@ -15,10 +15,13 @@ import torch
 from jobs import command, recipe, validation
 
 from recapp import plan
+from recapp.dataset.schema import Schema
 from recapp.errors import ConfigError
 from recapp.recipe.early_checks import check_training
 from recapp.recipe.model import build_model
 from recapp.recipe.run_rows import rows_of
+from recapp.recipe.validation_rows import made_up_rows
+from recapp.tables.listed import listed_tables
 
 ROWS = 1200
 STEPS = 8
@@ -165,6 +168,15 @@ def test_a_plan_on_paper_prices_the_tables_of_all_collections_once(logs, capsys,
     assert [row["table"] for row in said["rows"]] == names
     read = {each["table"]: each["lookups"] for each in said["uses"]}
     assert read["item"] == "item sum, history sequence"
+    assert plan.main(["export", *wanted]) == 0
+    assert "features: [item, history]}" in capsys.readouterr().out
+
+
+def test_a_made_up_row_has_ids_that_every_table_of_a_feature_has():
+    sizes = {"num_embeddings": 9, "embedding_dim": 4, "feature_names": ["user"]}
+    tables = [sizes | {"name": f"from_{first}", "min_key": first} for first in (7, 3)]
+    made = made_up_rows(Schema(None, [], ["user"]), listed_tables(tables, None).lookups)
+    assert made["user"].to_pylist() == [7]
 
 
 MEAN = "model._target_=watch_model.MeanWatched"
@@ -188,6 +200,7 @@ def test_columns_of_a_data_set_are_sequences_by_name(logs, jobs):
     [
         ((), "needs embedding_collection, and the tables have no lookups that do not pool: "),
         (("tables.sequences=[user,item,history]",), "needs embedding_bag_collection, and the "),
+        (("tables.sequences=[user,user]",), "tables.sequences=[user, user]: names user twice"),
         (("tables.sequences=[hist]",), "tables.sequences names hist, which is no sparse column; d"),
     ],
 )

@@ -175,7 +175,7 @@ def _rows(recipe: Recipe, model: nn.Module) -> RawTable:
     if source is not None:
         return example_rows(source, schema, min(source.rows, MOST_ROWS))
     console.note("so every row is one and the same, whose vectors stay in the caches")
-    return made_up_rows(schema, {x.feature: x.table for x in embedding_lookups(model)})
+    return made_up_rows(schema, embedding_lookups(model))
 
 
 def _plain_model(artefact: Artefact, recipe: Recipe) -> nn.Module | None:

@@ -273,8 +273,7 @@ class _Exporter:
     def _example(self) -> RawTable:
         schema = self.recipe.schema
         if self.source is None:
-            read = {x.feature: x.table for x in embedding_lookups(self._model())}
-            return made_up_rows(schema, read)
+            return made_up_rows(schema, embedding_lookups(self._model()))
         return example_rows(self.source, schema, EXAMPLE_ROWS)
 
     def _compiled(

@@ -10,6 +10,7 @@ from recapp.dataset.schema import Schema, check_sizes
 from recapp.errors import ConfigError, suggest
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor, to_plain
+from recapp.settings.values import shown
 from recapp.tables.config import DataType, EmbeddingConfig, IdRule, PoolingType, table_config
 from recapp.tables.dynamic import DYNAMIC, EXPECTED_ROWS, DynamicRows
 from recapp.tables.listed import listed_tables
@@ -122,6 +123,10 @@ def _tables_of_dataset(
             raise ConfigError(
                 f"tables.sequences names {name}, which is no sparse column; "
                 f"{suggest(name, features)}"
+            )
+        if tables.sequences.count(name) > 1:
+            raise ConfigError(
+                f"tables.sequences={shown(tables.sequences)}: names {name} twice: name it once"
             )
     return [
         _table(feature, _rows(dataset, tables, i), rule, dims.get(feature) or tables.dim, tables)

@@ -168,10 +168,14 @@ def plan_of_run(recipe: Recipe, found: PlanningProblem) -> ShardingPlan:
 
 def made_for(plan: ShardingPlan, problem: PlanningProblem) -> PlannedFor:
     """Return the part of a planning problem that a plan file stores, to explain the plan
-    elsewhere.
+    elsewhere. A table of several collections has the features of all.
     """
     ids = {table.name: problem.statistics_of(table).to_dict() for table in problem.tables}
-    return PlannedFor(tuple(problem.tables), problem.batch_per_rank, ids)
+    read = {table.name: dict.fromkeys(table.feature_names) for table in problem.tables}
+    for lookup in problem.lookups:
+        read[lookup.table.name][lookup.feature] = None
+    tables = (replace(table, feature_names=list(read[table.name])) for table in problem.tables)
+    return PlannedFor(tuple(tables), problem.batch_per_rank, ids)
 
 
 def build_constraints(

@@ -1,6 +1,6 @@
 """The validation rows of training, to measure or try a model without a trainer."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -14,7 +14,7 @@ from recapp.errors import DataError
 from recapp.recipe.recipe import Recipe, Train
 from recapp.recipe.run_rows import rows_of
 from recapp.sparse.batch import Batch
-from recapp.tables.config import EmbeddingConfig
+from recapp.tables.lookups import TableLookup
 
 
 def validation_source(recipe: Recipe) -> Source | None:
@@ -44,15 +44,19 @@ def validation_batches(source: Source, recipe: Train, most: int) -> list[Batch]:
     return [collate.batch([part]) for part in decoded_chunks(rows, schema, transform)]
 
 
-def made_up_rows(schema: Schema, tables: Mapping[str, EmbeddingConfig]) -> RawTable:
-    """Return one row that any model of this schema can score: dense values of 0 and the first ids.
+def made_up_rows(schema: Schema, lookups: Sequence[TableLookup]) -> RawTable:
+    """Return one row that any model of this schema can score: dense values of 0 and the first ids
+    that every table of a feature has.
 
     Args:
         schema: The columns.
-        tables: The table of each sparse feature.
+        lookups: The lookups of the model.
     """
     dense = {name: pa.array([0.0], pa.float32()) for name in schema.dense}
-    first = {name: tables[name].min_key if name in tables else 0 for name in schema.sparse}
+    first = {
+        name: max((x.table.min_key for x in lookups if x.feature == name), default=0)
+        for name in schema.sparse
+    }
     text = {name: str(number) for name, number in first.items()}
     sparse = {
         name: pa.array([text[name]]) if name in schema.hex else pa.array([number], pa.int64())

@@ -210,9 +210,16 @@ def compile_dense(model: nn.Module, task: Task, dense: int) -> tuple[bytes, dict
         The package, and its entry for the manifest.
 
     Raises:
-        NotCompiled: There is no compiler, or torch cannot export the model; the text gives the
-            reason.
+        NotCompiled: The collections have different dtypes, there is no compiler, or torch cannot
+            export the model; the text gives the reason.
     """
+    dtype, *others = dict.fromkeys(c.shared.dtype for c in collections_of(model))
+    if others:
+        both = f"{dtype} and {others[0]}".replace("torch.", "")
+        raise NotCompiled(
+            f"its collections compute in {both}, and code takes vectors of one type: give the "
+            "tables of all collections one data_type"
+        )
     compiler = environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise NotCompiled(
@@ -222,7 +229,6 @@ def compile_dense(model: nn.Module, task: Task, dense: int) -> tuple[bytes, dict
     if machine == X86 and (lacking := _lacking(FLAGS_OF_V3)):
         raise NotCompiled(f"this CPU lacks {', '.join(lacking)}, for which code is made")
     part = DenseOnly(model, task).eval()
-    dtype = collections_of(model)[0].shared.dtype
     inputs, sizes = _example_inputs(part.inputs, dense, dtype)
     native = {"cpp.simdlen": 256, "cpp.march": "x86-64-v3"} if machine == X86 else {}
     with tempfile.TemporaryDirectory() as folder, torch.no_grad(), _quiet():

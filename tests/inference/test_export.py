@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 import torch
 from tiers import one_of
+from torch import nn
 from trainer.runs import SIZES, compose, fit, make_logs
 
 import recapp
@@ -24,7 +25,9 @@ from recapp.dataset.sequential_rows import example_rows
 from recapp.engine.read_only_store import values_of
 from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
 from recapp.export import main
+from recapp.inference.compiled import NotCompiled, compile_dense
 from recapp.inference.export_settings import Export
+from recapp.inference.one_rank import one_rank
 from recapp.inference.trained_tables import TrainedTables
 from recapp.metrics import click_metrics
 from recapp.recipe.validation_rows import validation_batches, validation_source
@@ -34,6 +37,7 @@ from recapp.stored.artefact_manifest import EXAMPLE
 from recapp.stored.kinds import MANIFEST
 from recapp.stored.manifest import sealed
 from recapp.stored.stored_model import open_artefact
+from recapp.tasks.click import ClickTask
 
 GROWS = ("tables=dynamic", "tables.init_range=0.05")
 FAST = {"compile": False}
@@ -688,6 +692,17 @@ def test_compiled_scores_equal_the_portable_ones(checkpoint, dynamic, logs, tmp_
     assert torch.equal(recapp.load_model(folder).predict(rows), portable.predict(rows))
     with pytest.raises(ArtefactError, match=r"dense\.pt2 is damaged"):
         recapp.load_model(folder, trust_compiled=True)
+
+
+def test_collections_of_two_types_are_not_compiled():
+    def bags(name, data_type):
+        table = recapp.EmbeddingBagConfig(10, 4, name, data_type, [name])
+        return recapp.EmbeddingBagCollection([table], device=torch.device("meta"))
+
+    types = (recapp.DataType.FP32, recapp.DataType.FP64)
+    model = one_rank(nn.ModuleList(map(bags, "ab", types)), torch.device("cpu"))
+    with pytest.raises(NotCompiled, match=r"compute in float32 and float64, .*: give the tab"):
+        compile_dense(model, ClickTask(), 1)
 
 
 def test_code_that_cannot_be_loaded_is_noted(artefact, capsys):

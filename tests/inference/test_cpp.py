@@ -344,6 +344,15 @@ def rewrite(artefact, change):
     path.write_bytes(body + b',\n"checksum": "%08x"\n}\n' % zlib.crc32(body))
 
 
+def test_an_artefact_that_a_killed_export_was_replacing_is_read(program, artefact):
+    rows = as_json(raw_rows(0, 10).drop_columns(["label"]))
+    before = run(program, artefact, stdin=rows).stdout
+    artefact.rename(artefact.with_name("art.old"))
+    assert "there is no such directory" in problem(program, artefact, stdin=rows)
+    artefact.with_name("art.old").rename(artefact.with_name("art.recapp-replaced"))
+    assert before and run(program, artefact, stdin=rows).stdout == before
+
+
 def test_an_artefact_of_version_1_scores_the_same(program, artefact):
     def change(info):
         info["version"] = 1

@@ -25,6 +25,7 @@ from recapp.dataset.sequential_rows import example_rows
 from recapp.engine.read_only_store import values_of
 from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
 from recapp.export import main
+from recapp.inference.build_cpp import SOURCE
 from recapp.inference.compiled import NotCompiled, compile_dense
 from recapp.inference.export_settings import Export
 from recapp.inference.one_rank import one_rank
@@ -34,7 +35,7 @@ from recapp.recipe.validation_rows import validation_batches, validation_source
 from recapp.stored.artefact_files import example_table
 from recapp.stored.artefact_folder import unfinished
 from recapp.stored.artefact_manifest import EXAMPLE
-from recapp.stored.kinds import MANIFEST
+from recapp.stored.kinds import ARTEFACT, MANIFEST
 from recapp.stored.manifest import sealed
 from recapp.stored.stored_model import open_artefact
 from recapp.tasks.click import ClickTask
@@ -338,6 +339,7 @@ def test_an_artefact_that_a_killed_export_was_replacing_is_read_and_gets_its_nam
     (tmp_path / "art.recapp-export").mkdir()
     (tmp_path / "art.recapp-export" / "table.tmp").write_text("left behind")
     assert recapp.load_model(tmp_path / "art").name == "art"
+    assert f'".{ARTEFACT.old}"' in (SOURCE / "manifest.cpp").read_text()
     with pytest.raises(ConfigError, match="there is an artefact: set overwrite=true"):
         export(checkpoint, tmp_path / "art", report_rows=0)
     export(checkpoint, tmp_path / "art", report_rows=0, overwrite=True)

@@ -311,13 +311,16 @@ void read_all_entries(const Json& info, Artefact& artefact) {
   read_compiled(info, artefact);
 }
 
+// The suffix of an earlier artefact between two renames, as in recapp/stored/kinds.py.
+const char* const REPLACED = ".recapp-replaced";
+
 // Return where an artefact is, also when its writer was killed between two renames.
 std::string folder_of(const std::string& path) {
   std::string folder = path;
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
   struct stat found {};
   const bool there = ::stat(folder.c_str(), &found) == 0;
-  if (!there && is_folder(folder + ".old")) return folder + ".old";
+  if (!there && is_folder(folder + REPLACED)) return folder + REPLACED;
   if (!is_folder(folder)) {
     throw Error(path + ": there is no such directory: `recapp.export` writes artefacts");
   }

@@ -15,13 +15,17 @@ import torch
 from jobs import command, recipe, validation
 
 from recapp import plan
+from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.schema import Schema
 from recapp.errors import ConfigError
 from recapp.recipe.early_checks import check_training
 from recapp.recipe.model import build_model
+from recapp.recipe.model_tables import tables_of_model
 from recapp.recipe.run_rows import rows_of
 from recapp.recipe.validation_rows import made_up_rows
+from recapp.settings.records import Constructor
 from recapp.tables.listed import listed_tables
+from recapp.tables.table_settings import FurtherTables, TablesOfDataset
 
 ROWS = 1200
 STEPS = 8
@@ -269,3 +273,64 @@ def test_a_model_without_the_argument_is_told_what_makes_the_collection(logs):
     says = r"DLRM: takes no embedding_collection, the collection of history \(tables.sequences="
     with pytest.raises(ConfigError, match=says):
         check_training(recipe("train", wanted))
+
+
+def made_of_columns(model="watch_model.Watch", **tables):
+    """The tables of `tables=from_dataset` for the columns user, item and history."""
+    dataset = DataSettings(path="logs", sparse=("user", "item", "history"))
+    return tables_of_model(
+        TablesOfDataset(dim=4, max_rows=50, **tables),
+        dataset,
+        Schema("clicked", ("price",), dataset.sparse),
+        Constructor(model),
+    )
+
+
+def test_columns_share_a_table_and_have_wide_weights():
+    made = made_of_columns(
+        sequences=("history",),
+        shared={"history": "item"},
+        collections={"context": FurtherTables(dim=3, columns=("item",))},
+    )
+    assert {t.name: t.embedding_dim for t in made.tables} == {
+        "user": 4,
+        "item": 4,
+        "wide_user": 1,
+        "wide_item": 1,
+        "context_item": 3,
+    }
+    assert {name: [x.output for x in c.lookups] for name, c in made.collections.items()} == {
+        "embedding_bag_collection": ["user", "item"],
+        "embedding_collection": ["history"],
+        "context": ["item"],
+        "wide": ["user", "item"],
+    }
+    (history,) = made.collections["embedding_collection"].lookups
+    assert history.table.name == "item"
+    assert {t.start_range for t in made.collections["wide"].tables} == {0.0}
+
+
+def test_wide_weights_are_made_if_the_settings_ask_or_the_model_requires_them():
+    def names(model, wide=None):
+        return [t.name for t in made_of_columns(model, wide=wide).tables if t.embedding_dim == 1]
+
+    dlrm = "recapp.models.published_dlrm.DLRM"
+    assert names(dlrm) == []
+    assert names(dlrm, wide=True) == ["wide_user", "wide_item", "wide_history"]
+    assert names("watch_model.Watch") == names(dlrm, wide=True)
+    assert names("watch_model.Watch", wide=False) == []
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"shared": {"history": "itme"}}, "did you mean item"),
+        ({"shared": {"histroy": "item"}}, "did you mean history"),
+        ({"shared": {"history": "item", "item": "user"}}, "no sparse column with a table of its"),
+        ({"collections": {"c": FurtherTables(columns=("itme",))}}, "tables.collections.c.columns"),
+        ({"collections": {"wide": FurtherTables()}, "wide": True}, "leave tables.wide=null"),
+    ],
+)
+def test_wrong_names_of_further_collections_are_refused(tables, words):
+    with pytest.raises(ConfigError, match=words):
+        made_of_columns(**tables)

@@ -5,7 +5,7 @@ They know neither ranks nor tables. Start values come from torch's global genera
 the same seed get the same values.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from recapp.errors import ConfigError
-from recapp.models.widths import check_widths
+from recapp.models.widths import check_tower
 
 
 def published_linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
@@ -33,19 +33,37 @@ def published_linear(in_features: int, out_features: int, bias: bool = True) -> 
     return layer
 
 
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    # ReLU works in place, because its backward needs only the result.
+    "relu": lambda: nn.ReLU(inplace=True),
+    "prelu": nn.PReLU,
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+    "gelu": nn.GELU,
+    "none": nn.Identity,
+}
+"""The activations of an `MLP` by name."""
+
+
 class MLP(nn.Sequential):
-    """Linear layers with a ReLU after each, or after each but the last.
+    """Linear layers, each with an activation, or all but the last with one.
+
+        x_BK - Linear - [BatchNorm] - activation - [Dropout] - Linear - ... - y_BK
 
     The input is [B, in_features], the output [B, layers[-1]].
 
     Args:
         in_features: The columns of the input.
         layers: The output columns of each linear layer, first to last.
-        last_relu: Whether a ReLU follows the last layer, too.
+        last_relu: Whether an activation follows the last layer, too.
         setting: The name of `layers` in the configuration, for messages.
+        activation: The name of the activation, one of `ACTIVATIONS`.
+        batch_norm: Whether batch normalisation stands before each activation.
+        dropout: The share of outputs that training sets to 0 behind each activation.
 
     Raises:
-        ConfigError: A width is no whole number of at least 1.
+        ConfigError: A width is no whole number of at least 1, the activation does not exist, or
+            `dropout` is no share.
     """
 
     def __init__(
@@ -54,13 +72,23 @@ class MLP(nn.Sequential):
         layers: Sequence[int],
         last_relu: bool = True,
         setting: str = "layers",
+        activation: str = "relu",
+        batch_norm: bool = False,
+        dropout: float = 0.0,
     ) -> None:
-        widths = [in_features, *check_widths(setting, layers)]
+        check_tower(setting, layers, activation, dropout)
+        widths = [in_features, *layers]
         modules: list[nn.Module] = []
-        for width_in, width_out in pairwise(widths):
-            # ReLU works in place, because its backward needs only the result.
-            modules += [published_linear(width_in, width_out), nn.ReLU(inplace=True)]
-        super().__init__(*(modules if last_relu else modules[:-1]))
+        for place, (width_in, width_out) in enumerate(pairwise(widths), 1):
+            modules.append(published_linear(width_in, width_out))
+            if place == len(layers) and not last_relu:
+                break
+            if batch_norm:
+                modules.append(nn.BatchNorm1d(width_out))
+            modules.append(ACTIVATIONS[activation]())
+            if dropout:
+                modules.append(nn.Dropout(dropout))
+        super().__init__(*modules)
 
 
 class DotInteraction(nn.Module):

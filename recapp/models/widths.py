@@ -4,7 +4,10 @@ widths before it starts ranks.
 
 from collections.abc import Sequence
 
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, suggest
+
+ACTIVATION_NAMES = ("relu", "prelu", "sigmoid", "tanh", "gelu", "none")
+"""The activations of a stack of layers."""
 
 
 def check_widths(setting: str, widths: Sequence[int]) -> list[int]:
@@ -26,6 +29,80 @@ def check_widths(setting: str, widths: Sequence[int]) -> list[int]:
                 "least 1"
             )
     return list(widths)
+
+
+def check_tower(
+    setting: str, widths: Sequence[int], activation: str = "relu", dropout: float = 0.0
+) -> None:
+    """Check the settings of a stack of layers.
+
+    Args:
+        setting: The full name of the setting of the widths, for the message.
+        widths: The output columns of each layer, first to last.
+        activation: The name of the activation behind each layer.
+        dropout: The share of outputs that training sets to 0.
+
+    Raises:
+        ConfigError: There is no layer, a width is not allowed, the activation does not exist, or
+            `dropout` is no share of at least 0 and less than 1.
+    """
+    check_widths(setting, widths)
+    if activation not in ACTIVATION_NAMES:
+        found = suggest(str(activation), ACTIVATION_NAMES)
+        raise ConfigError(f"model.activation={activation}: {found}")
+    check_share("model.dropout", dropout)
+
+
+def check_share(setting: str, share: float) -> None:
+    """Check a share of at least 0 and less than 1, such as a dropout.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+        raise ConfigError(f"{setting}={share}: must be at least 0 and less than 1, such as 0.1")
+
+
+def check_same_dim(model: str, dims: Sequence[int]) -> None:
+    """Check that all vectors of an interaction have one dim.
+
+    Args:
+        model: The name of the model, for the message.
+        dims: The dim of each vector.
+
+    Raises:
+        ConfigError: The dims differ, or there is no vector.
+    """
+    if not dims:
+        raise ConfigError(
+            f"{model} has no vectors: it needs a sparse column whose ids are pooled; name one in "
+            "dataset.sparse"
+        )
+    if len(set(dims)) > 1:
+        found = ", ".join(map(str, sorted(set(dims))))
+        raise ConfigError(
+            f"tables.dim: the interaction of {model} takes vectors of one dim, and these have "
+            f"{found}: leave out dataset.table_dims, or list tables of one embedding_dim"
+        )
+
+
+def check_divides(setting: str, parts: int, width_of: str, width: int) -> None:
+    """Check that a number of parts, such as attention heads, divides a width.
+
+    Args:
+        setting: The setting with the number of parts.
+        parts: The number of parts.
+        width_of: The name of the width.
+        width: The width.
+
+    Raises:
+        ConfigError: It does not, or is less than 1.
+    """
+    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1 or width % parts:
+        fits = [n for n in range(1, width + 1) if width % n == 0]
+        raise ConfigError(
+            f"{setting}={parts}: must divide {width_of}={width}: {', '.join(map(str, fits))} do"
+        )
 
 
 def check_dlrm(bottom_layers: Sequence[int], top_layers: Sequence[int]) -> None:

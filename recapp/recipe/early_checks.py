@@ -12,7 +12,7 @@ This file imports neither torch nor Lightning: that would take the seconds that 
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from recapp.console import note, short_path
 from recapp.dataset.data_settings import DataSettings
 from recapp.errors import ConfigError
-from recapp.models.widths import check_dlrm
+from recapp.models.catalogue import MODELS
 from recapp.processes.launch import gpu_count, rank_count
 from recapp.processes.rank_environment import external_rank, started_externally
 from recapp.recipe.model_tables import check_collections
@@ -29,13 +29,11 @@ from recapp.recipe.recipe import Recipe, Train
 from recapp.settings.records import to_plain
 from recapp.settings.renamed import target_of_today
 from recapp.settings.values import Paths, shown
+from recapp.tables.named_collections import BAGS
 from recapp.tables.table_settings import TablesOfDataset
 
 if TYPE_CHECKING:
     from recapp.dataset.schema import Schema
-
-WIDTHS: dict[str, Callable[..., None]] = {"recapp.models.published_dlrm.DLRM": check_dlrm}
-"""The function that checks the layers of a model of recapp, by the model's `_target_`."""
 
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
 
@@ -197,15 +195,16 @@ def check_training(recipe: Train) -> None:
         recipe: The recipe of a run.
 
     Raises:
-        ConfigError: The layers are invalid, the model does not take a collection of tables, the
-            weights do not fit in memory, a callback cannot be used or monitors a metric that is not
-            measured, or a share of an epoch is less than a batch.
+        ConfigError: The layers are invalid or do not fit the tables, the model does not take a
+            collection of tables, the weights do not fit in memory, a callback cannot be used or
+            monitors a metric that is not measured, or a share of an epoch is less than a batch.
     """
-    if check := WIDTHS.get(target_of_today(recipe.model.target)):
-        layers = recipe.model.arguments
-        check(layers.get("bottom_layers"), layers.get("top_layers"))
-    if not recipe.tables.only_bags:
+    known = MODELS.get(target_of_today(recipe.model.target))
+    if known is None or known.needs != (BAGS,) or not recipe.tables.only_bags:
         check_collections(recipe.model, recipe.model_tables.collections)
+    if known is not None:
+        bags = recipe.model_tables.collections.get(BAGS)
+        known.check(recipe.model.arguments, [x.dim for x in bags.lookups] if bags else [])
     check_callbacks(recipe)
     schedule_of(recipe)
     if not started_externally():

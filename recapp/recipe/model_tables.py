@@ -1,15 +1,17 @@
 """The tables of a model and its collections, from the settings of tables and of the data set."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from typing import Any
 
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.schema import Schema, check_sizes
 from recapp.errors import ConfigError, suggest
+from recapp.models.catalogue import MODELS
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor, to_plain
+from recapp.settings.renamed import target_of_today
 from recapp.settings.values import shown
 from recapp.tables.config import DataType, EmbeddingConfig, IdRule, PoolingType, table_config
 from recapp.tables.dynamic import DYNAMIC, EXPECTED_ROWS, DynamicRows
@@ -23,7 +25,12 @@ from recapp.tables.named_collections import (
     model_tables,
     usual_collection,
 )
-from recapp.tables.table_settings import TableSettings, TablesOfDataset
+from recapp.tables.table_settings import (
+    WIDE,
+    FurtherTables,
+    TableSettings,
+    TablesOfDataset,
+)
 
 UNPOOLED = (
     "tables.sequences=[column], or pooling: none of a listed table, combiner: none of a lookup"
@@ -31,22 +38,40 @@ UNPOOLED = (
 """The settings that make lookups that do not pool."""
 
 
-def tables_of_model(tables: TableSettings, dataset: DataSettings, schema: Schema) -> ModelTables:
+def tables_of_model(
+    tables: TableSettings, dataset: DataSettings, schema: Schema, model: Constructor
+) -> ModelTables:
     """Return the tables of the model, by collection.
 
     Args:
         tables: The group `tables`.
         dataset: The group `dataset`. With `tables=from_dataset` it sets the sizes of tables.
         schema: The columns of the data set.
+        model: The group `model`. A model that needs the collection `wide` gets it.
 
     Raises:
         ConfigError: The number of sizes differs from the number of sparse columns, or a setting
             names a column that the data set does not have.
     """
     if isinstance(tables, TablesOfDataset):
-        made = _tables_of_dataset(dataset, tables, schema.sparse)
-        return model_tables(made, [(usual_collection(x.pooling), x) for x in lookups_of(made)])
+        return _TablesOfColumns(tables, dataset, schema.sparse).of_model(model)
     return listed_tables(to_plain(tables.tables), to_plain(tables.lookups))
+
+
+def needed_collections(model: Constructor) -> Sequence[str]:
+    """Return the collections that a model's constructor requires. Models of recapp are not imported
+    for this.
+    """
+    if known := MODELS.get(target_of_today(model.target)):
+        return known.needs
+    parameters = signature(find_constructor(model.target, "model")).parameters
+    takes_any = any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
+    required = [
+        name
+        for name in (BAGS, SEQUENCES, WIDE)
+        if name in parameters and parameters[name].default is Parameter.empty
+    ]
+    return [BAGS, *required] if takes_any or BAGS in parameters else required
 
 
 def check_collections(model: Constructor, collections: Mapping[str, CollectionTables]) -> None:
@@ -86,7 +111,11 @@ def check_collections(model: Constructor, collections: Mapping[str, CollectionTa
                 f"{where}: takes no {name}, the collection of {outputs} ({made_by}): name it in "
                 "the constructor, or change the tables"
             )
-    for name, made_by in ((BAGS, "pool bags"), (SEQUENCES, f"do not pool: {UNPOOLED}")):
+    for name, made_by in (
+        (BAGS, "pool bags"),
+        (SEQUENCES, f"do not pool: {UNPOOLED}"),
+        (WIDE, "have one weight for each id: set tables.wide=true"),
+    ):
         needed = name in parameters and parameters[name].default is Parameter.empty
         if needed and name not in collections:
             raise ConfigError(
@@ -112,57 +141,128 @@ def check_features(tables: Sequence[EmbeddingConfig], schema: Schema) -> None:
                 )
 
 
-def _tables_of_dataset(
-    dataset: DataSettings, tables: TablesOfDataset, features: Sequence[str]
-) -> list[EmbeddingConfig]:
-    rule = tables.id_rule or (IdRule.ERROR if tables.grow else dataset.id_rule)
-    dims = dataset.table_dims or {}
-    check_sizes(dataset, features)
-    for name in tables.sequences:
-        if name not in features:
-            raise ConfigError(
-                f"tables.sequences names {name}, which is no sparse column; "
-                f"{suggest(name, features)}"
+@dataclass(frozen=True)
+class _TablesOfColumns:
+    """The tables that `tables=from_dataset` makes.
+
+    Args:
+        settings: The group `tables`.
+        dataset: The group `dataset`.
+        columns: The sparse columns, in order.
+    """
+
+    settings: TablesOfDataset
+    dataset: DataSettings
+    columns: Sequence[str]
+
+    def of_model(self, model: Constructor) -> ModelTables:
+        """Return the tables of a model, by collection."""
+        settings = self.settings
+        check_sizes(self.dataset, self.columns)
+        self._check_columns("tables.sequences", settings.sequences)
+        needs = needed_collections(model)
+        further = dict(settings.collections or {})
+        if settings.wide or (settings.wide is None and WIDE in needs and WIDE not in further):
+            further[WIDE] = FurtherTables(init_range=0.0)
+        only_further = BAGS not in needs and bool(further) and not settings.sequences
+        made = [] if only_further else self._tables()
+        named = [
+            (
+                usual_collection(self._pooling(x.feature)),
+                replace(x, pooling=self._pooling(x.feature)),
             )
-        if tables.sequences.count(name) > 1:
-            raise ConfigError(
-                f"tables.sequences={shown(tables.sequences)}: names {name} twice: name it once"
+            for x in lookups_of(made)
+        ]
+        order = {column: place for place, column in enumerate(self.columns)}
+        named.sort(key=lambda each: order[each[1].feature])
+        for name, own in further.items():
+            tables = self._further(name, own)
+            made += tables
+            named += [(name, replace(x, output=x.feature)) for x in lookups_of(tables)]
+        return model_tables(made, named)
+
+    def _tables(self) -> list[EmbeddingConfig]:
+        """Return a table for each column that does not read the table of another column."""
+        shared = self.settings.shared or {}
+        self._check_columns("tables.shared", list(shared))
+        for column, owner in shared.items():
+            if owner not in self.columns or owner in shared:
+                owners = [name for name in self.columns if name not in shared]
+                raise ConfigError(
+                    f"tables.shared={shown(shared)}: {column} reads the table of {owner}, which is "
+                    f"no sparse column with a table of its own; {suggest(owner, owners)}"
+                )
+        dims = self.dataset.table_dims or {}
+        made = []
+        for column in self.columns:
+            if column in shared:
+                continue
+            readers = [column, *(name for name, owner in shared.items() if owner == column)]
+            pooling = next((p for r in readers if (p := self._pooling(r)) != "none"), "none")
+            own = FurtherTables(
+                dim=dims.get(column) or self.settings.dim,
+                init_range=self.settings.init_range,
             )
-    return [
-        _table(feature, _rows(dataset, tables, i), rule, dims.get(feature) or tables.dim, tables)
-        for i, feature in enumerate(features)
-    ]
+            made.append(self._table(column, readers, own, pooling))
+        return made
 
+    def _further(self, name: str, own: FurtherTables) -> list[EmbeddingConfig]:
+        """Return the tables of a further collection."""
+        setting = f"tables.collections.{name}.columns"
+        if own.columns is not None:
+            self._check_columns(setting, own.columns)
+        pooled = [column for column in self.columns if column not in self.settings.sequences]
+        columns = pooled if own.columns is None else own.columns
+        return [self._table(f"{name}_{column}", [column], own, own.pooling) for column in columns]
 
-def _rows(dataset: DataSettings, tables: TablesOfDataset, column: int) -> int:
-    """Return the number of rows that the settings give to the table of a sparse column."""
-    if dataset.table_rows:
-        return dataset.table_rows[column]
-    if dataset.cardinality:
-        return dataset.cardinality[column] + 1
-    if tables.grow:
-        return EXPECTED_ROWS
-    assert tables.max_rows is not None
-    return tables.max_rows
+    def _pooling(self, column: str) -> PoolingType:
+        """Return the pooling of a column's ids."""
+        return PoolingType("none" if column in self.settings.sequences else self.settings.pooling)
 
+    def _check_columns(self, setting: str, named: Sequence[str]) -> None:
+        """Check that names are sparse columns, each named once."""
+        for name in named:
+            if name not in self.columns:
+                raise ConfigError(
+                    f"{setting} names {name}, which is no sparse column; "
+                    f"{suggest(name, self.columns)}"
+                )
+            if list(named).count(name) > 1:
+                raise ConfigError(f"{setting}={shown(named)}: names {name} twice: name it once")
 
-def _table(
-    feature: str, rows: int, rule: str, dim: int, tables: TablesOfDataset
-) -> EmbeddingConfig:
-    if rule == "hash" and not tables.grow and tables.max_rows is not None:
-        rows = min(rows, tables.max_rows)
-    given: Any = DYNAMIC if tables.grow else rows
-    return table_config(
-        name=feature,
-        num_embeddings=given,
-        dynamic=_dynamic(tables, rows) if tables.grow else None,
-        embedding_dim=dim,
-        feature_names=[feature],
-        pooling=PoolingType("none" if feature in tables.sequences else tables.pooling),
-        data_type=DataType(tables.data_type),
-        id_rule=IdRule(rule),
-        init_range=tables.init_range,
-    )
+    def _rows(self, column: str) -> int:
+        """Return the number of rows that the settings give to the table of a column."""
+        place = self.columns.index(column)
+        if self.dataset.table_rows:
+            return self.dataset.table_rows[place]
+        if self.dataset.cardinality:
+            return self.dataset.cardinality[place] + 1
+        if self.settings.grow:
+            return EXPECTED_ROWS
+        assert self.settings.max_rows is not None
+        return self.settings.max_rows
+
+    def _table(
+        self, name: str, readers: Sequence[str], own: FurtherTables, pooling: str
+    ) -> EmbeddingConfig:
+        """Return a table that some columns read."""
+        settings = self.settings
+        rule = settings.id_rule or (IdRule.ERROR if settings.grow else self.dataset.id_rule)
+        rows = max(self._rows(column) for column in readers)
+        if rule == "hash" and not settings.grow and settings.max_rows is not None:
+            rows = min(rows, settings.max_rows)
+        given: Any = DYNAMIC if settings.grow else rows
+        return table_config(
+            name=name,
+            num_embeddings=given,
+            dynamic=_dynamic(settings, rows) if settings.grow else None,
+            embedding_dim=own.dim,
+            feature_names=list(readers),
+            pooling=PoolingType(pooling),
+            data_type=DataType(settings.data_type),
+            id_rule=IdRule(rule),
+            init_range=own.init_range,
+        )
 
 
 def _dynamic(tables: TablesOfDataset, rows: int) -> DynamicRows:

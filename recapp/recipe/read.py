@@ -13,6 +13,7 @@ from recapp.recipe.task_of_run import build_task
 from recapp.settings import check_settings
 from recapp.settings.records import constructor, record
 from recapp.settings.values import shown
+from recapp.tables.table_settings import WIDE
 
 
 def read_settings(
@@ -79,9 +80,12 @@ def checked(
 
 
 def _named_collections(tables: object) -> dict[str, str]:
-    """Return the collections that listed tables and lookups name, with their meaning."""
+    """Return the further collections that settings of tables name or may make, with their
+    meaning.
+    """
     if not isinstance(tables, Mapping):
         return {}
+    further = tables.get("collections")
     entries = [
         entry
         for key in ("tables", "lookups")
@@ -90,6 +94,7 @@ def _named_collections(tables: object) -> dict[str, str]:
         if isinstance(entry, Mapping)
     ]
     named = [str(entry["collection"]) for entry in entries if entry.get("collection")]
+    named += [WIDE, *(further if isinstance(further, Mapping) else ())]
     return dict.fromkeys(named, "the tables of this collection, tables=...")
 
 

@@ -160,7 +160,7 @@ class Recipe(Command):
         """Return the tables of the model, by collection."""
         from recapp.recipe.model_tables import tables_of_model
 
-        return tables_of_model(self.tables, self.dataset, self.schema)
+        return tables_of_model(self.tables, self.dataset, self.schema, self.model)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -168,9 +168,12 @@ class _Checker:
                 else self.constructor(value, made, name)
             )
         if inner := values_of(annotation):
+            if value is None and type(None) in parts_of(annotation):
+                return value
             if not isinstance(value, dict):
+                key = TARGET if made_of(inner) else next(iter(fields_of(inner)))
                 raise ConfigError(
-                    f"{name}={value}: is a mapping of names to settings, +{name}.NAME._target_=..."
+                    f"{name}={value}: is a mapping of names to settings, +{name}.NAME.{key}=..."
                 )
             return {
                 str(key): self.value(item, inner, f"{name}.{key}") for key, item in value.items()

@@ -160,9 +160,14 @@ def item_of(annotation: Any) -> Any:
 
 
 def values_of(annotation: Any) -> Any:
-    """Return the annotation of the values of a mapping from names to constructors; else None."""
-    inner = get_args(annotation)[1:] if get_origin(annotation) is dict else ()
-    return inner[0] if inner and made_of(inner[0]) else None
+    """Return the annotation of the values of a mapping from names to constructors or to records;
+    else None.
+    """
+    for part in parts_of(annotation):
+        inner = get_args(part)[1] if get_origin(part) is dict else None
+        if made_of(inner) or dataclasses.is_dataclass(inner):
+            return inner
+    return None
 
 
 # ---- plain settings and records

@@ -34,6 +34,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 from recapp.errors import CheckpointError, ConfigError
+from recapp.models import catalogue
 from recapp.optim.named_rules import RULES as RULE_NAMES
 
 TARGET = "_target_"
@@ -55,10 +56,7 @@ class Home(NamedTuple):
 
 RULES = tuple(f"recapp.optim.rules.{name}" for name in RULE_NAMES)
 SCHEDULES = ("recapp.optim.schedule.warmup_poly",)
-MODELS = (
-    "recapp.models.published_dlrm.DLRM",
-    "recapp.compat.hugectr_graph.LayerGraph",
-)
+MODELS = (*catalogue.MODELS, "recapp.compat.hugectr_graph.LayerGraph")
 TASKS = ("recapp.tasks.click.ClickTask",)
 LINES = ("recapp.trainer.iteration_lines.IterationLines",)
 LOGGERS = (

@@ -8,14 +8,42 @@ from recapp.settings.records import absent, to_plain
 from recapp.settings.values import IdRule, Positive, Rows, Storage, Width, Within, shown
 from recapp.tables.dynamic import DYNAMIC, DynamicRows
 
+WIDE = "wide"
+"""The collection with one weight for each id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FurtherTables:
+    """A further collection of a model, with a table of its own for each of some sparse columns.
+
+    Args:
+        dim: The columns of its tables.
+        columns: The sparse columns; None takes all columns whose ids are pooled.
+        pooling: How the rows of a bag become one vector.
+        init_range: Start values are uniform in +-init_range; None takes 1/sqrt(rows).
+    """
+
+    dim: Width = 1
+    columns: tuple[str, ...] | None = None
+    pooling: Literal["sum", "mean"] = "sum"
+    init_range: Annotated[float, Within(0)] | None = None
+
 
 @dataclass(frozen=True, kw_only=True)
 class TablesOfDataset:
     """The group `tables` under `tables=from_dataset` and `tables=dynamic`: a table for each sparse
     column.
 
+    Args:
+        sequences: The columns whose ids each give a vector.
+        shared: The columns that read the table of another column, `{history: item}`.
+        wide: Whether the model gets the collection `wide`, with one weight for each id, from 0;
+            None makes it for models that need it.
+        collections: Further collections of the model by name.
+
     Raises:
-        ConfigError: A setting of dynamic tables is given for other tables, or the reverse.
+        ConfigError: A setting of dynamic tables is given for other tables, or the reverse; or two
+            settings make the collection `wide`.
     """
 
     source: Literal["from_dataset"] = "from_dataset"
@@ -26,10 +54,18 @@ class TablesOfDataset:
     data_type: Storage = "fp32"
     pooling: Literal["sum", "mean"] = "sum"
     sequences: tuple[str, ...] = ()
+    shared: dict[str, str] | None = None
+    wide: bool | None = None
+    collections: dict[str, FurtherTables] | None = None
     id_rule: IdRule | None = None
     init_range: Annotated[float, Within(0)] | None = None
 
     def __post_init__(self) -> None:
+        if self.wide is not None and WIDE in (self.collections or {}):
+            raise ConfigError(
+                f"tables.wide={shown(self.wide)}: tables.collections has a collection {WIDE}, too: "
+                "leave tables.wide=null, or give the collection another name"
+            )
         if not self.grow:
             if self.dynamic is not None:
                 raise ConfigError(
@@ -56,7 +92,7 @@ class TablesOfDataset:
     @property
     def only_bags(self) -> bool:
         """Return whether `embedding_bag_collection` has all tables."""
-        return not self.sequences
+        return not (self.sequences or self.collections or self.wide)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ loggers and schedulers work as in any module.
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from lightning.pytorch import LightningModule
@@ -22,11 +22,30 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric, MetricCollection
 
 from recapp.engine.sharded_collection import sharded_tables
+from recapp.errors import ConfigError
 from recapp.optim.optimizer import hybrid
 from recapp.sparse.batch import Batch
 from recapp.tasks.click import CLICK, ClickTask
 from recapp.tasks.measures import Measures
 from recapp.tasks.task import Task, one_or_all
+
+
+@runtime_checkable
+class ExtraLosses(Protocol):
+    """A model with losses beside that of the task, such as a loss of each of its branches."""
+
+    def extra_losses(
+        self, outputs: Any, batch: Batch, loss: Callable[[Tensor | Mapping[str, Tensor]], Tensor]
+    ) -> dict[str, Tensor]:
+        """Return further losses by name, each a scalar. Training adds them to the task's loss and
+        logs each as `train_<name>`; evaluation leaves them out.
+
+        Args:
+            outputs: The result of the model's forward.
+            batch: The batch.
+            loss: The task's loss of other outputs on the same batch.
+        """
+        ...
 
 
 class TaskModule(LightningModule):
@@ -96,11 +115,41 @@ class TaskModule(LightningModule):
         """Return the mean loss over this rank's batch. The strategy weights the loss if ranks have
         batches of different sizes.
         """
-        outputs = self.outputs(batch)
+        assert self.model is not None
+        found = self.model(batch)
+        outputs = self.task.named(found, batch.rows, type(self.model).__name__)
         loss = self.task.loss(outputs, batch)
         self.log("train_loss", self._mean_loss(loss.detach()), prog_bar=True, batch_size=batch.rows)
         self._update(self.train_metrics, outputs, batch)
+        for name, extra in self._extra_losses(found, batch).items():
+            self.log(f"train_{name}", extra.detach(), batch_size=batch.rows)
+            loss = loss + extra
         return loss
+
+    def _extra_losses(self, found: Any, batch: Batch) -> dict[str, Tensor]:
+        """Return the losses by name that the model adds to that of the task.
+
+        Raises:
+            ConfigError: A loss has the name of a metric, or is not one number.
+        """
+        model: Any = self.model
+        if not isinstance(model, ExtraLosses):
+            return {}
+        name_of_model = type(model).__name__
+
+        def loss_of(outputs: Tensor | Mapping[str, Tensor]) -> Tensor:
+            return self.task.loss(self.task.named(outputs, batch.rows, name_of_model), batch)
+
+        extra = model.extra_losses(found, batch, loss_of)
+        taken = {"loss", *(measure.name for measure in self.task.measures)}
+        for name, loss in extra.items():
+            if name in taken or loss.dim():
+                said = "the name of a metric" if name in taken else f"shape {list(loss.shape)}"
+                raise ConfigError(
+                    f"model {name_of_model}: its extra loss {name} has {said}: "
+                    "extra_losses must return one number for each name of its own"
+                )
+        return extra
 
     def _update(
         self, metrics: MetricCollection, outputs: Mapping[str, Tensor], batch: Batch

@@ -1,0 +1,91 @@
+"""Inputs of models: a vector for each field, or columns; and towers of layers."""
+
+import pytest
+import torch
+from torch import nn
+
+from recapp.errors import ConfigError
+from recapp.models.fields import FieldVectors
+from recapp.models.layers import MLP
+from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.embedding_bag import EmbeddingBagCollection
+
+NUMBERS = 2
+ROWS = 3
+
+
+def collection(*dims):
+    return EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(
+                name=f"C{i}", num_embeddings=4, embedding_dim=dim, feature_names=[f"C{i}"]
+            )
+            for i, dim in enumerate(dims)
+        ]
+    )
+
+
+def batch(features, numbers=NUMBERS):
+    ids_L = torch.tensor([0, 1, 3] * features)
+    names = [f"C{i}" for i in range(features)]
+    sparse = KeyedJaggedTensor(names, ids_L, lengths=torch.ones_like(ids_L))
+    return Batch(torch.randn(ROWS, numbers), sparse, torch.zeros(ROWS))
+
+
+def test_numbers_scale_vectors_of_their_own():
+    tables = collection(4, 4)
+    fields = FieldVectors(tables, NUMBERS)
+    samples = batch(2)
+    found_BFD = fields(samples)
+    assert (fields.count, fields.dim, fields.columns) == (4, 4, 16)
+    pooled_BK = tables(samples.sparse).values()
+    for i in range(NUMBERS):
+        expected_BD = samples.dense_BI[:, [i]] * fields.number_vectors_ID[i]
+        assert torch.equal(found_BFD[:, i], expected_BD)
+    assert torch.equal(found_BFD[:, NUMBERS:].flatten(1), pooled_BK)
+    assert torch.equal(fields.flat(samples), found_BFD.flatten(1))
+
+
+def test_numbers_stay_columns_beside_vectors_of_any_dims():
+    tables = collection(4, 2)
+    fields = FieldVectors(tables, NUMBERS, numbers="concat")
+    samples = batch(2)
+    assert (fields.count, fields.dim, fields.columns) == (2, 0, 8)
+    expected_BK = torch.cat([samples.dense_BI, tables(samples.sparse).values()], 1)
+    assert torch.equal(fields.flat(samples), expected_BK)
+
+
+def test_without_numbers_the_fields_are_the_lookups():
+    fields = FieldVectors(collection(3, 3), 0)
+    assert fields(batch(2, numbers=0)).shape == (ROWS, 2, 3)
+    assert not list(fields.parameters(recurse=False))
+
+
+def test_vectors_of_several_dims_and_other_batches_are_refused():
+    with pytest.raises(ConfigError, match=r"the interaction of FM takes vectors of one dim.*2, 4"):
+        FieldVectors(collection(4, 2), NUMBERS, model="FM")
+    with pytest.raises(ConfigError, match="dataset.dense must be the one it was made with"):
+        FieldVectors(collection(4, 4), NUMBERS)(batch(2, numbers=1))
+
+
+def test_a_tower_has_norms_activations_and_dropout_in_their_order():
+    tower = MLP(5, [4, 3, 1], last_relu=False, activation="prelu", batch_norm=True, dropout=0.2)
+    kinds = [type(layer) for layer in tower]
+    block = [nn.Linear, nn.BatchNorm1d, nn.PReLU, nn.Dropout]
+    assert kinds == [*block, *block, nn.Linear]
+    assert [type(layer) for layer in MLP(5, [4, 3])] == [nn.Linear, nn.ReLU] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"layers": [0]}, "0 is no width"),
+        ({"layers": [4], "activation": "rleu"}, "model.activation=rleu: did you mean relu"),
+        ({"layers": [4], "dropout": 1}, "model.dropout=1: must be at least 0 and less than 1"),
+    ],
+)
+def test_wrong_settings_of_a_tower_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        MLP(5, **settings)

@@ -1,0 +1,213 @@
+"""Every model of `conf/model`: its settings fit its constructor, it trains to the same bits under
+two plans, and its artefact scores in Python and in C++.
+"""
+
+import json
+import os
+import subprocess
+from inspect import Parameter, signature
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from jobs import command, recipe, validation
+from stored import copy
+
+import recapp
+from recapp.inference.build_cpp import missing_tools
+from recapp.models.catalogue import MODELS
+from recapp.recipe.early_checks import check_training
+from recapp.recipe.model import build_model
+from recapp.recipe.run_rows import rows_of
+from recapp.settings.check_settings import find_constructor
+from recapp.settings.option_files import conf_dir
+from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.stored.stored_model import open_stored
+from recapp.tables.collections import collections_in
+from recapp.tables.named_collections import BAGS, SEQUENCES
+from recapp.tables.table_settings import WIDE
+
+TARGETS = {
+    path.stem: yaml.safe_load(path.read_text())["_target_"]
+    for path in sorted((conf_dir() / "model").glob("*.yaml"))
+}
+ROWS = 640
+BOUND = 1e-5
+TESTS = Path(__file__).resolve().parents[1]
+HERE = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+SEQUENCE = ("tables.sequences=[history]", "tables.shared={history: item}")
+
+
+def logs(folder):
+    """Logs with numbers, ids and a history of items, in `folder`/logs.parquet."""
+    random = np.random.default_rng(3)
+    item = random.integers(0, 30, ROWS)
+    history = [random.integers(0, 30, n).tolist() for n in random.integers(0, 6, ROWS)]
+    columns = {
+        "clicked": np.array([i in h for i, h in zip(item, history, strict=True)], np.int8),
+        "price": random.random(ROWS).astype(np.float32),
+        "age": random.random(ROWS).astype(np.float32),
+        "user": random.integers(0, 40, ROWS),
+        "item": item,
+        "place": random.integers(0, 9, ROWS),
+        "history": pa.array(history, pa.list_(pa.int64())),
+    }
+    pq.write_table(pa.table(columns), Path(folder) / "logs.parquet")
+
+
+def settings(folder, name, *more):
+    of_sequences = SEQUENCE if SEQUENCES in MODELS[TARGETS[name]].needs else ()
+    return (
+        *(f"model={name}", "dataset=custom", f"dataset.path={folder}/logs.parquet"),
+        *("dataset.label=clicked", "dataset.dense=[price,age]", "tables.dim=8"),
+        *("dataset.sparse=[user,item,place,history]", "dataset.batch_size=64"),
+        *("dataset.val_batch_size=64", "tables.max_rows=50", "trainer.max_steps=6"),
+        *of_sequences,
+        *more,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(stored):
+    return stored.made(logs)
+
+
+def built(folder, name):
+    """The model of its settings with whole tables, and a batch of the training rows."""
+    found = recipe("train", settings(folder, name))
+    check_training(found)
+    torch.manual_seed(1)
+    model = build_model(found)
+    for _, tables in collections_in(model):
+        tables.to_empty(device="cpu")
+        tables.reset_parameters()
+    return found, model, next(iter(rows_of(found).training_stream()))
+
+
+def test_every_model_of_the_catalogue_has_a_file_of_settings():
+    assert set(TARGETS.values()) == set(MODELS)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_catalogue_knows_the_collections_that_a_model_requires(name):
+    parameters = signature(find_constructor(TARGETS[name], "model")).parameters
+    required = [
+        each
+        for each in (BAGS, SEQUENCES, WIDE)
+        if each in parameters and parameters[each].default is Parameter.empty
+    ]
+    assert sorted(MODELS[TARGETS[name]].needs) == sorted(required)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_model_gives_a_logit_for_each_sample_and_trains_all_its_weights(name, folder):
+    found, model, batch = built(folder, name)
+
+    def outputs_of(batch):
+        return found.built_task.named(model(batch), batch.rows, name)
+
+    def loss_of(outputs):
+        return found.built_task.loss(found.built_task.named(outputs, batch.rows, name), batch)
+
+    raw = model(batch)
+    loss = loss_of(raw)
+    if hasattr(model, "extra_losses"):
+        loss = loss + sum(model.extra_losses(raw, batch, loss_of).values())
+    loss.backward()
+    assert 0 < loss.item() < 20
+    idle = [key for key, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert not idle
+    model.eval()
+    (logits_B,) = outputs_of(batch).values()
+    assert logits_B.isfinite().all() and logits_B.std() > 0
+    assert outputs_of(no_rows_of(batch))["logit"].shape == (0,)
+
+
+def no_rows_of(batch):
+    """The batch that a rank without samples gets."""
+    sparse = batch.sparse
+    none = KeyedJaggedTensor(
+        sparse.keys(), sparse.values()[:0], lengths=sparse.lengths()[:0], stride=0
+    )
+    return Batch(batch.dense_BI[:0], none, batch.labels_B[:0])
+
+
+def all_models(folder, *more):
+    """The settings of all models in one, and the folder of their options."""
+    models = {
+        name: recipe("train", settings(folder, name)).model.plain()
+        | {"needs": list(MODELS[target].needs)}
+        for name, target in TARGETS.items()
+    }
+    options = {
+        "model": {"_target_": "many_models.ManyModels", "models": models},
+        "task": {"_target_": "many_models.ManyTask", "models": list(models)},
+    }
+    mine = folder / "mine"
+    for group, option in options.items():
+        (mine / group).mkdir(parents=True, exist_ok=True)
+        (mine / group / "many.yaml").write_text(yaml.safe_dump(option))
+    wanted = settings(folder, "dlrm", "task=many", "tables.wide=true", *SEQUENCE, *more)
+    return ("model=many", *wanted[1:]), mine
+
+
+@pytest.fixture
+def many(folder, tmp_path):
+    """A folder with the logs, for settings of all models."""
+    return copy(folder, tmp_path / "logs")
+
+
+@pytest.mark.full
+def test_two_plans_train_every_model_to_the_same_bits(many, jobs, tmp_path):
+    dense = []
+    for plan in ("row_wise", "table_wise"):
+        wanted, mine = all_models(many, f"+plan={plan}")
+        job = tmp_path / plan
+        metrics = jobs.train(job, *wanted, folders=[mine])
+        last = job / "checkpoints/last.ckpt"
+        with open_stored(last, wanted=lambda manifest: [manifest.dense_file]) as model:
+            dense.append({**validation(metrics), **model.dense()})
+    first, second = dense
+    assert first.keys() == second.keys() and len(first) > len(TARGETS)
+    odd = [key for key, value in first.items() if not np.array_equal(value, second[key])]
+    assert not odd
+
+
+@pytest.mark.full
+@pytest.mark.skipif(
+    bool(missing_tools()), reason="needs cmake and a C++ compiler: apt-get install cmake g++"
+)
+def test_artefacts_of_every_model_score_in_python_and_in_cpp(many, jobs, stored, tmp_path):
+    wanted, mine = all_models(many)
+    jobs.train(tmp_path / "job", *wanted, world=1, folders=[mine])
+    artefact = tmp_path / "artefact"
+    wanted = (f"ckpt_path={tmp_path}/job/checkpoints/last.ckpt", f"output={artefact}")
+    more = ("compile=true", "trust=[many_models]")
+    done = command("export", *wanted, *more, cwd=tmp_path, PYTHONPATH=HERE)
+    assert done.code == 0, done.err
+    rows = pq.read_table(many / "logs.parquet").drop_columns("clicked").slice(0, 100)
+    portable = recapp.load_model(artefact, trust=["many_models"])
+    compiled = recapp.load_model(artefact, trust=["many_models"], trust_compiled=True)
+    assert compiled.info["compiled"]
+    near, logits = (model(model.batch(rows)) for model in (portable, compiled))
+    scored = subprocess.run(
+        [stored.program(), artefact, "--logits"], input=arrow(rows), capture_output=True, timeout=60
+    )
+    assert scored.returncode == 0, scored.stderr
+    in_cpp = [json.loads(line) for line in scored.stdout.splitlines()]
+    for name in TARGETS:
+        near_B = near[name]
+        assert bool(((logits[name] - near_B).abs() <= BOUND * near_B.abs().clamp(min=1)).all())
+        assert torch.equal(torch.tensor([row[name] for row in in_cpp]), logits[name])
+
+
+def arrow(rows):
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    return sink.getvalue().to_pybytes()

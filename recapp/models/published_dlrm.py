@@ -42,6 +42,8 @@ class DLRM(nn.Module):
             the dim D of the interaction, also without a bottom MLP.
         top_layers: The widths of the top MLP, with a ReLU after each layer but the last, which is
             the logit and has width 1.
+        wide: A collection with one weight for each id, whose sum is added to the logit as in Wide &
+            Deep (arXiv 1606.07792); `tables.wide=true` makes it. The published DLRM has none.
 
     Raises:
         ConfigError: The widths do not fit; the message names the setting.
@@ -53,6 +55,7 @@ class DLRM(nn.Module):
         dense_in_features: int,
         bottom_layers: Sequence[int],
         top_layers: Sequence[int],
+        wide: BagCollection | None = None,
     ) -> None:
         super().__init__()
         check_dlrm(bottom_layers, top_layers)
@@ -80,6 +83,7 @@ class DLRM(nn.Module):
         self.top = MLP(inputs, top_layers, last_relu=False, setting="model.top_layers")
         self.dense_in_features = dense_in_features
         self._lookups = lookups
+        self.wide = wide
 
     def flops_per_sample(self) -> float:
         """Return the floating-point operations of the interaction per sample, with backward.
@@ -111,8 +115,10 @@ class DLRM(nn.Module):
         shape = (dense_BI.shape[0], self.interaction.vectors, self.interaction_dim)
         dots_BP = self.interaction(joined_BK.view(shape))
         top_BK = dots_BP if bottom_BD is None else torch.cat([bottom_BD, dots_BP], 1)
-        logits_B1: Tensor = self.top(top_BK)
-        return logits_B1.squeeze(1)
+        logits_B: Tensor = self.top(top_BK).squeeze(1)
+        if self.wide is None:
+            return logits_B
+        return logits_B + self.wide(batch.sparse).values().sum(1)
 
     def _joined(self, bottom_BD: Tensor | None, pooled: KeyedTensor) -> Tensor:
         """Return all vectors side by side, [B, K], each of the interaction's width."""

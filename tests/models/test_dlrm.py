@@ -280,3 +280,15 @@ def test_columns_may_have_names_that_torch_refuses_for_modules():
     assert not torch.equal(model(samples), logits_B)
     model.load_state_dict(state)
     assert torch.equal(model(samples), logits_B)
+
+
+def test_wide_weights_are_added_to_the_logit():
+    tables = (collection(table("two", 2, "a", rows=2), table("other", 2, "b", rows=2)),)
+    wide = collection(table("wide_a", 1, "a", rows=2), table("wide_b", 1, "b", rows=2))
+    torch.manual_seed(1)
+    alone = DLRM(*tables, 2, [2], [1])
+    torch.manual_seed(1)
+    beside = DLRM(*tables, 2, [2], [1], wide=wide)
+    samples = batch(torch.ones(2, 2), a=[[0], [1]], b=[[1], []])
+    expected_B = alone(samples) + wide(samples.sparse).values().sum(1)
+    assert torch.equal(beside(samples), expected_B)

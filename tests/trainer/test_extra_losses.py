@@ -1,0 +1,79 @@
+"""Losses that a model adds to that of its task."""
+
+import pytest
+import torch
+from torch import nn
+
+from recapp.errors import ConfigError
+from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tasks.click import ClickTask
+from recapp.trainer.module import TaskModule
+
+
+class Branches(nn.Module):
+    """The mean of two branches; one of them also has a loss of its own."""
+
+    def __init__(self, name="branch"):
+        super().__init__()
+        self.first = nn.Linear(2, 1)
+        self.second = nn.Linear(2, 1)
+        self.name = name
+
+    def forward(self, batch):
+        first_B, second_B = (f(batch.dense_BI).squeeze(1) for f in (self.first, self.second))
+        return {"logit": (first_B + second_B) / 2, "first": first_B}
+
+    def extra_losses(self, outputs, batch, loss):
+        return {self.name: 2 * loss(outputs["first"])}
+
+
+def module_of(model):
+    module = TaskModule(ClickTask(), lambda: model, lambda parameters: None)
+    module.configure_model()
+    module.logged = {}
+    module.log = lambda name, value, **_: module.logged.update({name: float(value)})
+    module._mean_loss = lambda loss: loss
+    return module
+
+
+@pytest.fixture
+def batch():
+    sparse = KeyedJaggedTensor(["C1"], torch.zeros(4).long(), lengths=torch.ones(4).long())
+    return Batch(torch.randn(4, 2), sparse, torch.tensor([0.0, 1.0, 1.0, 0.0]))
+
+
+def test_an_extra_loss_is_trained_and_logged_by_name_beside_the_loss_of_the_task(batch):
+    model = Branches()
+    module = module_of(model)
+    loss = module.training_step(batch, 0)
+    outputs = model(batch)
+    own = module.task.loss({"logit": outputs["logit"]}, batch)
+    extra = 2 * module.task.loss({"logit": outputs["first"]}, batch)
+    assert torch.equal(loss, own + extra)
+    assert module.logged == {"train_loss": own.item(), "train_branch": extra.item()}
+
+
+def test_an_extra_loss_is_left_out_of_evaluation_and_prediction(batch):
+    module = module_of(Branches())
+    module.validation_step(batch, 0)
+    logits_B = module.model(batch)["logit"]
+    expected = module.task.loss({"logit": logits_B}, batch)
+    assert module.val_metrics.compute()["log_loss"] == pytest.approx(expected.item(), abs=1e-6)
+    assert torch.equal(module.predict_step(batch, 0), logits_B.sigmoid())
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("auc", "its extra loss auc has the name of a metric"), ("loss", "loss has the name of a")],
+)
+def test_an_extra_loss_with_the_name_of_a_metric_is_refused(name, says, batch):
+    with pytest.raises(ConfigError, match=says):
+        module_of(Branches(name)).training_step(batch, 0)
+
+
+def test_an_extra_loss_that_is_no_single_number_is_refused(batch):
+    model = Branches()
+    model.extra_losses = lambda outputs, batch, loss: {"branch": outputs["first"]}
+    with pytest.raises(ConfigError, match=r"its extra loss branch has shape \[4\]"):
+        module_of(model).training_step(batch, 0)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recapp.models import widths
+from recapp.models import cross_checks, widths
 from recapp.tables.named_collections import BAGS
 
 Check = Callable[[Mapping[str, Any], Sequence[int]], None]
@@ -37,5 +37,12 @@ def _dlrm(arguments: Mapping[str, Any], dims: Sequence[int]) -> None:
 
 MODELS: Mapping[str, KnownModel] = {
     "recapp.models.published_dlrm.DLRM": KnownModel(_dlrm),
+    "recapp.models.dcn.DCN": KnownModel(cross_checks.check_crosses),
+    "recapp.models.dcnv2.DCNv2": KnownModel(cross_checks.check_crosses),
+    "recapp.models.gdcn.GDCN": KnownModel(cross_checks.check_crosses),
+    "recapp.models.dlrm_dcn.DLRM_DCN": KnownModel(cross_checks.check_crosses),
+    "recapp.models.edcn.EDCN": KnownModel(cross_checks.check_edcn),
+    "recapp.models.fcn.FCN": KnownModel(cross_checks.check_fcn),
+    "recapp.models.qnn_alpha.QNNAlpha": KnownModel(cross_checks.check_qnn_alpha),
 }
 """The models by their `_target_`."""

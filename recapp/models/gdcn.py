@@ -1,0 +1,79 @@
+"""GDCN: "Towards Deeper, Lighter and Interpretable Cross Network for CTR Prediction", arXiv
+2311.04635.
+
+    fields - x0 -+- L layers  x' = x0 * (W x + b) * sigmoid(Wg x) + x -+- logit_B     (GDCN-P)
+                 +- tower of linear layers ----------------------------+
+
+    fields - x0 --- L layers --- tower --- logit_B                                    (GDCN-S)
+
+Shapes: B batch, K columns of all fields.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from recapp.models.cross_checks import check_crosses
+from recapp.models.crosses import Crosses, GatedCross
+from recapp.models.deep_and_cross import DeepAndCross
+from recapp.models.fields import FieldVectors, Numbers
+from recapp.sparse.batch import Batch
+from recapp.tables.collections import BagCollection
+
+
+class GDCN(nn.Module):
+    """Click logits of a gated cross network, beside or below a tower.
+
+    Args:
+        embedding_bag_collection: A module that is a `BagCollection`; tables may have any dims.
+        dense_in_features: The number of dense features of a sample.
+        cross_layers: The number of gated cross layers.
+        structure: `parallel` (GDCN-P) or `stacked` (GDCN-S).
+        layers: The widths of the tower; without any there is only the cross network.
+        batch_norm: Whether a batch norm precedes each ReLU of the tower.
+        dropout: The share of the tower's outputs that a training step sets to 0.
+        numbers: `vectors` multiplies each number with a learnt vector; `concat` puts the numbers
+            themselves before the vectors.
+
+    Raises:
+        ConfigError: A setting is not allowed; the message names it.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: BagCollection,
+        dense_in_features: int,
+        cross_layers: int = 3,
+        structure: str = "parallel",
+        layers: Sequence[int] = (400, 400, 400),
+        batch_norm: bool = False,
+        dropout: float = 0.0,
+        numbers: Numbers = "vectors",
+    ) -> None:
+        super().__init__()
+        check_crosses(
+            {
+                "cross_layers": cross_layers,
+                "structure": structure,
+                "layers": layers,
+                "batch_norm": batch_norm,
+                "dropout": dropout,
+                "numbers": numbers,
+            },
+            [x.dim for x in embedding_bag_collection.lookups],
+        )
+        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, numbers=numbers)
+        columns = self.fields.columns
+        self.logit = DeepAndCross(
+            columns,
+            Crosses(GatedCross(columns) for _ in range(cross_layers)),
+            layers,
+            structure=structure,
+            batch_norm=batch_norm,
+            dropout=dropout,
+        )
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Compute logits, [B]."""
+        logits_B: Tensor = self.logit(self.fields.flat(batch))
+        return logits_B

@@ -1,0 +1,131 @@
+"""The cross layers of FCN and QNN-alpha, whose factors pass through a ReLU.
+
+| layer            | x' =                                                     | source           |
+|------------------|----------------------------------------------------------|------------------|
+| exponential, ECN | x * ([h, h * ReLU(LN(h))] + b) + x, with h = W x         | arXiv 2407.13349 |
+| linear, LCN      | x0 * ([h, h * ReLU(LN(h))] + b) + x, with h = W x        | arXiv 2407.13349 |
+| quadratic        | x * (sum over r of ReLU(W_r x + b_r)) + x                | arXiv 2505.17999 |
+
+h has half the columns of x, and its masked copy fills the other half.
+
+Shapes: B batch, H heads, K columns of x (of a head in FCN), L half of them, R rows of a product,
+F fields, D columns of a field.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from recapp.models.crosses import linear
+
+
+class MaskedCross(nn.Module):
+    """A layer of ECN or LCN, arXiv 2407.13349.
+
+    The form is that of the authors' program (github.com/salmon1802/FCN): the bias of all K columns
+    is added behind the mask. All heads share the weights.
+
+    Args:
+        columns: The columns of a head, K, an even number.
+        heads: The number of heads, H, for the batch norm.
+        layer_norm: Whether the mask is made of h after a layer norm.
+        batch_norm: Whether a batch norm follows h, with one mean and variance for each head.
+        dropout: The share of outputs that a training step sets to 0.
+    """
+
+    def __init__(
+        self,
+        columns: int,
+        heads: int = 1,
+        layer_norm: bool = True,
+        batch_norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.map = linear(columns, columns // 2, bias=False)
+        self.bias = nn.Parameter(torch.zeros(columns))
+        self.batch_norm = nn.BatchNorm1d(heads) if batch_norm else nn.Identity()
+        self.layer_norm = nn.LayerNorm(columns // 2) if layer_norm else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, factor_BHK: Tensor, x_BHK: Tensor) -> Tensor:
+        """Return x', [B, H, K].
+
+        Args:
+            factor_BHK: What multiplies the mask: x0 in LCN, x in ECN.
+            x_BHK: The output of the layer before.
+        """
+        half_BHL = self.batch_norm(self.map(x_BHK))
+        masked_BHL = half_BHL * self.layer_norm(half_BHL).relu()
+        gate_BHK = torch.cat([half_BHL, masked_BHL], 2) + self.bias
+        kept: Tensor = self.dropout(torch.addcmul(x_BHK, factor_BHK, gate_BHK))
+        return kept
+
+
+class MaskedCrosses(nn.ModuleList):
+    """ECN or LCN, arXiv 2407.13349.
+
+    Args:
+        make: Makes a layer.
+        layers: The number of layers.
+        exponential: Whether a layer multiplies its own input, so that the order of the products
+            doubles with each layer (ECN). Otherwise it multiplies x0, and the order grows by one.
+    """
+
+    def __init__(self, make: Callable[[], MaskedCross], layers: int, exponential: bool) -> None:
+        super().__init__(make() for _ in range(layers))
+        self.exponential = exponential
+
+    def forward(self, first_BHK: Tensor) -> Tensor:
+        """Return the x of the last layer, [B, H, K]."""
+        x_BHK = first_BHK
+        for layer in self:
+            x_BHK = layer(x_BHK if self.exponential else first_BHK, x_BHK)
+        return x_BHK
+
+
+class QuadraticCross(nn.Module):
+    """A layer of QNN-alpha, arXiv 2505.17999: x' = x * (sum over r of ReLU(W_r x + b_r)) + x.
+
+    The sum over the rows of the Khatri-Rao product of x and ReLU(W x + b). The form, with its two
+    dropouts, is that of the authors' program (github.com/salmon1802/QNN, `QNN_T26`). With several
+    heads, the factor x has its columns in the order of heads, [head, field, column], while the
+    added x has them in the order of fields, as in that program.
+
+    Args:
+        fields: The number of fields, F.
+        dim: The columns of a field, D.
+        rows: The rows of the product, R.
+        heads: The number of heads, which divides D.
+        batch_norm: Whether a batch norm precedes the ReLU.
+        dropout: The share of the rows' and the outputs' entries that a training step sets to 0.
+    """
+
+    def __init__(
+        self,
+        fields: int,
+        dim: int,
+        rows: int,
+        heads: int = 1,
+        batch_norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        columns = fields * dim
+        self.rows = rows
+        self.by_field = (fields, heads, dim // heads)
+        self.map = linear(columns, columns * rows)
+        self.batch_norm = nn.BatchNorm1d(columns * rows) if batch_norm else nn.Identity()
+        self.row_dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_BK: Tensor) -> Tensor:
+        """Return x', [B, K]."""
+        rows_BRK = self.batch_norm(self.map(x_BK)).relu().view(-1, self.rows, x_BK.shape[1])
+        summed_BK = self.row_dropout(rows_BRK).sum(1)
+        factor_BK = x_BK
+        if self.by_field[1] > 1:
+            factor_BK = x_BK.view(-1, *self.by_field).transpose(1, 2).flatten(1)
+        kept: Tensor = self.dropout(torch.addcmul(x_BK, factor_BK, summed_BK))
+        return kept

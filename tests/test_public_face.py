@@ -177,7 +177,7 @@ def test_a_command_behind_recapp_is_the_module_itself():
         ("recapp tr", ["train "]),
         ("recapp plan ex", ["explain ", "export "]),
         ("recapp train trainer.max_s", ["trainer.max_steps="]),
-        ("recapp train model=", ["dlrm "]),
+        ("recapp train model=dlr", ["dlrm ", "dlrm_dcn "]),
         ("recapp train +plan=mix", ["mixed "]),
         ("recapp train +pl", ["+plan="]),
         ("recapp train exp", ["experiment="]),
@@ -202,14 +202,14 @@ def test_bash_takes_the_candidates(tmp_path):
     shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m recapp "$@"\n')
     shim.chmod(0o755)
     asked = (
-        'eval "$(recapp --completion bash)"; COMP_LINE="recapp train model=";'
+        'eval "$(recapp --completion bash)"; COMP_LINE="recapp train model=dlr";'
         ' COMP_POINT=${#COMP_LINE}; _recapp_complete; printf "<%s>" "${COMPREPLY[@]}"'
     )
     path = f"{tmp_path}:{os.environ['PATH']}"
     found = subprocess.run(
         ["bash", "-c", asked], capture_output=True, text=True, env=os.environ | {"PATH": path}
     )
-    assert found.stdout == "<dlrm >"
+    assert found.stdout == "<dlrm ><dlrm_dcn >"
 
 
 def test_a_shell_that_is_not_known_is_refused(capsys):

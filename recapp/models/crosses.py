@@ -1,13 +1,13 @@
 """The cross layers of recapp's models: every layer multiplies its input with the first input x0, so
 that layer l has products of up to l + 1 columns.
 
-| layer          | x' =                                                          | source           |
-|----------------|---------------------------------------------------------------|------------------|
-| `VectorCross`  | x0 (w . x) + b + x                                            | arXiv 1708.05123 |
-| `FullCross`    | x0 * (W x + b) + x                                            | arXiv 2008.13535 |
-| `LowRankCross` | x0 * (U V x + b) + x                                          | arXiv 2008.13535 |
-| `MixtureCross` | x0 * (sum over e of G_e(x) U_e tanh(C_e tanh(V_e x)) + b) + x | arXiv 2008.13535 |
-| `GatedCross`   | x0 * (W x + b) * sigmoid(Wg x) + x                            | arXiv 2311.04635 |
+| layer          | x' =                                                   | source           |
+|----------------|--------------------------------------------------------|------------------|
+| `VectorCross`  | x0 (w . x) + b + x                                     | arXiv 1708.05123 |
+| `FullCross`    | x0 * (W x + b) + x                                     | arXiv 2008.13535 |
+| `LowRankCross` | x0 * (U V x + b) + x                                   | arXiv 2008.13535 |
+| `MixtureCross` | x0 * (sum of G_e(x) U_e tanh(C_e tanh(V_e x)) + b) + x | arXiv 2008.13535 |
+| `GatedCross`   | x0 * (W x + b) * sigmoid(Wg x) + x                     | arXiv 2311.04635 |
 
 `*` multiplies columns, `.` is the dot product. Weights start as Xavier normal and biases at zero.
 

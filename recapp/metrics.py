@@ -1,9 +1,10 @@
-"""The metrics of a click model: AUC, log loss, normalised entropy and calibration. They take
-logits, use bounded memory and work over any number of ranks.
+"""The metrics of a click model: AUC, log loss, normalised entropy and calibration, and on request
+the area under the precision-recall curve, lift, RMSE and MAE. They take logits, use bounded memory
+and work over any number of ranks.
 
 Every state is a sum over samples, so the split into batches and ranks does not matter, and empty
-batches change nothing. Sums are fp64 or integers: 10^9 samples lose no digit. A metric that is
-undefined (no samples, one class only) is nan.
+batches change nothing. Sums are fp64: 10^9 samples lose no digit. A metric that is undefined (no
+samples, one class only) is nan. A sample of weight w counts as w equal samples.
 
 An exact AUC has to sort all logits, which takes unbounded memory. recapp counts clicks and
 non-clicks in bins of the logit instead. A pair in one bin counts half, like a tie:
@@ -19,6 +20,7 @@ Shapes: B samples of a batch on this rank, K bins.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -48,13 +50,12 @@ def logit_bins(logits_B: Tensor) -> Tensor:
     return torch.where(logits_B.isnan(), BINS, bins_B).long()
 
 
-class AUC(Metric):
-    """Area under the ROC curve: the share of (click, non-click) pairs in the right order.
+class _Counts(Metric):
+    """The base of metrics from counts of non-clicks and clicks in bins of the logit.
 
-    Ties count half. The metric counts samples in `BINS` bins of the logit, so it differs from the
-    exact value by at most `error_bound()`. For the logits of a trained click model this bound is
-    about 1e-5, and the difference itself is far smaller. The area is nan for one class only, or if
-    a logit was nan.
+    Args:
+        soft_labels: Whether labels may lie between 0 and 1; if not, labels above 1/2 are clicks.
+        kwargs: The arguments of `torchmetrics.Metric`.
     """
 
     higher_is_better = True
@@ -62,20 +63,49 @@ class AUC(Metric):
     is_differentiable = False
     counts: Tensor
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, soft_labels: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.add_state("counts", torch.zeros(2, BINS + 1, dtype=torch.int64), dist_reduce_fx="sum")
+        self.soft_labels = soft_labels
+        counts = torch.zeros(2, BINS + 1, dtype=torch.float64)
+        self.add_state("counts", counts, dist_reduce_fx="sum")
 
-    def update(self, logits_B: Tensor, labels_B: Tensor) -> None:
+    def update(self, logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> None:
         """Count a batch.
 
         Args:
             logits_B: Logits of any float dtype, [B].
-            labels_B: 0 or 1, of any dtype, [B].
+            labels_B: 0 or 1, of any dtype, [B]; with `soft_labels` any number from 0 to 1, which
+                counts as so much of a click, and the rest of a non-click.
+            weights_B: The weights of the samples, [B]; None weighs each 1.
         """
-        bin_B = logit_bins(logits_B.detach()) + (labels_B > 0.5) * (BINS + 1)
+        bin_B = logit_bins(logits_B.detach())
+        one_B = torch.ones_like(bin_B, dtype=torch.float64)
+        weight_B = one_B if weights_B is None else weights_B.double()
+        if self.soft_labels:
+            click_B = weight_B * labels_B.double()
+            self.counts[0].index_add_(0, bin_B, weight_B - click_B)
+            self.counts[1].index_add_(0, bin_B, click_B)
+            return
         # bincount would allocate and add 4 MB for each batch.
-        self.counts.view(-1).index_add_(0, bin_B, torch.ones_like(bin_B))
+        self.counts.view(-1).index_add_(0, bin_B + (labels_B > 0.5) * (BINS + 1), weight_B)
+
+    def _falling(self) -> tuple[Tensor, Tensor]:
+        """Return the counts of all samples and of clicks from the highest bin to the lowest, [K];
+        clicks are nan if a logit was nan.
+        """
+        others_K, clicks_K = self.counts[:, :-1].flip(1)
+        unknown = torch.where(self.counts[:, -1].sum() > 0, torch.nan, 1.0)
+        return others_K + clicks_K, clicks_K * unknown
+
+
+class AUC(_Counts):
+    """Area under the ROC curve: the share of (click, non-click) pairs in the right order.
+
+    Ties count half. The metric counts samples in `BINS` bins of the logit, so it differs from the
+    exact value by at most `error_bound()`. For the logits of a trained click model this bound is
+    about 1e-5, and the difference itself is far smaller. The area is nan for one class only, or if
+    a logit was nan.
+    """
 
     def compute(self) -> Tensor:
         """Return the area, an fp64 scalar."""
@@ -89,11 +119,8 @@ class AUC(Metric):
         return (clicks_K * others_K).sum() / 2 / pairs
 
     def _pairs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the counts of non-clicks and clicks by bin, and the number of pairs.
-
-        All are fp64, because a product of counts overflows int64.
-        """
-        others_K, clicks_K = self.counts[:, :-1].double()
+        """Return the counts of non-clicks and clicks by bin, and the number of pairs."""
+        others_K, clicks_K = self.counts[:, :-1]
         pairs = others_K.sum() * clicks_K.sum()
         return (
             others_K,
@@ -102,13 +129,57 @@ class AUC(Metric):
         )
 
 
+class PRAUC(_Counts):
+    """Area under the precision-recall curve, as average precision: the mean over clicks of the
+    share of clicks among the samples with logits at least as high.
+
+    It is computed from the bins of `AUC`; samples of one bin are ties. Source: Davis and Goadrich
+    2006, "The Relationship Between Precision-Recall and ROC Curves".
+    """
+
+    def compute(self) -> Tensor:
+        """Return the area, an fp64 scalar; nan without a click."""
+        samples_K, clicks_K = self._falling()
+        found_K = clicks_K.cumsum(0)
+        precision_K = found_K / samples_K.cumsum(0).clamp(min=torch.finfo(torch.float64).tiny)
+        return (clicks_K * precision_K).sum() / found_K[-1]
+
+
+class Lift(_Counts):
+    """The share of clicks in the tenth of samples with the highest logits, divided by 1/10.
+
+    2.5 means that the top 10 % have a quarter of all clicks; an order by chance has 1. A bin that
+    lies partly in the tenth counts with that part.
+
+    Args:
+        top: The share of samples.
+        soft_labels: As for `AUC`.
+        kwargs: The arguments of `torchmetrics.Metric`.
+    """
+
+    def __init__(self, top: float = 0.1, soft_labels: bool = False, **kwargs: Any) -> None:
+        super().__init__(soft_labels, **kwargs)
+        self.top = top
+
+    def compute(self) -> Tensor:
+        """Return the lift, an fp64 scalar; nan without a click."""
+        samples_K, clicks_K = self._falling()
+        above_K = samples_K.cumsum(0) - samples_K
+        room_K = self.top * samples_K.sum() - above_K
+        tiny = torch.finfo(torch.float64).tiny
+        inside_K = (room_K / samples_K.clamp(min=tiny)).clamp(0, 1)
+        return (clicks_K * inside_K).sum() / clicks_K.sum() / self.top
+
+
 _SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "samples": lambda logits_B, labels_B: labels_B.new_full((), len(labels_B)),
-    "clicks": lambda logits_B, labels_B: labels_B.sum(),
-    "predicted": lambda logits_B, labels_B: logits_B.sigmoid().sum(),
+    "samples": lambda outputs_B, labels_B: torch.ones_like(labels_B),
+    "clicks": lambda logits_B, labels_B: labels_B,
+    "predicted": lambda logits_B, labels_B: logits_B.sigmoid(),
     "loss": lambda logits_B, labels_B: F.binary_cross_entropy_with_logits(
-        logits_B, labels_B, reduction="sum"
+        logits_B, labels_B, reduction="none"
     ),
+    "squares": lambda outputs_B, labels_B: (outputs_B - labels_B).square(),
+    "distances": lambda outputs_B, labels_B: (outputs_B - labels_B).abs(),
 }
 
 
@@ -122,23 +193,29 @@ class _Sums(Metric):
     clicks: Tensor
     predicted: Tensor
     loss: Tensor
+    squares: Tensor
+    distances: Tensor
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         for name in self.needs:
             self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
-    def update(self, logits_B: Tensor, labels_B: Tensor) -> None:
+    def update(self, logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> None:
         """Add a batch.
 
         Args:
             logits_B: Logits of any float dtype, [B].
-            labels_B: 0 or 1, of any dtype, [B].
+            labels_B: 0 or 1, or any number between, of any dtype, [B].
+            weights_B: The weights of the samples, [B]; None weighs each 1.
         """
-        logits_B = logits_B.detach().double()
-        labels_B = labels_B.double()
+        self._add(logits_B.detach().double(), labels_B.double(), weights_B)
+
+    def _add(self, outputs_B: Tensor, labels_B: Tensor, weights_B: Tensor | None) -> None:
         for name in self.needs:
-            getattr(self, name).add_(_SUMS[name](logits_B, labels_B))
+            terms_B = _SUMS[name](outputs_B, labels_B)
+            terms_B = terms_B if weights_B is None else terms_B * weights_B
+            getattr(self, name).add_(terms_B.sum())
 
 
 class LogLoss(_Sums):
@@ -186,23 +263,77 @@ class Calibration(_Sums):
         return self.predicted / torch.where(self.clicks == 0, torch.nan, self.clicks)
 
 
-_METRICS: dict[str, type[Metric]] = {
+class _Errors(_Sums):
+    """The base of metrics from differences between outputs and labels.
+
+    Args:
+        sigmoid: Whether outputs are logits, whose probabilities are compared with the labels.
+        kwargs: The arguments of `torchmetrics.Metric`.
+    """
+
+    higher_is_better = False
+
+    def __init__(self, sigmoid: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.sigmoid = sigmoid
+
+    def update(self, outputs_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> None:
+        """Add a batch.
+
+        Args:
+            outputs_B: Outputs of any float dtype, [B].
+            labels_B: The numbers to compare them with, of any dtype, [B].
+            weights_B: The weights of the samples, [B]; None weighs each 1.
+        """
+        outputs_B = outputs_B.detach().double()
+        outputs_B = outputs_B.sigmoid() if self.sigmoid else outputs_B
+        self._add(outputs_B, labels_B.double(), weights_B)
+
+
+class RMSE(_Errors):
+    """The root of the mean squared error."""
+
+    needs = ("squares", "samples")
+
+    def compute(self) -> Tensor:
+        """Return the root, an fp64 scalar."""
+        return (self.squares / self.samples).sqrt()
+
+
+class MAE(_Errors):
+    """The mean absolute error."""
+
+    needs = ("distances", "samples")
+
+    def compute(self) -> Tensor:
+        """Return the mean, an fp64 scalar."""
+        return self.distances / self.samples
+
+
+_METRICS: dict[str, Callable[..., Metric]] = {
     "auc": AUC,
     "log_loss": LogLoss,
     "normalized_entropy": NormalizedEntropy,
     "calibration": Calibration,
+    "pr_auc": PRAUC,
+    "lift": Lift,
+    "rmse": partial(RMSE, sigmoid=True),
+    "mae": partial(MAE, sigmoid=True),
 }
+_USUAL = ("auc", "log_loss", "normalized_entropy", "calibration")
 
 
 def click_metrics(
-    names: Sequence[str] = tuple(_METRICS), sync_on_compute: bool = True
+    names: Sequence[str] = _USUAL, sync_on_compute: bool = True, soft_labels: bool = False
 ) -> dict[str, Metric]:
     """Return new metrics.
 
     Args:
-        names: Names out of auc, log_loss, normalized_entropy, calibration.
+        names: Names out of auc, log_loss, normalized_entropy, calibration, pr_auc, lift, rmse, mae.
         sync_on_compute: Whether `compute` covers the batches of all ranks; all ranks must then call
             `compute`.
+        soft_labels: Whether labels may lie between 0 and 1; a label y then counts as y of a click
+            and 1 - y of a non-click. RMSE and MAE compare predictions with y itself.
 
     Returns:
         The metrics by name.
@@ -213,4 +344,9 @@ def click_metrics(
     for name in names:
         if name not in _METRICS:
             raise ConfigError(f"metrics.names has {name}: {suggest(name, _METRICS)}")
-    return {name: _METRICS[name](sync_on_compute=sync_on_compute) for name in names}
+    made = {}
+    for name in names:
+        counted = _METRICS[name] in (AUC, PRAUC, Lift)
+        given = {"soft_labels": soft_labels} if counted else {}
+        made[name] = _METRICS[name](sync_on_compute=sync_on_compute, **given)
+    return made

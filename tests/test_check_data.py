@@ -223,3 +223,19 @@ def test_a_checkpoint_that_does_not_say_how_ids_were_read_is_read_as_hexadecimal
     )
     with pytest.raises(CheckpointError, match="on ids of country that were read as hexadecimal"):
         match_stored(settings(logs, "dataset.hex=[user]"), old)
+
+
+def test_labels_that_are_fractions_need_a_task_that_takes_them(tmp_path):
+    columns = {"share": [0.0, 0.3, 1.0], "stars": [3.5, -1.0, 2.0], "user": [1, 2, 3]}
+    pq.write_table(pa.table(columns), tmp_path / "f.parquet")
+    own = ["dataset=custom", f"dataset.path={tmp_path}", "dataset.sparse=[user]"]
+    share = [*own, "dataset.label=share"]
+    stars = [*own, "dataset.label=stars"]
+    says = r"column share, row 1 holds 0\.3; a label must be 0 or 1"
+    with pytest.raises(DataError, match=says):
+        check_data(recipe("train", share))
+    check_data(recipe("train", [*share, "task.soft_labels=true"]))
+    check_data(recipe("train", [*stars, "task=rating"]))
+    says = r"column stars, row 0 holds 3\.5; a label must be a number from 0 to 1"
+    with pytest.raises(DataError, match=says):
+        check_data(recipe("train", [*stars, "task.soft_labels=true"]))

@@ -11,7 +11,11 @@ from recapp.errors import ConfigError
 from recapp.metrics import (
     AUC,
     BINS,
+    MAE,
+    PRAUC,
+    RMSE,
     Calibration,
+    Lift,
     LogLoss,
     NormalizedEntropy,
     click_metrics,
@@ -131,21 +135,115 @@ def test_sums_do_not_lose_small_batches_beside_large_totals():
     assert metric.loss.item() - 5e8 == pytest.approx(math.log1p(math.exp(0.5)), abs=1e-6)
 
 
+def of_all_samples(name, logits, labels, weights, soft):
+    """The metric from its definition: one row for each sample, or two for a label between."""
+    logits = logits.double()
+    labels = labels.double()
+    p = logits.sigmoid()
+    error = p - labels
+    if name in ("rmse", "mae"):
+        mean = (weights * (error**2 if name == "rmse" else error.abs())).sum() / weights.sum()
+        return (mean.sqrt() if name == "rmse" else mean).item()
+    clicks = weights * labels
+    others = weights * (1 - labels)
+    if name == "auc":
+        right = (logits[:, None] > logits) + (logits[:, None] == logits) / 2
+        return (clicks @ right.double() @ others / clicks.sum() / others.sum()).item()
+    loss = -(clicks @ p.log() + others @ (1 - p).log()) / weights.sum()
+    share = (clicks.sum() / weights.sum()).item()
+    if name == "log_loss":
+        return loss.item()
+    if name == "normalized_entropy":
+        return loss.item() / -(share * math.log(share) + (1 - share) * math.log(1 - share))
+    if name == "calibration":
+        return ((weights @ p) / clicks.sum()).item()
+    order = logits.argsort(descending=True)
+    if name == "lift":
+        room = 0.1 * weights.sum().item()
+        found = 0.0
+        for at in order.tolist():
+            taken = min(room, weights[at].item())
+            found += clicks[at].item() * taken / weights[at].item()
+            room -= taken
+        return found / clicks.sum().item() / 0.1
+    precision = clicks[order].cumsum(0) / weights[order].cumsum(0)
+    return ((clicks[order] @ precision) / clicks.sum()).item()
+
+
+EVERY = [*click_metrics(), "pr_auc", "lift", "rmse", "mae"]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("name", EVERY)
+def test_each_metric_is_its_definition_over_all_samples_of_two_uneven_ranks(name, soft, weighted):
+    generator = torch.Generator().manual_seed(3)
+    logits = (torch.randperm(307, generator=generator) - 150) / 64.0  # no two in one bin
+    labels = torch.rand(307, generator=generator)
+    labels = labels if soft else (labels < logits.sigmoid()).float()
+    weights = torch.rand(307, generator=generator) + 0.1
+    cuts = [200, 0, 100, 0, 7]
+    ranks = [click_metrics([name], soft_labels=soft)[name] for _ in range(2)]
+    parts = zip(logits.split(cuts), labels.split(cuts), weights.split(cuts), strict=True)
+    for number, (logits_B, labels_B, weights_B) in enumerate(parts):
+        given = {"weights_B": weights_B} if weighted else {}
+        ranks[number % 2].update(logits_B, labels_B, **given)
+    one = weights.double() if weighted else torch.ones(307, dtype=torch.float64)
+    assert merged(ranks) == pytest.approx(of_all_samples(name, logits, labels, one, soft), rel=1e-9)
+
+
+def merged(ranks):
+    """The value of a metric over all ranks: their states are added, as the exchange does."""
+    first = ranks[0]
+    for state in first._defaults:
+        setattr(first, state, sum(getattr(rank, state) for rank in ranks))
+    first._update_count = 1
+    first._computed = None
+    first.sync_on_compute = False
+    return first.compute().item()
+
+
+def test_a_weight_counts_as_so_many_equal_samples():
+    logits, labels = logs(60)
+    counts = torch.arange(60) % 4
+    for name in EVERY:
+        weighted = click_metrics([name])[name]
+        weighted.update(logits, labels, weights_B=counts.float())
+        repeated = (logits.repeat_interleave(counts), labels.repeat_interleave(counts))
+        assert weighted.compute().item() == pytest.approx(
+            value(click_metrics([name])[name], repeated), abs=EXACT
+        ), name
+
+
+def test_lift_is_the_share_of_clicks_in_the_top_tenth_and_one_without_an_order():
+    logits = torch.arange(20.0)
+    labels = torch.tensor([1.0, 0.0] * 5 + [1.0] * 2 + [0.0] * 7 + [1.0])
+    assert value(Lift(), (logits, labels)) == pytest.approx((1 / 8) / 0.1)
+    assert value(Lift(), (torch.zeros(20), labels)) == pytest.approx(1)
+    assert value(Lift(0.5), (logits, labels)) == pytest.approx((3 / 8) / 0.5)
+
+
+def test_errors_of_numbers_take_the_outputs_as_they_are():
+    batch = (torch.tensor([3.0, -1.0]), torch.tensor([1.0, -1.0]))
+    assert value(RMSE(), batch) == pytest.approx(math.sqrt(2))
+    assert value(MAE(), batch) == 1.0
+
+
 EMPTY = (torch.empty(0), torch.empty(0))
 
 
-@pytest.mark.parametrize("name", list(click_metrics()))
+@pytest.mark.parametrize("name", EVERY)
 def test_empty_batches_and_other_cuts_change_nothing(name):
     logits, labels = logs(301)
     cuts = [*zip(logits.split(100), labels.split(100), strict=True)]
-    whole = value(click_metrics()[name], (logits, labels))
-    cut = value(click_metrics()[name], EMPTY, *cuts, EMPTY)
+    whole = value(click_metrics([name])[name], (logits, labels))
+    cut = value(click_metrics([name])[name], EMPTY, *cuts, EMPTY)
     assert cut == whole if name == "auc" else cut == pytest.approx(whole, abs=EXACT)
 
 
-@pytest.mark.parametrize("name", list(click_metrics()))
+@pytest.mark.parametrize("name", EVERY)
 def test_no_samples_at_all_is_nan(name):
-    assert math.isnan(value(click_metrics()[name], EMPTY))
+    assert math.isnan(value(click_metrics([name])[name], EMPTY))
 
 
 @pytest.mark.parametrize(
@@ -159,11 +257,11 @@ def test_what_one_class_alone_cannot_tell_is_nan(label, unknown):
     } == unknown
 
 
-@pytest.mark.parametrize("name", list(click_metrics()))
+@pytest.mark.parametrize("name", EVERY)
 def test_a_logit_that_is_nan_shows_in_the_result(name):
     logits, labels = logs(50)
     logits[7] = math.nan
-    assert math.isnan(value(click_metrics()[name], (logits, labels)))
+    assert math.isnan(value(click_metrics([name])[name], (logits, labels)))
 
 
 class Peers:
@@ -177,7 +275,7 @@ class Peers:
         return [getattr(rank, name) for rank in self.ranks]
 
 
-@pytest.mark.parametrize("kind", [AUC, LogLoss, NormalizedEntropy, Calibration])
+@pytest.mark.parametrize("kind", [AUC, LogLoss, NormalizedEntropy, Calibration, PRAUC, Lift])
 def test_uneven_ranks_one_of_them_empty_agree_with_one_process(kind):
     logits, labels = logs(301)
     ranks = [kind(distributed_available_fn=lambda: True) for _ in range(3)]

@@ -302,10 +302,12 @@ def test_a_wrong_setting_is_refused_in_one_line_before_ranks_start(line, argumen
     one_of(
         3,
         [
+            ("task.pos_weight=0", "error: task.pos_weight=0: must be a number above 0"),
             (
                 "+loss=focal",
                 "unknown setting loss: the loss is that of the task, for task=click binary "
-                "cross-entropy of the logits; a task of your own computes any",
+                "cross-entropy of the logits (task.focal and others change it); a task of your own "
+                "computes any",
             ),
             (
                 "+dataset.importance_weights_column=w",

@@ -159,8 +159,11 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
         missing = sorted(OmegaConf.missing_keys(config)) if whole else []
         plain = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
-        if isinstance(error.__cause__, RecappError):
-            raise error.__cause__ from None
+        cause: BaseException | None = error
+        while cause is not None:  # `best` has refused the task, deep below
+            if isinstance(cause, RecappError):
+                raise cause from None
+            cause = cause.__cause__ or cause.__context__
         raise ConfigError(f"{error.full_key}: {_first_line(error)}") from error
     if missing:
         raise ConfigError(f"{missing[0]} must be given: {missing[0]}=...")

@@ -216,6 +216,8 @@ class Collate:
         """Return the function that decodes a column of labels or weights."""
         if name in self.schema.weight_columns:
             return partial(decode_finite, use="weight", least=0)
+        if name in self.schema.soft_labels:
+            return partial(decode_finite, use="label", least=0, most=1)
         return (
             partial(decode_finite, use="label")
             if name in self.schema.real_labels

@@ -170,24 +170,29 @@ def decode_labels(column: pa.Array) -> Float32Array:
     return labels
 
 
-def decode_finite(column: pa.Array, use: str, least: float = -math.inf) -> Float32Array:
+def decode_finite(
+    column: pa.Array, use: str, least: float = -math.inf, most: float = math.inf
+) -> Float32Array:
     """Return finite numbers without missing ones, [N].
 
     Args:
         column: Numbers, or text that spells numbers.
         use: The use of the column, for messages.
         least: The smallest allowed number.
+        most: The largest allowed number.
 
     Raises:
-        BadValue: A value is missing, not a finite float32, or too small.
+        BadValue: A value is missing, not a finite float32, too small or too large.
     """
     values, missing = _numbers(column)
     with np.errstate(over="ignore"):
         numbers: Float32Array = values.astype(np.float32, copy=False)
-    bad = ~np.isfinite(numbers) | (numbers < least)
+    bad = ~np.isfinite(numbers) | (numbers < least) | (numbers > most)
     if missing is not None:
         bad |= missing
     wanted = "a finite number" + (f", {least:g} or more" if least > -math.inf else "")
+    if most < math.inf:
+        wanted = f"a number from {least:g} to {most:g}"
     refuse(bad, lambda index: f"holds {shown(column[index])}; a {use} must be {wanted}")
     return numbers
 

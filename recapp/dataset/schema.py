@@ -69,6 +69,7 @@ class Schema:
         integers: The sparse features whose text must spell integers, because a table takes their
             ids for rows. The text of a feature in both lists is hexadecimal.
         real_labels: The labels that may be any finite number; other labels are 0 or 1.
+        soft_labels: The labels that may be any number from 0 to 1.
         weight: The column of the weights of the rows, for all labels; or the column for each of
             some labels; None without weights.
 
@@ -87,6 +88,7 @@ class Schema:
     hex: Naming = ()
     integers: Naming = ()
     real_labels: Naming = ()
+    soft_labels: Naming = ()
     weight: str | Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
@@ -141,16 +143,16 @@ class Schema:
 
     def unlabelled(self) -> "Schema":
         """Return the schema of the same features without labels and weights."""
-        return replace(self, label=None, real_labels=(), weight=None)
+        return replace(self, label=None, real_labels=(), soft_labels=(), weight=None)
 
     def use(self, name: str) -> str:
         """Return the use of a column, by canonical name: `sparse feature`, `dense feature`, `label`
-        (0 or 1), `real label` or `weight`.
+        (0 or 1), `real label` (any number, or any from 0 to 1) or `weight`.
         """
         if name in self.sparse:
             return "sparse feature"
         if name in self.labels:
-            return "real label" if name in self.real_labels else "label"
+            return "real label" if name in self.real_labels + self.soft_labels else "label"
         return "weight" if name in self.weight_columns else "dense feature"
 
     def text_ids(self, feature: str) -> TextIds:

@@ -138,23 +138,33 @@ def rows_for(ids: int) -> int:
 
 
 def check_values(
-    source: Source, schema: Schema, *, ids: Sequence[str] = (), numbers: Sequence[str] = ()
+    source: Source,
+    schema: Schema,
+    *,
+    ids: Sequence[str] = (),
+    numbers: Sequence[str] = (),
+    labels: Sequence[str] = (),
 ) -> None:
-    """Decode some features of the first row group.
+    """Decode some columns of the first row group.
 
     Args:
         source: The rows.
         schema: The columns of the rows.
         ids: Sparse features whose text must spell integers.
         numbers: Dense features.
+        labels: Labels.
 
     Raises:
-        DataError: A value is not an id, or not a number.
+        DataError: A value is not an id, not a number, or no value of the label.
     """
     sparse = tuple(ids) or schema.sparse[:1]  # a schema has at least one
-    first = Source(source.files, source.segments[:1], source.bags).only([*numbers, *sparse])
+    first = Source(source.files, source.segments[:1], source.bags).only(
+        [*labels, *numbers, *sparse]
+    )
     hexadecimal = tuple(name for name in schema.hex if name in sparse)
+    soft = tuple(name for name in schema.soft_labels if name in labels)
     some = replace(schema.unlabelled(), dense=tuple(numbers), sparse=sparse, hex=hexadecimal)
+    some = replace(some, label=tuple(labels), soft_labels=soft)
     for _ in decoded_chunks(first, some):
         pass
 

@@ -174,6 +174,20 @@ def text_that_may_be_no_number(source: Source, schema: Schema) -> list[str]:
     return [name for name in texts if not _spells_numbers(rows.column(columns[name]))]
 
 
+def labels_that_may_be_wrong(source: Source, schema: Schema) -> list[str]:
+    """List the labels of columns of fractions that must be 0 or 1, or from 0 to 1.
+
+    This reads only the first file.
+    """
+    file = source.files[0]
+    return [
+        name
+        for name in schema.labels
+        if name not in schema.real_labels
+        and pa.types.is_floating(value_type(file.types.field(file.columns[name]).type))
+    ]
+
+
 def split(source: Source, val_share: Fraction, written: object = None) -> tuple[Source, Source]:
     """Split a source, in file order, into training rows and validation rows.
 

@@ -42,9 +42,10 @@ def check_data(recipe: Train, *, test: bool = False) -> None:
     """Check, before ranks start, for data that every rank would refuse some seconds later.
 
     These are: impossible columns, no label, files that do not exist or are no Parquet files,
-    columns that the first file lacks, text instead of row numbers or dense values in its first row
-    group, other data where data are to be generated, too few lanes. If the ranks were started from
-    outside, files are not read: they may exist only on the ranks' hosts.
+    columns that the first file lacks, text instead of row numbers or dense values and fractions
+    instead of labels in its first row group, other data where data are to be generated, too few
+    lanes. If the ranks were started from outside, files are not read: they may exist only on the
+    ranks' hosts.
 
     Args:
         recipe: The recipe of a run.
@@ -107,6 +108,7 @@ def _check_files(paths: Any, schema: "Schema", setting: str) -> None:
     """Check that files exist, and that the first one with rows has the columns of the schema."""
     from recapp.dataset.files import file_names
     from recapp.dataset.source import (
+        labels_that_may_be_wrong,
         open_files,
         text_that_may_be_no_number,
         text_that_must_be_integers,
@@ -120,10 +122,11 @@ def _check_files(paths: Any, schema: "Schema", setting: str) -> None:
         return
     ids = text_that_must_be_integers(source, schema)
     numbers = text_that_may_be_no_number(source, schema)
-    if ids or numbers:
+    labels = labels_that_may_be_wrong(source, schema)
+    if ids or numbers or labels:
         from recapp.dataset.sequential_rows import check_values  # imports torch
 
-        check_values(source, schema, ids=ids, numbers=numbers)
+        check_values(source, schema, ids=ids, numbers=numbers, labels=labels)
 
 
 def check_generated(recipe: Recipe, overrides: Sequence[str]) -> None:

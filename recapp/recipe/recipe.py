@@ -222,4 +222,6 @@ class Train(Recipe):
             ConfigError: The data do not have the labels of the task.
         """
         labels = self.schema.labels
-        return replace(self.schema, real_labels=self.built_task.check_labels(labels))
+        real = self.built_task.check_labels(labels)
+        soft = self.built_task.soft_labels(labels)
+        return replace(self.schema, real_labels=real, soft_labels=soft)

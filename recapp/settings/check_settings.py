@@ -44,9 +44,12 @@ OF_TABLES_THAT_GROW = (  # fields of `recapp.tables.dynamic.DynamicRows`, which 
     "eviction",
     "ttl_steps",
 )
+# arguments of `recapp.tasks.click.ClickTask`, which is not imported here
+OF_CLICKS = ("label_smoothing", "pos_weight", "focal", "ranking", "soft_labels")
 INSTEAD = {  # pattern of the full name -> the end of a sentence that begins with the name
     r"((model|trainer|optimizer)\.)?(loss|criterion)(_\w+)?(\..+)?": (
-        "the loss is that of the task, for task=click binary cross-entropy of the logits; "
+        "the loss is that of the task, for task=click binary cross-entropy of the logits "
+        "(task.focal and others change it); "
         "a task of your own computes any (CONTRIBUTING.md, A task)"
     ),
     r"metrics\..+": (
@@ -115,6 +118,8 @@ def unknown(name: str, known: Iterable[str]) -> str:
     home, _, leaf = name.rpartition(".")
     if home == "tables.dynamic" and leaf in OF_TABLES_THAT_GROW:
         return f"{name}: is of tables that grow: add tables=dynamic"
+    if home == "task" and leaf in OF_CLICKS:
+        return f"{name}: is of task=click: another task has no such loss or label"
     rules = "optimizer.sparse.tables"
     if name.startswith(f"{rules}."):
         table = name.removeprefix(f"{rules}.").partition(".")[0]

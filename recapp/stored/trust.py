@@ -57,7 +57,7 @@ class Home(NamedTuple):
 RULES = tuple(f"recapp.optim.rules.{name}" for name in RULE_NAMES)
 SCHEDULES = ("recapp.optim.schedule.warmup_poly",)
 MODELS = (*catalogue.MODELS, "recapp.compat.hugectr_graph.LayerGraph")
-TASKS = ("recapp.tasks.click.ClickTask",)
+TASKS = ("recapp.tasks.click.ClickTask", "recapp.tasks.rating.RatingTask")
 LINES = ("recapp.trainer.iteration_lines.IterationLines",)
 LOGGERS = (
     "recapp.trainer.curves.CSVCurves",

@@ -27,6 +27,7 @@ class Measure:
             `train_<name>`, which is then logged during training.
         shown: Whether progress, comparisons and tables of a sweep show the metric.
         defined: Whether the metric is finite on any rows if the predictions are finite.
+        on_request: Whether the metric is measured only if `metrics.names` has it.
         fall: The fall below the best value so far that prints a note; None prints no note.
     """
 
@@ -38,6 +39,7 @@ class Measure:
     shown: bool = False
     defined: bool = False
     fall: float | None = None
+    on_request: bool = False
 
     @property
     def of_validation(self) -> str:

@@ -50,6 +50,8 @@ Shapes: B samples of a batch on this rank.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from recapp.errors import ConfigError, suggest
@@ -73,6 +75,7 @@ class Output:
         name: The name under which the model returns the output.
         label: The label to compare the output with; None takes the only label of the data.
         real: Whether the label may be any finite number; if not, it is 0 or 1.
+        soft: Whether the label may be any number from 0 to 1.
         column: The column of a prediction that the output fills.
         activation: `sigmoid` turns a logit into the probability that is written; `identity` leaves
             the number as it is.
@@ -86,6 +89,7 @@ class Output:
     real: bool = False
     column: str = "score"
     activation: str = "sigmoid"
+    soft: bool = False
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
@@ -108,14 +112,15 @@ class Task(ABC):
     metrics.
 
     Args:
-        names: The metrics to measure, `metrics.names`; None measures all known ones.
+        names: The metrics to measure, `metrics.names`; None measures all known ones, without those
+            on request.
 
     Raises:
         ConfigError: A metric is not known.
     """
 
     outputs: tuple[Output, ...]
-    known: ClassVar[tuple[Measure, ...]]
+    known: tuple[Measure, ...]
     best: ClassVar[str]
     storage_metric: ClassVar[str] = ""
     """The name of a metric in `known`; empty takes `best`."""
@@ -133,7 +138,8 @@ class Task(ABC):
         for name in () if names is None else names:
             if name not in known:
                 raise ConfigError(f"metrics.names has {name}: {suggest(name, known)}")
-        chosen = known if names is None else {name: known[name] for name in names}
+        usual = [name for name, measure in known.items() if not measure.on_request]
+        chosen = {name: known[name] for name in (usual if names is None else names)}
         self.measures = Measures(tuple(chosen.values()), self.best)
 
     @property
@@ -143,11 +149,12 @@ class Task(ABC):
 
     @property
     def storage_measures(self) -> tuple[Measure, ...]:
-        """The metrics that an export measures: all metrics that say which value is better, with
-        `storage_metric` at the end.
+        """The metrics that an export measures: the usual metrics that say which value is better,
+        with `storage_metric` at the end.
         """
         last = self.storage_metric or self.best
-        ranked = [measure for measure in self.known if measure.better or measure.name == last]
+        usual = [one for one in self.known if one.better and not one.on_request]
+        ranked = [one for one in self.known if one in usual or one.name == last]
         return tuple(sorted(ranked, key=lambda measure: measure.name == last))
 
     @abstractmethod
@@ -161,7 +168,8 @@ class Task(ABC):
 
     @abstractmethod
     def make_metric(self, name: str, sync_on_compute: bool) -> "Metric":
-        """Return a new metric. Its `update` takes (output_B, label_B).
+        """Return a new metric. Its `update` takes (output_B, label_B), and `weights_B` if sample
+        weights shall count in it.
 
         Args:
             name: The name of a metric in `known`.
@@ -211,8 +219,20 @@ class Task(ABC):
                     f"{of_data}: {type(self).__name__} reads one label: name it, such as "
                     f"task.label={labels[0]}"
                 )
-        real = [output.label or next(iter(labels), "") for output in self.outputs if output.real]
-        return tuple(name for name in real if name in labels)
+        return self._labels_of(labels, [output for output in self.outputs if output.real])
+
+    def soft_labels(self, labels: Sequence[str]) -> tuple[str, ...]:
+        """Return the names of the labels that may be any number from 0 to 1.
+
+        Args:
+            labels: The names of the labels of the data, `dataset.label`.
+        """
+        return self._labels_of(labels, [output for output in self.outputs if output.soft])
+
+    @staticmethod
+    def _labels_of(labels: Sequence[str], outputs: Sequence[Output]) -> tuple[str, ...]:
+        names = [output.label or next(iter(labels), "") for output in outputs]
+        return tuple(name for name in names if name in labels)
 
     def update(
         self,
@@ -220,7 +240,8 @@ class Task(ABC):
         outputs: "Mapping[str, Tensor]",
         batch: "Batch",
     ) -> None:
-        """Update metrics with a batch; an empty batch changes nothing.
+        """Update metrics with a batch; an empty batch changes nothing. Sample weights of a label
+        count in metrics whose `update` takes `weights_B`.
 
         Args:
             metrics: The metrics by name, from `make_metrics`.
@@ -228,10 +249,14 @@ class Task(ABC):
             batch: The batch that the outputs were computed from.
         """
         labels = self.labels(batch)
+        weights = self.weights(batch)
         for name, metric in metrics.items():
             measure = self.known_measures.get(name)
             read = (measure.output if measure else "") or self.outputs[0].name
-            metric.update(outputs[read].detach().float(), labels[read])
+            given = {}
+            if read in weights and _takes_weights(type(metric)):
+                given = {"weights_B": weights[read]}
+            metric.update(outputs[read].detach().float(), labels[read], **given)
 
     def scores(self, outputs: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
         """Return the columns of a prediction by name, each float32 [B]. A subclass may not replace
@@ -289,6 +314,12 @@ class Task(ABC):
             else f"a mapping with {' and '.join(names)}, each a number for each sample, [B]"
         )
         return ConfigError(f"model {model} returned {found}: its forward must return {wanted}")
+
+
+@cache
+def _takes_weights(metric: type) -> bool:
+    """Return whether the `update` of a class of metrics takes sample weights."""
+    return "weights_B" in signature(metric.update).parameters  # type: ignore[attr-defined]
 
 
 def one_or_all(found: dict[str, T]) -> T | dict[str, T]:

@@ -80,8 +80,10 @@ class TaskModule(LightningModule):
         self.val_metrics = MetricCollection(dict(task.make_metrics()), compute_groups=False)
         # The bar shows the running values of its own rank. Only some ranks compute them, so the
         # computation must not wait for other ranks.
+        running = {one.name for one in task.measures if one.running}
+        own = task.make_metrics(sync_on_compute=False).items()
         self.train_metrics = MetricCollection(
-            dict(task.make_metrics(sync_on_compute=False)), compute_groups=False
+            {name: metric for name, metric in own if name in running}, compute_groups=False
         )
         self.model: nn.Module | None = None
         self._loss_sum = torch.zeros(())

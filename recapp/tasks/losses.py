@@ -1,0 +1,145 @@
+"""The losses of a task's outputs: sums over the samples of a batch that is on this rank.
+
+    cross entropy      y ln p + (1 - y) ln(1 - p), with weights of clicks, smoothed labels, focus
+    pairs              ln(1 + e^(s_j - s_i)) for each click i and each non-click j of the batch
+    squared error      (output - label)^2
+
+A label y between 0 and 1 counts as y of a click and 1 - y of a non-click.
+
+Shapes: B samples of a batch, I of them that are clicks (at least in part), J that are non-clicks, K
+clicks of a block.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
+
+BLOCK_PAIRS = 2**22  # pairs whose differences are in memory at once: 16 MB of fp32
+
+
+@dataclass(frozen=True)
+class ClickLoss:
+    """The mean loss of click logits.
+
+    Args:
+        label_smoothing: The share of each label that is replaced by 1/2 (Szegedy et al. 2016, arXiv
+            1512.00567, with two classes).
+        pos_weight: The factor on the loss of clicks.
+        focal: The exponent of the focal loss (Lin et al. 2017, arXiv 1708.02002): the entropy of a
+            class is multiplied by (1 - its probability)^focal. 0 is the cross entropy.
+        ranking: The share of the pairwise loss (Lin et al. 2024, arXiv 2403.14144); the rest is the
+            loss of single samples.
+    """
+
+    label_smoothing: float = 0.0
+    pos_weight: float = 1.0
+    focal: float = 0.0
+    ranking: float = 0.0
+
+    def mean(self, logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None) -> Tensor:
+        """Return the loss, a scalar; 0 for an empty batch.
+
+        The part of single samples is a sum divided by B; the pairwise part is a weighted mean over
+        the pairs of the batch, without smoothing.
+        """
+        alone = self._single(logits_B, labels_B, weights_B) / max(len(logits_B), 1)
+        if not self.ranking:
+            return alone
+        pairs = mean_of_pairs(logits_B, labels_B, weights_B)
+        return (1 - self.ranking) * alone + self.ranking * pairs
+
+    def _single(self, logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None) -> Tensor:
+        """Return the sum of the losses of single samples."""
+        if self.label_smoothing:
+            labels_B = labels_B * (1 - self.label_smoothing) + self.label_smoothing / 2
+        if self.focal:
+            losses_B = self._focal(logits_B, labels_B)
+            return (losses_B if weights_B is None else losses_B * weights_B).sum()
+        factor = None
+        if self.pos_weight != 1:
+            factor = torch.full((), self.pos_weight, device=logits_B.device)
+        return binary_cross_entropy_with_logits(
+            logits_B, labels_B, weights_B, reduction="sum", pos_weight=factor
+        )
+
+    def _focal(self, logits_B: Tensor, labels_B: Tensor) -> Tensor:
+        """Return the focal loss of each sample, [B]."""
+        logits_B = _full(logits_B)
+        click_B = logsigmoid(logits_B)  # ln p
+        other_B = logsigmoid(-logits_B)  # ln(1 - p)
+        of_click_B = labels_B * (self.focal * other_B).exp() * click_B * self.pos_weight
+        return -of_click_B - (1 - labels_B) * (self.focal * click_B).exp() * other_B
+
+
+def mean_of_pairs(logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> Tensor:
+    """Return the mean of ln(1 + e^(s_j - s_i)) over the pairs of a click i and a non-click j of a
+    batch, a scalar; 0 without a pair.
+
+    Pairs are those of the rows of this rank: the batch of another number of ranks has other pairs.
+    A pair has the weight w_i y_i w_j (1 - y_j). All I * J pairs are computed, in blocks, so that
+    memory is bounded; time is that of 2 I J exponentials.
+
+    Args:
+        logits_B: The logits, [B].
+        labels_B: The labels, from 0 to 1, [B].
+        weights_B: The weights of the samples, [B]; None weighs each 1.
+    """
+    logits_B = _full(logits_B)
+    labels_B = labels_B.to(logits_B.dtype)
+    clicks_B = labels_B if weights_B is None else labels_B * weights_B
+    others_B = 1 - labels_B if weights_B is None else (1 - labels_B) * weights_B
+    apply: Any = _MeanOfPairs.apply
+    found: Tensor = apply(logits_B, clicks_B, others_B)
+    return found
+
+
+class _MeanOfPairs(torch.autograd.Function):
+    """The mean over pairs. Forward also computes the gradient, so that no pair is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_B: Tensor, clicks_B: Tensor, others_B: Tensor) -> Tensor:
+        """Return the weighted mean, a scalar."""
+        at_I = clicks_B.nonzero().squeeze(1)
+        at_J = others_B.nonzero().squeeze(1)
+        grad_B = torch.zeros_like(logits_B)
+        loss = logits_B.new_zeros(())
+        if len(at_I) and len(at_J):
+            weight_J = others_B[at_J]
+            logits_J = logits_B[at_J]
+            grad_J = torch.zeros_like(logits_J)
+            with torch.autocast(logits_B.device.type, enabled=False):
+                for at_K in torch.split(at_I, max(BLOCK_PAIRS // len(at_J), 1)):
+                    weight_K = clicks_B[at_K]
+                    wrong_KJ = logits_J - logits_B[at_K].unsqueeze(1)
+                    loss += weight_K @ softplus(wrong_KJ) @ weight_J
+                    slope_KJ = wrong_KJ.sigmoid_()
+                    grad_B[at_K] = -weight_K * (slope_KJ @ weight_J)
+                    grad_J += weight_K @ slope_KJ
+            grad_B.index_add_(0, at_J, grad_J * weight_J)
+            total = clicks_B.sum() * others_B.sum()
+            loss /= total
+            grad_B /= total
+        ctx.save_for_backward(grad_B)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient of the logits."""
+        (grad_B,) = ctx.saved_tensors
+        return grads[0] * grad_B, None, None
+
+
+def mean_squared_error(outputs_B: Tensor, labels_B: Tensor, weights_B: Tensor | None) -> Tensor:
+    """Return the sum of (weighted) squared errors divided by B, a scalar; 0 for an empty batch."""
+    squares_B = (_full(outputs_B) - labels_B).square()
+    return (squares_B if weights_B is None else squares_B * weights_B).sum() / max(
+        len(squares_B), 1
+    )
+
+
+def _full(values_B: Tensor) -> Tensor:
+    """Return values as fp32, or as they are in fp64: powers and squares need more than 16 bits."""
+    return values_B if values_B.dtype == torch.float64 else values_B.float()

@@ -58,6 +58,7 @@ class DataSettings:
         val_batch_size: The rows of a GLOBAL validation batch; None takes `batch_size`.
         lanes: V of the data order (`recapp/dataset/order.py`); at least the number of ranks.
         shuffle_rows: The number of consecutive rows within which the order is shuffled.
+        seed: The seed of the order of rows; None takes the seed of the run.
         num_workers: The reader processes of each rank; 0 reads in the rank's own process.
         scale: The fraction of the data set's size to use (`scaled`).
         generate: Data that recapp generates at `path`; None reads existing files.
@@ -85,6 +86,7 @@ class DataSettings:
     val_batch_size: Positive | None = None
     lanes: Positive = 16
     shuffle_rows: Natural = 4096
+    seed: Natural | None = None
     num_workers: Natural = 0
     scale: float | str = 1
     generate: Generate | None = None

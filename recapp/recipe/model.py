@@ -1,13 +1,14 @@
-"""Build the model of a recipe, with its tables on the meta device."""
+"""Build the model of a recipe, or its ensemble of models, with their tables on the meta device."""
 
 import torch
 from torch import nn
 
 from recapp.engine.memory_use import check_room
 from recapp.errors import ConfigError
+from recapp.models.ensemble import Ensemble
 from recapp.recipe.constructors import make
 from recapp.recipe.model_tables import check_collections, check_features
-from recapp.recipe.recipe import Recipe
+from recapp.recipe.recipe import Recipe, Train
 from recapp.settings.records import Constructor
 from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
@@ -17,6 +18,9 @@ from recapp.tables.unsharded_collection import UnshardedCollection
 
 def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
     """Return the model, with its tables on the meta device.
+
+    The models of an ensemble have the start values of runs of their own: those of the seeds `seed`,
+    `seed + 1` and so on.
 
     Args:
         recipe: The recipe.
@@ -35,13 +39,23 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
     dense = len(recipe.schema.dense)
 
     def build() -> nn.Module:
-        return _model(recipe.model, tables, dense, recipe.seed)
+        members = []
+        for number, own in enumerate(recipe.members):
+            if number:  # the caller has set the seed of the first
+                torch.manual_seed(recipe.seed + number)
+            members.append(_model(recipe.model, own, dense, recipe.seed + number))
+        return Ensemble(members, _output_of(recipe)) if len(members) > 1 else members[0]
 
     if on_paper:
         with torch.device("meta"):
             return build()
     check_room(build)
     return build()
+
+
+def _output_of(recipe: Recipe) -> str:
+    """Return the name of the task's first output; `logit` for a recipe without a task."""
+    return recipe.built_task.outputs[0].name if isinstance(recipe, Train) else "logit"
 
 
 def _model(settings: Constructor, tables: ModelTables, dense: int, seed: int) -> nn.Module:

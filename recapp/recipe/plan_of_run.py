@@ -32,6 +32,7 @@ from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan
 from recapp.sharding.sharding_types import sharding_type
 from recapp.tables.collections import embedding_lookups, embedding_tables
+from recapp.tables.named_collections import of_all_members
 from recapp.tables.row_order import RowOrderName
 
 PAYLOAD_BYTES = {"full": NUMBER_BYTES, "bf16": 2, "fp16": 2}
@@ -122,7 +123,7 @@ def build_plan(recipe: Recipe, problem: PlanningProblem) -> ShardingPlan:
             topology,
             _rules(plan),
             name=plan.name or "custom",
-            overrides=plan.tables or {},
+            overrides=of_all_members(plan.tables or {}, recipe.ensemble),
             mode=plan.mode or "auto",
             column_width=plan.column_width or 64,
             row_order=plan.row_order or "natural",
@@ -150,7 +151,7 @@ def best_plan(recipe: Recipe, problem: PlanningProblem) -> Outcome:
     plan = recipe.plan or PlanSettings()
     constraints = build_constraints(
         recipe.planner.constraints or {},
-        plan.tables or {},
+        of_all_members(plan.tables or {}, recipe.ensemble),
         plan.mode or recipe.planner.mode,
         None if plan.rules is not None else plan.row_order,
     )

@@ -10,6 +10,7 @@ recipe never changes: facts that are found in data, such as the sizes of tables,
 the names of the settings.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Literal, Self
@@ -72,11 +73,16 @@ class Command:
 class Recipe(Command):
     """The settings that planning a run needs. A plan on paper has all of them, too.
 
+    Args:
+        seed: The seed of start values; of the order of rows, too, unless `dataset.seed` is given.
+        ensemble: The number of models that train side by side, each from start values of its own.
+
     Raises:
         ConfigError: Settings of two groups conflict.
     """
 
     seed: Annotated[int, Within(0, 2**63 - 1)] = 1
+    ensemble: Annotated[int, Within(1, 64)] = 1
     dataset: DataSettings = composed()
     model: Model = composed()
     tables: TablesOfDataset | ListedTables = composed()
@@ -95,6 +101,11 @@ class Recipe(Command):
                 f"engine.clip_tables=true: trainer.gradient_clip_val={shown(clip)} clips nothing: "
                 "set it to the largest norm, or leave engine.clip_tables=false"
             )
+
+    @property
+    def order_seed(self) -> int:
+        """Return the seed of the order of rows."""
+        return self.seed if self.dataset.seed is None else self.dataset.seed
 
     def sized(self, table_rows: list[int] | None) -> Self:
         """Return this recipe with the sizes of tables that were found in the data.
@@ -152,15 +163,26 @@ class Recipe(Command):
     def rules(self) -> "Rules":
         """Return the row rule of the tables, or rules by table name or glob."""
         from recapp.recipe.row_rules import rules_of
+        from recapp.tables.named_collections import of_all_members
 
-        return rules_of(self.optimizer.sparse)
+        found = rules_of(self.optimizer.sparse)
+        return of_all_members(found, self.ensemble) if isinstance(found, Mapping) else found
 
     @cached_property
     def model_tables(self) -> "ModelTables":
-        """Return the tables of the model, by collection."""
+        """Return the tables of the model, by collection; of an ensemble those of its first
+        member.
+        """
         from recapp.recipe.model_tables import tables_of_model
 
         return tables_of_model(self.tables, self.dataset, self.schema, self.model)
+
+    @property
+    def members(self) -> "list[ModelTables]":
+        """Return the tables of each member of the ensemble; a single model is its only member."""
+        from recapp.tables.named_collections import member_tables
+
+        return [member_tables(self.model_tables, number) for number in range(self.ensemble)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ def rows_of(recipe: Recipe) -> ClickRows:
     Raises:
         DataError: The files do not exist.
     """
-    return open_rows(recipe.dataset.scaled, recipe.schema, recipe.seed)
+    return open_rows(recipe.dataset.scaled, recipe.schema, recipe.order_seed)
 
 
 def statistics_of(

@@ -33,6 +33,7 @@ OF_THE_MODEL = (  # settings that change the shape of tables or of the dense par
     "dataset.sparse",
     "dataset.table_dims",
     "dataset.table_rows",
+    "ensemble",
     "experiment",
     "model",
     "tables",
@@ -61,7 +62,14 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
     assert recipe.ckpt_path is not None
     check_features(recipe.model_tables.tables, recipe.schema)
     with open_stored(recipe.ckpt_path, wanted=lambda manifest: [manifest.dense_file]) as stored:
-        for table in recipe.model_tables.tables:
+        members = stored.manifest.config.get("ensemble", 1)
+        if members != recipe.ensemble:
+            kind = stored.manifest.kind
+            raise kind.error(
+                f"ensemble={recipe.ensemble}: the {kind.name} has an ensemble of {members}: leave "
+                "out the setting, or train anew"
+            )
+        for table in (table for own in recipe.members for table in own.tables):
             rows = None if recipe.counts_ids else table.num_embeddings
             _check_table(stored.manifest, table, rows)
         _check_dense(build_model(recipe, on_paper=True), stored.dense(), stored.kind)

@@ -38,7 +38,7 @@ def build_data(
     return ClickData(
         recipe.dataset.scaled,
         recipe.schema if scoring else recipe.labelled_schema,
-        recipe.seed,
+        recipe.order_seed,
         partial(write_generated, recipe.dataset) if generated else None,
         count_table_rows=recipe.counts_ids,
         set_table_rows=set_table_rows if recipe.counts_ids else None,

@@ -160,6 +160,8 @@ class EmbeddingConfig:
         dynamic: The admission and eviction of rows of a dynamic table: `DynamicRows` or its fields
             expected_rows, max_rows, seen, counter, sketch_width, eviction, ttl_steps. None: the
             defaults if `num_embeddings` is "dynamic"; else the table is not dynamic.
+        member_of: The table of the first member of an ensemble, if this is the same table of
+            another member; its start values are those of a table of that name.
 
     Raises:
         ConfigError: A field is out of range; the message names the table and the field.
@@ -187,6 +189,7 @@ class EmbeddingConfig:
     init_range: float | None = None
     min_key: int = 0
     dynamic: DynamicRows | None = None
+    member_of: str | None = None
 
     def __post_init__(self, *only_there: Any) -> None:
         if not self.name:

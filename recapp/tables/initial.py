@@ -105,8 +105,10 @@ def _made_by_function(table: EmbeddingConfig, seed: int) -> Tensor:
 
 
 def start_hash(table: EmbeddingConfig, seed: int) -> int:
-    """Return the hash of seed and table name, an input of every start value of a table."""
-    return zlib.crc32(f"{seed}/{table.name}".encode())
+    """Return the hash of seed and table name, an input of every start value of a table. The tables
+    of all members of an ensemble take the names of the first member's.
+    """
+    return zlib.crc32(f"{seed}/{table.member_of or table.name}".encode())
 
 
 def start_values(

@@ -12,13 +12,17 @@ collections may read the same table.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from recapp.errors import ConfigError
 from recapp.tables.config import EmbeddingConfig, PoolingType
 from recapp.tables.lookups import TableLookup
 
+T = TypeVar("T")
 BAGS = "embedding_bag_collection"
 SEQUENCES = "embedding_collection"
+GLOB = "*?["
+"""The characters that make a name a glob."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,47 @@ class ModelTables:
     def lookups(self) -> tuple[TableLookup, ...]:
         """Return the lookups of all collections."""
         return tuple(x for each in self.collections.values() for x in each.lookups)
+
+
+def member_name(table: str, number: int) -> str:
+    """Return the name of a table in member `number` = 0, 1, ... of an ensemble: C1, C1__2, ..."""
+    return f"{table}__{number + 1}" if number else table
+
+
+def of_all_members(by_table: Mapping[str, T], members: int) -> dict[str, T]:
+    """Return entries by table name or glob for the tables of all members of an ensemble. An entry
+    for a table of a later member stays as it is.
+    """
+    of_members = {
+        member_name(table, number): entry
+        for table, entry in by_table.items()
+        for number in range(1, members)
+        if not set(GLOB) & set(table)
+    }
+    return {**of_members, **by_table}
+
+
+def member_tables(tables: ModelTables, number: int) -> ModelTables:
+    """Return the tables of a member of an ensemble: those of the first member under other names.
+
+    Args:
+        tables: The tables of the first member.
+        number: The number of the member, from 0 on.
+    """
+    if number == 0:
+        return tables
+
+    def named(table: EmbeddingConfig) -> EmbeddingConfig:
+        return replace(table, name=member_name(table.name, number), member_of=table.name)
+
+    collections = {
+        name: CollectionTables(
+            [named(table) for table in own.tables],
+            tuple(replace(lookup, table=named(lookup.table)) for lookup in own.lookups),
+        )
+        for name, own in tables.collections.items()
+    }
+    return ModelTables([named(table) for table in tables.tables], collections)
 
 
 def usual_collection(pooling: PoolingType) -> str:

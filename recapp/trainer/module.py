@@ -23,6 +23,7 @@ from torchmetrics import Metric, MetricCollection
 
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError
+from recapp.models.ensemble import Ensemble
 from recapp.optim.optimizer import hybrid
 from recapp.sparse.batch import Batch
 from recapp.tasks.click import CLICK, ClickTask
@@ -123,10 +124,17 @@ class TaskModule(LightningModule):
         loss = self.task.loss(outputs, batch)
         self.log("train_loss", self._mean_loss(loss.detach()), prog_bar=True, batch_size=batch.rows)
         self._update(self.train_metrics, outputs, batch)
+        if isinstance(self.model, Ensemble):
+            loss = self.model.task_loss(found, batch, self._loss_of(batch))
         for name, extra in self._extra_losses(found, batch).items():
             self.log(f"train_{name}", extra.detach(), batch_size=batch.rows)
             loss = loss + extra
         return loss
+
+    def _loss_of(self, batch: Batch) -> Callable[[Tensor | Mapping[str, Tensor]], Tensor]:
+        """Return the task's loss on a batch, as a function of what a model returned."""
+        model = type(self.model).__name__
+        return lambda found: self.task.loss(self.task.named(found, batch.rows, model), batch)
 
     def _extra_losses(self, found: Any, batch: Batch) -> dict[str, Tensor]:
         """Return the losses by name that the model adds to that of the task.
@@ -137,18 +145,13 @@ class TaskModule(LightningModule):
         model: Any = self.model
         if not isinstance(model, ExtraLosses):
             return {}
-        name_of_model = type(model).__name__
-
-        def loss_of(outputs: Tensor | Mapping[str, Tensor]) -> Tensor:
-            return self.task.loss(self.task.named(outputs, batch.rows, name_of_model), batch)
-
-        extra = model.extra_losses(found, batch, loss_of)
+        extra = model.extra_losses(found, batch, self._loss_of(batch))
         taken = {"loss", *(measure.name for measure in self.task.measures)}
         for name, loss in extra.items():
             if name in taken or loss.dim():
                 said = "the name of a metric" if name in taken else f"shape {list(loss.shape)}"
                 raise ConfigError(
-                    f"model {name_of_model}: its extra loss {name} has {said}: "
+                    f"model {type(model).__name__}: its extra loss {name} has {said}: "
                     "extra_losses must return one number for each name of its own"
                 )
         return extra

@@ -1,0 +1,114 @@
+"""An ensemble: its members train as runs alone would, and the mean of their outputs is measured."""
+
+import pytest
+import torch
+from jobs import validation
+from runs import compose, fit, make_logs
+from torch import nn
+
+from recapp.errors import CheckpointError
+from recapp.models.ensemble import Ensemble
+from recapp.recipe.stored_checks import check_fits_checkpoint
+from recapp.stored.checkpoint import load_table, read_manifest
+from recapp.tables.named_collections import member_name
+
+MEMBERS = 3
+SEED = 5
+STEPS = "trainer.max_steps=4"
+WIDE = "tables.wide=true"
+HASH = "tables.id_rule=hash"
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return make_logs(tmp_path_factory.mktemp("logs") / "set")
+
+
+@pytest.fixture(scope="module")
+def trained(logs, tmp_path_factory):
+    """An ensemble on one rank: its folder and module."""
+    folder = tmp_path_factory.mktemp("ensemble")
+    wanted = (f"seed={SEED}", f"ensemble={MEMBERS}", STEPS, WIDE)
+    _, _, module = fit(compose(logs, *wanted), folder)
+    return folder, module
+
+
+@pytest.mark.parametrize("number", range(MEMBERS))
+def test_a_member_trains_as_a_run_alone_does(number, trained, logs, tmp_path):
+    folder, ensemble = trained
+    wanted = (f"seed={SEED + number}", f"dataset.seed={SEED}", STEPS, WIDE)
+    _, _, alone = fit(compose(logs, *wanted), tmp_path)
+    mine, other = (f / "checkpoints/last.ckpt" for f in (folder, tmp_path))
+    for table in read_manifest(other).shapes:
+        found = load_table(mine, member_name(table, number))
+        assert torch.equal(found, load_table(other, table))
+    member = dict(ensemble.model.members[number].named_parameters())
+    for name, value in alone.model.named_parameters():
+        assert torch.equal(value, member[name])
+
+
+def test_the_tables_of_members_differ(trained):
+    last = trained[0] / "checkpoints/last.ckpt"
+    first, second = (load_table(last, member_name("C1", number)) for number in (0, 1))
+    assert not torch.equal(first, second)
+
+
+def test_rules_of_tables_and_names_of_a_plan_hold_for_all_members(logs):
+    wanted = compose(logs, "ensemble=2", "optimizer.sparse.tables={C1: {lr: 0.5}, C2*: {lr: 1}}")
+    assert {name: rule.lr for name, rule in wanted.rules.items()} == {
+        "*": 0.05,
+        "C1": 0.5,
+        "C1__2": 0.5,
+        "C2*": 1,
+    }
+
+
+def test_a_stored_ensemble_keeps_its_number_of_members(trained, logs):
+    last = trained[0] / "checkpoints/last.ckpt"
+    wanted = compose(logs, "ensemble=2", f"ckpt_path={last}")
+    with pytest.raises(CheckpointError, match="ensemble=2: the checkpoint has an ensemble of 3"):
+        check_fits_checkpoint(wanted, ["ensemble=2"])
+
+
+@pytest.mark.full
+def test_an_ensemble_is_the_same_under_every_plan_and_measured_as_it_was_saved(jobs, tmp_path):
+    found = []
+    for plan in ("row_wise", "table_wise"):
+        wanted = ("dataset=sample", f"dataset.path={tmp_path}/clicks", "dataset.generate.rows=2000")
+        more = ("ensemble=2", f"+plan={plan}", STEPS, "dataset.table_rows=[60,40,20]")
+        found.append(jobs.train(tmp_path / plan, *wanted, *more, "tables=from_dataset", HASH))
+    first, second = found
+    assert validation(first) == validation(second)
+    measured = jobs.evaluate(tmp_path / "eval", f"ckpt_path={first['checkpoint']}")
+    assert validation(measured) == validation(first)
+
+
+class Member(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, batch):
+        return self.factor * batch
+
+
+class TwoOutputs(Member):
+    def forward(self, batch):
+        return {"click": self.factor * batch, "order": batch, "kept": None}
+
+    def extra_losses(self, outputs, batch, loss):
+        return {"branch": loss(outputs["order"])}
+
+
+def test_outputs_are_averaged_and_losses_added():
+    batch_B = torch.tensor([1.0, 2.0])
+    one = Ensemble([Member(1.0), Member(3.0)], "price")
+    outputs = one(batch_B)
+    assert torch.equal(outputs["price"], 2 * batch_B)
+    assert one.task_loss(outputs, batch_B, torch.sum) == 3.0 + 9.0
+    assert one.extra_losses(outputs, batch_B, torch.sum) == {}
+    several = Ensemble([TwoOutputs(1.0), TwoOutputs(2.0)])
+    outputs = several(batch_B)
+    assert set(outputs) == {"click", "order", "members"}
+    assert torch.equal(outputs["click"], 1.5 * batch_B)
+    assert several.extra_losses(outputs, batch_B, torch.sum) == {"branch": 6.0}

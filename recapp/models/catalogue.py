@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recapp.models import cross_checks, widths
+from recapp.models import cross_checks, fm_checks, widths
 from recapp.tables.named_collections import BAGS
+from recapp.tables.table_settings import WIDE
 
 Check = Callable[[Mapping[str, Any], Sequence[int]], None]
 """A check of a model's arguments and of the dims of its vectors, one for each lookup that pools. It
@@ -25,10 +26,13 @@ class KnownModel:
     Args:
         check: The check of its arguments and of the dims of its vectors.
         needs: The collections that its constructor requires.
+        check_fields: The check of the dims of its vectors together with the number of dense
+            features; None if the two need not fit.
     """
 
     check: Check
     needs: tuple[str, ...] = (BAGS,)
+    check_fields: Callable[[Sequence[int], int], object] | None = None
 
 
 def _dlrm(arguments: Mapping[str, Any], dims: Sequence[int]) -> None:
@@ -44,5 +48,17 @@ MODELS: Mapping[str, KnownModel] = {
     "recapp.models.edcn.EDCN": KnownModel(cross_checks.check_edcn),
     "recapp.models.fcn.FCN": KnownModel(cross_checks.check_fcn),
     "recapp.models.qnn_alpha.QNNAlpha": KnownModel(cross_checks.check_qnn_alpha),
+    "recapp.models.logistic.LogisticRegression": KnownModel(fm_checks.check_nothing, (WIDE,)),
+    "recapp.models.fm.FM": KnownModel(fm_checks.check_one_dim, (BAGS, WIDE)),
+    "recapp.models.fwfm.FwFM": KnownModel(fm_checks.check_one_dim, (BAGS, WIDE)),
+    "recapp.models.ffm.FFM": KnownModel(
+        fm_checks.check_one_dim, (BAGS, WIDE), fm_checks.check_field_aware
+    ),
+    "recapp.models.onn.ONN": KnownModel(fm_checks.check_deep, (BAGS,), fm_checks.check_field_aware),
+    "recapp.models.wide_and_deep.WideAndDeep": KnownModel(
+        fm_checks.check_wide_and_deep, (BAGS, WIDE)
+    ),
+    "recapp.models.deepfm.DeepFM": KnownModel(fm_checks.check_deep, (BAGS, WIDE)),
+    "recapp.models.xdeepfm.XDeepFM": KnownModel(fm_checks.check_xdeepfm, (BAGS, WIDE)),
 }
 """The models by their `_target_`."""

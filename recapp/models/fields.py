@@ -81,12 +81,7 @@ class FieldVectors(nn.Module):
         Raises:
             ConfigError: The batch has another number of dense features.
         """
-        dense_BI = batch.dense_BI
-        if dense_BI.dim() != 2 or dense_BI.shape[1] != self.dense_in_features:
-            raise ConfigError(
-                f"the model was made for {self.dense_in_features} dense features and got a batch "
-                f"of shape {list(dense_BI.shape)}: dataset.dense must be the one it was made with"
-            )
+        dense_BI = numbers_of(batch, self.dense_in_features)
         vectors_BK: Tensor = self.embedding_bag_collection(batch.sparse).values()
         if not self.dense_in_features:
             return vectors_BK
@@ -98,3 +93,22 @@ class FieldVectors(nn.Module):
     def extra_repr(self) -> str:
         """Return the numbers of fields and columns as text."""
         return f"{self.count} fields, {self.columns} columns"
+
+
+def numbers_of(batch: Batch, dense_in_features: int) -> Tensor:
+    """Return the numbers of a batch, [B, I].
+
+    Args:
+        batch: The samples.
+        dense_in_features: The number of dense features I for which the model was made.
+
+    Raises:
+        ConfigError: The batch has another number of dense features.
+    """
+    dense_BI = batch.dense_BI
+    if dense_BI.dim() != 2 or dense_BI.shape[1] != dense_in_features:
+        raise ConfigError(
+            f"the model was made for {dense_in_features} dense features and got a batch of shape "
+            f"{list(dense_BI.shape)}: dataset.dense must be the one it was made with"
+        )
+    return dense_BI

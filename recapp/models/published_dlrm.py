@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from recapp.errors import ConfigError
+from recapp.models.fields import numbers_of
 from recapp.models.layers import MLP, DotInteraction, published_linear
 from recapp.models.widths import check_dlrm
 from recapp.sparse.batch import Batch
@@ -101,12 +102,7 @@ class DLRM(nn.Module):
         Raises:
             ConfigError: The batch has another number of dense features.
         """
-        dense_BI = batch.dense_BI
-        if dense_BI.dim() != 2 or dense_BI.shape[1] != self.dense_in_features:
-            raise ConfigError(
-                f"the model was made for {self.dense_in_features} dense features and got a batch "
-                f"of shape {list(dense_BI.shape)}: dataset.dense must be the one it was made with"
-            )
+        dense_BI = numbers_of(batch, self.dense_in_features)
         # Tables come first, so that backward reaches them last, and DDP reduces all dense gradients
         # during the exchange and update of rows.
         pooled: KeyedTensor = self.embedding_bag_collection(batch.sparse)

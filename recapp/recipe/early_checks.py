@@ -207,7 +207,10 @@ def check_training(recipe: Train) -> None:
         check_collections(recipe.model, recipe.model_tables.collections)
     if known is not None:
         bags = recipe.model_tables.collections.get(BAGS)
-        known.check(recipe.model.arguments, [x.dim for x in bags.lookups] if bags else [])
+        dims = [x.dim for x in bags.lookups] if bags else []
+        known.check(recipe.model.arguments, dims)
+        if known.check_fields is not None:
+            known.check_fields(dims, len(recipe.schema.dense))
     check_callbacks(recipe)
     schedule_of(recipe)
     if not started_externally():

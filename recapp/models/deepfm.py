@@ -1,0 +1,68 @@
+"""DeepFM as published: "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction",
+arXiv 1703.04247.
+
+    logit = FM(x) + MLP(v_1 .. v_F side by side)
+
+The FM and the MLP share the vectors.
+
+Shapes: B batch, F fields, D columns of a vector.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from recapp.models.factorisation import fm_term
+from recapp.models.fields import FieldVectors
+from recapp.models.layers import MLP
+from recapp.models.logistic import LogisticRegression
+from recapp.models.widths import check_widths
+from recapp.sparse.batch import Batch
+from recapp.tables.collections import BagCollection
+
+
+class DeepFM(nn.Module):
+    """Click logits of a factorisation machine and an MLP over the same vectors.
+
+    Args:
+        embedding_bag_collection: The vectors of ids; all tables have one dim.
+        wide: The weights of ids: tables of dim 1 that start at 0.
+        dense_in_features: The number of dense features of a sample.
+        layers: The widths of the hidden layers of the MLP; the logit follows them.
+        activation: The activation of the hidden layers.
+        batch_norm: Whether the hidden layers have batch normalisation.
+        dropout: The share of the hidden layers' outputs that training sets to 0.
+
+    Raises:
+        ConfigError: The tables have several dims, or a width is not allowed.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: BagCollection,
+        wide: BagCollection,
+        dense_in_features: int,
+        layers: Sequence[int],
+        activation: str,
+        batch_norm: bool,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.vectors = FieldVectors(embedding_bag_collection, dense_in_features, model="DeepFM")
+        self.linear = LogisticRegression(wide, dense_in_features)
+        self.deep = MLP(
+            self.vectors.count * self.vectors.dim,
+            [*check_widths("model.layers", layers), 1],
+            last_relu=False,
+            setting="model.layers",
+            activation=activation,
+            batch_norm=batch_norm,
+            dropout=dropout,
+        )
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Compute logits, [B]."""
+        vectors_BFD: Tensor = self.vectors(batch)
+        linear_B: Tensor = self.linear(batch)
+        deep_B1: Tensor = self.deep(vectors_BFD.flatten(1))
+        return linear_B + fm_term(vectors_BFD) + deep_B1.squeeze(1)

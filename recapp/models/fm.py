@@ -1,0 +1,45 @@
+"""FM as published: "Factorization Machines", Rendle, ICDM 2010, equation 1.
+
+    logit = w_0 + sum over i of w_i x_i + sum over i < j of <v_i, v_j> x_i x_j
+
+An id has the value 1, a number its own, and each has a weight and a vector.
+
+Shapes: B batch, F fields, D columns of a vector.
+"""
+
+from torch import Tensor, nn
+
+from recapp.models.factorisation import fm_term
+from recapp.models.fields import FieldVectors
+from recapp.models.logistic import LogisticRegression
+from recapp.sparse.batch import Batch
+from recapp.tables.collections import BagCollection
+
+
+class FM(nn.Module):
+    """Click logits of a linear part and the dot products of all pairs of vectors.
+
+    Args:
+        embedding_bag_collection: The vectors of ids; all tables have one dim.
+        wide: The weights of ids: tables of dim 1 that start at 0.
+        dense_in_features: The number of dense features of a sample.
+
+    Raises:
+        ConfigError: The tables have several dims.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: BagCollection,
+        wide: BagCollection,
+        dense_in_features: int,
+    ) -> None:
+        super().__init__()
+        self.vectors = FieldVectors(embedding_bag_collection, dense_in_features, model="FM")
+        self.linear = LogisticRegression(wide, dense_in_features)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Compute logits, [B]."""
+        vectors_BFD: Tensor = self.vectors(batch)
+        linear_B: Tensor = self.linear(batch)
+        return linear_B + fm_term(vectors_BFD)

@@ -1,0 +1,53 @@
+"""FwFM as published: "Field-weighted Factorization Machines for Click-Through Rate Prediction in
+Display Advertising", arXiv 1806.03514.
+
+    logit = w_0 + sum over i of w_i x_i + sum over i < j of r_F(i)F(j) <v_i, v_j> x_i x_j
+
+The weight r of a pair of fields says how strongly the two interact. The paper also tries a linear
+part made of the vectors; this is the one with a weight per id.
+
+Shapes: B batch, F fields, D columns of a vector.
+"""
+
+from torch import Tensor, nn
+
+from recapp.models.factorisation import FwFMTerm
+from recapp.models.fields import FieldVectors
+from recapp.models.logistic import LogisticRegression
+from recapp.sparse.batch import Batch
+from recapp.tables.collections import BagCollection
+
+
+class FwFM(nn.Module):
+    """Click logits of a linear part and the weighted dot products of all pairs of vectors.
+
+    Args:
+        embedding_bag_collection: The vectors of ids; all tables have one dim.
+        wide: The weights of ids: tables of dim 1 that start at 0.
+        dense_in_features: The number of dense features of a sample.
+
+    Raises:
+        ConfigError: The tables have several dims.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: BagCollection,
+        wide: BagCollection,
+        dense_in_features: int,
+    ) -> None:
+        super().__init__()
+        self.vectors = FieldVectors(embedding_bag_collection, dense_in_features, model="FwFM")
+        self.linear = LogisticRegression(wide, dense_in_features)
+        self.pairs = FwFMTerm(self.vectors.count)
+
+    def flops_per_sample(self) -> float:
+        """Return the floating-point operations of the dot products per sample, with backward."""
+        return 4.0 * self.vectors.count**2 * self.vectors.dim
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Compute logits, [B]."""
+        vectors_BFD: Tensor = self.vectors(batch)
+        linear_B: Tensor = self.linear(batch)
+        pairs_B: Tensor = self.pairs(vectors_BFD)
+        return linear_B + pairs_B

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from recapp.models.widths import check_widths
 
@@ -76,16 +77,11 @@ class CINLayer(nn.Module):
         """
         width, before, fields = self.weight_HGF.shape
         if width < fields:
-            mixed_BDHG = (first_BDF @ self.weight_HGF.view(width * before, fields).T).unflatten(
-                2, (width, before)
-            )
+            mixed_BDK = linear(first_BDF, self.weight_HGF.view(width * before, fields))
+            mixed_BDHG = mixed_BDK.view(*mixed_BDK.shape[:2], width, before)
             return (mixed_BDHG * last_BDG[:, :, None]).sum(3)
         outer_BDGF = last_BDG[..., None] * first_BDF[:, :, None]
-        return outer_BDGF.flatten(2) @ self.weight_HGF.view(width, before * fields).T
-
-    def flops_per_sample_and_column(self) -> float:
-        """Return the floating-point operations for a column of a sample, with backward."""
-        return 6.0 * self.weight_HGF.numel()
+        return linear(outer_BDGF.flatten(2), self.weight_HGF.view(width, before * fields))
 
     def extra_repr(self) -> str:
         """Return the numbers of vectors as text."""

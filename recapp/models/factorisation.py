@@ -52,7 +52,7 @@ class _FMTerm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_B: Tensor) -> Tensor:
         vectors_BFD, sum_BD = ctx.saved_tensors
-        others_BFD = sum_BD[:, None] - vectors_BFD
+        others_BFD: Tensor = sum_BD[:, None] - vectors_BFD
         return others_BFD.mul_(grad_B[:, None, None]).to(vectors_BFD.dtype)
 
 

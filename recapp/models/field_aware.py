@@ -40,4 +40,4 @@ class FieldAwareVectors(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Return the vector of field i for field j at [:, i, j], [B, F, F, D]."""
         rows_BFK: Tensor = self.side_by_side(batch)
-        return rows_BFK.unflatten(2, (self.count, self.dim))
+        return rows_BFK.view(-1, self.count, self.count, self.dim)

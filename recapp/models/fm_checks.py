@@ -5,11 +5,13 @@ torch.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, suggest
 from recapp.models.widths import check_same_dim, check_tower, check_widths
 
 Arguments = Mapping[str, Any]
 """The settings of a model, without `_target_`."""
+NUMBERS = ("concat", "vectors")
+"""How numbers enter an MLP: as columns, or each as a multiple of a vector."""
 
 
 def check_nothing(arguments: Arguments, dims: Sequence[int]) -> None:
@@ -39,9 +41,13 @@ def check_wide_and_deep(arguments: Arguments, dims: Sequence[int]) -> None:
     """Check a Wide & Deep model, which takes vectors of any dims unless numbers have some, too.
 
     Raises:
-        ConfigError: The dims differ and may not, or a setting of the MLP is not allowed.
+        ConfigError: The dims differ and may not, `numbers` is unknown, or a setting of the MLP is
+            not allowed.
     """
-    if arguments.get("numbers") == "vectors":
+    numbers = arguments.get("numbers")
+    if numbers not in NUMBERS:
+        raise ConfigError(f"model.numbers={numbers}: {suggest(str(numbers), NUMBERS)}")
+    if numbers == "vectors":
         check_same_dim("Wide & Deep", dims)
     _check_mlp(arguments)
 

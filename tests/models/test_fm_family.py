@@ -265,8 +265,8 @@ def test_columns_that_are_no_multiple_of_the_fields_are_refused(model, given):
     with pytest.raises(ConfigError) as error:
         model(tables(16), dense_in_features=NUMBERS, **given)
     assert str(error.value) == (
-        f"tables.dim=16: a row of {model.__name__} has a vector for each of the 5 fields (numbers "
-        "and lookups), so tables.dim must be a multiple of 5, e.g. 20 for vectors of 4 columns"
+        "tables.dim=16: a row of this model has a vector for each of the 5 fields (numbers and "
+        "lookups), so tables.dim must be a multiple of 5, e.g. 20 for vectors of 4 columns"
     )
 
 
@@ -303,6 +303,8 @@ def test_numbers_with_vectors_need_one_dim_in_wide_and_deep():
     known.check(arguments, [8, 4])
     with pytest.raises(ConfigError, match="tables of one embedding_dim"):
         known.check({**arguments, "numbers": "vectors"}, [8, 4])
+    with pytest.raises(ConfigError, match=r"model.numbers=vector: .*did you mean vectors"):
+        known.check({**arguments, "numbers": "vector"}, [8, 8])
 
 
 def test_columns_per_field_are_checked_before_ranks_start():

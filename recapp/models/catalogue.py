@@ -8,15 +8,19 @@ starts ranks; so this file does not import torch.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
-from recapp.models import cross_checks, fm_checks, widths
-from recapp.tables.named_collections import BAGS
+from recapp.models import attention_checks, cross_checks, fm_checks, widths
+from recapp.tables.lookups import TableLookup
+from recapp.tables.named_collections import BAGS, SEQUENCES
 from recapp.tables.table_settings import WIDE
 
 Check = Callable[[Mapping[str, Any], Sequence[int]], None]
 """A check of a model's arguments and of the dims of its vectors, one for each lookup that pools. It
 raises `ConfigError`."""
+LookupCheck = Callable[[Mapping[str, Any], Mapping[str, Sequence[TableLookup]]], None]
+"""A check of a model's arguments and of its lookups by collection. It raises `ConfigError`."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +32,55 @@ class KnownModel:
         needs: The collections that its constructor requires.
         check_fields: The check of the dims of its vectors together with the number of dense
             features; None if the two need not fit.
+        check_lookups: A further check, of its lookups in all collections.
     """
 
     check: Check
     needs: tuple[str, ...] = (BAGS,)
     check_fields: Callable[[Sequence[int], int], object] | None = None
+    check_lookups: LookupCheck | None = None
 
 
 def _dlrm(arguments: Mapping[str, Any], dims: Sequence[int]) -> None:
     widths.check_dlrm(arguments.get("bottom_layers", ()), arguments.get("top_layers", ()))
+
+
+def _fits(check: Callable[..., None], one_dim: str = "") -> Check:
+    """Return the check by a function whose arguments are settings of the model.
+
+    Args:
+        check: The function. Without one of these settings the constructor checks alone.
+        one_dim: The name of the model, if its vectors must have one dim.
+    """
+    names = list(signature(check).parameters)
+
+    def checked(arguments: Mapping[str, Any], dims: Sequence[int]) -> None:
+        if all(name in arguments for name in names):
+            check(**{name: arguments[name] for name in names})
+        if one_dim:
+            widths.check_same_dim(one_dim, dims)
+
+    return checked
+
+
+def _history(
+    arguments: Mapping[str, Any], lookups: Mapping[str, Sequence[TableLookup]]
+) -> dict[str, str]:
+    return attention_checks.pair_history(
+        lookups[BAGS], lookups[SEQUENCES], arguments.get("history")
+    )
+
+
+def _din(arguments: Mapping[str, Any], lookups: Mapping[str, Sequence[TableLookup]]) -> None:
+    _history(arguments, lookups)
+
+
+def _bst(arguments: Mapping[str, Any], lookups: Mapping[str, Sequence[TableLookup]]) -> None:
+    dims = {x.output: x.dim for x in lookups[SEQUENCES]}
+    item = sum(dims[name] for name in _history(arguments, lookups))
+    if "heads" in arguments:
+        position = arguments.get("position_dim")
+        attention_checks.check_step(item, position or item, arguments["heads"])
 
 
 MODELS: Mapping[str, KnownModel] = {
@@ -60,5 +104,21 @@ MODELS: Mapping[str, KnownModel] = {
     ),
     "recapp.models.deepfm.DeepFM": KnownModel(fm_checks.check_deep, (BAGS, WIDE)),
     "recapp.models.xdeepfm.XDeepFM": KnownModel(fm_checks.check_xdeepfm, (BAGS, WIDE)),
+    "recapp.models.autoint.AutoInt": KnownModel(_fits(attention_checks.check_autoint, "AutoInt")),
+    "recapp.models.masknet.MaskNet": KnownModel(_fits(attention_checks.check_masknet, "MaskNet")),
+    "recapp.models.finalmlp.FinalMLP": KnownModel(
+        _fits(attention_checks.check_finalmlp, "FinalMLP")
+    ),
+    "recapp.models.finalnet.FinalNet": KnownModel(
+        _fits(attention_checks.check_finalnet, "FinalNet")
+    ),
+    "recapp.models.wukong.Wukong": KnownModel(_fits(attention_checks.check_wukong, "Wukong")),
+    "recapp.models.rankmixer.RankMixer": KnownModel(_fits(attention_checks.check_rankmixer)),
+    "recapp.models.din.DIN": KnownModel(
+        _fits(attention_checks.check_din), (BAGS, SEQUENCES), check_lookups=_din
+    ),
+    "recapp.models.bst.BST": KnownModel(
+        _fits(attention_checks.check_bst), (BAGS, SEQUENCES), check_lookups=_bst
+    ),
 }
 """The models by their `_target_`."""

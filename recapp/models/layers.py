@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from recapp.errors import ConfigError
+from recapp.models.dice import Dice
 from recapp.models.widths import check_tower
 
 
@@ -33,16 +34,18 @@ def published_linear(in_features: int, out_features: int, bias: bool = True) -> 
     return layer
 
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {
     # ReLU works in place, because its backward needs only the result.
-    "relu": lambda: nn.ReLU(inplace=True),
-    "prelu": nn.PReLU,
-    "sigmoid": nn.Sigmoid,
-    "tanh": nn.Tanh,
-    "gelu": nn.GELU,
-    "none": nn.Identity,
+    "relu": lambda columns: nn.ReLU(inplace=True),
+    "leaky_relu": lambda columns: nn.LeakyReLU(inplace=True),
+    "prelu": lambda columns: nn.PReLU(),
+    "dice": Dice,
+    "sigmoid": lambda columns: nn.Sigmoid(),
+    "tanh": lambda columns: nn.Tanh(),
+    "gelu": lambda columns: nn.GELU(),
+    "none": lambda columns: nn.Identity(),
 }
-"""The activations of an `MLP` by name."""
+"""The activations of an `MLP` by name; each is made for a number of columns."""
 
 
 class MLP(nn.Sequential):
@@ -85,7 +88,7 @@ class MLP(nn.Sequential):
                 break
             if batch_norm:
                 modules.append(nn.BatchNorm1d(width_out))
-            modules.append(ACTIVATIONS[activation]())
+            modules.append(ACTIVATIONS[activation](width_out))
             if dropout:
                 modules.append(nn.Dropout(dropout))
         super().__init__(*modules)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from recapp.errors import ConfigError, suggest
 
-ACTIVATION_NAMES = ("relu", "prelu", "sigmoid", "tanh", "gelu", "none")
+ACTIVATION_NAMES = ("relu", "leaky_relu", "prelu", "dice", "sigmoid", "tanh", "gelu", "none")
 """The activations of a stack of layers."""
 
 

@@ -211,6 +211,10 @@ def check_training(recipe: Train) -> None:
         known.check(recipe.model.arguments, dims)
         if known.check_fields is not None:
             known.check_fields(dims, len(recipe.schema.dense))
+        if known.check_lookups is not None:
+            collections = recipe.model_tables.collections
+            lookups = {name: own.lookups for name, own in collections.items()}
+            known.check_lookups(recipe.model.arguments, lookups)
     check_callbacks(recipe)
     schedule_of(recipe)
     if not started_externally():

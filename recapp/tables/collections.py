@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from recapp.errors import ConfigError
+from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.config import EmbeddingConfig, check_tables
@@ -57,6 +58,14 @@ class BagCollection(TableCollection, Protocol):
 
     def __call__(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Return the pooled vectors, [B, sum of columns], in the order of the lookups."""
+        ...
+
+
+class SequenceCollection(TableCollection, Protocol):
+    """A collection whose ids each give a vector, sharded or not."""
+
+    def __call__(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Return the vectors of each lookup by output name."""
         ...
 
 

@@ -1,0 +1,171 @@
+"""FinalMLP: "FinalMLP: An Enhanced Two-Stream MLP Model for CTR Prediction", arXiv 2304.00902.
+
+    fields -- x gate 1 -- MLP 1 -- x_BX --+-- logits_B = w1 x + w2 y + sum over heads of x_h W_h y_h
+         \\-- x gate 2 -- MLP 2 -- y_BY --+
+
+Two MLPs read the same fields, each through a gate: factors 2 sigmoid(MLP(context)), one for each
+column, which start near 1. A context is columns with tables of their own, the collections
+`first_context` and `second_context`: a table that a gate shared with the fields would have to serve
+both. The numbers may be part of a context, with vectors of their own. A gate without a context
+reads a learnt vector.
+
+Shapes: B batch, I dense features, D columns of a field, K columns of all fields, C columns of a
+context, X and Y outputs of the MLPs, H heads.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from recapp.models.attention_checks import check_finalmlp
+from recapp.models.fields import FieldVectors
+from recapp.models.gates import ContextGate
+from recapp.models.layers import MLP, published_linear
+from recapp.models.widths import check_divides
+from recapp.sparse.batch import Batch
+from recapp.tables.collections import BagCollection
+
+
+class GateContext(nn.Module):
+    """The input of a gate: numbers times vectors of their own, and vectors of own tables, [B, C].
+
+    Args:
+        tables: The tables of the context, or None.
+        numbers: The number of dense features that are part of the context.
+        dim: The columns of the vector of a number, and of the learnt vector without a context.
+    """
+
+    def __init__(self, tables: BagCollection | None, numbers: int, dim: int) -> None:
+        super().__init__()
+        self.tables = tables
+        self.number_vectors_ID = self._learnt(numbers, dim) if numbers else None
+        self.constant_1D = None
+        if not numbers and tables is None:
+            self.constant_1D = self._learnt(1, dim)
+        learnt = numbers if numbers or tables is not None else 1
+        looked_up = 0 if tables is None else sum(x.columns for x in tables.lookups)
+        self.columns = learnt * dim + looked_up
+
+    @staticmethod
+    def _learnt(rows: int, dim: int) -> nn.Parameter:
+        start_RD = torch.empty(rows, dim)
+        if not start_RD.is_meta:
+            nn.init.normal_(start_RD, 0.0, 0.01)
+        return nn.Parameter(start_RD)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the context, [B, C], or [1, C] if it is the same for all samples."""
+        if self.constant_1D is not None:
+            return self.constant_1D
+        parts = []
+        if self.number_vectors_ID is not None:
+            parts.append((batch.dense_BI.unsqueeze(2) * self.number_vectors_ID).flatten(1))
+        if self.tables is not None:
+            parts.append(self.tables(batch.sparse).values())
+        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+
+
+class HeadFusion(nn.Module):
+    """The fusion of two vectors, w1 x + w2 y + b + sum over heads of x_h W_h y_h: -> [B].
+
+    Args:
+        first: The columns of x, X.
+        second: The columns of y, Y.
+        heads: The number of heads, a divisor of both.
+
+    Raises:
+        ConfigError: The heads do not divide the columns.
+    """
+
+    def __init__(self, first: int, second: int, heads: int) -> None:
+        super().__init__()
+        check_divides("model.heads", heads, "model.first_layers[-1]", first)
+        check_divides("model.heads", heads, "model.second_layers[-1]", second)
+        self.linear = published_linear(first + second, 1)
+        shape = (heads, first // heads, second // heads)
+        self.weight_HXY = nn.Parameter(torch.empty(shape))
+        if not self.weight_HXY.is_meta:
+            nn.init.normal_(self.weight_HXY, 0.0, (2 / (heads * shape[1] * shape[2] + 1)) ** 0.5)
+
+    def forward(self, first_BX: Tensor, second_BY: Tensor) -> Tensor:
+        """Return the logits, [B]."""
+        heads, columns, others = self.weight_HXY.shape
+        first_HBX = first_BX.reshape(-1, heads, columns).transpose(0, 1)
+        second_BHY = second_BY.reshape(-1, heads, others)
+        products_BHY = torch.bmm(first_HBX, self.weight_HXY).transpose(0, 1) * second_BHY
+        linear_B1: Tensor = self.linear(torch.cat([first_BX, second_BY], 1))
+        products_B: Tensor = products_BHY.sum((1, 2))
+        return linear_B1.squeeze(1) + products_B
+
+    def extra_repr(self) -> str:
+        """Return the number of heads as text."""
+        return f"{self.weight_HXY.shape[0]} heads"
+
+
+class FinalMLP(nn.Module):
+    """Click logits from two gated MLPs and the products of their outputs.
+
+    Args:
+        embedding_bag_collection: The tables, all of one dim.
+        dense_in_features: The number of dense features.
+        first_context: Own tables of the columns that the first gate reads.
+        second_context: Own tables of the columns that the second gate reads.
+        first_numbers: Whether the first gate reads the numbers.
+        second_numbers: Whether the second gate reads the numbers.
+        first_layers: The widths of the first MLP.
+        second_layers: The widths of the second MLP.
+        heads: The number of heads of the fusion, a divisor of the last widths of both MLPs.
+        gate_layers: The hidden widths of the MLP of a gate.
+        dropout: The share of the columns of both MLPs that dropout sets to zero.
+        batch_norm: Whether both MLPs normalise their layers over the batch.
+
+    Raises:
+        ConfigError: The heads do not divide the last width of an MLP, or another setting is not
+            allowed.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: BagCollection,
+        dense_in_features: int,
+        first_context: BagCollection | None = None,
+        second_context: BagCollection | None = None,
+        first_numbers: bool = True,
+        second_numbers: bool = False,
+        first_layers: Sequence[int] = (400, 400, 400),
+        second_layers: Sequence[int] = (1000,),
+        heads: int = 200,
+        gate_layers: Sequence[int] = (800,),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        check_finalmlp(first_layers, second_layers, heads, gate_layers, dropout)
+        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, model="FinalMLP")
+        columns = self.fields.columns
+
+        def context(tables: BagCollection | None, numbers: bool) -> GateContext:
+            return GateContext(tables, dense_in_features if numbers else 0, self.fields.dim)
+
+        def gate(read: GateContext) -> ContextGate:
+            return ContextGate(read.columns, columns, gate_layers, setting="model.gate_layers")
+
+        def tower(setting: str, layers: Sequence[int]) -> MLP:
+            return MLP(columns, layers, setting=setting, batch_norm=batch_norm, dropout=dropout)
+
+        self.first_context = context(first_context, first_numbers)
+        self.second_context = context(second_context, second_numbers)
+        self.first_gate = gate(self.first_context)
+        self.second_gate = gate(self.second_context)
+        self.first = tower("model.first_layers", first_layers)
+        self.second = tower("model.second_layers", second_layers)
+        self.fusion = HeadFusion(first_layers[-1], second_layers[-1], heads)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Compute logits, [B]."""
+        flat_BK = self.fields.flat(batch)
+        first_BX = self.first(flat_BK * self.first_gate(self.first_context(batch)))
+        second_BY = self.second(flat_BK * self.second_gate(self.second_context(batch)))
+        logits_B: Tensor = self.fusion(first_BX, second_BY)
+        return logits_B

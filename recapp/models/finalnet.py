@@ -1,0 +1,142 @@
+"""FinalNet: "FINAL: Factorized Interaction Layer for CTR Prediction", SIGIR 2023, doi
+10.1145/3539618.3591988.
+
+    fields -- [gates] -- layers of block 1 -- linear -- a_B --+
+         \\------------- layers of block 2 -- linear -- b_B --+-- (a_B + b_B) / 2 = logits_B
+
+A factorised interaction layer multiplies two linear maps of its input, h1 and h2, column by column,
+and keeps h2 beside or under the product. A stack of n layers so has products of up to 2^n columns.
+
+With two blocks each block also learns the prediction of both: the loss is BCE(mean) + BCE(a, p) +
+BCE(b, p), where p is the probability of the mean without its gradient. FuxiCTR 2.0.2 to 2.3.3 never
+added these terms (reczoo/FuxiCTR, issue 122), so numbers from there are of another model.
+
+Shapes: B batch, F fields, D columns of a field, K input columns of a layer, W output columns.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from recapp.models.attention_checks import check_finalnet
+from recapp.models.fields import FieldVectors
+from recapp.models.gates import FieldGate
+from recapp.models.layers import ACTIVATIONS, published_linear
+from recapp.sparse.batch import Batch
+from recapp.tables.collections import BagCollection
+
+
+class FactorisedLayer(nn.Module):
+    """A factorised interaction layer: [B, K] -> [B, W].
+
+    h2 and h1 are linear maps of the input. The output is h2 + h1 * h2 ("sum"), or h2 and h1 * h2
+    side by side, each with half of the columns ("concat").
+
+    Args:
+        columns: The columns of the input, K.
+        width: The columns of the output, W.
+        residual: "sum" or "concat".
+    """
+
+    def __init__(self, columns: int, width: int, residual: str) -> None:
+        super().__init__()
+        self.concat = residual == "concat"
+        self.both = published_linear(columns, width if self.concat else 2 * width)
+
+    def forward(self, input_BK: Tensor) -> Tensor:
+        """Return the linear map and the products, [B, W]."""
+        second, first = self.both(input_BK).chunk(2, 1)
+        product = first * second
+        return torch.cat([second, product], 1) if self.concat else second + product
+
+    def extra_repr(self) -> str:
+        """Return the kind of residual as text."""
+        return "concat" if self.concat else "sum"
+
+
+class FinalNet(nn.Module):
+    """Click logits from one or two blocks of factorised interaction layers.
+
+    Args:
+        embedding_bag_collection: The tables, all of one dim.
+        dense_in_features: The number of dense features.
+        first_layers: The widths of the first block.
+        second_layers: The widths of the second block; empty: there is no second block.
+        residual: The kind of residual of a layer, "sum" or "concat".
+        gate: Whether the first block reads gated fields, too.
+        activation: The activation behind each layer and its normalisation; "none" is allowed.
+        batch_norm: Whether each layer's output is normalised over the batch.
+        dropout: The share of the columns of each layer's output that dropout sets to zero.
+
+    Raises:
+        ConfigError: A setting is not allowed, such as an odd width under `residual=concat`.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: BagCollection,
+        dense_in_features: int,
+        first_layers: Sequence[int] = (400, 400),
+        second_layers: Sequence[int] = (400, 400),
+        residual: str = "concat",
+        gate: bool = False,
+        activation: str = "relu",
+        batch_norm: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_finalnet(first_layers, second_layers, residual, activation, dropout)
+        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, model="FinalNet")
+        columns = self.fields.columns
+        self.gate = FieldGate(self.fields.count) if gate else None
+
+        def block(inputs: int, layers: Sequence[int]) -> nn.Sequential:
+            modules: list[nn.Module] = []
+            for width_in, width_out in pairwise([inputs, *layers]):
+                modules.append(FactorisedLayer(width_in, width_out, residual))
+                modules += [nn.BatchNorm1d(width_out)] if batch_norm else []
+                modules.append(ACTIVATIONS[activation](width_out))
+                modules += [nn.Dropout(dropout)] if dropout else []
+            return nn.Sequential(*modules, published_linear(layers[-1], 1))
+
+        self.first = block(2 * columns if gate else columns, first_layers)
+        self.second = block(columns, second_layers) if second_layers else None
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute logits and the logits of each block, [B] each."""
+        fields_BFD = self.fields(batch)
+        gated_BFD = fields_BFD if self.gate is None else self.gate(fields_BFD)
+        first_B = self.first(gated_BFD.flatten(1)).squeeze(1)
+        if self.second is None:
+            return {"logit": first_B}
+        second_B = self.second(fields_BFD.flatten(1)).squeeze(1)
+        return {"logit": (first_B + second_B) / 2, "first": first_B, "second": second_B}
+
+    def extra_losses(
+        self,
+        outputs: Mapping[str, Tensor],
+        batch: Batch,
+        loss: Callable[..., Tensor],
+    ) -> dict[str, Tensor]:
+        """Return the cross entropy of each block's logits with the probability of their mean, whose
+        gradient stays out; none with one block.
+
+        Args:
+            outputs: The result of `forward`.
+            batch: The batch. Sample weights multiply the entropies.
+            loss: Not used: these losses know no label.
+        """
+        if "second" not in outputs:
+            return {}
+        mean_B = outputs["logit"].detach().sigmoid()
+        weights_B = next(iter(batch.weights.values()), None)
+        return {
+            f"{name}_block": binary_cross_entropy_with_logits(
+                outputs[name], mean_B, weights_B, reduction="sum"
+            )
+            / max(batch.rows, 1)
+            for name in ("first", "second")
+        }

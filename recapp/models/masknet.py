@@ -1,0 +1,90 @@
+"""MaskNet: "MaskNet: Introducing Feature-Wise Multiplication to CTR Ranking Models by
+Instance-Guided Mask", arXiv 2102.07619.
+
+    serial     LN(fields) -- block 1 -- block 2 -- ... -- block N --------- linear -- logits_B
+    parallel   LN(fields) -- blocks 1 to N, side by side -- hidden layers -- linear -- logits_B
+
+Every block multiplies its input with a mask, which is a function of the fields as they were looked
+up. In the serial form a block masks the output of the block before; in the parallel form all blocks
+mask the normalised fields.
+
+The runs of reczoo/BARS that are often quoted switch both normalisations off; then the model is not
+the paper's.
+
+Shapes: B batch, F fields, D columns of a field, K columns of all fields, W columns of a block.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from recapp.models.attention_checks import check_masknet
+from recapp.models.fields import FieldVectors
+from recapp.models.gates import FieldNorm, MaskBlock
+from recapp.models.layers import MLP
+from recapp.sparse.batch import Batch
+from recapp.tables.collections import BagCollection
+
+
+class MaskNet(nn.Module):
+    """Click logits from masked layers.
+
+    Args:
+        embedding_bag_collection: The tables, all of one dim.
+        dense_in_features: The number of dense features.
+        form: The arrangement of the blocks, "serial" or "parallel".
+        block_layers: The width of the output of each block.
+        ratio: The width of a mask's hidden layer, divided by the width of what it masks.
+        layers: The widths of the MLP behind the blocks; the logit follows.
+        norm_fields: Whether the fields are normalised before the first mask.
+        norm_blocks: Whether the output of a block is normalised.
+        dropout: The share of the columns of the MLP that dropout sets to zero.
+
+    Raises:
+        ConfigError: A setting is not allowed.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: BagCollection,
+        dense_in_features: int,
+        form: str = "serial",
+        block_layers: Sequence[int] = (400, 400, 400),
+        ratio: float = 2.0,
+        layers: Sequence[int] = (),
+        norm_fields: bool = True,
+        norm_blocks: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_masknet(form, block_layers, ratio, layers, dropout)
+        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, model="MaskNet")
+        columns = self.fields.columns
+        self.serial = form == "serial"
+        masked = [columns, *block_layers[:-1]] if self.serial else [columns] * len(block_layers)
+        self.field_norm = FieldNorm(self.fields.count, self.fields.dim) if norm_fields else None
+        self.blocks = nn.ModuleList(
+            MaskBlock(columns, hidden, width, ratio, norm_blocks)
+            for hidden, width in zip(masked, block_layers, strict=True)
+        )
+        self.top = MLP(
+            block_layers[-1] if self.serial else sum(block_layers),
+            [*layers, 1],
+            last_relu=False,
+            setting="model.layers",
+            dropout=dropout,
+        )
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Compute logits, [B]."""
+        fields_BFD = self.fields(batch)
+        raw_BK = fields_BFD.flatten(1)
+        hidden_BW = raw_BK if self.field_norm is None else self.field_norm(fields_BFD).flatten(1)
+        if self.serial:
+            for block in self.blocks:
+                hidden_BW = block(raw_BK, hidden_BW)
+        else:
+            hidden_BW = torch.cat([block(raw_BK, hidden_BW) for block in self.blocks], 1)
+        logits_B1: Tensor = self.top(hidden_BW)
+        return logits_B1.squeeze(1)

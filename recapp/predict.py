@@ -104,10 +104,12 @@ def score(recipe: Predict) -> dict[str, Any]:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
     from recapp.recipe import lightning_trainer, training
+    from recapp.recipe.derived_values import with_derived_values
     from recapp.recipe.trained_model import model_on_ranks
     from recapp.trainer.progress import PredictProgress
     from recapp.trainer.score_writer import ScoreWriter
 
+    recipe = with_derived_values(recipe)
     assert recipe.ckpt_path is not None and recipe.output is not None
     data = training.build_data(recipe, scoring=recipe)
     model = model_on_ranks(recipe)

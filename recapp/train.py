@@ -125,6 +125,7 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
         has ended training early, or None.
     """
     from recapp.recipe import lightning_trainer, training
+    from recapp.recipe.derived_values import with_derived_values
     from recapp.recipe.model import build_model
     from recapp.recipe.resume import resumed_run
     from recapp.recipe.run_metrics import metrics_of_run, note_no_validation, write_prediction
@@ -142,6 +143,7 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
     from recapp.trainer.keep_last import KeepLast
     from recapp.trainer.progress import NoteEarlyStop, NoteFall, ProgressLines, TerminalProgress
 
+    recipe = with_derived_values(recipe)
     resumed = resumed_run(recipe)
     if resumed and resumed.is_over:
         return resumed.metrics(), None
@@ -180,8 +182,8 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
         StartReport(
             recipe.seed,
             recipe.format == "text",
-            dense_columns=len(data.schema.dense),
-            features=data.schema.sparse,
+            dense_columns=len(data.schema.numbers),
+            features=data.schema.features,
         ),
         *([] if lightning_trainer.has_bar(chosen) else [progress]),
         NoteFall(),

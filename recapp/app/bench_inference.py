@@ -33,6 +33,7 @@ from recapp.inference.export_settings import Export, Quantize
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.storage import values
 from recapp.recipe.artefact_model import model_to_shard
+from recapp.recipe.derived_values import derived_by
 from recapp.recipe.recipe import Recipe
 from recapp.recipe.run_rows import write_generated
 from recapp.recipe.validation_rows import made_up_rows, validation_source
@@ -151,7 +152,7 @@ def served_model(
             artefacts[width] = folder / f"{name}_{width}"
             export_model(path, artefacts[width], options)
     artefact = open_artefact(next(iter(artefacts.values())))
-    recipe = recipe_of_stored(artefact.manifest)
+    recipe = derived_by(recipe_of_stored(artefact.manifest), artefact)
     return Served(
         name,
         artefacts,

@@ -20,6 +20,7 @@ from recapp import console
 from recapp.app.export_report import table_rows, width_rows
 from recapp.app.stored_recipe import recipe_of_stored
 from recapp.dataset.raw_rows import RawTable
+from recapp.dataset.schema import DERIVED
 from recapp.dataset.sequential_rows import example_rows
 from recapp.engine.sharded_collection import (
     embedding_collections,
@@ -47,6 +48,7 @@ from recapp.inference.probe import Probe
 from recapp.inference.row_writer import RowWriter
 from recapp.inference.trained_tables import TrainedTables
 from recapp.recipe.artefact_model import load_dense, meta_model, raw_rows_of
+from recapp.recipe.derived_values import derived_by
 from recapp.recipe.model import build_model
 from recapp.recipe.recipe import Train
 from recapp.recipe.validation_rows import (
@@ -60,6 +62,7 @@ from recapp.stored.artefact_files import EXAMPLE_ROWS, dense_bytes, example_byte
 from recapp.stored.artefact_folder import unfinished
 from recapp.stored.artefact_manifest import DENSE, EXAMPLE, ArtefactManifest
 from recapp.stored.checkpoint import open_checkpoint
+from recapp.stored.derived_values import DERIVED_FILE, written_values
 from recapp.stored.kinds import MANIFEST
 from recapp.stored.local_files import files_at
 from recapp.stored.manifest import to_json
@@ -110,6 +113,7 @@ def export_model(
     with open_checkpoint(path, every_file) as snapshot:
         if recipe is None:
             recipe = recipe_of_stored(snapshot.manifest, trust)
+        recipe = derived_by(recipe, snapshot)
         with unfinished(Path(output), options.overwrite) as folder:
             name = options.name or Path(output).absolute().name
             return _Exporter(snapshot, recipe, options, folder, name).run()
@@ -239,6 +243,7 @@ class _Exporter:
                 "sparse": list(schema.sparse),
                 "text": {name: str(schema.text_ids(name)) for name in schema.sparse},
                 "transform": self.recipe.dataset.dense_transform,
+                **self._derived(files),
             },
             "lookups": _lookups(self._model()),
             "ids": schema.id_encoding(),
@@ -267,6 +272,14 @@ class _Exporter:
         self._written(MANIFEST, to_json(described).encode())
         return described
 
+    def _derived(self, files: dict[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Write the fitted values of derived columns, and return their entry of the manifest."""
+        if not self.recipe.schema.derived:
+            return {}
+        raw, lines = written_values(self.recipe.schema.derived)
+        files[DERIVED_FILE] = self._written(DERIVED_FILE, raw)
+        return {DERIVED: lines}
+
     def _written(self, file: str, content: bytes) -> Mapping[str, Any]:
         return files_at(self.folder).write(self.folder / file, content)
 
@@ -291,7 +304,7 @@ class _Exporter:
             return None
         console.note("compiling the dense part (half a minute or more; compile=false: without) ...")
         try:
-            dense = len(self.recipe.schema.dense)
+            dense = len(self.recipe.schema.numbers)
             raw, entry = compile_dense(model, self.recipe.built_task, dense)
             files[COMPILED] = self._written(COMPILED, raw)
             compiled = load_compiled(Artefact.of(described), entry, model)

@@ -19,6 +19,7 @@ from recapp.errors import ConfigError
 from recapp.inference.placed_model import together
 from recapp.inference.scorer import Scorer
 from recapp.recipe.artefact_model import check_outputs, meta_model, raw_rows_of
+from recapp.recipe.derived_values import derived_by
 from recapp.recipe.recipe import Train
 from recapp.recipe.trained_model import trained
 from recapp.stored.stored_model import StoredModel, open_stored
@@ -103,7 +104,12 @@ def _own_module(
     """Fill a user's module with the rows and dense part of a checkpoint, and return its scorer."""
     with open_stored(path, comm) as opened:
         stored = trained(opened).fill_own(module, comm)
-    raw_rows = None if data is None else RawRows(data.schema, data.settings.dense_transform)
+        schema = None if data is None else data.schema
+        if schema is not None and schema.derived:
+            schema = schema.with_values(opened.derived_values())
+    raw_rows = None
+    if data is not None and schema is not None:
+        raw_rows = RawRows(schema, data.settings.dense_transform)
     task = getattr(module, "task", None)
     return _scorer(stored, module, raw_rows, None, task if isinstance(task, Task) else None)
 
@@ -122,7 +128,7 @@ def load_on(
     with open_stored(path, comm) as opened:
 
         def read() -> tuple[Train, nn.Module]:
-            recipe = recipe_of_stored(opened.manifest, trust)
+            recipe = derived_by(recipe_of_stored(opened.manifest, trust), opened)
             return recipe, meta_model(opened.manifest, recipe)
 
         recipe, model = together(comm, read)

@@ -131,6 +131,7 @@ def match_stored(recipe: R, manifest: "Manifest") -> R:
     from recapp.dataset.schema import TEXT_HASH
 
     sparse = recipe.schema.sparse
+    features = recipe.schema.features
     stored = manifest.info.get("ids")
     if "ids" not in manifest.info:
         stored = {"text": TEXT_HASH, "hex": list(sparse)}
@@ -145,8 +146,10 @@ def match_stored(recipe: R, manifest: "Manifest") -> R:
         recipe.schema.check_id_encoding(stored, str(manifest.folder))
     rows = {name: shape.rows for name, shape in manifest.shapes.items() if shape.rows}
     dataset = recipe.dataset
-    sized = dataset.table_rows or dataset.cardinality or dataset.generate
-    known = all(name in rows for name in sparse)
+    sized = bool(dataset.table_rows or dataset.cardinality or dataset.generate)
+    if dataset.min_frequency is not None:
+        sized = len(dataset.table_rows or ()) == len(features)
+    known = all(name in rows for name in features)
     if sized or not known or not isinstance(recipe.tables, TablesOfDataset):
         return recipe
-    return recipe.sized([rows[name] for name in sparse])
+    return recipe.sized([rows[name] for name in features])

@@ -8,7 +8,7 @@ This needs no Lightning, so a plan on paper reads the same rows as the ranks of 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from recapp.dataset.data_settings import DataSettings
@@ -68,12 +68,19 @@ class ClickRows:
         return self._stream(source, size, 0, rank, world, training=False)
 
     def table_rows(self, most: int | None) -> list[int]:
-        """Return the table size of each sparse feature (`sequential_rows.table_rows`).
+        """Return the table size of each feature (`sequential_rows.table_rows`).
 
         Args:
             most: The largest allowed number of rows of a hashed table; None for tables that grow.
         """
-        return table_rows(self.train, self.schema, most)
+        given = self.settings.table_rows or [n + 1 for n in self.settings.cardinality or ()]
+        return table_rows(self.train, self.schema, most, given)
+
+    def fitted(self) -> "ClickRows":
+        """Return the same rows with derived columns that are fitted on the training rows."""
+        from recapp.dataset.fit_columns import fitted
+
+        return replace(self, schema=fitted(self.schema, self.train))
 
     def statistics(
         self,

@@ -26,6 +26,7 @@ from recapp.dataset.decode import (
     decode_labels,
     decode_numbers,
 )
+from recapp.dataset.derive import Columns
 from recapp.dataset.rows import Bags, Float32Array, Int64Array, Rows, join
 from recapp.dataset.schema import Schema
 from recapp.dataset.text import BadValue
@@ -177,10 +178,18 @@ class Collate:
     bags: frozenset[str]
     transform: str
 
+    def __post_init__(self) -> None:
+        self.schema.check_crosses(self.bags)
+
     @property
     def singles(self) -> tuple[str, ...]:
         """The single-valued sparse features, in schema order."""
         return tuple(name for name in self.schema.sparse if name not in self.bags)
+
+    @property
+    def single_features(self) -> tuple[str, ...]:
+        """The single-valued features, derived ones behind those of the schema."""
+        return tuple(name for name in self.schema.features if name not in self.bags)
 
     def rows(
         self, record_batch: pa.RecordBatch, columns: dict[str, str], path: str, rows_N: Int64Array
@@ -198,8 +207,11 @@ class Collate:
         """
         schema = self.schema
         chunk = _Chunk(record_batch, columns, path, rows_N)
+        derives = bool(schema.derived)
         dense_NI = chunk.read(
-            schema.dense, np.float32, lambda column, text: decode_numbers(column)[0]
+            schema.dense,
+            np.float32,
+            _numbers_or_nan if derives else lambda column, text: decode_numbers(column)[0],
         )
         ids_NS = chunk.read(self.singles, np.int64, decode_ids, schema.text_ids)
         bags = tuple(
@@ -210,7 +222,45 @@ class Collate:
         targets_NT = np.empty((record_batch.num_rows, len(schema.targets)), dtype=np.float32)
         for number, name in enumerate(schema.targets):
             targets_NT[:, number] = chunk.decoded_column(name, self._target_decoder(name))
+        if derives:
+            return self._derived(dense_NI, targets_NT, ids_NS, bags)
         return Rows(DENSE_TRANSFORMS[self.transform](dense_NI), targets_NT, ids_NS, bags)
+
+    def numbers(
+        self, record_batch: pa.RecordBatch, columns: dict[str, str], path: str, rows_N: Int64Array
+    ) -> Float32Array:
+        """Decode the dense columns alone, [N, I]: not transformed, NaN where missing.
+
+        Arguments and errors are those of `rows`.
+        """
+        chunk = _Chunk(record_batch, columns, path, rows_N)
+        return chunk.read(self.schema.dense, np.float32, _numbers_or_nan)
+
+    def _derived(
+        self,
+        numbers_NI: Float32Array,
+        targets_NT: Float32Array,
+        ids_NS: Int64Array,
+        bags: tuple[Bags, ...],
+    ) -> Rows:
+        """Return rows with the derived columns behind the decoded ones."""
+        schema = self.schema
+        columns = Columns(
+            dict(zip(schema.dense, numbers_NI.T, strict=True)),
+            dict(zip(self.singles, ids_NS.T, strict=True)),
+            dict(zip((name for name in schema.sparse if name in self.bags), bags, strict=True)),
+        )
+        columns.derive(schema.derived)
+        known_NI = np.nan_to_num(numbers_NI, copy=True, nan=0.0)
+        more = [columns.numbers[name] for name in schema.numbers[len(schema.dense) :]]
+        return Rows(
+            np.column_stack([DENSE_TRANSFORMS[self.transform](known_NI), *more]),
+            targets_NT,
+            np.column_stack([columns.ids[name] for name in self.single_features])
+            if self.single_features
+            else ids_NS,
+            tuple(columns.bags.values()),
+        )
 
     def _target_decoder(self, name: str) -> Callable[[pa.Array], Float32Array]:
         """Return the function that decodes a column of labels or weights."""
@@ -228,9 +278,9 @@ class Collate:
         """Return zero rows, for the empty batches that pad an evaluation."""
         empty = np.zeros(0, dtype=np.int64)
         return Rows(
-            np.zeros((0, len(self.schema.dense)), dtype=np.float32),
+            np.zeros((0, len(self.schema.numbers)), dtype=np.float32),
             np.zeros((0, len(self.schema.targets)), dtype=np.float32),
-            np.zeros((0, len(self.singles)), dtype=np.int64),
+            np.zeros((0, len(self.single_features)), dtype=np.int64),
             tuple(Bags.of(empty, empty) for _ in self.bags),
         )
 
@@ -244,7 +294,7 @@ class Collate:
         }
         dense_BI = torch.from_numpy(np.array(rows.dense_NI, order="C", copy=True))
         values_L, lengths_FB = self._keys_major(rows)
-        keys = list(self.schema.sparse)
+        keys = list(self.schema.features)
         return Batch(
             dense_BI,
             KeyedJaggedTensor(
@@ -259,14 +309,14 @@ class Collate:
         count = len(rows)
         if not self.bags:
             return np.array(rows.ids_NS.T, order="C", copy=True).reshape(-1), np.ones(
-                count * len(self.singles), dtype=np.int64
+                count * len(self.single_features), dtype=np.int64
             )
         single = iter(rows.ids_NS.T)
         bag = iter(rows.bags)
         ones = np.ones(count, dtype=np.int64)
         values = []
         lengths = []
-        for name in self.schema.sparse:
+        for name in self.schema.features:
             if name in self.bags:
                 own = next(bag)
                 values.append(own.values_L)
@@ -275,6 +325,12 @@ class Collate:
                 values.append(next(single))
                 lengths.append(ones)
         return np.concatenate(values), np.concatenate(lengths)
+
+
+def _numbers_or_nan(column: pa.Array, text: object) -> Float32Array:
+    """Return the numbers of a column, [N]; NaN where they are missing."""
+    numbers, missing = decode_numbers(column)
+    return numbers if missing is None else np.where(missing, np.float32(np.nan), numbers)
 
 
 def join_batches(parts: list[Batch]) -> Batch:

@@ -13,6 +13,7 @@ from recapp.settings.values import IdRule, Natural, Paths, Positive, Rows, Width
 SCORE = "score"
 """The column of the scores."""
 ROWS_PER_BATCH = 4096
+BucketRule = Literal["log"] | Annotated[int, Within(2, 65_536)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,13 @@ class DataSettings:
         sparse: The columns of ids.
         hex: The sparse columns whose text is hexadecimal.
         dense_transform: The function applied to dense columns.
+        buckets: The rule, or a rule by dense column, by which numbers are also ids: `log`, or a
+            number of quantiles.
+        missing_flags: Whether to add a number that is 1 where a number is missing; or for which
+            dense columns.
+        crosses: The columns of ids that are hashed together to a further id.
+        min_frequency: The least frequency in the training rows of ids with a row of their own, for
+            all features or by feature.
         id_rule: The id rule of the tables.
         cardinality: The number of distinct ids of each sparse column.
         table_rows: The rows of the table of each sparse column.
@@ -78,6 +86,10 @@ class DataSettings:
     sparse: tuple[str, ...] = ()
     hex: tuple[str, ...] = ()
     dense_transform: Literal["log1p", "log3", "none"] = "log1p"
+    buckets: BucketRule | dict[str, BucketRule] | None = None
+    missing_flags: bool | tuple[str, ...] = False
+    crosses: tuple[tuple[str, ...], ...] = ()
+    min_frequency: Positive | dict[str, Positive] | None = None
     id_rule: IdRule = "hash"
     cardinality: tuple[Rows, ...] | None = None
     table_rows: tuple[Rows, ...] | None = None

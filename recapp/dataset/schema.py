@@ -13,18 +13,21 @@ naming that starts at zero and a naming that starts at one share most names, so 
 would silently shift every column by one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.derived_columns import DerivedColumn, Kind, columns_of, derived_from
 from recapp.errors import CheckpointError, ConfigError, DataError, alike, meant, suggest
 from recapp.settings.records import to_plain
 from recapp.tables.listed import row_features
 from recapp.tables.table_settings import TableSettings, TablesOfDataset
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
 
 Naming = tuple[str, ...]
@@ -48,6 +51,10 @@ NO_LABEL = (
     "rows without it can only be predicted"
 )
 TEXT_HASH = "xxh64"  # the name in checkpoints of the hash that makes ids of text
+DERIVED = "derived"
+"""The entry of the rules for ids, in checkpoints, that lists the derived columns."""
+Values = Mapping[str, "npt.NDArray[np.generic]"]
+"""The fitted values of derived columns, by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,7 @@ class Schema:
         soft_labels: The labels that may be any number from 0 to 1.
         weight: The column of the weights of the rows, for all labels; or the column for each of
             some labels; None without weights.
+        derived: The columns that are computed from these, in order.
 
     Raises:
         ConfigError: A name occurs twice, there is no sparse feature, a name in `hex` is not a
@@ -90,6 +98,7 @@ class Schema:
     real_labels: Naming = ()
     soft_labels: Naming = ()
     weight: str | Mapping[str, str] | None = None
+    derived: tuple[DerivedColumn, ...] = ()
 
     def __post_init__(self) -> None:
         names = [*self.targets, *self.dense, *self.sparse]
@@ -118,6 +127,62 @@ class Schema:
                 raise ConfigError(
                     f"dataset.weight names {name}, which is no label; {suggest(name, self.labels)}"
                 )
+
+    @property
+    def features(self) -> Naming:
+        """The features of a batch that have ids: sparse columns, then derived ones."""
+        return self.sparse + tuple(column.name for column in self.derived if column.is_new_id)
+
+    @property
+    def numbers(self) -> Naming:
+        """The columns of `Batch.dense_BI`: dense columns, then derived ones."""
+        return self.dense + tuple(column.name for column in self.derived if column.is_new_number)
+
+    @property
+    def fits(self) -> bool:
+        """Whether derived columns have no values yet, which the training rows give."""
+        return any(column.values is None for column in self.derived)
+
+    def with_values(self, values: "Values") -> "Schema":
+        """Return this schema with fitted values of its derived columns, by key."""
+        return replace(
+            self,
+            derived=tuple(replace(column, values=values[column.key]) for column in self.derived),
+        )
+
+    @property
+    def values(self) -> "Values":
+        """The fitted values of the derived columns, by key."""
+        return {column.key: column.values for column in self.derived if column.values is not None}
+
+    def rows_of(self, feature: str) -> int | None:
+        """Return the number of rows that a table for the ids of a feature has, if these are derived
+        and few; else None.
+        """
+        known = [column.rows for column in self.derived if column.name == feature]
+        return known[-1] if known else None
+
+    def is_hash(self, feature: str) -> bool:
+        """Return whether any integer may be an id of a derived feature."""
+        own = [column.kind for column in self.derived if column.name == feature]
+        return own == [Kind.CROSS]
+
+    def check_crosses(self, bags: Set[str]) -> None:
+        """Check that crosses read single-valued features.
+
+        Args:
+            bags: The sparse features whose columns are lists.
+
+        Raises:
+            DataError: A cross reads a column of lists.
+        """
+        for column in self.derived:
+            for name in column.reads if column.kind is Kind.CROSS else ():
+                if name in bags:
+                    raise DataError(
+                        f"dataset.crosses: column {name} holds a list a row, and a cross takes one "
+                        "id of each column; leave it out"
+                    )
 
     @property
     def labels(self) -> Naming:
@@ -166,7 +231,11 @@ class Schema:
 
         The entries are the hash of text and the columns whose text is hexadecimal.
         """
-        return {"text": TEXT_HASH, "hex": [name for name in self.sparse if name in self.hex]}
+        return {
+            "text": TEXT_HASH,
+            "hex": [name for name in self.sparse if name in self.hex],
+            **({DERIVED: [column.plain() for column in self.derived]} if self.derived else {}),
+        }
 
     def check_id_encoding(self, stored: object, checkpoint: str) -> None:
         """Check that a model was trained with the rules for ids of text of this schema.
@@ -200,6 +269,26 @@ class Schema:
                 f"{trained}: set dataset.naming and dataset.hex as it was trained, "
                 f"dataset.hex=[{','.join(str(name) for name in hex)}]"
             )
+        self._check_derived(stored.get(DERIVED, []), checkpoint)
+
+    def _check_derived(self, stored: object, checkpoint: str) -> None:
+        """Check that a model was trained with the same derived columns."""
+        if stored == [column.plain() for column in self.derived]:
+            return
+        try:
+            there = [derived_from(plain).in_words() for plain in cast(list[Any], stored)]
+        except (TypeError, KeyError, ValueError):
+            raise CheckpointError(
+                f"the manifest of checkpoint {checkpoint} is damaged: ids.derived={stored!r}"
+            ) from None
+        here = [column.in_words() for column in self.derived]
+        odd = [f"with {words}" for words in there if words not in here]
+        odd += [f"without {words}" for words in here if words not in there]
+        raise CheckpointError(
+            f"checkpoint {checkpoint} was trained {odd[0] if odd else 'with another order'}: set "
+            "dataset.buckets, dataset.crosses, dataset.min_frequency and dataset.missing_flags as "
+            "it was trained"
+        )
 
     def resolve(self, arrow_schema: "pa.Schema", file: str) -> dict[str, str]:
         """Find the file's own name of each column.
@@ -276,7 +365,12 @@ def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:
     """
     if dataset.naming == "criteo":
         schema = criteo_schema(dataset.label)
-        return replace(schema, hex=schema.hex + dataset.hex, weight=dataset.weight)
+        return replace(
+            schema,
+            hex=schema.hex + dataset.hex,
+            weight=dataset.weight,
+            derived=columns_of(dataset, schema.dense, schema.sparse),
+        )
     if not dataset.sparse:
         raise ConfigError(
             "dataset.sparse is empty: name the columns that hold ids, "
@@ -290,27 +384,28 @@ def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:
         hex=dataset.hex,
         integers=tuple(name for name in dataset.sparse if name in rows),
         weight=dataset.weight,
+        derived=columns_of(dataset, dataset.dense, dataset.sparse),
     )
 
 
-def check_sizes(dataset: DataSettings, features: Sequence[str]) -> None:
-    """Check that the sizes of tables in the settings fit the sparse columns.
+def check_sizes(dataset: DataSettings, schema: Schema) -> None:
+    """Check that the sizes of tables in the settings fit the sparse columns, or all features.
 
     Raises:
         ConfigError: A list has fewer or more numbers than columns (an empty or absent list is
             ignored), or a dimension is not for a sparse column.
     """
     for key, values in (("table_rows", dataset.table_rows), ("cardinality", dataset.cardinality)):
-        if values and len(values) != len(features):
+        if values and len(values) not in (len(schema.sparse), len(schema.features)):
             raise ConfigError(
-                f"dataset.{key} has {len(values)} of the {len(features)} numbers needed, "
+                f"dataset.{key} has {len(values)} of the {len(schema.sparse)} numbers needed, "
                 "one for each sparse column"
             )
     for name in dataset.table_dims or ():
-        if name not in features:
+        if name not in schema.features:
             raise ConfigError(
                 f"dataset.table_dims names {name}, which is no sparse column; "
-                f"{suggest(name, features)}"
+                f"{suggest(name, schema.features)}"
             )
 
 

@@ -8,7 +8,7 @@ Training reads shuffled batches (`BatchStream`).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 from recapp.dataset.collate import Collate
 from recapp.dataset.data_file import DataFile, chunks
 from recapp.dataset.raw_rows import RawTable
-from recapp.dataset.rows import Rows
+from recapp.dataset.rows import Int64Array, Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source
 from recapp.sparse.batch import MISSING
@@ -53,6 +53,21 @@ def decoded_chunks(source: Source, schema: Schema, transform: str = "log1p") -> 
     collate = Collate(schema, source.bags, transform)
     for file, first, chunk in arrow_chunks(source):
         yield collate.rows(chunk, file.columns, file.path, first + np.arange(chunk.num_rows))
+
+
+def ids_by_feature(rows: Rows, schema: Schema, bags: Set[str]) -> dict[str, Int64Array]:
+    """Return the ids of each feature; those of a list feature one bag after the other.
+
+    Args:
+        rows: Some rows.
+        schema: Their columns.
+        bags: The features whose columns are lists.
+    """
+    single = iter(rows.ids_NS.T)
+    lists = iter(rows.bags)
+    return {
+        name: next(lists).values_L if name in bags else next(single) for name in schema.features
+    }
 
 
 def example_rows(source: Source, schema: Schema, rows: int) -> RawTable:
@@ -101,8 +116,12 @@ def _decoded(column: pa.Array) -> pa.Array:
     return column
 
 
-def table_rows(source: Source, schema: Schema, most: int | None) -> list[int]:
-    """Return the number of rows of each sparse feature's table, in schema order.
+def table_rows(
+    source: Source, schema: Schema, most: int | None, given: Sequence[int] = ()
+) -> list[int]:
+    """Return the number of rows of each feature's table, in schema order.
+
+    A table of buckets or of a vocabulary has a row for each id. Others are sized by their ids.
 
     Count the distinct ids of the first 65,536 rows (or of all rows, if there are fewer). The size
     is the next power of two of 4 times that count, at least 2 and at most `most`. If the count
@@ -113,19 +132,21 @@ def table_rows(source: Source, schema: Schema, most: int | None) -> list[int]:
         source: The rows.
         schema: The columns of the rows.
         most: The largest allowed number of rows of a hashed table; None for tables that grow.
+        given: The numbers of rows that settings give to the first features.
     """
+    exact = dict(zip(schema.features, given, strict=False))
+    exact |= {name: rows for name in schema.features if (rows := schema.rows_of(name)) is not None}
     counted = min(source.rows, COUNTED_ROWS)
-    seen = {name: np.zeros(0, dtype=np.int64) for name in schema.sparse}
+    seen = {name: np.zeros(0, dtype=np.int64) for name in schema.features if name not in exact}
     few = _add(seen, source.slice(0, counted // 2), schema)
     many = _add(seen, source.slice(counted // 2, counted), schema)
-    made = []
-    for before, now in zip(few, many, strict=True):
+    for name, before, now in zip(seen, few, many, strict=True):
         grows = now > before and now >= GROWTH * before
         if most is not None:
-            made.append(most if grows else min(most, rows_for(now)))
+            exact[name] = most if grows else min(most, rows_for(now))
         else:
-            made.append(rows_for(now * source.rows // counted if grows else now))
-    return made
+            exact[name] = rows_for(now * source.rows // counted if grows else now)
+    return [exact[name] for name in schema.features]
 
 
 def rows_for(ids: int) -> int:
@@ -164,7 +185,7 @@ def check_values(
     hexadecimal = tuple(name for name in schema.hex if name in sparse)
     soft = tuple(name for name in schema.soft_labels if name in labels)
     some = replace(schema.unlabelled(), dense=tuple(numbers), sparse=sparse, hex=hexadecimal)
-    some = replace(some, label=tuple(labels), soft_labels=soft)
+    some = replace(some, label=tuple(labels), soft_labels=soft, derived=())
     for _ in decoded_chunks(first, some):
         pass
 
@@ -175,12 +196,10 @@ def _add(seen: dict[str, np.ndarray], source: Source, schema: Schema) -> list[in
     Returns:
         The number of distinct ids of each feature so far, without missing ids.
     """
-    ids_only = replace(schema.unlabelled(), dense=())
-    for rows in decoded_chunks(source.only(schema.sparse), ids_only):
-        single = iter(rows.ids_NS.T)
-        bags = iter(rows.bags)
-        for name, known in seen.items():
-            seen[name] = np.union1d(
-                known, next(bags).values_L if name in source.bags else next(single)
-            )
+    dense = schema.dense if schema.derived else ()
+    ids_only = replace(schema.unlabelled(), dense=dense)
+    for rows in decoded_chunks(source.only([*dense, *schema.sparse]), ids_only) if seen else ():
+        for name, ids in ids_by_feature(rows, schema, source.bags).items():
+            if name in seen:
+                seen[name] = np.union1d(seen[name], ids)
     return [int((known != MISSING).sum()) for known in seen.values()]

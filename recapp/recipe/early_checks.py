@@ -60,7 +60,7 @@ def check_data(recipe: Train, *, test: bool = False) -> None:
     if not schema.labels:
         raise ConfigError(NO_LABEL)
     if isinstance(recipe.tables, TablesOfDataset):
-        check_sizes(recipe.dataset, schema.sparse)
+        check_sizes(recipe.dataset, schema)
     if started_externally():
         return
     from recapp.dataset.order import check_order
@@ -120,6 +120,7 @@ def _check_files(paths: Any, schema: "Schema", setting: str) -> None:
             break
     if not source.segments:
         return
+    schema.check_crosses(source.bags)
     ids = text_that_must_be_integers(source, schema)
     numbers = text_that_may_be_no_number(source, schema)
     labels = labels_that_may_be_wrong(source, schema)

@@ -36,7 +36,7 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
     if not on_paper:
         check_features(tables.tables, recipe.schema)
     check_collections(recipe.model, tables.collections)
-    dense = len(recipe.schema.dense)
+    dense = len(recipe.schema.numbers)
 
     def build() -> nn.Module:
         members = []

@@ -6,6 +6,7 @@ from inspect import Parameter, signature
 from typing import Any
 
 from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.derived_columns import Kind
 from recapp.dataset.schema import Schema, check_sizes
 from recapp.errors import ConfigError, suggest
 from recapp.models.catalogue import MODELS
@@ -54,8 +55,11 @@ def tables_of_model(
             names a column that the data set does not have.
     """
     if isinstance(tables, TablesOfDataset):
-        return _TablesOfColumns(tables, dataset, schema.sparse).of_model(model)
-    return listed_tables(to_plain(tables.tables), to_plain(tables.lookups))
+        made = _TablesOfColumns(tables, dataset, schema).of_model(model)
+    else:
+        made = listed_tables(to_plain(tables.tables), to_plain(tables.lookups))
+    _check_vocabularies(made.tables, schema)
+    return made
 
 
 def needed_collections(model: Constructor) -> Sequence[str]:
@@ -133,12 +137,26 @@ def check_features(tables: Sequence[EmbeddingConfig], schema: Schema) -> None:
     """
     for table in tables:
         for feature in table.feature_names:
-            if feature not in schema.sparse:
+            if feature not in schema.features:
                 raise ConfigError(
                     f"tables.{table.name} reads feature {feature}, which the data set does not "
-                    f"have; {suggest(feature, schema.sparse)}; use tables=from_dataset or the data "
-                    "set these tables are for (dataset=sample)"
+                    f"have; {suggest(feature, schema.features)}; use tables=from_dataset or the "
+                    "data set these tables are for (dataset=sample)"
                 )
+
+
+def _check_vocabularies(tables: Sequence[EmbeddingConfig], schema: Schema) -> None:
+    """Check that features with vocabularies of their own share no table."""
+    own = {column.name for column in schema.derived if column.kind is Kind.VOCABULARY}
+    for table in tables:
+        shared = [name for name in table.feature_names if name in own]
+        if len(table.feature_names) > 1 and shared:
+            others = [name for name in table.feature_names if name != shared[0]]
+            raise ConfigError(
+                f"dataset.min_frequency numbers the ids of {shared[0]} anew, and {others[0]} reads "
+                f"the same table, {table.name}: name other features in dataset.min_frequency, such "
+                "as {C1: 2}"
+            )
 
 
 @dataclass(frozen=True)
@@ -148,17 +166,22 @@ class _TablesOfColumns:
     Args:
         settings: The group `tables`.
         dataset: The group `dataset`.
-        columns: The sparse columns, in order.
+        schema: The columns of the data set.
     """
 
     settings: TablesOfDataset
     dataset: DataSettings
-    columns: Sequence[str]
+    schema: Schema
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Return the sparse columns and the derived ones, in order."""
+        return self.schema.features
 
     def of_model(self, model: Constructor) -> ModelTables:
         """Return the tables of a model, by collection."""
         settings = self.settings
-        check_sizes(self.dataset, self.columns)
+        check_sizes(self.dataset, self.schema)
         self._check_columns("tables.sequences", settings.sequences)
         needs = needed_collections(model)
         further = dict(settings.collections or {})
@@ -233,10 +256,12 @@ class _TablesOfColumns:
     def _rows(self, column: str) -> int:
         """Return the number of rows that the settings give to the table of a column."""
         place = self.columns.index(column)
-        if self.dataset.table_rows:
+        if self.dataset.table_rows and place < len(self.dataset.table_rows):
             return self.dataset.table_rows[place]
-        if self.dataset.cardinality:
+        if self.dataset.cardinality and place < len(self.dataset.cardinality):
             return self.dataset.cardinality[place] + 1
+        if (derived := self.schema.rows_of(column)) is not None:
+            return derived
         if self.settings.grow:
             return EXPECTED_ROWS
         assert self.settings.max_rows is not None
@@ -248,6 +273,8 @@ class _TablesOfColumns:
         """Return a table that some columns read."""
         settings = self.settings
         rule = settings.id_rule or (IdRule.ERROR if settings.grow else self.dataset.id_rule)
+        if not settings.grow and self.schema.is_hash(readers[0]):
+            rule = IdRule.HASH
         rows = max(self._rows(column) for column in readers)
         if rule == "hash" and not settings.grow and settings.max_rows is not None:
             rows = min(rows, settings.max_rows)

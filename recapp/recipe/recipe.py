@@ -13,7 +13,7 @@ the names of the settings.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from recapp.dataset.data_settings import DataSettings
 from recapp.engine.engine_settings import EngineSettings
@@ -21,13 +21,13 @@ from recapp.errors import ConfigError
 from recapp.optim.optimizer_settings import OptimizerSettings
 from recapp.planner.planner_settings import Machines, PlannerSettings, PlanSettings
 from recapp.processes.launch import LaunchSettings
-from recapp.settings.records import Constructor, Made, absent, composed, not_a_setting
+from recapp.settings.records import Constructor, Made, absent, composed, in_hand, not_a_setting
 from recapp.settings.values import Within, shown
 from recapp.tables.table_settings import ListedTables, TablesOfDataset
 from recapp.trainer.trainer_settings import CallbackSettings, LoggerSettings, TrainerSettings
 
 if TYPE_CHECKING:
-    from recapp.dataset.schema import Schema
+    from recapp.dataset.schema import Schema, Values
     from recapp.optim.named_rules import Rules
     from recapp.tables.named_collections import ModelTables
     from recapp.tasks.task import Task
@@ -76,6 +76,8 @@ class Recipe(Command):
     Args:
         seed: The seed of start values; of the order of rows, too, unless `dataset.seed` is given.
         ensemble: The number of models that train side by side, each from start values of its own.
+        derived_values: The fitted values of derived columns, which are no settings; None before
+            they are fitted on training rows or read from a stored model.
 
     Raises:
         ConfigError: Settings of two groups conflict.
@@ -93,6 +95,7 @@ class Recipe(Command):
     planner: PlannerSettings = composed()
     topology: Machines = composed()
     plan: PlanSettings | None = absent()
+    derived_values: Mapping[str, Any] | None = in_hand()
 
     def __post_init__(self) -> None:
         clip = self.trainer.gradient_clip_val
@@ -107,15 +110,17 @@ class Recipe(Command):
         """Return the seed of the order of rows."""
         return self.seed if self.dataset.seed is None else self.dataset.seed
 
-    def sized(self, table_rows: list[int] | None) -> Self:
-        """Return this recipe with the sizes of tables that were found in the data.
+    def sized(self, table_rows: list[int] | None, values: "Values | None" = None) -> Self:
+        """Return this recipe with the facts that were found in the data.
 
         Args:
-            table_rows: The number of rows of the table of each sparse column; None changes nothing.
+            table_rows: The number of rows of the table of each feature; None changes nothing.
+            values: The fitted values of derived columns, by key; None changes nothing.
         """
+        made = self if values is None else replace(self, derived_values=values)
         if table_rows is None:
-            return self
-        return replace(self, dataset=replace(self.dataset, table_rows=tuple(table_rows)))
+            return made
+        return replace(made, dataset=replace(self.dataset, table_rows=tuple(table_rows)))
 
     @property
     def counts_ids(self) -> bool:
@@ -123,10 +128,13 @@ class Recipe(Command):
 
         Hashed and dynamic tables do if neither `cardinality` nor `table_rows` sets a size. For a
         dynamic table the count becomes its expected rows. Generated data are not counted, because
-        their `table_rows` define the ids.
+        their `table_rows` define the ids. A table of a vocabulary always gets the size of its
+        vocabulary.
         """
         if not isinstance(self.tables, TablesOfDataset):
             return False
+        if self.dataset.min_frequency is not None:
+            return self.derived_values is None
         hashed = self.tables.grow or (self.tables.id_rule or self.dataset.id_rule) == "hash"
         data = self.dataset
         return hashed and not (data.table_rows or data.cardinality or data.generate)
@@ -157,7 +165,8 @@ class Recipe(Command):
         """Return the columns of the data set."""
         from recapp.dataset.schema import schema_of
 
-        return schema_of(self.dataset, self.tables)
+        schema = schema_of(self.dataset, self.tables)
+        return schema if self.derived_values is None else schema.with_values(self.derived_values)
 
     @cached_property
     def rules(self) -> "Rules":

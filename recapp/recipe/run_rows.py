@@ -39,10 +39,10 @@ def statistics_of(
         tables: The tables of the model.
         lookups: The lookups of the tables.
     """
-    if not {x.feature for x in lookups} <= set(recipe.schema.sparse):
+    if not {x.feature for x in lookups} <= set(recipe.schema.features):
         return {}  # the tables are of another data set
     try:
-        rows = rows_of(recipe)
+        rows = rows_of(recipe).fitted()
     except DataError:
         return {}
     return rows.statistics(tables, lookups)
@@ -60,12 +60,14 @@ def sized_on_paper(recipe: OnPaper) -> OnPaper:
     why = "statistics=assumed"
     if recipe.statistics != "assumed":
         try:
-            counted = rows_of(recipe).table_rows(most)
+            rows = rows_of(recipe).fitted()
+            values = rows.schema.values or None
+            counted = rows.table_rows(most)
             console.note(
                 f"tables are sized by the distinct ids of the first {COUNTED_ROWS:,} "
                 "training rows, as in training"
             )
-            return recipe.sized(counted)
+            return recipe.sized(counted, values)
         except DataError as error:
             why = str(error)
     assert isinstance(recipe.tables, TablesOfDataset)

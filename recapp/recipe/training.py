@@ -49,11 +49,12 @@ def build_data(
 
 
 def sized_by(recipe: Train, data: ClickData) -> Callable[[], Train]:
-    """Return a function that gives the recipe with the sizes of tables that the data module found.
+    """Return a function that gives the recipe with the sizes of tables and the fitted values of
+    derived columns that the data module found.
 
     Until the data module is set up, the sizes are those of the settings.
     """
-    return lambda: recipe.sized(data.table_rows)
+    return lambda: recipe.sized(data.table_rows, data.schema.values or None)
 
 
 def build_module(recipe: Train, make_model: Callable[[], nn.Module]) -> TaskModule:

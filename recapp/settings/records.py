@@ -49,6 +49,15 @@ def not_a_setting(factory: Callable[[], Any] = dict) -> Any:
     return dataclasses.field(default_factory=factory, metadata={"setting": False})
 
 
+def in_hand() -> Any:
+    """Return a field that only the record in hand has, such as a fact found in data; None at
+    first. Plain settings do not carry it.
+    """
+    return dataclasses.field(
+        default=None, compare=False, repr=False, metadata={"setting": False, "plain": False}
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Made:
     """Mark a setting as a constructor: a mapping with a `_target_` and its arguments.
@@ -234,6 +243,8 @@ def to_plain(value: Any) -> Any:
         found: dict[str, Any] = {}
         for each in dataclasses.fields(value):
             own = getattr(value, each.name)
+            if not each.metadata.get("plain", True):
+                continue
             if each.metadata.get("absent") and own == each.default:
                 continue
             if each.name == "more" and not each.metadata.get("setting", True):

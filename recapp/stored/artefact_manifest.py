@@ -5,6 +5,7 @@ code, and that part needs trust.
     rows/int8_16.bin          the rows of all int8 tables of 16 columns, table by table
     rows/int8_16_dynamic.bin  rows of dynamic tables, and the sorted positions of their keys
     rows/int8_16_dynamic.keys
+    derived.bin               the fitted values of derived columns, if there are some
     dense.safetensors         the other parameters and buffers of the model
     example.arrow             a few raw rows; the manifest has their outputs
     compiled/                 the dense part as machine code, read only with trust_compiled
@@ -20,12 +21,14 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from recapp.stored.derived_values import DERIVED_FILE
 from recapp.stored.kinds import ARTEFACT
 from recapp.stored.manifest import Files, Manifest, TableShape
 from recapp.tables.config import DataType, EmbeddingConfig
 
 DENSE = "dense.safetensors"
 EXAMPLE = "example.arrow"
+WITHOUT_DERIVED = 2
 COMPILED = "compiled/"  # the directory of files that are code
 
 
@@ -100,6 +103,11 @@ class ArtefactManifest(Manifest):
         for entry in files.values():
             _ = entry["crc32"]
         return cls(folder, info, files, tables, identity=identity)
+
+    @property
+    def version(self) -> int:
+        """The version of the format: 3 with derived columns, which version 2 lacks, else 2."""
+        return self.kind.version if DERIVED_FILE in self.files else WITHOUT_DERIVED
 
     @property
     def in_use(self) -> Files:

@@ -6,7 +6,8 @@ The entry `"row_orders": {"C1": {"order": "mixed", "multiplier": m, "shift": s}}
 mixed rows: row r of the R rows of C1 is stored as row (m r + s) mod R.
 
 Version 1 has no checksum; it is read with a note. A reader of version 2 does not know row orders,
-so a manifest with row orders has version 3.
+so a manifest with row orders has version 3. A reader of version 3 does not know derived columns, so
+a manifest with derived columns has version 4.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from recapp.dataset.schema import DERIVED
 from recapp.errors import CheckpointError, PlanError
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.kinds import CHECKPOINT
@@ -23,6 +25,7 @@ from recapp.tables.dynamic import RUNS
 from recapp.tables.row_order import RowOrder
 
 WITHOUT_ROW_ORDERS = 2
+WITH_ROW_ORDERS = 3
 META = "meta.pt"
 MOST_EXAMPLE_ROWS = 4096
 ROW_ORDERS = "row_orders"
@@ -59,13 +62,23 @@ class CheckpointManifest(Manifest):
 
     @property
     def version(self) -> int:
-        """The version of the format: 3 with row orders, which version 2 lacks, else 2."""
-        return self.kind.version if ROW_ORDERS in self.info else WITHOUT_ROW_ORDERS
+        """The version of the format: 4 with derived columns, else 3 with row orders, else 2."""
+        if self.derives:
+            return self.kind.version
+        return WITH_ROW_ORDERS if ROW_ORDERS in self.info else WITHOUT_ROW_ORDERS
+
+    @property
+    def derives(self) -> bool:
+        """Whether the model reads derived columns, whose fitted values the plain part has."""
+        ids = self.info.get("ids")
+        return isinstance(ids, dict) and bool(ids.get(DERIVED))
 
     @property
     def in_use(self) -> tuple[str, ...]:
-        """No file: rows are read when tables are filled."""
-        return ()
+        """The plain part if it has fitted values of derived columns; rows are read when tables are
+        filled.
+        """
+        return (META,) if self.derives else ()
 
     @property
     def lines(self) -> list[dict[str, Any]]:

@@ -6,18 +6,20 @@ readable when a writer replaces the model (`recapp/stored/stored_model.py`).
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor
 
+from recapp.dataset.schema import DERIVED
 from recapp.errors import DataError, RecappError
 from recapp.sharding.layout import Block
 from recapp.stored.artefact_manifest import COMPILED, DENSE, EXAMPLE, ArtefactManifest
 from recapp.stored.block_files import check_bytes, fill_blocks, sources_of
 from recapp.stored.checkpoint_manifest import META, CheckpointManifest
+from recapp.stored.derived_values import DERIVED_FILE, Values, read_values, values_in
 from recapp.stored.kinds import ARTEFACT, CHECKPOINT, Kind
 from recapp.stored.local_files import Pinned, crc32_of, files_at
 from recapp.stored.manifest import Manifest
@@ -129,6 +131,14 @@ class Snapshot(ABC, Generic[M]):
         """
 
     @abstractmethod
+    def derived_values(self) -> Mapping[str, Values]:
+        """Return the fitted values of derived columns, by key.
+
+        Raises:
+            RecappError: The model has none, or they are damaged.
+        """
+
+    @abstractmethod
     def facts(self) -> dict[str, Any]:
         """Return plain facts about the model, for people and servers."""
 
@@ -217,6 +227,14 @@ class Checkpoint(Snapshot[CheckpointManifest]):
         check_state(meta, self.path)
         return dense_state(meta)
 
+    def derived_values(self) -> Mapping[str, Values]:
+        """Return the fitted values of derived columns, by key.
+
+        Raises:
+            CheckpointError: The checkpoint has none, or they are damaged.
+        """
+        return values_in(self.meta(), self.path)
+
     def verify(self) -> int:
         """Compare all checksums, and return the number of bytes read; all files must be open.
 
@@ -270,6 +288,17 @@ class Artefact(Snapshot[ArtefactManifest]):
         from recapp.stored.artefact_files import dense_state
 
         return self._made(DENSE, dense_state)
+
+    def derived_values(self) -> Mapping[str, Values]:
+        """Return the fitted values of derived columns, by key.
+
+        Raises:
+            ArtefactError: The artefact has none, or they are damaged.
+        """
+        lines = self.manifest.entry("features", dict).get(DERIVED)
+        if DERIVED_FILE not in self.manifest.files:
+            raise self.damaged(f"{DERIVED_FILE} is not listed")
+        return self._made(DERIVED_FILE, lambda raw: read_values(raw, lines))
 
     def _example(self, schema: "Schema") -> "RawTable":
         from recapp.stored.artefact_files import example_table

@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from lightning.pytorch import Trainer
 
+from recapp.dataset.schema import Values
 from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup
@@ -90,6 +91,14 @@ class ProvidesExample(Protocol):
         """Return the rows in the form of `recapp.dataset.sequential_rows.plain_rows`; called on
         rank 0.
         """
+
+
+@runtime_checkable
+class DerivesColumns(Protocol):
+    """Data with columns that are computed from others, by values fitted on training rows."""
+
+    def derived_values(self) -> Values:
+        """Return the fitted values, by key; empty without such columns."""
 
 
 def datamodule_of(trainer: Trainer) -> Any:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
@@ -37,19 +37,21 @@ from recapp.dataset.prediction_input import (
     RankInput,
     open_input,
 )
-from recapp.dataset.schema import Schema
+from recapp.dataset.schema import Schema, Values
 from recapp.dataset.sequential_rows import example_rows, plain_rows
 from recapp.dataset.source import Source
 from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
 from recapp.errors import ConfigError
 from recapp.planner.choose_modes import from_rank_0
 from recapp.sparse.batch import Batch
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.checkpoint import read_manifest, read_meta
+from recapp.stored.derived_values import values_in
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics
 from recapp.trainer.data_protocols import Position
 
+T = TypeVar("T")
 EXAMPLE_ROWS = 4  # rows that a checkpoint keeps
 
 
@@ -171,22 +173,46 @@ class ClickData(LightningDataModule):
                     "scoring=ScoringSettings(input=...)"
                 )
             transform = self.settings.dense_transform
+            self._fit_columns(None)
             self._prediction_input = open_input(self._scoring, self.schema, transform)
             return
         if self._opened is None:
-            self._opened = open_rows(self.settings, self.schema, self.seed)
+            opened = open_rows(self.settings, self.schema, self.seed)
+            self._fit_columns(opened if stage == "fit" else None)
+            self._opened = replace(opened, schema=self.schema)
         if self._facts is None and stage == "fit":
             self._facts = file_facts(self._opened.train.files)
             self._example = self._first_rows(self._opened)
         if self._counts and stage == "fit":
-            count = partial(self._rows.table_rows, self._max_table_rows)
-            self.table_rows = (
-                count()
-                if self.trainer is None
-                else from_rank_0(count, self.trainer.global_rank, self.trainer.strategy.broadcast)
-            )
+            self.table_rows = self._on_rank_0(partial(self._rows.table_rows, self._max_table_rows))
             if self._take_table_rows is not None:
                 self._take_table_rows(self.table_rows)
+
+    def _fit_columns(self, rows: ClickRows | None) -> None:
+        """Take the fitted values of derived columns from the checkpoint, or fit them on rows."""
+        if not self.schema.fits:
+            return
+        checkpoint = self.trainer.ckpt_path if self.trainer is not None else None
+        if checkpoint:
+            values = values_in(read_meta(checkpoint), checkpoint)
+        elif rows is not None:
+            values = self._on_rank_0(lambda: rows.fitted().schema.values)
+        else:
+            raise ConfigError(
+                "dataset.buckets, dataset.crosses, dataset.min_frequency and dataset.missing_flags "
+                "belong to a trained model: name its checkpoint, ckpt_path=..."
+            )
+        self.schema = self.schema.with_values(values)
+
+    def _on_rank_0(self, make: Callable[[], T]) -> T:
+        """Return on every rank what `make` returns on rank 0."""
+        if self.trainer is None:
+            return make()
+        return from_rank_0(make, self.trainer.global_rank, self.trainer.strategy.broadcast)
+
+    def derived_values(self) -> Values:
+        """Return the fitted values of derived columns, by key, for a checkpoint."""
+        return self.schema.values
 
     @property
     def _rows(self) -> ClickRows:

@@ -1,4 +1,4 @@
-"""The entries of a checkpoint's manifest that describe the run."""
+"""The entries of a checkpoint's manifest and of its plain part that describe the run."""
 
 from typing import Any
 
@@ -6,7 +6,13 @@ from lightning.pytorch import LightningModule, Trainer
 
 from recapp.engine.sharded_collection import sharded_tables, weight_names
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.trainer.data_protocols import KeepsPosition, ProvidesExample, datamodule_of
+from recapp.stored.derived_values import DERIVED_VALUES, plain_values
+from recapp.trainer.data_protocols import (
+    DerivesColumns,
+    KeepsPosition,
+    ProvidesExample,
+    datamodule_of,
+)
 
 
 def manifest_of(trainer: Trainer, module: LightningModule, plan: ShardingPlan) -> dict[str, Any]:
@@ -35,3 +41,16 @@ def manifest_of(trainer: Trainer, module: LightningModule, plan: ShardingPlan) -
         "weights": weight_names(module),
         **({"dynamic": dynamic} if dynamic else {}),
     }
+
+
+def plain_part_of(trainer: Trainer, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the plain part of a checkpoint: Lightning's state, and the fitted values of derived
+    columns.
+
+    Args:
+        trainer: The trainer.
+        state: Lightning's state.
+    """
+    data = datamodule_of(trainer)
+    values = data.derived_values() if isinstance(data, DerivesColumns) else {}
+    return {**state, DERIVED_VALUES: plain_values(values)} if values else state

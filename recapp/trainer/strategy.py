@@ -67,7 +67,7 @@ from recapp.trainer.run_plan import (
     rule_of_run,
     with_counted_modes,
 )
-from recapp.trainer.saved_manifest import manifest_of
+from recapp.trainer.saved_manifest import manifest_of, plain_part_of
 from recapp.trainer.started_ranks import (
     FORK,
     TABLES_LEFT,
@@ -448,7 +448,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
             path,
             [b for shared in self.sharded_tables() for b in shared.blocks()],
             comm=self.comm,
-            meta=checkpoint,
+            meta=plain_part_of(module.trainer, checkpoint),
             manifest=manifest,
             parameters=parameters,
         )

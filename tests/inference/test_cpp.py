@@ -383,7 +383,7 @@ def of_table(name, **change):
         (lambda m: m["compiled"].update(torch="1.0"), "was made with torch 1.0, and this program"),
         (lambda m: m["compiled"].update(dtype="float64"), "compiled: dtype is not that of the"),
         (lambda m: m["compiled"]["inputs"].pop(), "compiled: inputs do not fit lookups"),
-        (lambda m: m.update(version=3), "has version 3, but this program reads version 2"),
+        (lambda m: m.update(version=4), "has version 4, but this program reads version 3"),
         (lambda m: m.update(format="recapp"), "is a checkpoint: `python -m recapp.export"),
         (lambda m: m.update(format="x"), "format 'x'"),
         (lambda m: m.pop("outputs"), "outputs is missing"),

@@ -166,6 +166,11 @@ float number_of(const Value& value) {
   return finite(static_cast<float>(found), found);
 }
 
+bool is_missing(const Value& value) {
+  return value.kind == Value::Kind::null ||
+         (value.kind == Value::Kind::text && value.text.empty());
+}
+
 float transformed(float value, Transform transform) {
   switch (transform) {
     // logarithms in 64 bits round to the same 32 bits in every library (recapp/dataset/collate.py)

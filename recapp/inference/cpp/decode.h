@@ -28,6 +28,8 @@ struct Value {
 std::int64_t id_of(const Value& value, TextIds way);
 // Return a number, 0 where it is missing. Throws BadValue.
 float number_of(const Value& value);
+// Whether a number is missing.
+bool is_missing(const Value& value);
 // Return a number as the dense part gets it.
 float transformed(float value, Transform transform);
 

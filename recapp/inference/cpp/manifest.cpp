@@ -13,6 +13,7 @@ namespace {
 constexpr std::int64_t LARGEST = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t MOST_COLUMNS = 1 << 24;
 constexpr std::uint64_t MOST_BYTES = 1 << 28;
+constexpr const char* DERIVED_FILE = "derived.bin";
 const char* const STORAGES[] = {"fp64", "fp32", "fp16", "bf16", "int8", "int4"};
 
 using Kind = Json::Kind;
@@ -156,7 +157,7 @@ Lookup read_lookup(const Json& of, const Artefact& artefact) {
   std::vector<std::string> tables;
   for (const Table& t : artefact.tables) tables.push_back(t.name);
   x.table = index_of(tables, text(of, "table"), "table");
-  x.feature = index_of(artefact.sparse, text(of, "feature"), "feature");
+  x.feature = index_of(artefact.features, text(of, "feature"), "feature");
   x.output = text(of, "output");
   x.pooling = one_of<Pooling>(text(of, "pooling"), poolings, "pooling");
   x.truncates = entry(of, "truncates", Kind::boolean).flag;
@@ -196,6 +197,71 @@ std::vector<Input> read_inputs(const Json& compiled, const Artefact& artefact) {
   return made;
 }
 
+// Read the columns that are computed from others; their values are in a file.
+void read_derived(const Json& columns, Artefact& artefact) {
+  static const char* const kinds[] = {"buckets", "missing", "cross", "vocabulary"};
+  if (!columns.is(Kind::array)) throw Damage("derived is of another type");
+  std::vector<std::string> names = artefact.dense;
+  names.insert(names.end(), artefact.sparse.begin(), artefact.sparse.end());
+  for (const Json& of : columns.items) {
+    Derived made;
+    made.kind = one_of<DerivedKind>(text(of, "kind"), kinds, "kind");
+    made.first = static_cast<std::uint64_t>(integer(of, "first", 0, LARGEST));
+    made.count = static_cast<std::uint64_t>(integer(of, "count", 0, LARGEST));
+    const bool of_numbers = made.kind == DerivedKind::buckets || made.kind == DerivedKind::missing;
+    for (const std::string& name : texts(of, "reads")) {
+      made.reads.push_back(index_of(of_numbers ? artefact.dense : artefact.features, name, "column"));
+    }
+    const bool cross = made.kind == DerivedKind::cross;
+    if (cross ? made.reads.size() < 2 || made.reads.size() > 3 : made.reads.size() != 1) {
+      throw Damage("derived: reads");
+    }
+    const std::string& name = text(of, "name");
+    if (made.kind == DerivedKind::vocabulary) {
+      made.makes = index_of(artefact.features, name, "feature");
+      if (made.makes != made.reads[0]) throw Damage("derived: reads");
+    } else {
+      names.push_back(name);
+      made.makes = made.kind == DerivedKind::missing ? artefact.numbers++ : artefact.features.size();
+      if (made.kind != DerivedKind::missing) artefact.features.push_back(name);
+    }
+    artefact.derived.push_back(std::move(made));
+  }
+  check_names(names);
+}
+
+// Map the values of derived columns, and check them.
+void map_derived(Artefact& artefact) {
+  if (artefact.derived.empty()) return;
+  const auto listed = artefact.files.find(DERIVED_FILE);
+  if (listed == artefact.files.end()) artefact.damaged(std::string(DERIVED_FILE) + " is not listed");
+  artefact.derived_values = std::make_shared<MappedFile>(
+      artefact.path(DERIVED_FILE),
+      artefact.folder + " is an incomplete artefact: " + DERIVED_FILE);
+  artefact.verify(DERIVED_FILE, *artefact.derived_values);
+  const std::uint64_t values = artefact.derived_values->size() / 8;
+  for (Derived& column : artefact.derived) {
+    if (column.first > values || column.count > values - column.first) {
+      artefact.damaged("derived: values outside of " + std::string(DERIVED_FILE));
+    }
+    const std::uint8_t* at = artefact.derived_values->data() + 8 * column.first;
+    bool ascends = true;
+    if (column.kind == DerivedKind::buckets) {
+      const double* edges = reinterpret_cast<const double*>(at);
+      column.edges.assign(edges, edges + column.count);
+      for (std::size_t i = 1; i < column.edges.size(); ++i) {
+        ascends = ascends && column.edges[i - 1] < column.edges[i];
+      }
+    } else if (column.kind == DerivedKind::vocabulary) {
+      column.known = reinterpret_cast<const std::int64_t*>(at);
+      for (std::uint64_t i = 1; i < column.count; ++i) {
+        ascends = ascends && column.known[i - 1] < column.known[i];
+      }
+    }
+    if (!ascends) artefact.damaged("derived: values that do not ascend");
+  }
+}
+
 void read_features(const Json& of, Artefact& artefact) {
   static const char* const ways[] = {"hex", "hashed", "integers"};
   static const char* const transforms[] = {"none", "log1p", "log3"};
@@ -209,6 +275,9 @@ void read_features(const Json& of, Artefact& artefact) {
     artefact.text.push_back(one_of<TextIds>(text(way, name.c_str()), ways, "text"));
   }
   artefact.transform = one_of<Transform>(text(of, "transform"), transforms, "transform");
+  artefact.features = artefact.sparse;
+  artefact.numbers = artefact.dense.size();
+  if (const Json* columns = of.find("derived")) read_derived(*columns, artefact);
 }
 
 std::vector<double> numbers(const Json& values, const char* what) {
@@ -260,7 +329,7 @@ void read_compiled(const Json& info, Artefact& artefact) {
   artefact.compiled = {text(of, "file"), text(of, "torch"), text(of, "machine"),
                        texts(of, "flags")};
   if (!artefact.files.count(artefact.compiled.file)) throw Damage("compiled: file is not listed");
-  if (integer(of, "dense", 0, LARGEST) != static_cast<std::int64_t>(artefact.dense.size())) {
+  if (integer(of, "dense", 0, LARGEST) != static_cast<std::int64_t>(artefact.numbers)) {
     throw Damage("compiled: it takes other dense features");
   }
   artefact.inputs = read_inputs(of, artefact);
@@ -285,9 +354,9 @@ void check_format(const Json& info, const std::string& folder) {
   }
   if (format != "recapp-artefact") throw Damage("format " + shown(format));
   const std::int64_t version = integer(info, "version", 1, LARGEST);
-  if (version > 2) {
+  if (version > 3) {
     throw Error("artefact " + folder + " has version " + std::to_string(version) +
-                ", but this program reads version 2: use a later recapp, or export the checkpoint "
+                ", but this program reads version 3: use a later recapp, or export the checkpoint "
                 "with this one");
   }
 }
@@ -368,6 +437,7 @@ Artefact read_artefact(const std::string& path) {
                   std::to_string(found.size()) + " of " + std::to_string(entry.bytes) + " bytes");
     }
   }
+  map_derived(artefact);
   return artefact;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@ enum class Rule { error, hash, clamp, drop, dynamic };
 enum class Pooling { sum, mean, concat, none };
 enum class TextIds { hex, hashed, integers };
 enum class Transform { none, log1p, log3 };
+enum class DerivedKind { buckets, missing, cross, vocabulary };
 
 struct Table {
   std::string name;
@@ -57,6 +59,17 @@ struct Output {
   std::vector<double> example;  // the outputs of the example
 };
 
+// A column that is computed from others (recapp/dataset/derived_columns.py).
+struct Derived {
+  DerivedKind kind = DerivedKind::buckets;
+  std::vector<std::size_t> reads;  // dense features of buckets and missing, else features with ids
+  std::size_t makes = 0;           // the feature with ids, or the number
+  std::uint64_t first = 0;         // of its values in the file
+  std::uint64_t count = 0;
+  std::vector<float> edges;               // of buckets, ascending
+  const std::int64_t* known = nullptr;    // ids of a vocabulary, ascending
+};
+
 struct Compiled {
   std::string file;
   std::string torch;
@@ -79,6 +92,10 @@ struct Artefact {
   std::vector<std::string> dense;
   std::vector<std::string> sparse;
   std::vector<TextIds> text;  // of each sparse feature
+  std::vector<std::string> features;  // with ids: sparse ones, then derived ones
+  std::size_t numbers = 0;            // of the dense part: dense features, then derived ones
+  std::vector<Derived> derived;
+  std::shared_ptr<MappedFile> derived_values;
   Transform transform = Transform::none;
   std::map<std::string, FileEntry> files;
   std::vector<Output> outputs;

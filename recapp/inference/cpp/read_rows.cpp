@@ -1,5 +1,9 @@
 #include "read_rows.h"
 
+#include <cmath>
+
+#include "derive.h"
+
 namespace recapp {
 
 RowsBuilder::RowsBuilder(const Artefact& artefact) : artefact_(artefact) {
@@ -14,11 +18,14 @@ const std::string& RowsBuilder::name(int feature) const {
 void RowsBuilder::add_rows(std::int64_t count) {
   rows_.count += count;
   rows_.dense.resize(static_cast<std::size_t>(rows_.count) * artefact_.dense.size());
+  if (!artefact_.derived.empty()) numbers_.resize(rows_.dense.size());
 }
 
 void RowsBuilder::add_number(int feature, std::int64_t row, const Value& value) {
-  rows_.dense[static_cast<std::size_t>(row) * artefact_.dense.size() + feature] =
-      transformed(number_of(value), artefact_.transform);
+  const std::size_t at = static_cast<std::size_t>(row) * artefact_.dense.size() + feature;
+  const float number = number_of(value);
+  rows_.dense[at] = transformed(number, artefact_.transform);
+  if (!numbers_.empty()) numbers_[at] = is_missing(value) ? NAN : number;
 }
 
 void RowsBuilder::add_id(int feature, const Value& value) {
@@ -45,6 +52,7 @@ Rows RowsBuilder::finish() {
     }
     of.ids.resize(kept);
   }
+  if (!artefact_.derived.empty()) derive(artefact_, numbers_, rows_);
   return std::move(rows_);
 }
 

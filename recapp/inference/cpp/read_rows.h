@@ -38,6 +38,7 @@ class RowsBuilder {
 
   const Artefact& artefact_;
   Rows rows_;
+  std::vector<float> numbers_;  // for derived columns: not transformed, NaN where missing
 };
 
 // Return the rows of JSON lines; `source` is what messages call it.

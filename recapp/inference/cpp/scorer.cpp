@@ -93,7 +93,7 @@ std::vector<at::Tensor> Scorer::outputs(const Rows& rows, std::int64_t first,
   const c10::InferenceMode guard;
   const std::vector<FoundRows> found = find(rows, first, count);
   const Places places = place(found, count);
-  const auto features = static_cast<std::int64_t>(artefact_.dense.size());
+  const auto features = static_cast<std::int64_t>(artefact_.numbers);
   // a copy lies as memory of torch does
   std::vector<at::Tensor> inputs{
       at::from_blob(const_cast<float*>(rows.dense.data()) + first * features, {count, features})

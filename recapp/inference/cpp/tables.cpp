@@ -183,7 +183,7 @@ FoundRows find_rows(const Artefact& artefact, const MappedTables& tables, const 
                     const Ids& ids, std::int64_t first, std::int64_t count) {
   const Table& t = artefact.tables[lookup.table];
   const Finder finder(artefact, tables, lookup);
-  const std::string& feature = artefact.sparse[lookup.feature];
+  const std::string& feature = artefact.features[lookup.feature];
   const std::int64_t most = lookup.pooling == Pooling::concat ? lookup.hotness : LARGEST;
   FoundRows found;
   found.lengths.reserve(static_cast<std::size_t>(count));

@@ -1,0 +1,153 @@
+"""Compute derived columns (`recapp/dataset/derived_columns.py`) from decoded ones.
+
+    numbers I1 ..          NaN where missing, not transformed  ->  ids, numbers
+    ids C1 .., lists too   MISSING where missing               ->  ids
+
+An id of buckets is the number of edges at or below the number, plus one; a missing number has the
+id MISSING, so row 0. An id of a vocabulary is its place plus one; an id that is not in it has the
+id MISSING, so it shares row 0 with the other rare ones. A missing id is an id like others: if it is
+frequent, it has a place.
+
+Nothing but comparisons and integers decides, so C++ computes the same ids
+(`recapp/inference/cpp/derive.cpp`).
+
+Shapes: N rows, S columns of a cross.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from recapp.dataset.derived_columns import LARGEST_LEVEL, LEAST_WHOLE, DerivedColumn, Kind
+from recapp.dataset.rows import Bags, Float32Array, Int64Array
+from recapp.sparse.batch import MISSING
+
+UInt64Array = npt.NDArray[np.uint64]
+_P1, _P2, _P3, _P4, _P5 = (
+    np.uint64(prime)
+    for prime in (
+        0x9E3779B185EBCA87,
+        0xC2B2AE3D27D4EB4F,
+        0x165667B19E3779F9,
+        0x85EBCA77C2B2AE63,
+        0x27D4EB2F165667C5,
+    )
+)
+
+
+@dataclass(slots=True)
+class Columns:
+    """Decoded columns by name, to which derived ones are added.
+
+    Args:
+        numbers: Numbers, [N], NaN where missing.
+        ids: Ids of single-valued features, [N].
+        bags: Ids of other features.
+    """
+
+    numbers: dict[str, Float32Array]
+    ids: dict[str, Int64Array]
+    bags: dict[str, Bags]
+
+    def derive(self, columns: Sequence[DerivedColumn]) -> None:
+        """Compute columns, in their order. All must be fitted, but for those without values."""
+        for column in columns:
+            if column.kind is Kind.BUCKETS:
+                self.ids[column.name] = bucket_ids(self.numbers[column.reads[0]], _edges(column))
+            elif column.kind is Kind.MISSING:
+                missing_N = np.isnan(self.numbers[column.reads[0]])
+                self.numbers[column.name] = missing_N.astype(np.float32)
+            elif column.kind is Kind.CROSS:
+                self.ids[column.name] = crossed([self.ids[name] for name in column.reads])
+            else:
+                self._place(column)
+
+    def _place(self, column: DerivedColumn) -> None:
+        known = _fitted(column)
+        if column.name in self.bags:
+            bag = self.bags[column.name]
+            self.bags[column.name] = Bags(places(bag.values_L, known), bag.offsets_N1)
+        else:
+            self.ids[column.name] = places(self.ids[column.name], known)
+
+
+def _fitted(column: DerivedColumn) -> npt.NDArray[np.generic]:
+    assert column.values is not None, f"{column.in_words()} is not fitted"
+    return column.values
+
+
+def _edges(column: DerivedColumn) -> Float32Array:
+    edges: Float32Array = _fitted(column).astype(np.float32, copy=False)
+    return edges
+
+
+@lru_cache(maxsize=1)
+def log_edges() -> Float32Array:
+    """Return the edges of the rule `log`, which those who won Criteo's contest of 2014 used: of a
+    number above 2 the bucket is floor(ln(x)^2), of others the whole part; both have buckets of
+    their own.
+
+    An edge is the first float32 of its bucket, so no logarithm is computed later.
+    """
+    whole = np.arange(LEAST_WHOLE + 1, 3, dtype=np.float32)
+    levels = [math.exp(math.sqrt(level)) for level in range(LARGEST_LEVEL + 1)]
+    rounded = np.array(levels, dtype=np.float32)
+    below = rounded.astype(np.float64) < levels
+    rounded[below] = np.nextafter(rounded[below], np.float32(np.inf))
+    rounded[0] = np.nextafter(np.float32(2), np.float32(3))
+    return np.concatenate((whole, rounded))
+
+
+def bucket_ids(numbers_N: Float32Array, edges: Float32Array) -> Int64Array:
+    """Return the ids of buckets, [N]; MISSING for NaN.
+
+    Args:
+        numbers_N: The numbers.
+        edges: The edges, ascending.
+    """
+    ids: Int64Array = np.searchsorted(edges, numbers_N, side="right").astype(np.int64) + 1
+    ids[np.isnan(numbers_N)] = MISSING
+    return ids
+
+
+def places(ids: Int64Array, known: npt.NDArray[np.generic]) -> Int64Array:
+    """Return the place of each id in a vocabulary, counted from 1; MISSING for other ids.
+
+    Args:
+        ids: The ids.
+        known: The vocabulary, ascending.
+    """
+    if not len(known):
+        return np.full(len(ids), MISSING, dtype=np.int64)
+    at = np.searchsorted(known, ids)
+    at[at == len(known)] = 0
+    found: Int64Array = np.where(known[at] == ids, at + 1, MISSING)
+    return found
+
+
+def crossed(ids: Sequence[Int64Array]) -> Int64Array:
+    """Return the XXH64 hash, seed 0, of the bytes of the ids of each row, [N].
+
+    Args:
+        ids: S columns of ids, each [N]; S * 8 bytes are less than 32, so the hash has no stripes.
+    """
+    with np.errstate(over="ignore"):
+        state = np.full(len(ids[0]), _P5 + np.uint64(8 * len(ids)), dtype=np.uint64)
+        for own in ids:
+            word = np.ascontiguousarray(own).view(np.uint64)
+            state ^= _rotated(word * _P2, 31) * _P1
+            state = _rotated(state, 27) * _P1 + _P4
+        state = (state ^ (state >> np.uint64(33))) * _P2
+        state = (state ^ (state >> np.uint64(29))) * _P3
+        state ^= state >> np.uint64(32)
+    made = state.view(np.int64)
+    made[made == MISSING] = MISSING + 1
+    return made
+
+
+def _rotated(words: UInt64Array, bits: int) -> UInt64Array:
+    return (words << np.uint64(bits)) | (words >> np.uint64(64 - bits))

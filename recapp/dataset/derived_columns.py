@@ -1,0 +1,214 @@
+"""The columns that are computed from the columns of the logs, by name, before a value is read.
+
+    I1 (number)       --buckets-->     I1_bucket (id)     the settings dataset.buckets
+    I1 (number)       --missing-->     I1_missing (number)        dataset.missing_flags
+    C1, C2 (ids)      --cross-->       C1_x_C2 (id)               dataset.crosses
+    C1 (id)           --vocabulary-->  C1 (id)                    dataset.min_frequency
+
+Training, validation, prediction and servers compute them from decoded columns, in one place
+(`recapp/dataset/derive.py`). Values that are fitted on the training rows
+(`recapp/dataset/fit_columns.py`) are stored with the model.
+
+A vocabulary replaces the ids of a feature, also of a derived one. So it comes last.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from recapp.dataset.data_settings import DataSettings
+from recapp.errors import ConfigError, suggest
+from recapp.settings.values import shown
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+LOG = "log"
+LEAST_WHOLE = -8
+"""The smallest number of which the rule `log` keeps the whole part; smaller ones share a bucket."""
+LARGEST_LEVEL = 1906
+"""The largest floor(ln(x)^2) of the rule `log`, that of 2^63; larger numbers share its bucket."""
+LOG_EDGES = 2 - LEAST_WHOLE + LARGEST_LEVEL + 1
+MOST_CROSSED = 3
+
+
+class Kind(StrEnum):
+    """The kinds of derived columns.
+
+    buckets     a number -> an id, the number of edges at or below it
+    missing     a number -> 1 where it is missing, else 0
+    cross       ids -> an id, their XXH64 hash
+    vocabulary  an id -> its place among the ids that training rows often have
+    """
+
+    BUCKETS = "buckets"
+    MISSING = "missing"
+    CROSS = "cross"
+    VOCABULARY = "vocabulary"
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedColumn:
+    """A column that is computed from others.
+
+    Args:
+        name: Its name; a vocabulary has that of the feature whose ids it replaces.
+        kind: How it is computed.
+        reads: The columns that it is computed from.
+        setting: The parameter of its kind: `log` or a number of quantiles for buckets, the least
+            frequency for a vocabulary.
+        values: The fitted values: the edges of buckets (float32), the ids of a vocabulary (int64),
+            both ascending; empty for kinds without. None before the fit.
+    """
+
+    name: str
+    kind: Kind
+    reads: tuple[str, ...]
+    setting: str | int = ""
+    values: "npt.NDArray[np.generic] | None" = field(default=None, compare=False, repr=False)
+
+    @property
+    def key(self) -> str:
+        """Return the key of the fitted values, which differs between the columns of a model."""
+        return f"{self.name}.{self.kind}"
+
+    @property
+    def is_new_id(self) -> bool:
+        """Return whether it is a feature of its own, with ids."""
+        return self.kind in (Kind.BUCKETS, Kind.CROSS)
+
+    @property
+    def is_new_number(self) -> bool:
+        """Return whether it is a dense column of its own."""
+        return self.kind is Kind.MISSING
+
+    @property
+    def rows(self) -> int | None:
+        """Return the rows of a table for its ids, row 0 being that of missing ones; None if any
+        integer may be an id, or if the ids are not fitted yet.
+        """
+        if self.kind is Kind.BUCKETS:
+            edges = LOG_EDGES if self.setting == LOG else int(self.setting)
+            return (edges if self.values is None else len(self.values)) + 2
+        if self.kind is Kind.VOCABULARY and self.values is not None:
+            return max(len(self.values), 1) + 1
+        return None
+
+    def plain(self) -> dict[str, Any]:
+        """Return the column without its fitted values, as plain values for a manifest."""
+        return {
+            "name": self.name,
+            "kind": str(self.kind),
+            "reads": list(self.reads),
+            "setting": self.setting,
+        }
+
+    def in_words(self) -> str:
+        """Return the column as text for people."""
+        said = f" {self.setting}" if self.setting != "" else ""
+        return f"{self.name} ({self.kind}{said} of {', '.join(self.reads)})"
+
+
+def columns_of(
+    dataset: DataSettings, dense: Sequence[str], sparse: Sequence[str]
+) -> tuple[DerivedColumn, ...]:
+    """Return the derived columns of the settings, in the order in which they are computed.
+
+    Args:
+        dataset: The group `dataset`.
+        dense: The dense columns of the logs.
+        sparse: The sparse columns of the logs.
+
+    Raises:
+        ConfigError: A setting names a column that does not exist, or makes a column twice.
+    """
+    made = [
+        *_buckets(dataset, dense),
+        *_missing_flags(dataset, dense),
+    ]
+    new_ids = [column.name for column in made if column.is_new_id]
+    made += _crosses(dataset, [*sparse, *new_ids])
+    new_ids = [column.name for column in made if column.is_new_id]
+    _check_names([column.name for column in made], [*dense, *sparse])
+    return (*made, *_vocabularies(dataset, [*sparse, *new_ids]))
+
+
+def derived_from(plain: Mapping[str, Any]) -> DerivedColumn:
+    """Return the column of plain values that `DerivedColumn.plain` has made.
+
+    Raises:
+        TypeError, KeyError, ValueError: They are no column.
+    """
+    reads = tuple(str(name) for name in plain["reads"])
+    return DerivedColumn(str(plain["name"]), Kind(plain["kind"]), reads, plain["setting"])
+
+
+def _buckets(dataset: DataSettings, dense: Sequence[str]) -> list[DerivedColumn]:
+    chosen = dataset.buckets
+    if chosen is None:
+        return []
+    if not dense:
+        raise ConfigError(
+            f"dataset.buckets={shown(chosen)}: there are no dense columns: name some in "
+            "dataset.dense, or leave dataset.buckets=null"
+        )
+    rules = chosen if isinstance(chosen, Mapping) else dict.fromkeys(dense, chosen)
+    _check_known("dataset.buckets", rules, dense, "dense column")
+    return [
+        DerivedColumn(f"{name}_bucket", Kind.BUCKETS, (name,), rules[name])
+        for name in dense
+        if name in rules
+    ]
+
+
+def _missing_flags(dataset: DataSettings, dense: Sequence[str]) -> list[DerivedColumn]:
+    chosen = dataset.missing_flags
+    names: Sequence[str] = chosen if isinstance(chosen, tuple) else dense if chosen else ()
+    _check_known("dataset.missing_flags", names, dense, "dense column")
+    return [
+        DerivedColumn(f"{name}_missing", Kind.MISSING, (name,)) for name in dense if name in names
+    ]
+
+
+def _crosses(dataset: DataSettings, ids: Sequence[str]) -> list[DerivedColumn]:
+    made = []
+    for names in dataset.crosses:
+        if not 2 <= len(names) <= MOST_CROSSED or len(set(names)) < len(names):
+            raise ConfigError(
+                f"dataset.crosses: {shown(names)} must be 2 or {MOST_CROSSED} different columns, "
+                "such as [C1, C2]"
+            )
+        _check_known("dataset.crosses", names, ids, "column of ids")
+        made.append(DerivedColumn("_x_".join(names), Kind.CROSS, tuple(names)))
+    return made
+
+
+def _vocabularies(dataset: DataSettings, ids: Sequence[str]) -> list[DerivedColumn]:
+    chosen = dataset.min_frequency
+    if chosen is None:
+        return []
+    least = chosen if isinstance(chosen, Mapping) else dict.fromkeys(ids, chosen)
+    _check_known("dataset.min_frequency", least, ids, "column of ids")
+    return [
+        DerivedColumn(name, Kind.VOCABULARY, (name,), least[name]) for name in ids if name in least
+    ]
+
+
+def _check_known(setting: str, names: Iterable[str], known: Sequence[str], what: str) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{setting} names {name}, which is no {what}; {suggest(name, known)}")
+
+
+def _check_names(names: Sequence[str], of_logs: Sequence[str]) -> None:
+    """Check that each derived column has a name of its own."""
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"dataset.crosses makes {name} twice; name each cross once")
+        if name in of_logs:
+            raise ConfigError(
+                f"dataset: the derived column {name} has the name of a column of the logs; rename "
+                "that column, or leave the derived one out"
+            )

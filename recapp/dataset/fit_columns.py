@@ -1,0 +1,143 @@
+"""Fit derived columns on the training rows, before training.
+
+    training rows --counts of each value--> edges of quantiles, ids of vocabularies
+
+All training rows are read once for edges, and once more for vocabularies, because the ids of
+buckets may have one. Memory holds the distinct values and their counts, not the rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from recapp.dataset.collate import Collate
+from recapp.dataset.derive import log_edges
+from recapp.dataset.derived_columns import LOG, DerivedColumn, Kind
+from recapp.dataset.schema import Schema
+from recapp.dataset.sequential_rows import arrow_chunks, decoded_chunks, ids_by_feature
+from recapp.dataset.source import Source
+
+AT_ONCE = 1 << 20  # values that wait until they are added to the counts
+Values = npt.NDArray[np.generic]
+
+
+class Counts:
+    """The number of occurrences of each value of a column."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Values, npt.NDArray[np.int64]]] = []
+        self._waiting = 0
+
+    def add(self, values: Values) -> None:
+        """Count some values."""
+        found, counts = np.unique(values, return_counts=True)
+        self._parts.append((found, counts.astype(np.int64)))
+        self._waiting += len(found)
+        if self._waiting > max(AT_ONCE, 2 * len(self._parts[0][0])):
+            self.result()
+
+    def result(self) -> tuple[Values, npt.NDArray[np.int64]]:
+        """Return the values so far, ascending, and the number of each."""
+        if not self._parts:
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        if len(self._parts) > 1:
+            values, place = np.unique(
+                np.concatenate([found for found, _ in self._parts]), return_inverse=True
+            )
+            counts = np.zeros(len(values), dtype=np.int64)
+            np.add.at(counts, place, np.concatenate([own for _, own in self._parts]))
+            self._parts = [(values, counts)]
+        self._waiting = 0
+        return self._parts[0]
+
+
+def fitted(schema: Schema, source: Source) -> Schema:
+    """Return a schema whose derived columns are fitted on rows.
+
+    Args:
+        schema: The columns. Columns that are fitted already stay as they are.
+        source: The training rows, in the order of the files.
+    """
+    columns = list(schema.derived)
+    for kind, fit in ((Kind.BUCKETS, _fit_edges), (Kind.VOCABULARY, _fit_vocabularies)):
+        some = [c for c in columns if c.kind is kind and c.values is None]
+        before = [c for c in columns if c.values is not None]
+        made = {c.key: c for c in fit(some, replace(schema, derived=tuple(before)), source)}
+        columns = [made.get(c.key, c) for c in columns]
+        if kind is Kind.BUCKETS:
+            columns = [_without_values(c) for c in columns]
+    return replace(schema, derived=tuple(columns))
+
+
+def _without_values(column: DerivedColumn) -> DerivedColumn:
+    """Return a column of a kind that has no values as fitted."""
+    if column.values is None and column.kind in (Kind.MISSING, Kind.CROSS):
+        return replace(column, values=np.zeros(0, dtype=np.int64))
+    return column
+
+
+def _fit_edges(
+    columns: Sequence[DerivedColumn], schema: Schema, source: Source
+) -> list[DerivedColumn]:
+    """Fit the edges of buckets."""
+    some = [c for c in columns if c.setting != LOG]
+    counts = {c.key: Counts() for c in some}
+    if some:
+        dense = tuple(dict.fromkeys(c.reads[0] for c in some))
+        collate = Collate(
+            replace(schema.unlabelled(), dense=dense, derived=()), source.bags, "none"
+        )
+        for file, first, chunk in arrow_chunks(source.only(dense)):
+            rows_N = first + np.arange(chunk.num_rows)
+            numbers_NI = collate.numbers(chunk, file.columns, file.path, rows_N)
+            for column in some:
+                values_N = numbers_NI[:, dense.index(column.reads[0])]
+                counts[column.key].add(values_N[~np.isnan(values_N)])
+    return [
+        replace(
+            c,
+            values=log_edges()
+            if c.setting == LOG
+            else quantile_edges(*counts[c.key].result(), int(c.setting)),
+        )
+        for c in columns
+    ]
+
+
+def quantile_edges(
+    values: Values, counts: npt.NDArray[np.int64], buckets: int
+) -> npt.NDArray[np.float32]:
+    """Return the edges of buckets that hold equal shares of some numbers: values that occur, fewer
+    than `buckets` if one value fills several buckets.
+
+    Args:
+        values: The distinct numbers, ascending.
+        counts: The number of each.
+        buckets: The number of buckets.
+    """
+    if not len(values):
+        return np.zeros(0, dtype=np.float32)
+    ends = np.cumsum(counts)
+    ranks = np.arange(1, buckets, dtype=np.int64) * int(ends[-1]) // buckets
+    edges = np.unique(values[np.searchsorted(ends, ranks, side="right")].astype(np.float32))
+    above: npt.NDArray[np.float32] = edges[edges > values[0]]
+    return above
+
+
+def _fit_vocabularies(
+    columns: Sequence[DerivedColumn], schema: Schema, source: Source
+) -> list[DerivedColumn]:
+    """Fit vocabularies: the ids that occur often enough, ascending."""
+    counts = {c.key: Counts() for c in columns}
+    if columns:
+        for rows in decoded_chunks(source, schema.unlabelled()):
+            ids = ids_by_feature(rows, schema, source.bags)
+            for column in columns:
+                counts[column.key].add(ids[column.name])
+    made = []
+    for column in columns:
+        values, number = counts[column.key].result()
+        made.append(replace(column, values=values[number >= int(column.setting)]))
+    return made

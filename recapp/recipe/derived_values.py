@@ -1,0 +1,41 @@
+"""The fitted values of derived columns, which a stored model has and its settings have not.
+
+recipe, ckpt_path -> recipe whose schema computes the columns as training did
+"""
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from recapp.recipe.recipe import Recipe, Train
+from recapp.stored.checkpoint_manifest import META, CheckpointManifest
+from recapp.stored.derived_values import DERIVED_FILE
+from recapp.stored.stored_model import StoredModel, open_stored
+
+T = TypeVar("T", bound=Train)
+R = TypeVar("R", bound=Recipe)
+
+
+def with_derived_values(recipe: T) -> T:
+    """Return the recipe of a run with the fitted values of its stored model, if it loads one that
+    has derived columns. Every rank calls it.
+
+    Raises:
+        CheckpointError: The model has no such values, or they are damaged.
+        ArtefactError: The same for an artefact.
+    """
+    if recipe.ckpt_path is None or not recipe.schema.derived:
+        return recipe
+    with open_stored(recipe.ckpt_path, wanted=_files) as stored:
+        return derived_by(recipe, stored)
+
+
+def derived_by(recipe: R, stored: StoredModel) -> R:
+    """Return a recipe with the fitted values of an open stored model."""
+    if not recipe.schema.derived:
+        return recipe
+    return recipe.sized(None, stored.derived_values())
+
+
+def _files(manifest: Any) -> Iterable[str]:
+    """Select the files that hold fitted values."""
+    return [META] if isinstance(manifest, CheckpointManifest) else [DERIVED_FILE]

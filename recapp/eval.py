@@ -107,7 +107,7 @@ def measure(recipe: Eval) -> dict[str, Any]:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
     from recapp.recipe import lightning_trainer, training
-    from recapp.recipe.derived_values import with_derived_values
+    from recapp.recipe.stored_columns import with_derived_values
     from recapp.recipe.trained_model import model_on_ranks
     from recapp.trainer.progress import TerminalProgress
 

@@ -104,7 +104,7 @@ def score(recipe: Predict) -> dict[str, Any]:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
     from recapp.recipe import lightning_trainer, training
-    from recapp.recipe.derived_values import with_derived_values
+    from recapp.recipe.stored_columns import with_derived_values
     from recapp.recipe.trained_model import model_on_ranks
     from recapp.trainer.progress import PredictProgress
     from recapp.trainer.score_writer import ScoreWriter

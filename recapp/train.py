@@ -125,10 +125,10 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
         has ended training early, or None.
     """
     from recapp.recipe import lightning_trainer, training
-    from recapp.recipe.derived_values import with_derived_values
     from recapp.recipe.model import build_model
     from recapp.recipe.resume import resumed_run
     from recapp.recipe.run_metrics import metrics_of_run, note_no_validation, write_prediction
+    from recapp.recipe.stored_columns import with_derived_values
     from recapp.recipe.strategy_of_run import build_strategy
     from recapp.trainer.callbacks import (
         ClaimDirectory,

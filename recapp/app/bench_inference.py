@@ -33,9 +33,9 @@ from recapp.inference.export_settings import Export, Quantize
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.storage import values
 from recapp.recipe.artefact_model import model_to_shard
-from recapp.recipe.derived_values import derived_by
 from recapp.recipe.recipe import Recipe
 from recapp.recipe.run_rows import write_generated
+from recapp.recipe.stored_columns import derived_by
 from recapp.recipe.validation_rows import made_up_rows, validation_source
 from recapp.stored.directories import is_artefact
 from recapp.stored.snapshot import Artefact

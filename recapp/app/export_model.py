@@ -48,9 +48,9 @@ from recapp.inference.probe import Probe
 from recapp.inference.row_writer import RowWriter
 from recapp.inference.trained_tables import TrainedTables
 from recapp.recipe.artefact_model import load_dense, meta_model, raw_rows_of
-from recapp.recipe.derived_values import derived_by
 from recapp.recipe.model import build_model
 from recapp.recipe.recipe import Train
+from recapp.recipe.stored_columns import derived_by
 from recapp.recipe.validation_rows import (
     made_up_rows,
     validation_batches,

@@ -19,8 +19,8 @@ from recapp.errors import ConfigError
 from recapp.inference.placed_model import together
 from recapp.inference.scorer import Scorer
 from recapp.recipe.artefact_model import check_outputs, meta_model, raw_rows_of
-from recapp.recipe.derived_values import derived_by
 from recapp.recipe.recipe import Train
+from recapp.recipe.stored_columns import derived_by
 from recapp.recipe.trained_model import trained
 from recapp.stored.stored_model import StoredModel, open_stored
 from recapp.tasks.task import Task

@@ -109,8 +109,8 @@ def _fit_edges(
 def quantile_edges(
     values: Values, counts: npt.NDArray[np.int64], buckets: int
 ) -> npt.NDArray[np.float32]:
-    """Return the edges of buckets that hold equal shares of some numbers: values that occur, fewer
-    than `buckets` if one value fills several buckets.
+    """Return the edges of buckets that hold equal shares of some numbers. Edges are values that
+    occur; there are fewer than `buckets`, because one value may fill several buckets.
 
     Args:
         values: The distinct numbers, ascending.
@@ -121,9 +121,13 @@ def quantile_edges(
         return np.zeros(0, dtype=np.float32)
     ends = np.cumsum(counts)
     ranks = np.arange(1, buckets, dtype=np.int64) * int(ends[-1]) // buckets
-    edges = np.unique(values[np.searchsorted(ends, ranks, side="right")].astype(np.float32))
-    above: npt.NDArray[np.float32] = edges[edges > values[0]]
-    return above
+    if len(values) <= buckets:
+        return values[1:].astype(np.float32)
+    places, times = np.unique(np.searchsorted(ends, ranks, side="right"), return_counts=True)
+    # a value that fills a bucket ends there, so that larger ones do not share its id
+    behind = places[(times > 1) | (places == 0)] + 1
+    places = np.union1d(places, behind[behind < len(values)])
+    return values[places[places > 0]].astype(np.float32)
 
 
 def _fit_vocabularies(

@@ -274,7 +274,7 @@ class _TablesOfColumns:
         settings = self.settings
         rule = settings.id_rule or (IdRule.ERROR if settings.grow else self.dataset.id_rule)
         if not settings.grow and self.schema.is_hash(readers[0]):
-            rule = IdRule.HASH
+            rule = "hash"
         rows = max(self._rows(column) for column in readers)
         if rule == "hash" and not settings.grow and settings.max_rows is not None:
             rows = min(rows, settings.max_rows)

@@ -106,8 +106,10 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     """
     recipe: Train = recipe_of(settings, "train")
     prepare_process(recipe)
+    from recapp.recipe.stored_columns import with_derived_values
     from recapp.reporting.summary import report_end
 
+    recipe = with_derived_values(recipe)
     measured, stopped = fit(recipe, job_dir)
     if measured:
         report_end(measured, recipe.built_task.known_measures, job_dir, recipe.format)
@@ -128,7 +130,6 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
     from recapp.recipe.model import build_model
     from recapp.recipe.resume import resumed_run
     from recapp.recipe.run_metrics import metrics_of_run, note_no_validation, write_prediction
-    from recapp.recipe.stored_columns import with_derived_values
     from recapp.recipe.strategy_of_run import build_strategy
     from recapp.trainer.callbacks import (
         ClaimDirectory,
@@ -143,7 +144,6 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
     from recapp.trainer.keep_last import KeepLast
     from recapp.trainer.progress import NoteEarlyStop, NoteFall, ProgressLines, TerminalProgress
 
-    recipe = with_derived_values(recipe)
     resumed = resumed_run(recipe)
     if resumed and resumed.is_over:
         return resumed.metrics(), None

@@ -92,7 +92,8 @@ def read_values(raw: bytes, lines: object) -> Mapping[str, Values]:
     try:
         for line in cast(list[Any], lines):
             column = derived_from(line)
-            first, count = int(line["first"]), int(line["count"])
+            first = int(line["first"])
+            count = int(line["count"])
             if not 0 <= first <= first + count <= len(raw) // ITEM_BYTES:
                 raise ValueError(f"{column.name} is outside of the file")
             buckets = column.kind == "buckets"

@@ -211,7 +211,7 @@ def check_training(recipe: Train) -> None:
         dims = [x.dim for x in bags.lookups] if bags else []
         known.check(recipe.model.arguments, dims)
         if known.check_fields is not None:
-            known.check_fields(dims, len(recipe.schema.dense))
+            known.check_fields(dims, len(recipe.schema.numbers))
         if known.check_lookups is not None:
             collections = recipe.model_tables.collections
             lookups = {name: own.lookups for name, own in collections.items()}

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from documents import PAGES, blocks, table
 from jobs import command, recipe, validation
 from stored import copy
 
@@ -214,3 +215,29 @@ def arrow(rows):
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_table(rows)
     return sink.getvalue().to_pybytes()
+
+
+def test_the_page_of_models_has_a_line_for_each():
+    names = [row[0].strip("`") for row in table("model", PAGES["docs/models.md"])]
+    assert sorted(names) == sorted(TARGETS)
+
+
+@pytest.mark.full
+def test_the_model_of_the_page_trains_with_all_its_parts(folder, tmp_path):
+    for block in blocks(page="docs/models.md"):
+        if block.file is not None:
+            path = tmp_path / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+    logs = f"dataset.path={folder}/logs.parquet"
+    wanted = ("model=watched_clicks", "dataset=watched", logs, "tables.max_rows=50", *SEQUENCE)
+    found = command(
+        "train",
+        *("--config-dir", "mine", *wanted, "trainer.max_steps=4", "trainer.devices=1"),
+        *("dataset.batch_size=64", "dataset.val_batch_size=64", "hydra.run.dir=job"),
+        cwd=tmp_path,
+        PYTHONPATH=os.pathsep.join([str(TESTS.parent), str(tmp_path / "mine")]),
+    )
+    assert found.code == 0, found.err
+    curves = (tmp_path / "job").rglob("metrics.csv")
+    assert any("train_straight" in path.read_text() for path in curves)

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from jobs import command, recipe, validation
+from list_of_tables import listed
 
 from recapp import plan
 from recapp.dataset.data_settings import DataSettings
@@ -179,7 +180,7 @@ def test_a_plan_on_paper_prices_the_tables_of_all_collections_once(logs, capsys,
 def test_a_made_up_row_has_ids_that_every_table_of_a_feature_has():
     sizes = {"num_embeddings": 9, "embedding_dim": 4, "feature_names": ["user"]}
     tables = [sizes | {"name": f"from_{first}", "min_key": first} for first in (7, 3)]
-    made = made_up_rows(Schema(None, [], ["user"]), listed_tables(tables, None).lookups)
+    made = made_up_rows(Schema(None, [], ["user"]), listed_tables(listed(tables)).lookups)
     assert made["user"].to_pylist() == [7]
 
 

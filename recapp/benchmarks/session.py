@@ -26,7 +26,7 @@ from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes, initial_pl
 from recapp.planner.plan_rules import plan_by_rules, read_rule
 from recapp.planner.planner_settings import PlanSettings
 from recapp.planner.topology import Topology
-from recapp.settings.records import record, to_plain
+from recapp.settings.records import record
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import COLUMN_WIDTH
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -174,22 +174,20 @@ class Session:
         self,
         title: str,
         contenders: Mapping[str, Contender],
-        rival: str,
         specs: list[dict[str, Any]],
     ) -> Iterator[tuple[int, dict[str, Measured]]]:
-        """Time contenders and a rival on each number of threads of the settings in turn. Every rank
+        """Time contenders and FBGEMM on each number of threads of the settings in turn. Every rank
         calls this method.
 
         Args:
             title: The beginning of the progress bars' titles.
             contenders: The contenders by name.
-            rival: The name of the rival.
-            specs: The spec of each process of the rival.
+            specs: The spec of each process of FBGEMM.
 
         Yields:
             The number of threads, and the times of all contenders.
         """
-        with self.rivals(rival, specs) as others:
+        with self.rivals("fbgemm", specs) as others:
             for threads in self.settings.threads:
                 everybody = {**contenders, **others}
                 yield threads, self.measure(f"{title}, threads: {threads}", everybody, threads)
@@ -223,7 +221,7 @@ class Session:
         """Return the tables that the settings list."""
         listed = self.settings.tables
         assert isinstance(listed, ListedTables)
-        return listed_tables(to_plain(listed.tables), to_plain(listed.lookups)).tables
+        return listed_tables(listed).tables
 
     def shard(
         self, tables: Sequence[EmbeddingConfig], plan: ShardingPlan, comm: Comm

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, cast
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.derived_columns import DerivedColumn, Kind, columns_of, derived_from
 from recapp.errors import CheckpointError, ConfigError, DataError, alike, meant, suggest
-from recapp.settings.records import to_plain
 from recapp.tables.listed import row_features
 from recapp.tables.table_settings import TableSettings, TablesOfDataset
 
@@ -414,7 +413,7 @@ def _row_features(dataset: DataSettings, tables: TableSettings) -> set[str]:
     if isinstance(tables, TablesOfDataset):
         rule = tables.id_rule or dataset.id_rule
         return set() if rule == "hash" else set(dataset.sparse)
-    return row_features(to_plain(tables.tables), to_plain(tables.lookups))
+    return row_features(tables)
 
 
 def criteo_schema(label: str | Sequence[str] | None = "label") -> Schema:

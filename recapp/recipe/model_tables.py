@@ -11,7 +11,7 @@ from recapp.dataset.schema import Schema, check_sizes
 from recapp.errors import ConfigError, suggest
 from recapp.models.catalogue import MODELS
 from recapp.settings.check_settings import find_constructor
-from recapp.settings.records import Constructor, to_plain
+from recapp.settings.records import Constructor
 from recapp.settings.renamed import target_of_today
 from recapp.settings.values import shown
 from recapp.tables.config import DataType, EmbeddingConfig, IdRule, PoolingType, table_config
@@ -57,7 +57,7 @@ def tables_of_model(
     if isinstance(tables, TablesOfDataset):
         made = _TablesOfColumns(tables, dataset, schema).of_model(model)
     else:
-        made = listed_tables(to_plain(tables.tables), to_plain(tables.lookups))
+        made = listed_tables(tables)
     _check_vocabularies(made.tables, schema)
     return made
 

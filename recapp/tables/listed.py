@@ -9,10 +9,11 @@ pool, or whose table or lookup names a `collection`, are in a collection of thei
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 from recapp.console import note_once
 from recapp.errors import ConfigError, suggest
+from recapp.settings.records import to_plain
 from recapp.tables.config import (
     EmbeddingConfig,
     PoolingType,
@@ -22,136 +23,137 @@ from recapp.tables.config import (
 )
 from recapp.tables.lookups import TableLookup, output_of
 from recapp.tables.named_collections import ModelTables, model_tables, usual_collection
+from recapp.tables.table_settings import ListedLookup, ListedTable, ListedTables
+
+_NO_ARGUMENTS = ("feature_names", "collection", "max_key")
+"""The settings of a table that are no argument of its config, or not as they are."""
 
 
-def listed_tables(
-    tables: Sequence[Mapping[str, Any]], lookups: Sequence[Mapping[str, Any]] | None
-) -> ModelTables:
+class _Read(NamedTuple):
+    """A feature that reads a table, and the settings of the lookup."""
+
+    table: str
+    feature: str
+    settings: ListedLookup = ListedLookup()
+
+
+def listed_tables(listed: ListedTables) -> ModelTables:
     """Return the tables that lookups read, and the lookups by collection.
 
     A table that no lookup reads is left out, and a note says so.
 
     Args:
-        tables: The tables in the form of settings.
-        lookups: The lookups in the form of settings; None takes one lookup for each table and
-            feature of its `feature_names`.
+        listed: The tables and lookups of the settings. Without lookups, each table has one lookup
+            for each of its `feature_names`.
 
     Raises:
-        ConfigError: An entry is wrong, or a lookup reads a table that is not listed.
+        ConfigError: A table or a lookup is wrong, or a lookup reads a table that is not listed.
     """
-    entries = _named(tables)
-    read = _read(entries, lookups)
-    collection_of = {name: entry.pop("collection", None) for name, entry in entries.items()}
-    made = []
-    for name, entry in entries.items():
-        features = dict.fromkeys(each["feature"] for each in read if each["table"] == name)
-        said = entry.pop("feature_names", None)
-        if features or lookups is None:
-            made.append(_table(entry, said or list(features)))
+    tables = _by_name(listed.tables)
+    reads = _reads(tables, listed.lookups)
+    made = dict[str, EmbeddingConfig]()
+    for name, table in tables.items():
+        features = dict.fromkeys(read.feature for read in reads if read.table == name)
+        if features or listed.lookups is None:
+            made[name] = _config(name, table, table.feature_names or list(features))
         else:
             note_once(f"table {name} is read by no lookup: it is left out")
-    check_tables(made)
-    by_name = {table.name: table for table in made}
-    for entry in read:
-        table = by_name[entry["table"]]
-        entry["combiner"] = PoolingType(entry.get("combiner") or table.pooling)
-        entry["collection"] = (
-            entry.get("collection")
-            or collection_of[table.name]
-            or usual_collection(entry["combiner"])
-        )
-    return model_tables(made, _lookups(read, by_name))
+    check_tables(list(made.values()))
+    named = [
+        read.settings.collection
+        or tables[read.table].collection
+        or usual_collection(_pooling(read, made))
+        for read in reads
+    ]
+    features_of = dict[str, list[str]]()
+    for collection, read in zip(named, reads, strict=True):
+        features_of.setdefault(collection, []).append(read.feature)
+    lookups = [
+        (collection, _lookup(read, made, features_of[collection]))
+        for collection, read in zip(named, reads, strict=True)
+    ]
+    return model_tables(list(made.values()), lookups)
 
 
-def row_features(
-    tables: Sequence[Mapping[str, Any]], lookups: Sequence[Mapping[str, Any]] | None
-) -> set[str]:
-    """Return the features whose ids are rows of a listed table.
-
-    Args:
-        tables: The tables in the form of settings, of which it reads names, features and id rules.
-        lookups: The lookups in the form of settings; None takes those of `feature_names`.
-    """
-    entries = _named(tables)
-    rows = {n for n, entry in entries.items() if entry.get("id_rule", "error") != "hash"}
-    return {entry["feature"] for entry in _read(entries, lookups) if entry["table"] in rows}
+def row_features(listed: ListedTables) -> set[str]:
+    """Return the features whose ids are rows of a listed table."""
+    tables = _by_name(listed.tables)
+    reads = _reads(tables, listed.lookups)
+    return {read.feature for read in reads if tables[read.table].id_rule != "hash"}
 
 
-def _named(tables: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the entry of each table by the table's name."""
-    entries = dict[str, dict[str, Any]]()
-    for values in tables:
-        if values["name"] in entries:
-            raise ConfigError(
-                f"tables: two tables are called {values['name']}; names must be unique"
-            )
-        entries[values["name"]] = dict(values)
-    return entries
+def _by_name(tables: Sequence[ListedTable]) -> dict[str, ListedTable]:
+    """Return the tables by name; the config of a table refuses an empty name."""
+    made = dict[str, ListedTable]()
+    for table in tables:
+        name = table.name or ""
+        if name in made:
+            raise ConfigError(f"tables: two tables are called {name}; names must be unique")
+        made[name] = table
+    return made
 
 
-def _read(
-    tables: Mapping[str, Mapping[str, Any]], lookups: Sequence[Mapping[str, Any]] | None
-) -> list[dict[str, Any]]:
-    """Return the entry of each lookup.
-
-    Args:
-        tables: The entry of each table by name.
-        lookups: The listed lookups; None takes those of `feature_names`.
-    """
+def _reads(
+    tables: Mapping[str, ListedTable], lookups: Sequence[ListedLookup] | None
+) -> list[_Read]:
+    """Return the table and the feature of each lookup, in the order of the lookups."""
     if lookups is None:
         return [
-            {"table": name, "feature": feature}
-            for name, entry in tables.items()
-            for feature in (entry["feature_names"] or [name] if "feature_names" in entry else ())
+            _Read(name, feature)
+            for name, table in tables.items()
+            if table.feature_names is not None
+            for feature in table.feature_names or (name,)
         ]
-    for place, entry in enumerate(lookups):
+    made = []
+    for place, lookup in enumerate(lookups):
         where = f"tables.lookups[{place}]"
-        for key in ("table", "feature"):
-            if key not in entry:
-                raise ConfigError(f"{where}.{key} must be given")
-        if entry["table"] not in tables:
+        if lookup.table is None or lookup.feature is None:
+            missing = "table" if lookup.table is None else "feature"
+            raise ConfigError(f"{where}.{missing} must be given")
+        if lookup.table not in tables:
             raise ConfigError(
-                f"{where} reads table {entry['table']}, which is not listed; "
-                f"{suggest(str(entry['table']), tables)}"
+                f"{where} reads table {lookup.table}, which is not listed; "
+                f"{suggest(lookup.table, tables)}"
             )
-    return [dict(entry) for entry in lookups]
+        made.append(_Read(lookup.table, lookup.feature, lookup))
+    return made
 
 
-def _table(entry: dict[str, Any], features: Sequence[str]) -> EmbeddingConfig:
-    name = entry["name"]
+def _config(name: str, table: ListedTable, features: Sequence[str]) -> EmbeddingConfig:
+    given = {key: value for key, value in to_plain(table).items() if key not in _NO_ARGUMENTS}
     for key in ("num_embeddings", "embedding_dim"):
-        if key not in entry:
+        if key not in given:
             raise ConfigError(f"tables.{name}.{key} must be given")
     if not features:
         raise ConfigError(
             f"tables.{name}.feature_names must be given: the features that read the table, or "
-            "list what reads it in tables.lookups"
+            "list its lookups in tables.lookups"
         )
-    most = entry.pop("max_key", None)
-    made = table_config(feature_names=features, **entry)
-    if most is not None:
-        check_max_key(made, most)
+    made = table_config(feature_names=features, **given)
+    if table.max_key is not None:
+        check_max_key(made, table.max_key)
     return made
 
 
-def _lookups(
-    read: Sequence[Mapping[str, Any]], tables: Mapping[str, EmbeddingConfig]
-) -> list[tuple[str, TableLookup]]:
-    """Return the lookups, each after the name of its collection."""
-    features: dict[str, list[str]] = {}
-    for entry in read:
-        features.setdefault(entry["collection"], []).append(entry["feature"])
-    made = []
-    for entry in read:
-        name = entry["collection"]
-        usual = output_of(entry["table"], entry["feature"], features[name])
-        lookup = TableLookup(
-            tables[entry["table"]],
-            entry["feature"],
-            entry.get("output") or usual,
-            entry["combiner"],
-            entry.get("hotness"),
-            entry.get("truncates") or False,
-        )
-        made.append((name, lookup))
-    return made
+def _pooling(read: _Read, tables: Mapping[str, EmbeddingConfig]) -> PoolingType:
+    return PoolingType(read.settings.combiner or tables[read.table].pooling)
+
+
+def _lookup(
+    read: _Read, tables: Mapping[str, EmbeddingConfig], features: Sequence[str]
+) -> TableLookup:
+    """Return a lookup.
+
+    Args:
+        read: Its table, feature and settings.
+        tables: The tables by name.
+        features: The features of all lookups of its collection.
+    """
+    return TableLookup(
+        tables[read.table],
+        read.feature,
+        read.settings.output or output_of(read.table, read.feature, features),
+        _pooling(read, tables),
+        read.settings.hotness,
+        read.settings.truncates or False,
+    )

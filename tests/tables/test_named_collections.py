@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from list_of_tables import listed
 
 from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -20,7 +21,7 @@ def outputs(made):
 
 
 def test_a_table_without_pooling_is_a_sequence():
-    made = listed_tables([USER, ITEM | {"pooling": "none", "feature_names": ["i"]}], None)
+    made = listed_tables(listed([USER, ITEM | {"pooling": "none", "feature_names": ["i"]}]))
     assert outputs(made) == {BAGS: ["u", "v"], SEQUENCES: ["i"]}
     assert [type(t) for t in made.tables] == [EmbeddingBagConfig, EmbeddingConfig]
 
@@ -28,8 +29,8 @@ def test_a_table_without_pooling_is_a_sequence():
 def test_outputs_are_named_within_a_collection():
     weight = {"name": "weight", "num_embeddings": 10, "embedding_dim": 1, "feature_names": ["u"]}
     wide = weight | {"collection": "wide"}
-    assert outputs(listed_tables([USER, wide], None)) == {BAGS: ["u", "v"], "wide": ["u"]}
-    assert outputs(listed_tables([USER, weight], None)) == {BAGS: ["u@user", "v", "u@weight"]}
+    assert outputs(listed_tables(listed([USER, wide]))) == {BAGS: ["u", "v"], "wide": ["u"]}
+    assert outputs(listed_tables(listed([USER, weight]))) == {BAGS: ["u@user", "v", "u@weight"]}
 
 
 def test_two_collections_may_read_one_table_each_by_its_own_features():
@@ -38,7 +39,7 @@ def test_two_collections_may_read_one_table_each_by_its_own_features():
         {"table": "item", "feature": "h", "combiner": "none"},
         {"table": "item", "feature": "i", "collection": "other", "combiner": "mean"},
     ]
-    made = listed_tables([ITEM], lookups)
+    made = listed_tables(listed([ITEM], lookups))
     assert outputs(made) == {BAGS: ["i"], SEQUENCES: ["h"], "other": ["i"]}
     assert [t.feature_names for t in made.tables] == [("i", "h")]
     for name, own in made.collections.items():
@@ -48,7 +49,7 @@ def test_two_collections_may_read_one_table_each_by_its_own_features():
 
 def test_a_feature_that_nothing_reads_stays_and_is_refused_by_the_collection():
     named = ITEM | {"feature_names": ["i", "h", "x"]}
-    made = listed_tables([named], [{"table": "item", "feature": "i"}])
+    made = listed_tables(listed([named], [{"table": "item", "feature": "i"}]))
     with pytest.raises(ConfigError, match="no lookup reads table item by feature h"):
         check_lookups(made.collections[BAGS].tables, made.lookups)
 
@@ -59,7 +60,7 @@ def test_a_collection_pools_all_its_lookups_or_none():
         {"table": "item", "feature": "h", "combiner": "none", "collection": BAGS},
     ]
     with pytest.raises(ConfigError, match="collection embedding_bag_collection has a lookup that"):
-        listed_tables([ITEM], mixed)
+        listed_tables(listed([ITEM], mixed))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_a_collection_pools_all_its_lookups_or_none():
 def test_a_usual_name_is_refused_for_lookups_of_the_other_kind(name, combiner, says):
     lookups = [{"table": "item", "feature": "i", "combiner": combiner, "collection": name}]
     with pytest.raises(ConfigError, match=f"collection: {name} takes lookups that .*{says}"):
-        listed_tables([ITEM], lookups)
+        listed_tables(listed([ITEM], lookups))
 
 
 def test_a_collection_of_sequences_takes_lookups_in_their_order():

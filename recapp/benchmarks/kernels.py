@@ -257,7 +257,7 @@ def _measure(session: Session, workload: Workload) -> None:
     }
     floor = floor_of(workload, batches[0])
     specs = session.specs("kernels", workload)
-    for threads, measured in session.by_threads(workload.name, contenders, "fbgemm", specs):
+    for threads, measured in session.by_threads(workload.name, contenders, specs):
         session.add(_record(workload, threads, floor, measured))
 
 

@@ -173,7 +173,7 @@ def _measure(
     }
     title = f"{workload.name}, {rows.bits} bits"
     specs = session.specs("quantised", workload, bits=rows.bits)
-    for threads, measured in session.by_threads(title, contenders, "fbgemm", specs):
+    for threads, measured in session.by_threads(title, contenders, specs):
         session.add(shape | {"threads": threads} | _record(workload, rows, measured))
 
 

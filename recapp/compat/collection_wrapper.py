@@ -65,9 +65,6 @@ class WrappedSharder(CollectionSharder):
         ConfigError: A sharder is given together with one of the other arguments.
     """
 
-    module_type: ClassVar[type[Any]]
-    """The class of the modules that the sharder shards."""
-
     def __init__(
         self,
         sharder: CollectionSharder | None,
@@ -78,8 +75,8 @@ class WrappedSharder(CollectionSharder):
         if sharder is not None:
             if fused_params is not None or self.payload is not None:
                 raise ConfigError(
-                    f"{type(self).__name__}: a sharder is given, and fused_params or "
-                    "qcomm_codecs_registry beside it: say all of it in the sharder"
+                    f"{type(self).__name__}: a sharder is given together with fused_params or "
+                    "qcomm_codecs_registry: give these to the sharder instead"
                 )
             self.rule = sharder.rule
             self.payload = sharder.payload

@@ -25,7 +25,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -75,6 +75,9 @@ class CollectionSharder:
             `qcomm_codecs_registry` is not a registry.
     """
 
+    module_type: ClassVar[type[Any]]
+    """The class of the modules that the sharder shards."""
+
     def __init__(
         self,
         fused_params: Mapping[str, Any] | RowRule | None = None,
@@ -83,7 +86,9 @@ class CollectionSharder:
         rule: Rules | None = None,
     ) -> None:
         if fused_params is not None and rule is not None:
-            raise ConfigError("fused_params and rule both name the tables' optimiser: give one")
+            raise ConfigError(
+                "fused_params and rule both set the optimiser of the tables: give only one of them"
+            )
         if not isinstance(fused_params, RowRule | Mapping | None):
             raise ConfigError(
                 f"fused_params is a {type(fused_params).__name__}: give a dict such as "
@@ -159,10 +164,7 @@ class CollectionSharder:
 class EmbeddingBagCollectionSharder(CollectionSharder):
     """A sharder with the name of TorchRec's sharder for collections of bags."""
 
-    @property
-    def module_type(self) -> type[EmbeddingBagCollection]:
-        """Return the class of the unsharded collections."""
-        return EmbeddingBagCollection
+    module_type = EmbeddingBagCollection
 
 
 class EmbeddingCollectionSharder(CollectionSharder):
@@ -170,10 +172,7 @@ class EmbeddingCollectionSharder(CollectionSharder):
     `CollectionSharder`: the optimiser of touched rows, and the dtype of vectors in messages.
     """
 
-    @property
-    def module_type(self) -> type[EmbeddingCollection]:
-        """Return the class of the unsharded collections."""
-        return EmbeddingCollection
+    module_type = EmbeddingCollection
 
 
 def get_default_sharders() -> list[CollectionSharder]:
@@ -190,8 +189,8 @@ def payload_of(sharders: Sequence[CollectionSharder] | None) -> torch.dtype | No
     payloads = [sharder.payload for sharder in sharders or ()]
     if len(set(payloads)) > 1:
         raise ConfigError(
-            f"sharders let vectors travel as {payloads}: one sharder shards all tables of a model, "
-            "so pass one"
+            f"sharders have different types of sent vectors, {payloads}: pass a single sharder, "
+            "which shards all tables of a model"
         )
     return payloads[0] if payloads else None
 
@@ -448,10 +447,9 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
     in_backward = [name for name, p in dense.items() if hasattr(p, "_in_backward_optimizers")]
     if in_backward and comm.device.type == "cpu":
         raise ConfigError(
-            f"{in_backward[0]} has an optimizer by apply_optimizer_in_backward, which torch's DDP "
-            "runs on GPUs only: give the dense parameters an optimizer that is stepped, and apply "
-            "it "
-            "to the tables alone"
+            f"{in_backward[0]} has an optimizer by apply_optimizer_in_backward, which torch's "
+            "DDP supports on GPUs only: call apply_optimizer_in_backward for the tables alone, "
+            "and step an optimizer of the dense parameters yourself"
         )
     if tables:
         ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
@@ -493,9 +491,8 @@ def compile_dense(module: nn.Module) -> list[str]:
     compiler = os.environ.get("CXX", "g++")
     if device == "cpu" and shutil.which(compiler) is None:
         raise ConfigError(
-            f"engine.compile=true: torch.compile needs a C++ compiler and there is no {compiler} "
-            "here: install one, name "
-            "yours in CXX, or leave engine.compile=false"
+            "engine.compile=true: torch.compile needs a C++ compiler, and this machine has no "
+            f"{compiler}: install it, name another compiler in CXX, or set engine.compile=false"
         )
     chosen: list[str] = []
     for path, child in module.named_children():

@@ -298,27 +298,23 @@ def shard_bags(
     rule: Rules | None,
     seed: int = 0,
     backend: str = "auto",
-    payload: torch.dtype | None = None,
     trains: bool = True,
     make_store: Callable[[StoredGroup], RowStore] | None = None,
     lookups: Sequence[TableLookup] | None = None,
-    is_weighted: bool | None = None,
 ) -> ShardedEmbeddingBagCollection:
     """Return a sharded collection of bags that shares its tables with no other. Every rank calls
     it.
 
     Args:
         tables: As for the unsharded collection.
-        plan: As for `ShardedTables`, like `comm`, `rule`, `seed`, `backend`, `payload`, `trains`
-            and `make_store`.
+        plan: As for `ShardedTables`, like `comm`, `rule`, `seed`, `backend`, `trains` and
+            `make_store`.
         lookups: The lookups of the tables, in output order; None takes the lookups that the tables
             declare.
-        is_weighted: As for the unsharded collection; None multiplies by weights where a batch has
-            some.
     """
-    member = Member(lookups_of(tables) if lookups is None else tuple(lookups), is_weighted)
+    member = Member(lookups_of(tables) if lookups is None else tuple(lookups))
     shared = ShardedTables(
-        list(tables), plan, comm, rule, seed, backend, payload, trains, make_store, [member]
+        list(tables), plan, comm, rule, seed, backend, None, trains, make_store, [member]
     )
     return ShardedEmbeddingBagCollection(shared)
 

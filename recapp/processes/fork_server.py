@@ -24,7 +24,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import BaseContext
@@ -64,16 +64,15 @@ _environment: dict[str, str] = {}
 """The environment of this process when it started the server. The server's libraries read it."""
 
 
-def start_early(preload: str = MODULES_OF_TRAINING, arguments: Sequence[str] | None = None) -> None:
+def start_early(preload: str = MODULES_OF_TRAINING) -> None:
     """Start the fork server in the first lines of a command, if the command will start ranks.
 
     Raise nothing and print nothing: the start of the ranks reports a server that cannot start.
 
     Args:
         preload: The modules that the server imports, separated by blanks.
-        arguments: The command line; by default the command line of this process.
     """
-    given = sys.argv[1:] if arguments is None else arguments
+    given = sys.argv[1:]
     wanted = not set(NO_RUN) & set(given) and "launch.start_method=spawn" not in given
     if wanted and has_fork_server() and not started_externally():
         try:

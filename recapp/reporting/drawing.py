@@ -196,15 +196,14 @@ class Sheet:
 
 
 @contextmanager
-def sheet(width: float, height: float, rows: int = 1, columns: int = 1) -> Iterator[Sheet]:
+def sheet(width: float, height: float, rows: int = 1) -> Iterator[Sheet]:
     """Open an empty figure in the style of all pictures; the style is set inside the `with`.
 
     Args:
         width: The width in inches.
         height: The height in inches.
-        rows: The number of rows of axes; 0 makes a single axes without frame, ticks or margins,
-            whose units are inches.
-        columns: The number of columns of axes.
+        rows: The number of axes, one above the other; 0 makes a single axes without frame, ticks
+            or margins, whose units are inches.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -214,7 +213,7 @@ def sheet(width: float, height: float, rows: int = 1, columns: int = 1) -> Itera
         warnings.filterwarnings("ignore", "Glyph .* missing")
         figure = Figure(figsize=(width, height), layout="constrained" if rows else None, dpi=DPI)
         if rows:
-            axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+            axes = list(figure.subplots(rows, squeeze=False).flat)
         else:
             axes = [figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(0, height))]
             axes[0].axis("off")
@@ -314,20 +313,11 @@ def stacked(
     return ends
 
 
-def legend_beside(axes: "Axes", *, of_stack: bool = False) -> None:
-    """Put the legend to the right of the axes, where it covers no data.
-
-    Args:
-        axes: The axes whose data the legend names.
-        of_stack: Whether the legend names the parts of vertical bars, which it then lists from top
-            to bottom.
+def legend_beside(axes: "Axes") -> None:
+    """Put the legend of stacked bars to the right of the axes, where it covers no data. It lists
+    the parts of a bar from top to bottom.
     """
-    axes.legend(
-        loc="upper left",
-        bbox_to_anchor=(1.0, 1.0),
-        reverse=of_stack,
-        handlelength=1.2 if of_stack else 1.8,
-    )
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), reverse=True, handlelength=1.2)
 
 
 def legend_below(figure: "Figure", axes: "Axes") -> None:

@@ -385,7 +385,7 @@ def ranks_picture(explained: Explained) -> Picture:
         )
         for axes in s.axes:
             _by_rank(axes, explained["hosts"], len(ranks))
-            drawing.legend_beside(axes, of_stack=True)
+            drawing.legend_beside(axes)
         return s.finish(
             "plan_ranks",
             "What each rank carries",

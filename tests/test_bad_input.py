@@ -629,5 +629,5 @@ def test_a_plan_names_the_models_tables_and_no_others():
                 )
             ]
         )
-    with pytest.raises(PlanError, match="nothing of table t"):
+    with pytest.raises(PlanError, match="no entry for table t"):
         ShardingPlan({}, 1).check([TABLE])

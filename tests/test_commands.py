@@ -321,7 +321,7 @@ def test_ranks_started_by_hand_are_asked_for_a_directory(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     assert run() == (1, [])
     assert capsys.readouterr().err.startswith(
-        "error (rank 1): ranks started by hand need one directory for all"
+        "error (rank 1): ranks started by hand need one common directory"
     )
     assert run("hydra.run.dir=out")[0] == 0
 

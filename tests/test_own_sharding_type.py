@@ -105,7 +105,7 @@ def test_tables_that_lie_together_share_it(own):
     del asked["[ac]"]
     asked["a"] = ParameterConstraints(sharding_types=[NAME], together="both")
     asked["c"] = ParameterConstraints(together="both")
-    with pytest.raises(PlanError, match="no type in common"):
+    with pytest.raises(PlanError, match="no sharding type in common"):
         plan_tables(PlanningProblem(TABLES, Topology(4), 512, sgd()), asked)
 
 
@@ -176,7 +176,9 @@ def test_what_makes_no_such_type_is_refused_in_one_line(folder, capsys, setting,
 def test_a_name_that_is_taken_is_refused(own):
     register(row_wise_on_two())  # once more is no mistake
     for name in ("row_wise", "custom"):
-        with pytest.raises(PlanError, match=f"sharding type {name}: the name is taken"):
+        with pytest.raises(
+            PlanError, match=f"sharding type {name}: recapp has a type of this name"
+        ):
             register(ShardingTypeRecord(name, "", "", "", "", cut=own.cut))
     with pytest.raises(ConfigError, match="must make a ShardingTypeRecord"):
         plan_settings = PlanSettings(sharding_types={"x": Constructor("builtins.dict")})

@@ -292,8 +292,9 @@ def assert_named_when_stopped(run, output, rank, timeout):
     # 5 of them on a machine that does nothing else
     assert time.monotonic() - began < timeout + 15
     assert output().splitlines()[-1] == (
-        f"error: rank {rank} is stopped (SIGSTOP, process {pid}): ranks wait for one that is "
-        f"stopped no longer than launch.timeout={timeout}; let it go on in time (kill -CONT {pid})"
+        f"error: rank {rank} is stopped (SIGSTOP, process {pid}): other ranks wait for a stopped "
+        f"rank no longer than launch.timeout={timeout}; let it go on within this time "
+        f"(kill -CONT {pid})"
     )
     assert "Traceback" not in output() and ranks_of(run.pid) == {}
 

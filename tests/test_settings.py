@@ -192,7 +192,7 @@ def line(tmp_path, monkeypatch, capfd):
                 "+callbacks.checkpoint._partial_=true",
                 "unknown setting callbacks.checkpoint._partial_",
             ),
-            ("tables.dynamic.max_rows=64", "is of tables that grow: add tables=dynamic"),
+            ("tables.dynamic.max_rows=64", "only dynamic tables have this setting: add"),
             ("+tables.dynamic.max_row=64", "unknown setting tables.dynamic.max_row: did you mean"),
             ("tables.dynamic={max_rows: 64}", "is said of tables that do not grow: take tables=dy"),
             ("tables.num_embeddings=dynamic", "tables.max_rows=200000: limits hashed tables, and"),
@@ -384,7 +384,7 @@ def test_a_name_that_is_a_part_of_another_is_like_it():
 
 def test_a_file_is_a_whole_plan(line):
     assert line("+plan=file", "plan.path=p.yaml", "+plan.mode=auto").startswith(
-        "plan.mode: cannot be set beside plan.path"
+        "plan.mode: cannot be set together with plan.path"
     )
 
 

@@ -102,7 +102,7 @@ def settings_for(recipe: OnPaper) -> BenchSettings:
     ):
         why = "is a directory" if file.is_dir() else "cannot be written"
         raise ConfigError(
-            f"path={path or PATH}: {why}: name a file in a directory that is there, such as "
+            f"path={path or PATH}: {why}: name a file in a directory that exists, such as "
             f"path={PATH}"
         )
     engine = recipe.engine

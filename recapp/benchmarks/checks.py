@@ -56,8 +56,8 @@ def checked(given: Bench, verb: str, plans: dict[str, dict[str, Any]]) -> BenchS
     several = verb in ON_SEVERAL_THREADS
     if isinstance(given.threads, tuple) and not several:
         raise ConfigError(
-            f"threads={_shown(given.threads)}: a list is for {', '.join(ON_SEVERAL_THREADS)}; a "
-            f"rank of {verb} has one number of threads"
+            f"threads={_shown(given.threads)}: only {', '.join(ON_SEVERAL_THREADS)} take a list; "
+            f"give {verb} one number of threads for each rank"
         )
     ranks = 1 if verb in ONE_PROCESS else given.ranks
     of_a_rank = 1 if verb == "serve" else max(1, len(os.sched_getaffinity(0)) // ranks)
@@ -75,11 +75,12 @@ def checked(given: Bench, verb: str, plans: dict[str, dict[str, Any]]) -> BenchS
     make_backend(given.backend, torch.device("cpu"))  # refuses a backend that is not installed
     if verb in ONE_TRANSPORT and len(transport) > 1:
         raise ConfigError(
-            f"transport={_shown(given.transport)}: {verb} takes one; step and train compare several"
+            f"transport={_shown(given.transport)}: {verb} takes one transport; step and train "
+            "compare several"
         )
     if verb in LISTED_TABLES and not isinstance(given.tables, ListedTables):
         raise ConfigError(
-            f"tables: {verb} needs tables written out, as in conf/tables/sample.yaml: tables=sample"
+            f"tables: {verb} needs listed tables, as in conf/tables/sample.yaml: set tables=sample"
         )
     if verb == "inference":
         _check_artefact(given)
@@ -169,12 +170,12 @@ def _check_artefact(given: Bench) -> None:
         return
     if given.bench.model is not None:
         raise ConfigError(
-            f"artefact={path} bench.model={_shown(given.bench.model)}: measure one of them"
+            f"artefact={path} bench.model={_shown(given.bench.model)}: name only one of the two"
         )
     if not Path(path).is_dir():
         raise ConfigError(f"artefact={path}: there is no such checkpoint or artefact")
     if given.quantize is not None and is_artefact(path):
         raise ConfigError(
-            f"quantize={_shown(given.quantize)}: artefact={path} is an artefact, whose tables are "
-            "stored already: leave quantize out, or name its checkpoint"
+            f"quantize={_shown(given.quantize)}: artefact={path} is an artefact, whose tables "
+            "have their data type already: leave quantize out, or name its checkpoint"
         )

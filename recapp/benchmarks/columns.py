@@ -44,11 +44,13 @@ def _short(value: float) -> str:
 
 
 # columns that several measurements have
-STEP_MS = Spread("median_ms", "ms", meaning="a step, median of the rounds; below it the quartiles")
-TRANSPORT = Column("transport", "transport", meaning="how messages travel between ranks")
-THREADS = Column("threads", "thr", meaning="threads that compute")
-IDS = Column("ids", "ids", meaning="how the ids of a batch are drawn")
-STORED = Column("quantize", "rows", meaning="how the tables are stored")
+STEP_MS = Spread(
+    "median_ms", "ms", meaning="time of a step: median of the rounds, below it the quartiles"
+)
+TRANSPORT = Column("transport", "transport", meaning="the path of messages between ranks")
+THREADS = Column("threads", "thr", meaning="the number of threads that compute")
+IDS = Column("ids", "ids", meaning="the distribution of the ids of a batch")
+STORED = Column("quantize", "rows", meaning="the data type of the stored tables")
 TORCHREC = Spread(
     "torchrec_ratio",
     "torchrec\nratio",
@@ -57,7 +59,7 @@ TORCHREC = Spread(
 TUNED = Spread(
     "torchrec_tuned_ratio",
     "tuned\nratio",
-    meaning="the same; TorchRec with its allocator tuned",
+    meaning="the same ratio for TorchRec with a tuned allocator",
 )
 FBGEMM = Spread(
     "fbgemm_tuned_ratio",
@@ -71,63 +73,69 @@ COLUMNS: dict[str, list[Column]] = {
         THREADS,
         STEP_MS,
         FBGEMM,
-        Spread("torch_ratio", "torch\nratio", meaning="plain torch's time / recapp's"),
+        Spread(
+            "torch_ratio",
+            "torch\nratio",
+            meaning="plain torch's time / recapp's: above 1 recapp is faster",
+        ),
         Spread(
             "floor_ratio",
             "floor\nratio",
-            meaning="time to copy the bytes of a step / recapp's: 1 is the limit",
+            meaning="time to copy the bytes of a step / recapp's time: at most 1",
         ),
         Spread(
             "gather_ratio",
             "gather\nratio",
-            meaning="time of torch's embedding_bag alone / recapp's forward",
+            meaning="time of torch's embedding_bag / recapp's forward pass",
         ),
         Spread(
             "small_pages_ratio",
             "small\npages",
-            meaning="time on pages of 4 KB / on large pages, both recapp",
+            meaning="recapp's time on pages of 4 KB / its time on large pages",
         ),
     ],
     "quantised": [
         Column("workload", "work-\nload", meaning="tables and rows: docs/benchmarks.md"),
-        Column("bits", "bits", meaning="of a stored number"),
+        Column("bits", "bits", meaning="the bits of a stored number"),
         Column("batch_size", "batch"),
-        Column("bag", "bag", meaning="ids of a bag"),
+        Column("bag", "bag", meaning="the number of ids in a bag"),
         THREADS,
-        Spread("median_ms", "ms", meaning="a lookup, median of the rounds; below it the quartiles"),
+        Spread(
+            "median_ms",
+            "ms",
+            meaning="time of a lookup: median of the rounds, below it the quartiles",
+        ),
         FBGEMM,
         Spread(
             "torch_quantised_ratio",
             "torch\nquant.",
-            meaning="time of torch's own lookup of such rows / recapp's",
+            meaning="time of torch's lookup of quantised rows / recapp's time",
         ),
         Spread(
             "torch_ratio",
             "torch\nfp32",
-            meaning="time of torch's lookup of rows of floats / recapp's",
+            meaning="time of torch's lookup of fp32 rows / recapp's time",
         ),
-        Spread(
-            "read_ratio", "read\nratio", meaning="time to read the rows and nothing else / recapp's"
-        ),
+        Spread("read_ratio", "read\nratio", meaning="time only to read the rows / recapp's time"),
     ],
     "memory": [
         Column("way", "method"),
         IDS,
         Column("batch_size", "batch"),
-        Column("touched_rows", "rows\ntouched", meaning="distinct rows of a batch"),
+        Column("touched_rows", "rows\ntouched", meaning="the number of distinct rows in a batch"),
         Column("touched_bytes", "their\nMB", ",.1f", 1e6, meaning="the size of these rows"),
         Column(
             "peak_bytes",
             "peak\nMB",
             ",.1f",
             1e6,
-            meaning="the most memory of backward and update beside the table",
+            meaning="the most memory of backward and update, without the table",
         ),
         Column("table_bytes", "table\nMB", ",.0f", 1e6, meaning="the size of the table"),
         Spread(
             "median_ms",
             "ms",
-            meaning="backward and update, median of the rounds; below it the quartiles",
+            meaning="time of backward and update: the median, below it the quartiles",
         ),
     ],
     "step": [
@@ -138,7 +146,9 @@ COLUMNS: dict[str, list[Column]] = {
         TORCHREC,
         TUNED,
         Spread(
-            "best_plan_ratio", "best plan\nratio", meaning="the fastest plan's time / this one's"
+            "best_plan_ratio",
+            "best plan\nratio",
+            meaning="the fastest plan's time / the time of this plan",
         ),
     ],
     "train": [
@@ -149,7 +159,7 @@ COLUMNS: dict[str, list[Column]] = {
         Spread(
             "gemm_floor_ratio",
             "gemm\nfloor",
-            meaning="time of the model's matrix products alone / recapp's",
+            meaning="time of the matrix products of the model / recapp's time",
         ),
         TORCHREC,
         TUNED,
@@ -160,18 +170,26 @@ COLUMNS: dict[str, list[Column]] = {
         Column("batch_size", "batch"),
         Column("step", "pass", meaning="the timed part; backward updates the rows"),
         Spread(
-            "batch_time_ms", "ms", meaning="a batch, median of the rounds; below it the quartiles"
+            "batch_time_ms",
+            "ms",
+            meaning="time of a batch: median of the rounds, below it the quartiles",
         ),
-        Column("throughput", "samples/s", ",.0f", meaning="samples of all ranks a second"),
+        Column("throughput", "samples/s", ",.0f", meaning="samples per second of all ranks"),
         Column(
             "memory_gb",
             "GB",
             ".2f",
-            meaning="growth of the largest rank with tables and buffers",
+            meaning="memory of tables and buffers on the largest rank",
         ),
-        Column("memory_peak_gb", "peak", ".2f", meaning="the same at its highest during steps"),
         Column(
-            "bytes_exchanged", "MB sent", ",.1f", 1e6, meaning="messages of all ranks in a forward"
+            "memory_peak_gb", "peak", ".2f", meaning="the most memory of this rank during steps"
+        ),
+        Column(
+            "bytes_exchanged",
+            "MB sent",
+            ",.1f",
+            1e6,
+            meaning="bytes of the messages of all ranks in a forward pass",
         ),
     ],
     "inference": [
@@ -182,47 +200,62 @@ COLUMNS: dict[str, list[Column]] = {
         Column(
             "way",
             "way",
-            meaning="recapp in eager, compiled or in C++, torch, or TorchRec",
+            meaning="recapp (eager, compiled or C++), torch or TorchRec",
         ),
-        Column("median_ms", "p50\nms", ".3f", meaning="half of the batches take longer"),
-        Column("p99_ms", "p99\nms", ".3f", meaning="one batch of a hundred takes longer"),
-        Column("tail_ratio", "p99/\np50", ".1f", meaning="the goal at batch 1 is below 3"),
+        Column(
+            "median_ms",
+            "p50\nms",
+            ".3f",
+            meaning="the median time of a batch: half of the batches take longer",
+        ),
+        Column("p99_ms", "p99\nms", ".3f", meaning="the time that one batch in a hundred exceeds"),
+        Column(
+            "tail_ratio",
+            "p99/\np50",
+            ".1f",
+            meaning="the 99th percentile / the median; goal at batch 1: below 3",
+        ),
         Column("samples_per_second", "rows/s", ",.0f"),
         Column(
             "torch_ratio",
             "torch\nratio",
             ".2f",
-            meaning="time of nn.EmbeddingBag in fp32 / this one's: above 1 is faster",
+            meaning="time of nn.EmbeddingBag in fp32 / time of this way",
         ),
         Column(
-            "torchrec_tuned_ratio", "tuned\nratio", ".2f", meaning="TorchRec's time / this one's"
+            "torchrec_tuned_ratio",
+            "tuned\nratio",
+            ".2f",
+            meaning="TorchRec's time / time of this way",
         ),
     ],
     "loads": [
         Column("model", "model"),
         STORED,
         Column("rows_bytes", "MB", ",.1f", 1e6, meaning="the size of the rows of all tables"),
-        Column("map_ms", "map\nms", ",.1f", meaning="to map the rows"),
-        Column("load_ms", "load\nms", ",.0f", meaning="to load the model without reading its rows"),
+        Column("map_ms", "map\nms", ",.1f", meaning="time to map the rows into memory"),
+        Column(
+            "load_ms", "load\nms", ",.0f", meaning="time to load the model, which reads no rows"
+        ),
         Column(
             "load_checked_ms",
             "checked\nms",
             ",.0f",
-            meaning="to load it and compare the checksums of its rows",
+            meaning="time to load the model and check the checksums of its rows",
         ),
         Column(
             "rows_resident_bytes",
             "a process\nholds MB",
             ",.1f",
             1e6,
-            meaning="rows in memory when a process has read all of them",
+            meaning="memory of the rows in a process that has read all",
         ),
         Column(
             "two_resident_bytes",
             "two\nhold MB",
             ",.1f",
             1e6,
-            meaning="the same of two processes, shared pages counted once",
+            meaning="the same in two processes; shared pages count once",
         ),
     ],
     "dynamic": [
@@ -230,57 +263,71 @@ COLUMNS: dict[str, list[Column]] = {
         Column("ranks", "ranks"),
         STEP_MS,
         Spread(
-            "static_ratio", "static\nratio", meaning="a static table's time / the dynamic one's"
+            "static_ratio",
+            "static\nratio",
+            meaning="time of a static table / time of the dynamic table",
         ),
         Column("ids_per_second", "ids/s", ",.0f"),
-        Column("pause_ratio", "pause", ".2f", meaning="longest step with new keys / median one"),
-        Column("cpu_pause_ratio", "its\nCPU", ".2f", meaning="the same in the processor's time"),
+        Column("pause_ratio", "pause", ".2f", meaning="longest step with new keys / median step"),
+        Column("cpu_pause_ratio", "its\nCPU", ".2f", meaning="the same ratio in processor time"),
         Column(
             "bytes_per_key",
             "bytes\na key",
             ".1f",
-            meaning="growth of the process for each key",
+            meaning="growth of the process memory for each key",
         ),
-        Column("peak_bytes_per_key", "at most", ".1f", meaning="the same at its highest"),
+        Column(
+            "peak_bytes_per_key",
+            "at most",
+            ".1f",
+            meaning="the same growth at its peak",
+        ),
     ],
     "serve": [
         Column("protocol", "protocol"),
-        Column("rows", "rows", meaning="rows of a request"),
-        Column("load", "load", meaning="share of the most requests a second; most: all at once"),
+        Column("rows", "rows", meaning="the number of rows in a request"),
+        Column(
+            "load", "load", meaning="share of the highest rate of requests; most: the highest rate"
+        ),
         Column("requests_per_second", "req/s", ",.0f"),
         Spread(
             "median_ms",
             "p50\nms",
-            meaning="half of the answers take longer; below it the quartiles of rounds",
+            meaning="the median time of an answer, below it the quartiles of rounds",
         ),
-        Column("p99_ms", "p99\nms", ",.1f", meaning="one answer of a hundred takes longer"),
-        Column("p999_ms", "p99.9\nms", ",.1f", meaning="one answer of a thousand takes longer"),
+        Column(
+            "p99_ms", "p99\nms", ",.1f", meaning="the time that one answer in a hundred exceeds"
+        ),
+        Column(
+            "p999_ms", "p99.9\nms", ",.1f", meaning="the time that one answer in a thousand exceeds"
+        ),
         Column(
             "unanswered_share",
             "no\nanswer",
             ".1%",
-            meaning="share of the requests that was not answered",
+            meaning="the share of requests without an answer",
         ),
         Column(
-            "overhead_ms", "over-\nhead ms", ",.2f", meaning="the server's time without the model's"
+            "overhead_ms",
+            "over-\nhead ms",
+            ",.2f",
+            meaning="time of the server without the time of the model",
         ),
-        Column("model_ms", "model\nms", ",.2f", meaning="the model's time"),
+        Column("model_ms", "model\nms", ",.2f", meaning="time of the model"),
         Spread(
             "rows_ratio",
             "rows\nratio",
-            meaning="most requests a second / those of JSON rows: above 1 is more",
+            meaning="highest rate of requests / the highest rate with JSON rows",
         ),
     ],
     "start": [
-        Column("what", "what", meaning="what is waited for"),
-        Column(
-            "cache", "cache", meaning="whether files are in memory before the command (warm) or not"
-        ),
-        Spread("median_s", "s", meaning="median of the rounds; below it the quartiles"),
+        Column("what", "what", meaning="the event that ends the measured time"),
+        Column("cache", "cache", meaning="warm: the files are in memory before the command starts"),
+        Spread("median_s", "s", meaning="the median of the rounds, below it the quartiles"),
         Spread(
             "baseline_median_s",
             "base-\nline s",
-            meaning="the same of bench.baseline, another recapp",
+            meaning="the same time for bench.baseline, another recapp",
         ),
         Spread(
             "baseline_ratio",
@@ -290,30 +337,42 @@ COLUMNS: dict[str, list[Column]] = {
     ],
     "parts": [
         Column("part", "part of train", meaning='a part of the time of "train" above'),
-        Column(
-            "cache", "cache", meaning="whether files are in memory before the command (warm) or not"
-        ),
-        Spread("median_s", "s", meaning="median of the rounds; below it the quartiles"),
+        Column("cache", "cache", meaning="warm: the files are in memory before the command starts"),
+        Spread("median_s", "s", meaning="the median of the rounds, below it the quartiles"),
         Spread(
             "baseline_median_s",
             "base-\nline s",
-            meaning="the same of bench.baseline, another recapp",
+            meaning="the same time for bench.baseline, another recapp",
         ),
     ],
     "data": [
-        Column("stage", "stage", meaning='each includes the ones above; "from" a source: training'),
+        Column(
+            "stage",
+            "stage",
+            meaning='each stage includes those above it; "from" a source: training',
+        ),
         Column("rows_per_second", "rows/s", ",.0f"),
-        Column("mb_per_second", "MB/s", ",.1f", meaning="of Parquet on disk, by one process"),
+        Column(
+            "mb_per_second",
+            "MB/s",
+            ",.1f",
+            meaning="Parquet bytes on disk that one process reads per second",
+        ),
         Spread(
             "median_ms",
             "ms",
-            meaning="a pass or a step, median of the rounds; below it the quartiles",
+            meaning="time of a pass or a step: the median, below it the quartiles",
         ),
         Spread(
-            "memory_ratio", "memory\nratio", meaning="time of training from memory / from Parquet"
+            "memory_ratio",
+            "memory\nratio",
+            meaning="time of training from memory / time from Parquet",
         ),
         Column(
-            "decode_share", "decode\nshare", ".1%", meaning="share of a step that reads and decodes"
+            "decode_share",
+            "decode\nshare",
+            ".1%",
+            meaning="the share of a step in which rows are read and decoded",
         ),
     ],
 }

@@ -85,7 +85,7 @@ def check_python(path: str | None) -> None:
         ) from None
     if found.returncode:
         why = (found.stderr.strip().splitlines() or ["nothing on its standard error"])[-1]
-        raise ConfigError(f"{setting}: cannot import torchrec there ({why}); {how}")
+        raise ConfigError(f"{setting}: this Python cannot import torchrec ({why}); {how}")
 
 
 class Refused(Exception):

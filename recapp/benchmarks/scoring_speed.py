@@ -291,13 +291,13 @@ def no_twin(model: nn.Module | None) -> str:
         model: The model with its unsharded collection, or None.
     """
     if not isinstance(model, DLRM):
-        return "it is no DLRM of static tables"
+        return "the model is no DLRM of static tables"
     collection = model.embedding_bag_collection
     if not isinstance(collection, EmbeddingBagCollection) or model.bottom is None:
-        return "it has no bags or no numbers"
+        return "the model has no bags or no dense features"
     lookups = collection.lookups
     if any(x.pooling is not PoolingType.SUM for x in lookups) or len(model.projections):
-        return "its bags are not all summed, or its tables have several widths"
+        return "some bags are not summed, or the tables have several widths"
     if len({x.feature for x in lookups}) < len(lookups) or collection.is_weighted():
         return "a feature reads several tables, or ids have weights"
     return ""

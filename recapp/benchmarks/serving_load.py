@@ -114,7 +114,7 @@ async def _requests(
     tried = request_of(f"{place}/{ROUTES['rows']}", *body_of("rows", drawn(64, 0)))
     any_ids = (await connection.ask(tried))[0] == 200
     if not any_ids:
-        note("the model refuses ids that it does not know: those of its example are asked for")
+        note("the model refuses unknown ids: requests have the ids of its example")
     connection.close()
     requests: dict[Case, list[bytes]] = {}
     for rows in settings.batch_size:

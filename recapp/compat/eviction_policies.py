@@ -94,8 +94,8 @@ class LRU_EvictionPolicy(MCHEvictionPolicy):
         super().__init__(threshold_filtering_func)
         if not isinstance(decay_exponent, int | float) or not decay_exponent > 0:
             raise ConfigError(
-                f"decay_exponent={decay_exponent}: must be above 0 for LRU_EvictionPolicy, which "
-                "else would not evict the rows unused for the longest time"
+                f"decay_exponent={decay_exponent}: must be above 0 for LRU_EvictionPolicy, "
+                "because at 0 the time since the last use has no effect"
             )
 
     def scores(self, counts_N: Tensor, last_used_N: Tensor, now: int) -> Tensor:
@@ -142,8 +142,8 @@ def note_of_nearest(policy: MCHEvictionPolicy) -> None:
     """Print a note, once, if sharded tables replace this policy by the nearest one."""
     if isinstance(policy, DistanceLFU_EvictionPolicy) and policy.eviction is Eviction.LRU:
         note_once(
-            "DistanceLFU_EvictionPolicy: rows leave sharded tables by when they were used last, as "
-            "with LRU_EvictionPolicy, the nearest policy there; LFU_EvictionPolicy counts uses"
+            "DistanceLFU_EvictionPolicy: sharded tables evict the rows unused for the longest "
+            "time, like LRU_EvictionPolicy, their nearest policy; LFU_EvictionPolicy counts uses"
         )
 
 

@@ -218,7 +218,7 @@ class MovieLens(IterableDataset[Any]):
         self.row_mapper = row_mapper
         for path in (self.ratings, self.movies):
             if path is not None and not path.is_file():
-                raise DataError(f"movielens: root={root}: there is no {path.name} in it")
+                raise DataError(f"movielens: root={root}: the directory has no {path.name}")
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the rows.
@@ -281,6 +281,6 @@ def _rows(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:
         for row in reader:
             if len(row) != columns:
                 raise DataError(
-                    f"{path}:{reader.line_num}: {len(row)} columns where there must be {columns}"
+                    f"{path}:{reader.line_num}: {len(row)} columns, must have {columns}"
                 )
             yield reader.line_num, row

@@ -192,8 +192,8 @@ class FeatureProcessedEmbeddingBagCollection(CollectionWrapper):
         self._embedding_bag_collection = embedding_bag_collection
         if embedding_bag_collection.is_weighted() is False:
             raise ConfigError(
-                "embedding_bag_collection ignores sample weights, which are all that processors "
-                "make: build it with is_weighted=True"
+                "embedding_bag_collection ignores sample weights, and processors make nothing "
+                "else: build it with is_weighted=True"
             )
         self._feature_names = list(
             dict.fromkeys(x.feature for x in embedding_bag_collection.lookups)
@@ -282,7 +282,7 @@ def _check_longest(lengths_B: Tensor, most: int, what: str) -> None:
     if on_host(lengths_B) and len(lengths_B) and int(lengths_B.max()) > most:
         raise DataError(
             f"{what} has a bag of {int(lengths_B.max())} ids, and its PositionWeightedModule "
-            f"max_feature_length={most}: raise that, or cut the bags"
+            f"max_feature_length={most}: raise max_feature_length, or cut the bags"
         )
 
 
@@ -295,9 +295,9 @@ def _check_same(processors: Mapping[str, Any], features: list[str]) -> None:
     for key in features:
         if key not in processors:
             raise ConfigError(
-                f"feature_processors has none for feature {key}: give one for each feature of the "
-                "collection, or a PositionWeightedModuleCollection, which others than its own go "
-                "through as they are"
+                f"feature_processors has no processor for feature {key}: give one for each "
+                "feature of the collection, or a PositionWeightedModuleCollection, which does "
+                "not change other features"
             )
     for key, processor in processors.items():
         if key not in features:

@@ -118,8 +118,8 @@ class EmbeddingTableConfig:
         label = table_name(name, table_id, id_space, ())
         if not isinstance(opt_params, OptParams | None):
             raise ConfigError(
-                f"EmbeddingTableConfig: {label}: opt_params={opt_params}: must be what "
-                "CreateOptimizer returns"
+                f"EmbeddingTableConfig: {label}: opt_params={opt_params}: must be a result of "
+                "CreateOptimizer"
             )
         self.opt_params = opt_params
         for key in others:
@@ -154,8 +154,8 @@ class EmbeddingTableConfig:
             )
         if grows and (self.min_key or self.max_key is not None):
             note_once(
-                "max_vocabulary_size=-1: such a table takes any key, min_key and max_key bound "
-                "nothing"
+                "max_vocabulary_size=-1: such a table takes any key: min_key and max_key have "
+                "no effect"
             )
         made = EmbeddingBagConfig(
             name=name,
@@ -410,8 +410,8 @@ class EmbeddingCollectionConfig(_Lookups):
         self._matrix: dict[str, Any] | None = None
         if use_exclusive_keys or comm_strategy != CommunicationStrategy.Uniform:
             note_once(
-                "EmbeddingCollectionConfig: use_exclusive_keys and comm_strategy choose how "
-                "HugeCTR computes; recapp chooses by itself, and results are the same"
+                "EmbeddingCollectionConfig: use_exclusive_keys and comm_strategy have no "
+                "effect: they select algorithms of HugeCTR with equal results"
             )
 
     def shard(
@@ -461,8 +461,8 @@ def print_plan(plan: Sequence[Any] | EmbeddingCollection | ShardingPlan) -> None
     elif isinstance(plan, ShardingPlan):
         if plan.made_for is None:
             raise PlanError(
-                "the plan does not carry the tables it was made for: print the embedding "
-                "collection that has it"
+                "the plan does not have the tables that it was made for: print the embedding "
+                "collection with this plan"
             )
         tables = plan.made_for.tables
         lists = notebook_lists(hugectr_lists(plan, tables, lookups_of(tables)))

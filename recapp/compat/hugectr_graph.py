@@ -74,17 +74,19 @@ class DenseLayer:
         tops = _names(top_names, "top_names")
         where = f"layer {layer_type.name} ({', '.join(tops)})"
         if layer_type.name not in KINDS:
-            raise ConfigError(f"{where}: HugeCTR has it, recapp has not; {listed(KINDS)}")
+            raise ConfigError(
+                f"{where}: recapp does not have this layer of HugeCTR; {listed(KINDS)}"
+            )
         if parameters.get("use_regularizer"):
             raise ConfigError(
-                f"{where}: use_regularizer=True: regularisers are not there: leave it out"
+                f"{where}: use_regularizer=True: recapp has no regularisers: leave it out"
             )
         own = KINDS[layer_type.name].parameters
         for name in parameters:
             if name not in PARAMETERS:
                 raise ConfigError(f"{where}: unknown parameter {name}; {suggest(name, PARAMETERS)}")
             if name not in own:
-                note_once(f"{where}: {name} decides nothing of this layer")
+                note_once(f"{where}: {name} has no effect on this layer")
         said = {name: _plain(value) for name, value in parameters.items() if name in own}
         self.layer = Layer(layer_type.name, bottoms, tops, said)
 
@@ -147,7 +149,10 @@ def connected(
                 raise ConfigError(_not_there(layer, name, list(shapes), layers[k:]))
         for name in layer.tops:
             if name in shapes:
-                raise ConfigError(f"{layer.label}: there is a tensor {name} already")
+                raise ConfigError(
+                    f"{layer.label}: another layer makes a tensor {name} already: "
+                    "rename one of them"
+                )
         made, maker = layer_made(layer, [shapes[name] for name in layer.bottoms])
         shapes |= dict(zip(layer.tops, made, strict=True))
         makers.append(maker)
@@ -157,7 +162,7 @@ def connected(
 
 def _not_there(layer: Layer, name: str, known: Sequence[str], later: Sequence[Layer]) -> str:
     if any(name in other.tops for other in later):
-        return f"{layer.label}: reads {name}, which a later layer makes: add that one before"
+        return f"{layer.label}: reads {name}, which a later layer makes: add that layer first"
     close = alike(name, known)
     return (
         f"{layer.label}: reads {name}, which no layer before it makes; "
@@ -175,7 +180,7 @@ def _check_ends(layers: Sequence[Layer]) -> None:
     for layer in layers:
         if layer.type != LOSS and not read & set(layer.tops):
             raise ConfigError(
-                f"{layer.label}: no layer reads {layer.tops[0]}: such a layer learns nothing, "
+                f"{layer.label}: no layer reads {layer.tops[0]}: such a layer learns nothing: "
                 "leave it out"
             )
 

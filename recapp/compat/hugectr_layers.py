@@ -273,8 +273,8 @@ def _reshape(layer: Layer, shapes: list[Shape]) -> Made:
     wanted = layer["shape"]
     if wanted and (layer["leading_dim"] or layer["time_step"]):
         raise ConfigError(
-            f"{layer.label}: shape={list(wanted)} beside leading_dim or time_step: both say what "
-            "comes out: give one"
+            f"{layer.label}: shape={list(wanted)} together with leading_dim or time_step: both "
+            "set the shape of the output: give only one of them"
         )
     if wanted:
         made = tuple(wanted[1:])
@@ -295,7 +295,8 @@ def _slice(layer: Layer, shapes: list[Shape]) -> Made:
     ranges = layer["ranges"]
     if len(ranges) != len(layer.tops):
         raise ConfigError(
-            f"{layer.label}: {len(ranges)} ranges and {len(layer.tops)} top_names: must be as many"
+            f"{layer.label}: {len(ranges)} ranges and {len(layer.tops)} top_names: give one name "
+            "for each range"
         )
     for first, last in ranges:
         if not 0 <= first < last <= shape[-1]:

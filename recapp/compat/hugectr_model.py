@@ -85,7 +85,7 @@ class Model:
             ("opt_params", opt_params, OptParams, "CreateOptimizer"),
         ):
             if not isinstance(value, kind):
-                raise ConfigError(f"Model: {name}: must be what {maker} returns")
+                raise ConfigError(f"Model: {name}: must be a result of {maker}")
         self._solver = solver
         self._reader = reader_params
         self._opt_params = opt_params
@@ -100,7 +100,7 @@ class Model:
         if name.startswith("_"):
             raise AttributeError(name)
         if name in NOT_THERE:
-            text = f"Model.{name}: HugeCTR has it, recapp has not: {NOT_THERE[name]}"
+            text = f"Model.{name}: recapp does not have this method of HugeCTR: {NOT_THERE[name]}"
             raise UnknownNameError(text)
         known = ("add", "compile", "fit", "summary")
         raise UnknownNameError(f"Model.{name}: unknown; {suggest(name, known)}")
@@ -123,7 +123,9 @@ class Model:
         elif isinstance(part, EmbeddingCollection) and self._tables is None:
             self._tables = part
         elif isinstance(part, Input | EmbeddingCollection):
-            raise ConfigError(f"Model.add: the model has an {type(part).__name__} already")
+            raise ConfigError(
+                f"Model.add: the model already has an {type(part).__name__}: add only one"
+            )
         else:
             raise ConfigError(
                 f"Model.add: {part}: must be an Input, an embedding collection or a DenseLayer"
@@ -144,7 +146,9 @@ class Model:
                 not fit, or the plan is for another number of GPUs.
         """
         if loss_names is not None or loss_weights is not None:
-            raise ConfigError("Model.compile: loss_names: a model has one loss here: leave it out")
+            raise ConfigError(
+                "Model.compile: loss_names: a model of recapp has one loss: leave it out"
+            )
         read, tables = self._parts()
         for lookup in tables.lookups:
             if lookup.feature not in read.sparse_names:
@@ -177,7 +181,9 @@ class Model:
         vectors = {x.output: (1, x.columns) for x in tables.lookups}
         for name in (read.label_name, read.dense_name):
             if name in vectors:
-                raise ConfigError(f"Input: {name}: a lookup has this output, too: rename one")
+                raise ConfigError(
+                    f"Input: {name}: a lookup has an output of the same name: rename one of them"
+                )
         return {read.label_name: (1,), read.dense_name: (read.dense_dim,), **vectors}
 
     def summary(self) -> None:
@@ -210,7 +216,7 @@ class Model:
 
     def _compiled(self, method: str) -> dict[str, Shape]:
         if self._shapes is None:
-            raise ConfigError(f"Model.{method}: the model is not compiled: call compile() before")
+            raise ConfigError(f"Model.{method}: the model is not compiled: call compile() first")
         return self._shapes
 
     def fit(
@@ -248,7 +254,7 @@ class Model:
         if self._trained:
             raise ConfigError(
                 "Model.fit: the model was trained already: python -m recapp.train ckpt_path=DIR "
-                "goes on from a checkpoint"
+                "resumes from a checkpoint"
             )
         program = Program(
             self._solver,

@@ -252,8 +252,9 @@ class _Lists:
         for g, groups in enumerate(self.gpus):
             if len(groups) != len(first):
                 raise PlanError(
-                    f"{self.source}: GPU {g} has {len(groups)} groups, GPU 0 has {len(first)}: all "
-                    f"have as many; one that holds nothing of a group has an empty {LOCAL} (rule 6)"
+                    f"{self.source}: GPU {g} has {len(groups)} groups, GPU 0 has {len(first)}: "
+                    "all GPUs must have the same number; a GPU without tables of a group has an "
+                    f"empty {LOCAL} (rule 6)"
                 )
             for k, group in enumerate(groups):
                 if group.word != first[k].word:
@@ -350,7 +351,7 @@ class _Lists:
             if i not in held:
                 raise PlanError(
                     f"{self.source}: {self._lookup(i)} is in no group of any GPU: add it to a "
-                    "list of one (rule 12)"
+                    "group (rule 12)"
                 )
             k, other = home.setdefault(name, (held[i][1], i))
             both = f"{self._lookup(i)} and lookup {other} read one table, which is sharded once, "
@@ -491,7 +492,7 @@ def _holders(table: EmbeddingConfig, sharding: TableSharding, world: int) -> tup
     fail = f"table {table.name} ({sharding.sharding_type}) cannot be written for HugeCTR"
     if any(len(s.cols) < table.embedding_dim for s in cells):
         raise PlanError(
-            f"{fail}: its lists know no strips of columns; choose "
+            f"{fail}: HugeCTR's lists cannot cut columns; choose "
             f"+plan.tables.{table.name}=table_wise or row_wise"
         )
     gpus = [s.rank for s in cells]
@@ -504,7 +505,7 @@ def _holders(table: EmbeddingConfig, sharding: TableSharding, world: int) -> tup
         ]:
             return tuple(whole)
     raise PlanError(
-        f"{fail}: its rows must be cut equally, a strip to a GPU, as row_wise cuts them"
+        f"{fail}: its rows must be cut into equal parts, one for each GPU, as row_wise cuts them"
     )
 
 

@@ -96,17 +96,15 @@ def plan_from_matrix(
     made = {}
     for t in tables:
         if t.name not in group_of:
-            raise PlanError(
-                f"{source}: table {t.name} is in no group: every table is in one (rule 12)"
-            )
+            raise PlanError(f"{source}: table {t.name} is in no group: add it to one (rule 12)")
         k, word, strips = group_of[t.name]
         gpus = [g for g, own in enumerate(held) if t.name in own]
         where = f"{source}: group {k}: table {t.name}"
         if word == "dp":
             for g in (g for g in range(len(held)) if g not in gpus):
                 raise PlanError(
-                    f"{where} is dp, but GPU {g} does not hold it: a dp table is in every row of "
-                    f"{MATRIX} (rule 8)"
+                    f"{where} is dp, but GPU {g} does not hold it: add a dp table to every row "
+                    f"of {MATRIX} (rule 8)"
                 )
         if not gpus:
             raise PlanError(f"{where} is held by no GPU: add it to a row of {MATRIX} (rule 12)")
@@ -154,8 +152,8 @@ def _placements(
             name = _name(table, names, f"{source}: group {k}")
             if name in group_of:
                 raise PlanError(
-                    f"{source}: group {k}: table {name} is in group {group_of[name][0]}, too: a "
-                    "table is in one group (rule 12)"
+                    f"{source}: group {k}: table {name} is also in group {group_of[name][0]}: a "
+                    "table must be in one group (rule 12)"
                 )
             if not isinstance(strips, int):
                 raise PlanError(

@@ -75,8 +75,8 @@ class Fit:
             raise ConfigError("Model.fit: max_iter=0: must be at least 1 with repeat_dataset=True")
         if repeats and self.num_epochs:
             raise ConfigError(
-                f"Model.fit: num_epochs={self.num_epochs}: with repeat_dataset=True max_iter says "
-                "how long: set one of them"
+                f"Model.fit: num_epochs={self.num_epochs}: with repeat_dataset=True max_iter "
+                "sets the length: give max_iter alone, or repeat_dataset=False"
             )
         if not repeats and not self.num_epochs:
             raise ConfigError(
@@ -289,7 +289,7 @@ def _run_directory(prefix: str) -> Path:
         except OSError as error:
             raise ConfigError(
                 f"Model.fit: snapshot_prefix={prefix}: {directory} cannot be made "
-                f"({error.strerror}): name a directory that can be written"
+                f"({error.strerror}): name a directory that you may write to"
             ) from error
     elif external_rank() is not None:
         directory = Path(shared_run_directory())

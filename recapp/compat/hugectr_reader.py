@@ -89,8 +89,8 @@ class DataReaderParams:
             )
         if check_type is not Check_t.Non:
             raise ConfigError(
-                f"DataReaderParams: check_type={getattr(check_type, 'name', check_type)}: Parquet "
-                "has no sums of rows: set Check_t.Non"
+                f"DataReaderParams: check_type={getattr(check_type, 'name', check_type)}: "
+                "Parquet has no checksums of rows: set Check_t.Non"
             )
         for name, value in others.items():
             if name not in READER:
@@ -100,12 +100,14 @@ class DataReaderParams:
             if name in REFUSED and value:
                 raise ConfigError(f"DataReaderParams: {name}={value}: {REFUSED[name]}")
             if name in SWITCHES and value:
-                note_once(f"DataReaderParams: {name} chooses how HugeCTR reads, and nothing here")
+                note_once(
+                    f"DataReaderParams: {name} has no effect: it only changes how HugeCTR reads"
+                )
         sources = list(source) if isinstance(source, list | tuple) else [source]
         if len(sources) != 1:
             raise ConfigError(
-                f"DataReaderParams: source={sources}: must be one list of files; several are for "
-                "the parameter server, which is not there"
+                f"DataReaderParams: source={sources}: must be one list of files; several lists "
+                "need HugeCTR's parameter server, which recapp does not have"
             )
         self.source = text("DataReaderParams", "source", sources[0])
         self.eval_source = text("DataReaderParams", "eval_source", eval_source)
@@ -146,8 +148,9 @@ class DataReaderSparseParam:
         switch("DataReaderSparseParam", "is_fixed_length", self.is_fixed_length)
         if self.slot_num != 1:
             raise ConfigError(
-                f"DataReaderSparseParam: {self.top_name}: slot_num={self.slot_num}: must be 1, as "
-                "an embedding collection reads one column by one name: declare as many of them"
+                f"DataReaderSparseParam: {self.top_name}: slot_num={self.slot_num}: must be 1, "
+                "because an embedding collection reads a column by its own name: declare one "
+                "DataReaderSparseParam for each column"
             )
 
 
@@ -308,7 +311,8 @@ def _check_places(part: str, places: Mapping[str, int | None], file: Path, first
             continue
         raise DataError(
             f"{file}: {part}: {name} has index {place}, and is column {names.index(name)} of "
-            f"{first}: HugeCTR reads by index, so one of them is wrong"
+            f"{first}: HugeCTR reads columns by index: correct the index or the order of the "
+            "columns"
         )
 
 

@@ -107,8 +107,8 @@ class OptParams:
             object.__setattr__(self, name, value)
         if self.optimizer_type is Optimizer_t.Adam and self.update_type is Update_t.Global:
             raise ConfigError(
-                "CreateOptimizer: update_type=Global moves rows that no batch has touched: set "
-                "Update_t.Local or Update_t.LazyGlobal"
+                "CreateOptimizer: update_type=Global changes rows that a batch does not have: "
+                "set Update_t.Local or Update_t.LazyGlobal"
             )
 
 
@@ -253,8 +253,8 @@ class CreateSolver:
             )
         if not switch("CreateSolver", "use_embedding_collection", use_embedding_collection):
             raise ConfigError(
-                "CreateSolver: use_embedding_collection=False: SparseEmbedding is not there: set "
-                "it to True and add an embedding collection"
+                "CreateSolver: use_embedding_collection=False: recapp has no SparseEmbedding: "
+                "set it to True and add an embedding collection"
             )
         count = partial(whole, "CreateSolver")
         finite = partial(number, "CreateSolver")
@@ -288,8 +288,8 @@ class CreateSolver:
         for name, size in (("batchsize", self.batchsize), ("batchsize_eval", self.batchsize_eval)):
             if size % ranks:
                 raise ConfigError(
-                    f"CreateSolver: {name}={size}: is of all GPUs together, so it must be a "
-                    f"multiple of the {ranks} that vvgpu lists"
+                    f"CreateSolver: {name}={size}: counts the rows of all GPUs, so it must be a "
+                    f"multiple of the {ranks} GPUs of vvgpu"
                 )
         shared = math.gcd(self.batchsize, self.batchsize_eval)
         fits = (n for n in range(ranks, max(LANES, ranks) + 1, ranks) if shared % n == 0)
@@ -306,8 +306,8 @@ class CreateSolver:
         if started is not None:
             if started.world != self.ranks:
                 raise ConfigError(
-                    f"CreateSolver: vvgpu lists {self.ranks} GPUs, and {started.world} ranks were "
-                    "started: list as many"
+                    f"CreateSolver: vvgpu lists {self.ranks} GPUs, and {started.world} ranks "
+                    "were started: list one GPU for each rank"
                 )
             return None
         if len(self.vvgpu) > 1:
@@ -360,8 +360,8 @@ class CreateSolver:
         kind = model.optimizer_type
         if kind not in DENSE:
             raise ConfigError(
-                f"Model: opt_params={kind.name}: tables have it, dense layers do not: give it to "
-                "the tables (opt_params) and another one to the model"
+                f"Model: opt_params={kind.name}: only tables have this optimiser: give it to the "
+                "tables (opt_params) and another optimiser to the model"
             )
         numbers: Mapping[Optimizer_t, dict[str, Any]] = {
             Optimizer_t.SGD: {"fused": True},
@@ -397,8 +397,8 @@ def _check_others(others: Mapping[str, Any]) -> None:
         if name in SWITCHES:
             if value != SWITCHES[name]:
                 note_once(
-                    f"CreateSolver: {name} chooses how HugeCTR computes or names its files; recapp "
-                    "chooses by itself"
+                    f"CreateSolver: {name} has no effect: it only changes how HugeCTR computes "
+                    "or names its files"
                 )
         elif name not in REFUSED:
             raise ConfigError(f"CreateSolver: unknown argument {name}; {suggest(name, known)}")
@@ -431,7 +431,7 @@ def _checked_metrics(spec: Mapping[NamedEnum, float] | None) -> dict[NamedEnum, 
             name = getattr(metric, "name", metric)
             known = [known.name for known in METRICS]
             raise ConfigError(
-                f"CreateSolver: metrics_spec: {name} is not there; {suggest(str(name), known)}"
+                f"CreateSolver: metrics_spec: unknown metric {name}; {suggest(str(name), known)}"
             )
         made[metric] = number("CreateSolver", f"metrics_spec: {metric.name}", goal)
     if not made:

@@ -93,7 +93,8 @@ def combiner_of(word: str, where: str) -> PoolingType:
     """
     if word == "none":
         raise ConfigError(
-            f"{where}.combiner=none: a sequence is no bag: list its table in an EmbeddingCollection"
+            f"{where}.combiner=none: a lookup of bags cannot give a sequence: list its table in "
+            "an EmbeddingCollection"
         )
     if word not in COMBINERS:
         raise ConfigError(f"{where}.combiner={word}: {suggest(str(word), COMBINERS)}")
@@ -144,7 +145,10 @@ def under_recapp_names(
     for key, value in values.items():
         ours = words.get(key, key)
         if ours in made:
-            raise ConfigError(f"{where}: {given[ours]} and {key} are one value: give one of them")
+            raise ConfigError(
+                f"{where}: {given[ours]} and {key} are two names of one value: "
+                "give only one of them"
+            )
         made[ours] = value
         given[ours] = key
     return made

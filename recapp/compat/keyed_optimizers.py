@@ -46,7 +46,8 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
     ) -> None:
         if not params:
             raise ConfigError(
-                "KeyedOptimizerWrapper got no parameters: a model of tables alone needs none"
+                "KeyedOptimizerWrapper got no parameters: a model of tables alone needs no "
+                "dense optimiser"
             )
         self.optimizer = optim_factory(list(params.values()))
         super().__init__(params, self.optimizer.state, self.optimizer.param_groups)
@@ -313,8 +314,8 @@ class GradientClippingOptimizer(OptimizerWrapper):
             raise ConfigError(f"max_gradient={max_gradient}: must be at least 0")
         if param_to_pgs:
             raise ConfigError(
-                "param_to_pgs: tables know their ranks and all else is the same on every rank: "
-                "leave it out"
+                "param_to_pgs: recapp knows the ranks of the tables, and other parameters are "
+                "equal on all ranks: leave it out"
             )
         tables = optimizer.table_gradients if enable_global_grad_clip else []
         if enable_global_grad_clip and not tables:

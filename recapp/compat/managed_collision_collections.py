@@ -176,9 +176,9 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper):
         for t in self.tables():
             if self._embedding_module.weight(t.name).is_meta:
                 raise ConfigError(
-                    f"table {t.name} is on the meta device: its rows are made where tables are "
-                    "sharded, which one process can do as well: wrap the model in "
-                    'DistributedModelParallel, or build its collection with device="cpu"'
+                    f"table {t.name} is on the meta device: only a sharded collection makes its "
+                    "rows, also on one process: wrap the model in DistributedModelParallel, or "
+                    'build its collection with device="cpu"'
                 )
 
     @torch.no_grad()
@@ -314,8 +314,8 @@ class ManagedCollisionCollectionSharder(CollectionSharder):
             ConfigError: Always.
         """
         raise ConfigError(
-            "ManagedCollisionCollectionSharder.shard: managed collisions lie with the rows of "
-            "their tables: shard the ManagedCollisionEmbeddingBagCollection, with its own sharder"
+            "ManagedCollisionCollectionSharder.shard: managed collisions are sharded with their "
+            "tables only: shard the ManagedCollisionEmbeddingBagCollection with its own sharder"
         )
 
 

@@ -151,8 +151,9 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         held = self._buffers.get(name)
         if held is None:
             raise ConfigError(
-                f"{type(self).__name__}: it is on the meta device, or its table is sharded, so it "
-                'numbers no ids: build it with device="cpu", or look ids up by the collection'
+                f"{type(self).__name__}: the module is on the meta device, or its table is "
+                'sharded, so it cannot give ids their rows: build it with device="cpu", or call '
+                "the collection instead"
             )
         return held
 
@@ -168,9 +169,10 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         """
         if self.numbers_ids:
             raise ConfigError(
-                f"table {table}: its ids were given rows before it was sharded, and these are not "
-                "taken over: shard the model before it is called in training mode, or make the "
-                "collection with return_remapped_features=True, which shards numbered rows"
+                f"table {table}: its ids got rows before it was sharded, and a sharded table "
+                "cannot keep these: shard the model before you call it in training mode, or "
+                "make the collection with return_remapped_features=True, which shards numbered "
+                "rows"
             )
         note_of_nearest(self.policy)
         made = copy.copy(self)
@@ -441,16 +443,17 @@ class ManagedCollisionCollection(nn.Module):
         """
         if torch.compiler.is_exporting():
             raise ConfigError(
-                "torch.export: numbers of ids change while programs run: export a model whose "
-                "collections take the numbers, without its managed collisions"
+                "torch.export: the row of an id may change in training, and an exported program "
+                "is fixed: export the model without its managed collisions, with collections "
+                "that take rows"
             )
         table_of: dict[str, str] = {}
         for t in self._embedding_configs:
             for key in t.feature_names:
                 if key in table_of:
                     raise ConfigError(
-                        f"feature {key} is read by the tables {table_of[key]} and {t.name}, which "
-                        "number its ids differently: give each table a feature of its own"
+                        f"feature {key} is read by the tables {table_of[key]} and {t.name}, "
+                        "which give its ids different rows: give each table a feature of its own"
                     )
                 table_of[key] = t.name
         taken = features.permute([features.index_of(key) for key in table_of])
@@ -494,13 +497,13 @@ def _check_fits(table: EmbeddingConfig, module: MCHManagedCollisionModule | None
     if module is None:
         raise ConfigError(
             f"table {table.name} is not in managed_collision_modules: give it an "
-            f"MCHManagedCollisionModule of zch_size={table.num_embeddings}, or look it up by a "
+            f"MCHManagedCollisionModule of zch_size={table.num_embeddings}, or put it into a "
             "collection of its own"
         )
     if table.dynamic is not None:
         raise ConfigError(
-            f"table {table.name} is dynamic and says itself which rows leave: give num_embeddings "
-            f"the number {module.output_size()}, or look it up without managed collisions"
+            f"table {table.name} is dynamic and evicts rows by its own settings: set "
+            f"num_embeddings={module.output_size()}, or use the table without managed collisions"
         )
     if table.id_rule is not IdRule.ERROR or table.min_key:
         given = f"min_key={table.min_key}" if table.min_key else f"id_rule={table.id_rule}"

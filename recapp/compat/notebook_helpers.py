@@ -126,15 +126,15 @@ def _check_samples(batch: Any, batch_size: int) -> None:
     """Check that a batch of bags has `batch_size` samples."""
     if batch is None or isinstance(batch_size, bool) or not isinstance(batch_size, int):
         raise ConfigError(
-            f"batch={type(batch).__name__}, batch_size={batch_size!r}: give what the model is "
-            "called with, and the number of its samples"
+            f"batch={type(batch).__name__}, batch_size={batch_size!r}: give the argument of the "
+            "model, and its number of samples"
         )
     stride = getattr(batch, "stride", None)
     samples = stride() if callable(stride) and not isinstance(batch, torch.Tensor) else batch_size
     if samples != batch_size:
         raise ConfigError(
-            f"batch_size={batch_size}, but the batch has {samples} samples: "
-            "it has a length for each of its keys and samples"
+            f"batch_size={batch_size}, but the batch has {samples} samples: give the number of "
+            "samples of the batch"
         )
 
 

@@ -193,7 +193,7 @@ def _types_of_kernels(kernels: Sequence[str], types: Sequence[str] | None) -> li
         if kernel not in known:
             raise ConfigError(
                 f"ParameterConstraints: compute_kernels has {kernel}: recapp has "
-                f"{' and '.join(known)}; rows lie in the memory of their rank"
+                f"{' and '.join(known)}; rows are in the memory of their rank"
             )
     replicated = ShardingType.DATA_PARALLEL.value
     found = [name for name in allowed if ("dense" if name == replicated else "fused") in kernels]
@@ -246,8 +246,8 @@ class FixedPercentageStorageReservation:
         """
         if topology.memory_bytes is None:
             raise ConfigError(
-                "storage_reservation: the topology has no cap to reserve from: "
-                "Topology(..., hbm_cap=bytes), or ddr_cap on CPUs"
+                "storage_reservation: the topology has no memory limit to reserve from: give "
+                "one, Topology(..., hbm_cap=bytes), or ddr_cap on CPUs"
             )
         return self.reserved(topology, dense_of(module))
 
@@ -398,8 +398,8 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
             return topology
         if topology.memory_bytes is None:
             note_once(
-                "storage_reservation: nothing is reserved, because the topology has no cap: "
-                "Topology(..., hbm_cap=bytes), or ddr_cap on CPUs"
+                "storage_reservation: nothing is reserved, because the topology has no memory "
+                "limit: give one, Topology(..., hbm_cap=bytes), or ddr_cap on CPUs"
             )
             return topology
         return reservation.reserved(topology, problem.dense)
@@ -472,16 +472,18 @@ class QCommsConfig:
         for name in ("forward_precision", "backward_precision"):
             if getattr(self, name) not in _DTYPES:
                 raise ConfigError(
-                    f"QCommsConfig: {name}={getattr(self, name)}: vectors travel as "
+                    f"QCommsConfig: {name}={getattr(self, name)}: must be one of "
                     f"{', '.join(str(kind) for kind in _DTYPES)}"
                 )
         if self.forward_loss_scale is not None or self.backward_loss_scale is not None:
-            raise ConfigError("QCommsConfig: there is no loss scale; bf16 needs none")
+            raise ConfigError(
+                "QCommsConfig: recapp has no loss scale, and bf16 needs none: leave it out"
+            )
         given = [name for name in _OF_OTHER_TYPES if getattr(self, name)]
         if given:
             note_once(
-                f"QCommsConfig: {', '.join(given)} without effect, as in TorchRec where nothing "
-                "travels as FP8 or MX4"
+                f"QCommsConfig: {', '.join(given)} has no effect: it is for messages in FP8 or "
+                "MX4, as in TorchRec"
             )
 
     @property
@@ -527,8 +529,8 @@ def get_qcomm_codecs_registry(
     """
     if comm_ops is not None:
         raise ConfigError(
-            "get_qcomm_codecs_registry: comm_ops has no effect here, where all messages of vectors "
-            "travel alike: leave it out"
+            "get_qcomm_codecs_registry: comm_ops has no effect, because all messages of vectors "
+            "have one type: leave it out"
         )
     payload = qcomms_config.payload
     return None if payload is None else QCommsRegistry(payload)

@@ -97,14 +97,14 @@ def ParameterSharding(
     if shards is None:
         wanted = "construct_module_sharding_plan with data_parallel()" if known[name] else ""
         raise PlanError(
-            f"ParameterSharding: sharding_spec={sharding_spec}: a plan by hand says where each "
-            f"shard lies, EnumerableShardingSpec([ShardMetadata(...)]){wanted and ', or use '}"
-            f"{wanted}"
+            f"ParameterSharding: sharding_spec={sharding_spec}: a plan by hand must give the "
+            "place of each shard, "
+            f"EnumerableShardingSpec([ShardMetadata(...)]){wanted and ', or use '}{wanted}"
         )
     made = tuple(_shard(shard) for shard in shards)
     if ranks is not None and not set(ranks) <= {shard.rank for shard in made}:
         raise PlanError(
-            f"ParameterSharding: ranks={list(ranks)}: the shards lie on ranks "
+            f"ParameterSharding: ranks={list(ranks)}: must be the ranks of the shards, "
             f"{sorted({shard.rank for shard in made})}"
         )
     mode: Mode = "replicated" if known[name] else "unique"
@@ -164,7 +164,8 @@ def check_kernel(where: str, kernel: Any, *, replicated: bool) -> None:
     if word(kernel) not in (None, own):
         raise PlanError(
             f"{where}: compute_kernel={word(kernel)}: must be {own}; recapp has dense for "
-            "data_parallel and fused for every other sharding type, and no memory but that of ranks"
+            "data_parallel and fused for every other sharding type, and rows are in the memory "
+            "of their rank"
         )
 
 
@@ -227,8 +228,8 @@ class Machine:
         """
         if not 0 <= index < len(self.hosts):
             raise PlanError(
-                f"host {index} is not there: {self.world_size} ranks, {self.local_size} on each "
-                f"host, are on hosts 0..{len(self.hosts) - 1}"
+                f"host {index} does not exist: {self.world_size} ranks, {self.local_size} on "
+                f"each host, are on hosts 0..{len(self.hosts) - 1}"
             )
         return self.hosts[index]
 
@@ -433,7 +434,7 @@ def construct_module_sharding_plan(
             )
     for name in tables:
         if name not in per_param_sharding:
-            raise PlanError(f"per_param_sharding says nothing of table {name}")
+            raise PlanError(f"per_param_sharding has no entry for table {name}")
     cut = {name: per_param_sharding[name](table, machine) for name, table in tables.items()}
     sharding_plan.ShardingPlan(cut, world).check(list(tables.values()))
     return EmbeddingModuleShardingPlan(cut, world)
@@ -451,7 +452,10 @@ def ShardingPlan(plan: Mapping[str, Mapping[str, TableSharding]]) -> sharding_pl
     """
     sizes = {getattr(part, "world_size", None) or _world_size() for part in plan.values()}
     if len(sizes) > 1:
-        raise PlanError(f"the collections of a plan are for {sorted(sizes)} ranks: give them one")
+        raise PlanError(
+            f"the collections of a plan are for {sorted(sizes)} ranks: make them all "
+            "for the same number of ranks"
+        )
     names = [name for part in plan.values() for name in part]
     for name in names:
         if names.count(name) > 1:

@@ -83,7 +83,10 @@ class QuantisedCollection:
             ConfigError: The module is no such collection or has no `qconfig`, or a type is unknown.
         """
         if use_precomputed_fake_quant:
-            raise ConfigError("from_float: use_precomputed_fake_quant=True: rows are rounded here")
+            raise ConfigError(
+                "from_float: use_precomputed_fake_quant=True: recapp rounds rows "
+                "itself: leave it out"
+            )
         qconfig: Any = getattr(module, "qconfig", None)
         if qconfig is None:
             raise ConfigError(
@@ -102,8 +105,7 @@ class QuantisedCollection:
             twin = as_quantised(made, held, output_dtype)
         if not isinstance(twin, cls):
             raise ConfigError(
-                f"from_float: a {type(module).__name__} is no module that quant.{cls.__name__} "
-                "stands for"
+                f"from_float: a {type(module).__name__} has no quantised form quant.{cls.__name__}"
             )
         return twin
 
@@ -236,7 +238,7 @@ def check_output_dtype(output_dtype: torch.dtype) -> None:
     """
     if output_dtype not in OUTPUTS:
         raise ConfigError(
-            f"output_dtype={output_dtype}: vectors are {', '.join(map(str, OUTPUTS))}"
+            f"output_dtype={output_dtype}: must be one of {', '.join(map(str, OUTPUTS))}"
         )
 
 
@@ -324,8 +326,8 @@ def _rows_of(
         if isinstance(held, ShardedCollection):
             if held.shared.comm.world > 1:
                 raise ConfigError(
-                    "quantize_embeddings: several ranks hold the tables: save a checkpoint, and "
-                    "python -m recapp.export makes a quantised model of it"
+                    "quantize_embeddings: the tables are on several ranks: save a checkpoint "
+                    "and run python -m recapp.export, which makes a quantised model"
                 )
             state = gathered_state_dict(held)
             for t in held.tables():

@@ -126,8 +126,8 @@ def quantize_inference_model(
             )
     if fp_weight_dtype not in (DEFAULT_QUANTIZATION_DTYPE, quantization_dtype):
         raise ConfigError(
-            f"fp_weight_dtype={fp_weight_dtype}: tables behind feature processors are stored as "
-            "quantization_dtype says: name them in per_table_weight_dtype"
+            f"fp_weight_dtype={fp_weight_dtype}: tables with feature processors have the type of "
+            "quantization_dtype: name their types in per_table_weight_dtype"
         )
     return quantize_embeddings(
         model,
@@ -176,8 +176,8 @@ def shard_quant_model(
     """
     if sharders is not None:
         raise ConfigError(
-            "shard_quant_model: sharders would have no effect here: what is only read has no "
-            "optimiser: leave them out"
+            "shard_quant_model: sharders would have no effect here, because read-only tables "
+            "have no optimiser: leave them out"
         )
     if ddr_cap is not None and compute_device == "cuda":
         raise ConfigError(
@@ -190,8 +190,8 @@ def shard_quant_model(
     comm = make_comm(tables_group(ranks), device)
     if world_size not in (None, comm.world):
         raise ConfigError(
-            f"shard_quant_model: world_size={world_size}, but there are {comm.world} ranks: start "
-            "as many, and leave world_size out"
+            f"shard_quant_model: world_size={world_size}, but there are {comm.world} ranks: "
+            f"start {world_size} ranks, or leave world_size out"
         )
     found = [c for c in sharded_collections(model) if isinstance(c, QuantisedCollection)]
     tables = {name: t for c in found if c.held for name, t in c.held.tables.items()}
@@ -246,13 +246,14 @@ def _check_classes(
         if kind not in TWINS:
             known = ", ".join(known.__name__ for known in TWINS)
             raise ConfigError(
-                f"quantize_embeddings: {kind.__name__} is no collection: {known} are quantised, "
-                "also within other modules"
+                f"quantize_embeddings: {kind.__name__} is no collection: name one of {known}, "
+                "which are also quantised within other modules"
             )
         if mapping.get(kind, TWINS[kind]) is not TWINS[kind]:
             raise ConfigError(
                 f"quantize_embeddings: additional_mapping of {kind.__name__} to "
-                f"{mapping[kind].__name__}: it becomes quant.{TWINS[kind].__name__}"
+                f"{mapping[kind].__name__}: its quantised form must be "
+                f"quant.{TWINS[kind].__name__}"
             )
 
 

@@ -166,7 +166,10 @@ def state_dict_gather(src: Mapping[str, Any], dst: Mapping[str, Tensor]) -> None
     """
     missing = [name for name in dst if name not in src]
     if missing:
-        raise ConfigError(f"state_dict_gather: src has no {missing[0]}, which dst has")
+        raise ConfigError(
+            f"state_dict_gather: dst has {missing[0]}, and src does not: give src "
+            "every tensor of dst"
+        )
     there = dist.is_available() and dist.is_initialized()
     group = dist.group.WORLD if there else None
     comm = make_comm(group, own_device(group), transport="gloo")
@@ -273,7 +276,7 @@ def validate_keyed_jagged_tensor(kjt: KeyedJaggedTensor) -> None:
         if tensor is not None and len(tensor) != len(held.values()):
             raise DataError(
                 f"there are {len(tensor)} {name}, but lengths sum to {len(held.values())}: the "
-                "last ones belong to no bag"
+                "last values belong to no bag: give one entry for each value of a bag"
             )
 
 

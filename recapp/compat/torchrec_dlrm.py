@@ -106,8 +106,8 @@ class SparseArch(nn.Module):
         dims = {t.name: t.embedding_dim for t in embedding_bag_collection.tables()}
         if len(set(dims.values())) > 1:
             raise ConfigError(
-                f"TorchRec's DLRM wants tables of one embedding_dim, these have {dims}: "
-                "recapp.DLRM takes them"
+                f"TorchRec's DLRM needs tables of one embedding_dim, and these have {dims}: use "
+                "recapp.DLRM, which takes several"
             )
         self.D = next(iter(dims.values()))
         self.sparse_feature_names = [x.output for x in embedding_bag_collection.lookups]

@@ -98,7 +98,7 @@ class WarmupOptimizer(OptimizerWrapper):
         super().__init__(optimizer)
         if param_name in optimizer.params:
             raise ConfigError(
-                f"param_name={param_name}: a parameter has this name: give the warm-up another one"
+                f"param_name={param_name}: a parameter has this name: give the warm-up another name"
             )
         self.stages = _checked(stages)
         self.lr = lr
@@ -148,12 +148,14 @@ class WarmupOptimizer(OptimizerWrapper):
         state = dict(state_dict["state"])
         own = state.pop(self.param_name, None)
         if own is None and self._count:
-            raise ConfigError(f"the state has nothing of {self.param_name}, which has state here")
+            raise ConfigError(
+                f"the state has no entry for {self.param_name}, and this optimiser needs one"
+            )
         count = {} if own is None else {"warmup": torch.as_tensor(own["warmup"]).clone()}
         if count and not 0 <= int(count["warmup"][1]) < len(self.stages):
             raise ConfigError(
-                f"the state of {self.param_name} is in stage {int(count['warmup'][1])}, and there "
-                f"are {len(self.stages) - 1} here: give the stages it was saved with"
+                f"the state of {self.param_name} is in stage {int(count['warmup'][1])}, and "
+                f"there are {len(self.stages) - 1} here: give the stages of the saved optimiser"
             )
         self._count = count
         super().load_state_dict({**state_dict, "state": state})
@@ -191,8 +193,8 @@ def _checked(stages: list[WarmupStage]) -> list[WarmupStage]:
             raise ConfigError(f"{where} is a {type(given).__name__}: give a WarmupStage")
         if given.max_iters <= (before := whole[-1].max_iters if whole else 0):
             raise ConfigError(
-                f"{where}.max_iters={given.max_iters}: must be above {before}, where the stage "
-                "before ends: max_iters counts from the beginning of training"
+                f"{where}.max_iters={given.max_iters}: must be above {before}, the end of the "
+                "stage before it: max_iters counts from the beginning of training"
             )
         length = 1 if given.policy is WarmupPolicy.STEP else given.max_iters
         stage = replace(given, decay_iters=given.decay_iters if given.decay_iters > 0 else length)
@@ -207,8 +209,8 @@ def _check_factor(where: str, stage: WarmupStage, first: int) -> None:
     policy = stage.policy
     if policy is WarmupPolicy.INVSQRT and first == 0:
         raise ConfigError(
-            f"{where}: INVSQRT divides by the root of the step's number, and training begins with "
-            "step 0: put a stage before it"
+            f"{where}: INVSQRT divides by the root of the step's number, and training begins "
+            "with step 0: put another stage first"
         )
     if policy is WarmupPolicy.POLY and stage.decay_iters < stage.max_iters:
         raise ConfigError(

@@ -117,7 +117,7 @@ class FusedOptimizer(KeyedOptimizer):
                 for name, held in tensors.items():
                     _load(f"{weight}, {name}", stored.get(name), held)
                 if _UPDATES not in stored:
-                    raise ConfigError(f"the state has nothing of {weight}, {_UPDATES}")
+                    raise ConfigError(f"the state has no entry for {weight}, {_UPDATES}")
                 collection.shared.updates = int(stored[_UPDATES])
         self.load_groups(state_dict)
 
@@ -162,7 +162,7 @@ def _state_blocks(collection: Any) -> dict[str, dict[str, list[Block]]]:
 
 def _load(name: str, value: Any, held: list[Block]) -> None:
     if value is None:
-        raise ConfigError(f"the state has nothing of {name}")
+        raise ConfigError(f"the state has no entry for {name}")
     fault = load_strips(value, held, held[0].shape, held[0].data.dtype)
     if fault:
         raise ConfigError(f"{name}: {fault}")

@@ -125,9 +125,9 @@ class FusedUpdate:
         if GRADIENT in self.rules:
             tables = self.state.layout.tables_of_rule(self.rules.index(GRADIENT))
             raise ConfigError(
-                f"tables {', '.join(tables)} are parameters (compute kernel dense): they and "
-                "tables that a rule updates cannot be clipped together: leave the kernel of these "
-                "tables open, or clip the dense part alone"
+                f"tables {', '.join(tables)} are parameters (compute kernel dense): recapp "
+                "cannot clip them together with tables that a row rule updates: leave "
+                "compute_kernel of these tables out, or clip only the dense part"
             )
         self._stepper = weakref.ref(optimizer)
 
@@ -157,8 +157,9 @@ class FusedUpdate:
         """
         if self._stepper is not None and self._stepper() is None:
             raise ConfigError(
-                "the optimiser that clips gradients of tables, and updates them in its step, is "
-                "gone: keep it and call its step, or shard the model anew to train without it"
+                "the optimiser that clips gradients of tables, and updates them in its step, "
+                "was deleted: keep it and call its step, or shard the model anew to train "
+                "without clipping"
             )
         self._in_flight.discard(lookup)
         if not (self._in_flight or self._waiting or self.deferred):

@@ -88,9 +88,9 @@ class Lookup(torch.autograd.Function):
         requests.check_called()
         if ctx.settled_G != [store.settled for store in state.stores]:
             raise ConfigError(
-                "backward of a lookup of an earlier step: rows of dynamic tables may have left "
-                "since, and others lie in their place: call backward before the next step's "
-                "lookups"
+                "backward of a lookup of an earlier step: dynamic tables may have evicted its "
+                "rows since then, and other rows are in their place: call backward before the "
+                "lookups of the next step"
             )
         requests.spent = True
         gradient = _flat(gradients, state, requests)

@@ -71,7 +71,10 @@ def check_room(make: Callable[[], nn.Module]) -> None:
             module = make()
     # a model that computes with its start values cannot be built on the meta device
     except RuntimeError as error:
-        note(f"the model's memory is not known beforehand: {' '.join(str(error).split())}")
+        note(
+            "the memory of the model cannot be computed before it is built: "
+            f"{' '.join(str(error).split())}"
+        )
         return
     held = {id(p) for _, collection in collections_in(module) for p in collection.parameters()}
     dense = {name: p for name, p in module.named_parameters() if id(p) not in held}

@@ -126,9 +126,9 @@ class Requests:
                 if self.trains and most is not None and rows > most:
                     raise ConfigError(
                         f"table {table.name}: dynamic.max_rows={most}: a batch has {rows:,} "
-                        "distinct ids of it, and all of them need rows at once: raise max_rows "
-                        "(64 runs share it, so some fill up early), or make dataset.batch_size "
-                        "smaller"
+                        "distinct ids of this table, and each of them needs a row: raise "
+                        "max_rows (64 runs of keys share it, and a run may fill up early), or "
+                        "lower dataset.batch_size"
                     )
 
     def _route_rows(self, rows: Rows) -> None:
@@ -291,9 +291,9 @@ class Requests:
         for i in (i for i, taken in enumerate(self.taken) if taken and i not in self.called_by):
             names = ", ".join(x.feature for x in members[i].lookups)
             raise ConfigError(
-                f"the ids of a batch have the features {names}, but the collection that looks "
-                "these up was not called with them: call the collections of a model with one "
-                "KeyedJaggedTensor, or give each only its own features (features.permute)"
+                f"the ids of a batch have the features {names}, but the collection of these "
+                "features was not called with them: call all collections of a model with the "
+                "same KeyedJaggedTensor, or each with its own features alone (features.permute)"
             )
 
     def buffers(self) -> Iterator[Tensor]:
@@ -342,14 +342,16 @@ def _raise_together(
         if status == FAILED:
             if failure is not None and rank == own_rank:
                 raise failure
-            raise RankError(f"rank {rank} could not look up its batch; its own message says why")
+            raise RankError(
+                f"rank {rank} could not look up its batch; its own message has the reason"
+            )
     names = ["no ids", "no sample weights", "sample weights", "sample weights that need a gradient"]
     weighting_W = headers_W[:, 3].tolist()
     most = max(weighting_W)
     for rank, weighting in enumerate(weighting_W):
         if weighting not in (NO_IDS, most):
             raise ConfigError(
-                f"rank {rank} has a batch with {names[weighting]}, rank {weighting_W.index(most)} "
-                f"one with {names[most]}: "
-                "give the batches of all ranks the same (weights of ones change nothing)"
+                f"rank {rank} has a batch with {names[weighting]}, rank "
+                f"{weighting_W.index(most)} one with {names[most]}: give the batches of all "
+                "ranks the same kind of weights (weights of 1 change nothing)"
             )

@@ -119,8 +119,8 @@ def _fault(value: Any, held: Sequence[Block], shape: tuple[int, int], dtype: tor
         if not _covered(block, _stored(value, shape)):
             return (
                 f"the stored strips do not cover rows {block.rows.start} to {block.rows.stop}, "
-                f"columns {block.cols.start} to {block.cols.stop}, which this rank holds: load the "
-                "state of the same plan and rank, or whole tables (gathered_state_dict)"
+                f"columns {block.cols.start} to {block.cols.stop}, which are on this rank: load "
+                "the state of the same plan and rank, or whole tables (gathered_state_dict)"
             )
     return ""
 
@@ -279,7 +279,7 @@ def _fault_of_ranks(
     if taken == total:
         return ""
     return (
-        f"of {total} stored rows {taken} are given to all ranks that hold their keys: load the "
+        f"only {taken} of {total} stored rows reach the ranks that own their keys: load the "
         "state of the same plan and rank, or whole tables (gathered_state_dict)"
     )
 
@@ -329,7 +329,7 @@ def _dynamic_fault(table: EmbeddingConfig, keys: Any, weights: Any) -> str:
             for (r0, r1), (c0, c1), tensor in _strips(value):
                 inside = 0 <= r0 <= r1 and 0 <= c0 <= c1 <= width
                 if not inside or tuple(tensor.shape) != (r1 - r0, c1 - c0):
-                    return f"{name} has a strip that is none of a table of [rows, {width}]"
+                    return f"{name} has a strip that does not fit into a table of [rows, {width}]"
                 if tensor.dtype != dtype:
                     return f"{name} is {tensor.dtype}, must be {dtype}: convert it"
                 if tensor.device.type == "meta":

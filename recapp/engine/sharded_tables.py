@@ -348,9 +348,9 @@ class ShardedTables(nn.Module):
         """
         if torch.compiler.is_exporting():
             raise ConfigError(
-                "torch.export: a sharded collection sends messages and makes no program: export "
-                "the unsharded model with gathered_state_dict(model), or run recapp.export on a "
-                "checkpoint"
+                "torch.export: a sharded collection sends messages, which no exported program "
+                "can do: export the unsharded model with gathered_state_dict(model), or run "
+                "recapp.export on a checkpoint"
             )
         # results of other ids, of earlier steps and of the other grad mode are not taken any more
         now = (self.updates, torch.is_grad_enabled())
@@ -420,8 +420,8 @@ def _store(group: StoredGroup, rule: RowRule | None, seeds: Mapping[str, int]) -
     table = next(layout.tables[s.table] for s in layout.strips if s.group == group.number)
     if table.data_type.bits is not None:
         raise ConfigError(
-            f"tables.{table.name}.data_type={table.data_type}: rows of so few bits are only read: "
-            f"train fp32, then export the checkpoint with quantize={table.data_type}"
+            f"tables.{table.name}.data_type={table.data_type}: rows of 8 or 4 bits are "
+            f"read-only: train fp32, then export the checkpoint with quantize={table.data_type}"
         )
     dynamic = group.layout.groups[group.number].dynamic
     return DynamicStore(group, rule, seeds) if dynamic else FloatStore(group, rule, seeds)

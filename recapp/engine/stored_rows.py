@@ -78,15 +78,15 @@ class StoredRows:
         for t in self.layout.tables:
             if table is None and t.dynamic is not None and t.name not in rows_of_runs:
                 raise CheckpointError(
-                    f"table {t.name}: it is dynamic, and the checkpoint has it as a table of "
-                    "numbered rows or not at all: train it anew, or give num_embeddings the number "
-                    "of its rows"
+                    f"table {t.name}: the table is dynamic in the model, and static or absent in "
+                    "the checkpoint: train it anew, or set num_embeddings to the number of its "
+                    "rows"
                 )
             if table is None and t.dynamic is None and t.name in rows_of_runs:
                 raise CheckpointError(
-                    f"table {t.name}: it has numbered rows, and the checkpoint has it as a dynamic "
-                    'table, whose rows stand in another order: make it num_embeddings="dynamic", '
-                    "or fill it from recapp.static_table"
+                    f"table {t.name}: the table is static in the model and dynamic in the "
+                    "checkpoint, where its rows have another order: set "
+                    'num_embeddings="dynamic", or copy the rows of recapp.static_table into it'
                 )
         for store in self.stores:
             blocks = (

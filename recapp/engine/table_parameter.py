@@ -50,8 +50,8 @@ class TableParameter(nn.Module):
         if hasattr(self.weight, "_in_backward_optimizers"):
             raise ConfigError(
                 "a table that is a parameter has an optimizer by apply_optimizer_in_backward, "
-                "which does not see its gradient: give it one that is stepped, or leave the "
-                "table's compute kernel dense (as_parameter) out"
+                "which does not get its gradient: step an optimizer of this parameter yourself, "
+                "or leave the table's compute kernel dense (as_parameter) out"
             )
         if not self.weight.requires_grad:
             return
@@ -120,8 +120,8 @@ def table_parameters(
             if gradients.dtype != store.weights.dtype:
                 raise ConfigError(
                     f"table {table.name} is to be a parameter (as_parameter), but "
-                    f"data_type={table.data_type} is narrower than what is computed in, "
-                    f"{gradients.dtype}: give it another data_type"
+                    f"data_type={table.data_type} is narrower than the compute type, "
+                    f"{gradients.dtype}: give the table another data_type"
                 )
             rows = slice(piece.base, piece.base + len(piece.rows))
             found[table.name] = TableParameter(store.weights[rows], gradients[rows])

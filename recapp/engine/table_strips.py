@@ -155,9 +155,9 @@ class TableStrips:
         """
         if self.shape is None:
             raise ConfigError(
-                f"table {self.name}: {asked}: it is dynamic, and shards of numbered rows are of "
-                "static tables: read `for rows, cols, tensor in` the entry, a copy, beside its "
-                "keys, and write by load_state_dict"
+                f"table {self.name}: {asked}: the table is dynamic, and only static tables have "
+                "shards of numbered rows: read its rows by `for rows, cols, tensor in` the "
+                "entry and its keys from the entry `keys`, and write both by load_state_dict"
             )
         if any(len(strip) > 3 for strip in self.strips):
             raise ConfigError(

@@ -77,7 +77,7 @@ def slow_kernels_note(name: str, device: torch.device) -> str:
 def _no_numba(device: torch.device) -> str:
     """Return the reason why numba's kernels do not work on a device; empty if they work."""
     if device.type != "cpu":
-        return f"it computes on the CPU, rows live on {device}"
+        return f"the backend computes on the CPU, and the rows are on {device}"
     return "" if find_spec("numba") else "numba is not installed (pip install numba)"
 
 
@@ -92,4 +92,4 @@ def _no_triton(device: torch.device) -> str:
 
     if device.type == "cuda" or (device.type == "cpu" and knobs.runtime.interpret):
         return ""
-    return f"it computes on a GPU, rows live on {device}"
+    return f"the backend computes on a GPU, and the rows are on {device}"

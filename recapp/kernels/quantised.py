@@ -131,7 +131,8 @@ class QuantisedRows:
         """
         if weights_RD.dim() != 2 or weights_RD.shape[1] != self.width:
             raise ValueError(
-                f"rows of {self.width} columns are filled with {list(weights_RD.shape)} values"
+                f"rows have {self.width} columns, and the values have the shape "
+                f"{list(weights_RD.shape)}"
             )
         if not 0 <= first <= len(self) - len(weights_RD):
             raise ValueError(
@@ -191,9 +192,9 @@ def bytes_of_record(width: int, bits: int) -> int:
         ValueError: `bits` is neither 8 nor 4, or there are no columns.
     """
     if bits not in BITS:
-        raise ValueError(f"bits={bits}: rows are kept in 4 or 8 bits")
+        raise ValueError(f"bits={bits}: must be 4 or 8")
     if width < 1:
-        raise ValueError(f"width={width}: a row has one column or more")
+        raise ValueError(f"width={width}: must be at least 1")
     words = -(-width * bits // (8 * WORD_BYTES))
     return words * WORD_BYTES + 2 * NUMBER_TYPES[bits].itemsize
 

@@ -103,9 +103,9 @@ def _check(pattern: str, c: ParameterConstraints, topology: Topology) -> None:
         for number in given or ():
             if not 0 <= number < count:
                 raise PlanError(
-                    f"{where}.{what}: {what[:-1]} {number} is not there: there "
-                    f"{'is' if count == 1 else 'are'} {count} "
-                    f"({what} 0..{count - 1}); use one of those or a topology that has more"
+                    f"{where}.{what}: {what[:-1]} {number} does not exist: there "
+                    f"{'is' if count == 1 else 'are'} {count} ({what} 0..{count - 1}); name one "
+                    "of these, or use a topology that has more"
                 )
         if given is not None and not given:
             raise PlanError(
@@ -136,8 +136,8 @@ def _check_groups(found: Mapping[str, ParameterConstraints], topology: Topology)
     for name, c in found.items():
         if not allowed_ranks(c, topology):
             raise PlanError(
-                f"constraints.{name}: ranks {list(c.ranks or ())} are none of those of hosts "
-                f"{list(c.hosts or ())}: let one of the two be free"
+                f"constraints.{name}: ranks {list(c.ranks or ())} are not on hosts "
+                f"{list(c.hosts or ())}: leave ranks or hosts out"
             )
         if c.together is not None:
             groups.setdefault(c.together, []).append(name)
@@ -145,8 +145,8 @@ def _check_groups(found: Mapping[str, ParameterConstraints], topology: Topology)
         others = [found[n].apart for n in names if found[n].apart is not None]
         if len(others) > len(set(others)):
             raise PlanError(
-                f"constraints: tables {', '.join(names)} are to lie together ({label}) and apart "
-                f"({others[0]}) at once: take one of the two away"
+                f"constraints: tables {', '.join(names)} must lie together ({label}) and apart "
+                f"({others[0]}) at the same time: leave one of the two out"
             )
         shared = [
             type_name
@@ -155,12 +155,12 @@ def _check_groups(found: Mapping[str, ParameterConstraints], topology: Topology)
         ]
         if not shared:
             raise PlanError(
-                f"constraints: tables {', '.join(names)} are to lie together ({label}) but have no "
-                "type in common that allows "
-                f"it ({', '.join(one_block)}): give them one in sharding_types"
+                f"constraints: tables {', '.join(names)} must lie together ({label}), but they "
+                f"have no sharding type in common that allows this ({', '.join(one_block)}): "
+                "give them one of these in sharding_types"
             )
         if not set.intersection(*(set(allowed_ranks(found[n], topology)) for n in names)):
             raise PlanError(
-                f"constraints: tables {', '.join(names)} are to lie together ({label}) but have no "
-                "rank in common: give them one in ranks"
+                f"constraints: tables {', '.join(names)} must lie together ({label}), but they "
+                "have no rank in common: give them a common rank in ranks"
             )

@@ -286,8 +286,8 @@ def _bundles(
                 f"constraints.{name}: nothing is left to choose from: sharding_types "
                 f"{types or 'any'} on ranks "
                 f"{list(c[name].ranks or range(problem.topology.world_size))}; "
-                f"{', '.join(everywhere)} needs all ranks, a cut needs something to cut: allow "
-                "another type"
+                f"{', '.join(everywhere)} needs all ranks, and a cut needs several rows or "
+                "columns: allow another type"
             )
     groups: dict[str, list[str]] = {}
     for t in tables:
@@ -431,7 +431,7 @@ def _does_not_fit(
             return error
     total = sum(min(cost.bytes for cost in costs) for costs in space.costs)
     return PlanError(
-        f"plan {name}: no plan fits these constraints and {size(float(capacity.sum()))} of memory "
-        f"on all ranks (tables and optimiser state need about {size(total)}): allow more types or "
-        "ranks, or tables may not be kept apart on so few ranks"
+        f"plan {name}: no plan fits these constraints and {size(float(capacity.sum()))} of "
+        f"memory on all ranks (tables and optimiser state need about {size(total)}): allow more "
+        "types or ranks, or leave out constraints that keep tables apart"
     )

@@ -259,7 +259,7 @@ def read_machine(name: str) -> dict[str, Any]:
     """
     machines = shipped_machines()
     if name not in machines:
-        raise ConfigError(f"topology={name}: there is no such machine; {suggest(name, machines)}")
+        raise ConfigError(f"topology={name}: unknown machine; {suggest(name, machines)}")
     return _settings(machines[name])
 
 
@@ -376,7 +376,7 @@ def _link(where: str, key: str, given: Any) -> Link:
         for ranks in by_ranks:
             if not str(ranks).isdecimal() or int(ranks) < 2:
                 raise ConfigError(
-                    f"{where}: {key}.{name}: {ranks}: keys are numbers of ranks, 2 or more"
+                    f"{where}: {key}.{name}: {ranks}: the keys must be numbers of ranks, 2 or more"
                 )
         read[name] = {int(ranks): _number(value) for ranks, value in by_ranks.items()}
     return Link(**read)

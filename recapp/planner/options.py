@@ -210,8 +210,8 @@ def _cuts_and_modes(
     ]
     if unsummed and not modes:
         raise PlanError(
-            f"table {table.name}: modes={list(c.modes or ())}: it is dynamic, or a lookup of it is "
-            "a sequence or a concatenation, which asks for distinct rows: allow unique"
+            f"table {table.name}: modes={list(c.modes or ())}: a dynamic table, and a lookup "
+            "that is a sequence or a concatenation, need distinct rows: allow unique"
         )
     for record in records:
         own: Sequence[Mode] = ("replicated",) if record.replicated else modes

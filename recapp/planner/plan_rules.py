@@ -256,8 +256,8 @@ def read_rule(values: Mapping[str, Any], setting: str) -> PlanRule:
     """
     if not isinstance(values, Mapping):
         raise ConfigError(
-            f"{setting}={values}: a rule is a type and its conditions, e.g. {{type: row_wise, "
-            f"rows_above: 100000}}"
+            f"{setting}={values}: must be a mapping of a type and its conditions, e.g. {{type: "
+            "row_wise, rows_above: 100000}"
         )
     known = [f.name for f in fields(PlanRule)]
     for key in values:

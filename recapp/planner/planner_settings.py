@@ -58,8 +58,8 @@ class PlanSettings:
         ]
         if self.path is not None and others:
             raise ConfigError(
-                f"plan.{others[0]}: cannot be set beside plan.path, which is a whole plan: edit "
-                "the file"
+                f"plan.{others[0]}: cannot be set together with plan.path, which names a whole "
+                "plan: edit the file"
             )
 
 

@@ -66,7 +66,7 @@ class Topology:
         if self.memory_bytes is not None and len(self.memory_bytes) != self.world_size:
             raise ConfigError(
                 f"topology: memory_bytes has {len(self.memory_bytes)} numbers for "
-                f"{self.world_size} ranks: one each"
+                f"{self.world_size} ranks: give one number for each rank"
             )
         if self.local_world_size is not None:
             local = self.local_world_size

@@ -94,9 +94,9 @@ def explain_output(text: str, rank: int, memory: bool = False) -> RecappError | 
         )
     if NO_THREADS.search(text):
         return LaunchError(
-            f"rank {rank} can start no more threads: memory or the number of processes is used up "
-            "(ulimit -v, ulimit -u, or the container's limits); use fewer ranks (trainer.devices) "
-            "here"
+            f"rank {rank} cannot start another thread: the limit of memory or of processes is "
+            "reached (ulimit -v, ulimit -u, or the container's limits); use fewer ranks "
+            "(trainer.devices) here"
         )
     if found := SILENT.search(text):
         seconds = int(next(filter(None, found.groups()))) / 1000

@@ -216,7 +216,7 @@ def _wait_for_answers(ranks: Sequence[ForkedRank], timeout: float | None) -> Non
     if waiting:
         names = " and ".join(rank.name for rank in waiting.values())
         raise LaunchError(
-            f"timeout={timeout}: {names} took longer than these seconds; give more, or None"
+            f"timeout={timeout}: {names} took longer; give more seconds, or None for no limit"
         )
 
 

@@ -90,13 +90,13 @@ def rank_count(devices: int | str, accelerator: str = "auto") -> int:
     gpus = gpu_count() if accelerator == "auto" or wants_gpu else 0
     if wants_gpu and gpus == 0:
         raise ConfigError(
-            f"trainer.accelerator={accelerator}: there is no GPU here; use auto or cpu"
+            f"trainer.accelerator={accelerator}: this machine has no GPU; use auto or cpu"
         )
     if automatic:
         return gpus or CPU_RANKS
     if gpus and int(devices) > gpus:
         raise ConfigError(
-            f"trainer.devices={devices}: there are {gpus} GPUs here; use at most that, or "
+            f"trainer.devices={devices}: this machine has {gpus} GPUs; use at most {gpus}, or "
             "trainer.accelerator=cpu"
         )
     return int(devices)
@@ -216,7 +216,7 @@ def meeting_point(port: int) -> Iterator[int]:
             held.bind((ADDRESS, port))
         except OSError as error:
             raise LaunchError(
-                f"launch.port={port}: {error.strerror}; choose another, or 0 for a free one"
+                f"launch.port={port}: {error.strerror}; choose another port, or 0 for a free one"
             ) from None
         yield held.getsockname()[1]
 
@@ -297,8 +297,8 @@ def explain_failures(
             f"rank {one.rank} is stopped (SIGSTOP, process {one.pid})" for one in stopped
         )
         return LaunchError(
-            f"{who}: ranks wait for one that is stopped no longer than {limit}; let it go on in "
-            f"time (kill -CONT {stopped[0].pid})"
+            f"{who}: other ranks wait for a stopped rank no longer than {limit}; let it go on "
+            f"within this time (kill -CONT {stopped[0].pid})"
         )
     return error
 
@@ -342,7 +342,7 @@ def _how(code: int) -> str:
     if code == LOST:
         return (
             "was ended with the fork server that it came from (killed, or memory ran out); "
-            "launch.start_method=spawn does without one"
+            "launch.start_method=spawn needs no fork server"
         )
     if code > 0:
         return f"exited with code {code}"

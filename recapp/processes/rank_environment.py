@@ -66,8 +66,9 @@ class RankInfo:
         """
         if visible > 1 and self.local_rank >= visible:
             raise LaunchError(
-                f"rank {self.rank} has the number {self.local_rank} on its host, which shows it "
-                f"{visible} GPUs: start at most {visible} ranks there, or show each rank one GPU"
+                f"rank {self.rank} has the number {self.local_rank} on its host, where it sees "
+                f"{visible} GPUs: start at most {visible} ranks on the host, or let each rank "
+                "see one GPU of its own (CUDA_VISIBLE_DEVICES)"
             )
         return self.local_rank if visible > 1 else 0
 
@@ -218,7 +219,7 @@ def shared_run_directory(environ: Mapping[str, str] = os.environ) -> str:
     if environ.get("WORLD_SIZE") == "1":
         return _new_dated_directory()
     raise LaunchError(
-        "ranks started by hand need one directory for all: give hydra.run.dir=DIR or "
+        "ranks started by hand need one common directory: give hydra.run.dir=DIR or "
         "RECAPP_RUN_ID=NAME"
     )
 

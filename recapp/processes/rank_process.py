@@ -171,8 +171,8 @@ def as_rank(directory: Path | None = None) -> Iterator[None]:
             yield
     except BrokenPipeError as error:
         unread = LaunchError(
-            "nobody reads standard output any more (a pipe whose reader has ended): send it "
-            "to a file, or keep the reader"
+            "standard output is a pipe whose reader has ended: write it to a file, or keep the "
+            "reader running"
         )
         write_error_file(unread)
         raise unread from error

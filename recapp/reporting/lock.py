@@ -136,7 +136,7 @@ def _take(directory: Path, setting: str) -> int | None:
         except OSError as error:
             os.close(file)
             note(
-                f"{short_path(directory)} cannot be locked ({error.strerror}): see to it that no "
+                f"{short_path(directory)} cannot be locked ({error.strerror}): make sure that no "
                 "other run writes there"
             )
             return None

@@ -269,7 +269,7 @@ def analyze_plan(
     made_for = plan.made_for
     if tables is None and made_for is None:
         raise PlanError(
-            f"plan {plan.name} does not say which tables it is of: analyze_plan(plan, tables=[...])"
+            f"plan {plan.name} has no tables: give them, analyze_plan(plan, tables=[...])"
         )
     known = list(tables) if tables is not None else list(made_for.tables) if made_for else []
     plan.check(known)

@@ -343,7 +343,7 @@ def memory_picture(results: Results) -> Picture:
 def _entries(results: Results, key: str) -> list[float]:
     """Return the entry of each result under a key."""
     if not results:
-        raise ConfigError("results={}: give what was measured, by strategy")
+        raise ConfigError("results={}: give the measured results by strategy")
     for name, result in results.items():
         if key not in result:
             raise ConfigError(

@@ -62,7 +62,7 @@ def report_prediction(
     metrics = write_metrics(measured, directory)
     columns = [output.column for output in outputs]
     if metrics["rows"] and None in [metrics[f"mean_{column}"] for column in columns]:
-        note("some scores are not finite: the model's logits are too large for its numbers")
+        note("some scores are not finite: the logits of the model are too large for its dtype")
     if format == "text":
         result = f"scores      {short_path(metrics['output'])}"
         _print(_lines_of_prediction(metrics, columns), result, directory)
@@ -78,7 +78,7 @@ def _refuse_nan(metrics: Mapping[str, Any], split: str, measures: Measures) -> N
         value = metrics.get(f"{split}_{measure.name}")
         if measure.defined and value is not None and not math.isfinite(value):
             raise TrainingError(
-                f"the {SPLITS[split]} {measure.title} is {value}: either no row was looked at, or "
+                f"the {SPLITS[split]} {measure.title} is {value}: either there were no rows, or "
                 "the model's predictions are not finite; lower optimizer.sparse.lr and "
                 "optimizer.dense.lr"
             )

@@ -292,8 +292,8 @@ def write_report(folder: Path, defaults: Defaults = lambda chosen: {}) -> list[d
     runs = read_runs(folder)
     if any(SCORED in run.metrics for run in runs):
         raise ConfigError(
-            f"path={folder}: holds a prediction, of which there is no page; its numbers are in "
-            "metrics.json"
+            f"path={folder}: is the directory of a prediction, which has no page; its numbers "
+            "are in metrics.json"
         )
     gallery = Gallery(folder)
     if comparison.jobs_of(folder):

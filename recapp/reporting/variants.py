@@ -225,7 +225,7 @@ def read_runs(folder: Path) -> list[Run]:
     """
     if not folder.is_dir():
         raise ConfigError(
-            f"path={folder}: there is no such directory; name that of a run or of a sweep"
+            f"path={folder}: there is no such directory; name the directory of a run or of a sweep"
         )
     if jobs := comparison.jobs_of(folder):
         records = comparison.compare(folder)
@@ -234,8 +234,8 @@ def read_runs(folder: Path) -> list[Run]:
         record = comparison.record_of(folder)
         return [Run(folder, record, str(record["plan"]))]
     raise ConfigError(
-        f"path={folder}: no runs in it; name the directory of a run (it has metrics.json) or of a "
-        "sweep (its jobs have)"
+        f"path={folder}: has no runs; name the directory of a run (with metrics.json) or of a "
+        "sweep (its jobs have metrics.json)"
     )
 
 

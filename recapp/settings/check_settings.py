@@ -117,7 +117,7 @@ def unknown(name: str, known: Iterable[str]) -> str:
         return f"{name}: is {new} now"
     home, _, leaf = name.rpartition(".")
     if home == "tables.dynamic" and leaf in OF_TABLES_THAT_GROW:
-        return f"{name}: is of tables that grow: add tables=dynamic"
+        return f"{name}: only dynamic tables have this setting: add tables=dynamic"
     if home == "task" and leaf in OF_CLICKS:
         return f"{name}: is of task=click: another task has no such loss or label"
     rules = "optimizer.sparse.tables"

@@ -82,7 +82,7 @@ def read_text(path: str | Path, most: int) -> str:
     with os.fdopen(descriptor, "rb", closefd=True) as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is no file of text")
+            raise ValueError("it is not a regular file")
         if found.st_size > most:
             raise ValueError(f"it has {found.st_size:,} bytes, and {most:,} are allowed")
         return file.read(most).decode()

@@ -284,14 +284,14 @@ def _check_modes(plan: ShardingPlan, lookups: Sequence[TableLookup]) -> None:
             continue
         if lookup.table.dynamic is not None:
             raise PlanError(
-                f"table {lookup.table.name}: mode pooled, but it is dynamic, and dynamic rows are "
-                "asked for one by one: set the mode to unique or auto"
+                f"table {lookup.table.name}: mode pooled, but the table is dynamic, and ranks "
+                "request its rows one by one: set the mode to unique or auto"
             )
         if not lookup.is_summed:
             raise PlanError(
                 f"table {lookup.table.name}: mode pooled, but its lookup {lookup.output} is "
-                f"{'a sequence' if not lookup.columns else 'a concatenation'}, which nobody sums: "
-                "set the mode to unique or auto"
+                f"{'a sequence' if not lookup.columns else 'a concatenation'}, whose vectors no "
+                "rank sums: set the mode to unique or auto"
             )
 
 

@@ -72,7 +72,8 @@ def read_plain_values(path: str | Path) -> Any:
     values = _parsed(path, text)
     if _count(path, values, 0, {}) > len(text) + REPEATED:
         raise PlanError(
-            f"{path}: what its references repeat is far more than the file: write it out"
+            f"{path}: its YAML references (&, *) repeat far more entries than the file has: "
+            "write the entries out"
         )
     return values
 
@@ -107,7 +108,10 @@ def _check_depth(path: str | Path, text: str) -> None:
 
 
 def _too_deep(path: str | Path) -> PlanError:
-    return PlanError(f"{path}: is nested more than {DEEPEST} deep: a plan is not")
+    return PlanError(
+        f"{path}: has more than {DEEPEST} nested levels, and a plan has fewer: "
+        "write it as python -m recapp.plan export does"
+    )
 
 
 def _count(path: str | Path, value: Any, depth: int, known: dict[int, int]) -> int:
@@ -121,7 +125,9 @@ def _count(path: str | Path, value: Any, depth: int, known: dict[int, int]) -> i
         return known[id(value)]
     if value is None or isinstance(value, str | int | float):
         return 1
-    raise PlanError(f"{path}: holds a {type(value).__name__}: a plan has texts and numbers only")
+    raise PlanError(
+        f"{path}: holds a {type(value).__name__}: a plan must have texts and numbers only"
+    )
 
 
 def _refused(why: str, mark: Any) -> yaml.YAMLError:

@@ -78,8 +78,8 @@ def plan_to_yaml(plan: ShardingPlan) -> str:
     for name, sharding in plan.tables.items():
         if sharding.as_parameter:
             raise PlanError(
-                f"table {name} is a parameter (as_parameter), which DistributedModelParallel alone "
-                "makes it: a plan file does not say so"
+                f"table {name} is a parameter (as_parameter): only DistributedModelParallel "
+                "makes parameters, and a plan file cannot have them"
             )
     made_for = plan.made_for or PlannedFor(())
     configs = {t.name: t for t in made_for.tables}
@@ -269,7 +269,7 @@ def check_made_for(
     for t in tables:
         if t.name not in plan.tables:
             raise PlanError(
-                f"{source}: says nothing of table {t.name} ({t.num_embeddings} rows x "
+                f"{source}: has no entry for table {t.name} ({t.num_embeddings} rows x "
                 f"{t.embedding_dim}); add tables.{t.name}, or make it again: {again}"
             )
         had = [max(getattr(s, part).stop for s in plan.tables[t.name].shards) for part in PARTS]

@@ -119,8 +119,8 @@ class TableSharding:
             return None
         if table.dynamic is not None:
             raise PlanError(
-                f"table {table.name}: row_order=mixed, but it is dynamic, and keys of dynamic "
-                "tables are mixed as it is: leave row_order out"
+                f"table {table.name}: row_order=mixed, but the table is dynamic, and its keys "
+                "are mixed in any case: leave row_order out"
             )
         return mixed_order(table.name, table.num_embeddings)
 
@@ -283,7 +283,7 @@ class ShardingPlan:
                 )
         for t in tables:
             if t.name not in self.tables:
-                raise PlanError(f"the plan says nothing of table {t.name}")
+                raise PlanError(f"the plan has no entry for table {t.name}")
             self.tables[t.name].cells(t, self.world_size)
             self.tables[t.name].order_of(t)
 

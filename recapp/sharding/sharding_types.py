@@ -284,7 +284,8 @@ def register(record: ShardingTypeRecord) -> None:
     """
     if record.name in {CUSTOM, *ShardingType}:
         raise PlanError(
-            f"sharding type {record.name}: the name is taken by recapp; give the type another one"
+            f"sharding type {record.name}: recapp has a type of this name; give your type "
+            "another name"
         )
     SHARDING_TYPES[record.name] = record
 

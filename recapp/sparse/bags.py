@@ -167,8 +167,8 @@ def check_bags(
             on_host(lengths_N) and not torch.equal(offsets_N1.diff().long(), lengths_N.long())
         ):
             raise DataError(
-                f"{len(lengths_N)} lengths and {len(offsets_N1) - 1} bags by offsets do not say "
-                "the same: give one of them"
+                f"{len(lengths_N)} lengths and {len(offsets_N1) - 1} bags by offsets contradict "
+                "each other: give only one of them"
             )
     if on_host(lengths_N) and bool((lengths_N < 0).any()):
         first = int((lengths_N < 0).nonzero()[0])
@@ -184,7 +184,7 @@ def check_distinct(keys: Sequence[str]) -> None:
     """
     if len(set(keys)) != len(keys):
         twice = next(key for key in keys if list(keys).count(key) > 1)
-        raise DataError(f"key {twice!r} is there twice: every key needs a name of its own")
+        raise DataError(f"key {twice!r} is given twice: give every key a name of its own")
 
 
 def check_total(total: int, values_L: Tensor, weights_L: Tensor | None) -> None:
@@ -201,8 +201,8 @@ def check_total(total: int, values_L: Tensor, weights_L: Tensor | None) -> None:
         return
     if total > len(values_L):
         raise DataError(
-            f"lengths sum to {total}, but there are {len(values_L)} values: give at least as many "
-            "values, of which the first ones count"
+            f"lengths sum to {total}, but there are {len(values_L)} values: give at least "
+            f"{total} values; the bags have the first {total}"
         )
     if weights_L is not None and total > len(weights_L):
         raise DataError(

@@ -64,7 +64,7 @@ class Batch:
         self.weights = dict(weights or {})
         if strange := self.weights.keys() - self.labels.keys():
             raise DataError(
-                f"a batch with weights of {min(strange)}, which is none of its labels "
+                f"a batch with weights of {min(strange)}, which is not one of its labels "
                 f"({', '.join(self.labels)})"
             )
         counted = [("dense rows", self.rows), ("bags per feature", sparse.stride())]
@@ -73,7 +73,8 @@ class Batch:
         if len({count for _, count in counted}) > 1:
             *most, last = dict.fromkeys(f"{count} {what}" for what, count in counted)
             raise DataError(
-                f"a batch of {', '.join(most)} and {last}: all of them are counted in samples"
+                f"a batch of {', '.join(most)} and {last}: give all parts the same number of "
+                "samples"
             )
 
     @property

@@ -310,7 +310,7 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
                 indices or strides per key, or a key is in two tensors.
         """
         if not kjt_list:
-            raise DataError("there is nothing to concatenate: give one KeyedJaggedTensor or more")
+            raise DataError("the list of tensors is empty: give one KeyedJaggedTensor or more")
         full = [k for k in kjt_list if k._keys] or list(kjt_list[:1])
         check_keys([key for k in full for key in dict.fromkeys(k._keys)])
         strides = concatenate_strides([k._strides for k in full])
@@ -477,7 +477,7 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         for index in taken:
             if not 0 <= index < count:
                 raise DataError(
-                    f"index {index} is no key's: there are {count} keys, 0..{count - 1}"
+                    f"index {index} belongs to no key: there are {count} keys, 0..{count - 1}"
                 )
         if indices_tensor is not None and indices_tensor.shape != (len(taken),):
             raise DataError(

@@ -44,12 +44,12 @@ def check_strides(keys: Sequence[str], strides: Sequence[Sequence[int]] | Tensor
     name = "stride_per_key_per_rank"
     rows = strides.tolist() if isinstance(strides, Tensor) else list(strides)
     if not all(isinstance(row, Sequence) and not isinstance(row, str) for row in rows):
-        raise DataError(f"{name} is {rows}: give a list for each key, of one number per rank")
+        raise DataError(f"{name} is {rows}: give a list for each key, with one number per rank")
     table = [list(row) for row in rows]
     if len(table) != len(keys) or len({len(row) for row in table}) > 1:
         raise DataError(
-            f"{name} is {table}, but there are {len(keys)} keys: give a list for each key, of one "
-            "number per rank"
+            f"{name} is {table}, but there are {len(keys)} keys: give a list for each key, with "
+            "one number per rank"
         )
     if any(type(n) is not int or n < 0 for row in table for n in row):
         raise DataError(f"{name} is {table}: a key has a whole number of bags, 0 or more")
@@ -97,8 +97,8 @@ def check_taken_bags(
         low, high = (int(n) for n in index_S.aminmax())
         if key in known and not 0 <= low <= high < known[key]:
             raise DataError(
-                f"inverse_indices of key {key!r} run from {low} to {high}, but it has {known[key]} "
-                "bags: give each sample the number of one"
+                f"inverse_indices of key {key!r} run from {low} to {high}, but it has "
+                f"{known[key]} bags: give each sample the number of a bag"
             )
 
 
@@ -199,7 +199,7 @@ def _all_or_none(found: Sequence[T | None], argument: str) -> list[T]:
     some = [given for given in found if given is not None]
     if some and len(some) < len(found):
         raise DataError(
-            f"{argument}: some of the tensors have them, others none: give them to all, or none"
+            f"{argument}: only some of the tensors have them: give them to all tensors, or to none"
         )
     return some
 
@@ -234,7 +234,8 @@ def concatenate_inverse(found: Sequence[InverseIndices | None]) -> InverseIndice
     samples = [index_FS.shape[1] for _, index_FS in some]
     if len(set(samples)) > 1:
         raise DataError(
-            f"inverse_indices of the tensors are of {samples} samples: give all for the same number"
+            f"inverse_indices of the tensors are of {samples} samples: give all tensors the same "
+            "number of samples"
         )
     keys = check_keys([key for names, _ in some for key in names])
     return keys, torch.cat([index_FS for _, index_FS in some])

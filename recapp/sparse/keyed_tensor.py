@@ -65,8 +65,8 @@ class KeyedTensor:
         check_distinct(keys)
         if not 0 <= key_dim < values.dim():
             raise DataError(
-                f"key_dim is {key_dim}, but values have {values.dim()} dimensions: give one of "
-                f"0..{values.dim() - 1}"
+                f"key_dim is {key_dim}, but values have {values.dim()} dimensions: give one from "
+                f"0 to {values.dim() - 1}"
             )
         if room + sum(length_per_key) != values.shape[key_dim]:
             raise DataError(
@@ -128,10 +128,10 @@ class KeyedTensor:
             DataError: There is no keyed tensor, several tensors hold a key, or key_dims differ.
         """
         if not keyed_tensors:
-            raise DataError("there is no keyed tensor: regroup wants one or more")
+            raise DataError("the list of keyed tensors is empty: regroup needs one or more")
         dims = sorted({t.key_dim() for t in keyed_tensors})
         if len(dims) > 1:
-            raise DataError(f"key_dims differ: {dims}: regroup wants keyed tensors of one key_dim")
+            raise DataError(f"key_dims differ: {dims}: regroup needs keyed tensors of one key_dim")
         holders: dict[str, list[int]] = {}
         for index, tensor in enumerate(keyed_tensors):
             for key in tensor._keys:
@@ -292,8 +292,8 @@ def _group(
             raise UnknownKeyError(key, list(holders))
         if len(holders[key]) > 1:
             raise DataError(
-                f"key {key!r} is in keyed tensors {holders[key]}: regroup cannot tell which is "
-                "meant"
+                f"key {key!r} is in keyed tensors {holders[key]}: give the keys of the keyed "
+                "tensors different names"
             )
         parts.append(keyed_tensors[holders[key][0]][key])
     return (

@@ -47,8 +47,8 @@ def check_samples(features: KeyedJaggedTensor, lookups: Sequence[TableLookup]) -
     """
     if not isinstance(features, KeyedJaggedTensor):
         raise ConfigError(
-            f"features are a {type(features).__name__}: a collection looks up a KeyedJaggedTensor, "
-            "which KeyedJaggedTensor.from_jt_dict makes of a dict of JaggedTensors"
+            f"features are a {type(features).__name__}: give a KeyedJaggedTensor, which "
+            "KeyedJaggedTensor.from_jt_dict makes of a dict of JaggedTensors"
         )
     inverse = features.inverse_indices_or_none()
     if inverse is not None:
@@ -69,9 +69,9 @@ def check_samples(features: KeyedJaggedTensor, lookups: Sequence[TableLookup]) -
     }
     if len(set(read.values())) > 1:
         raise ConfigError(
-            f"features have different numbers of bags, {read}, and no inverse_indices, which say "
-            "the bag of each sample: give the KeyedJaggedTensor inverse_indices (split and permute "
-            "leave them out)"
+            f"features have different numbers of bags, {read}, and no inverse_indices, which "
+            "name the bag of each sample: give the KeyedJaggedTensor inverse_indices (split and "
+            "permute do not keep them)"
         )
 
 

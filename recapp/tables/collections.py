@@ -105,8 +105,8 @@ def embedding_tables(module: nn.Module) -> list[EmbeddingConfig]:
             for key in ("data_type", "init_range", "weight_init_max", "weight_init_min", "init_fn"):
                 if getattr(first, key) != getattr(t, key):
                     raise ConfigError(
-                        f"table {t.name} is shared by two collections, which give it another "
-                        f"{key}: give both the same"
+                        f"table {t.name} is shared by two collections, which give it a different "
+                        f"{key}: give both the same {key}"
                     )
     tables = list(found.values())
     if tables:

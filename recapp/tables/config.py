@@ -193,7 +193,9 @@ class EmbeddingConfig:
 
     def __post_init__(self, *only_there: Any) -> None:
         if not self.name:
-            raise ConfigError("a table has no name: give an EmbeddingBagConfig or others a name=")
+            raise ConfigError(
+                "a table has no name: give each EmbeddingBagConfig or EmbeddingConfig a name="
+            )
         for (key, (only, why)), value in zip(_ONLY_THERE.items(), only_there, strict=True):
             if value != only:
                 raise ConfigError(f"tables.{self.name}.{key}={value}: {why}: leave it out")
@@ -223,8 +225,8 @@ class EmbeddingConfig:
         self._check_start_values()
         if self.id_rule is IdRule.HASH and self.num_embeddings < 2:
             raise ConfigError(
-                f"tables.{self.name}.num_embeddings=1: id_rule=hash needs 2 rows, one of them for "
-                "missing ids"
+                f"tables.{self.name}.num_embeddings=1: must be at least 2 with id_rule=hash, "
+                "because one row is for missing ids"
             )
         self._check_min_key()
 
@@ -250,14 +252,15 @@ class EmbeddingConfig:
             object.__setattr__(self, "num_embeddings", expected)
         elif given != expected:  # equal if the record comes from another table
             raise ConfigError(
-                f"{setting}.num_embeddings={given}: dynamic is said of a table of so many rows: "
-                f'give num_embeddings "{DYNAMIC}", with dynamic.expected_rows={given} where so '
-                "many are expected, or leave dynamic out"
+                f"{setting}.num_embeddings={given}: the setting dynamic needs a table of any "
+                f'keys, not of a fixed number of rows: give num_embeddings "{DYNAMIC}", with '
+                f"dynamic.expected_rows={given} for the expected number of rows, or leave "
+                "dynamic out"
             )
         if self.id_rule is not IdRule.ERROR:
             raise ConfigError(
-                f"{setting}.id_rule={self.id_rule}: a dynamic table has a row for any id: leave "
-                "id_rule out, or give num_embeddings a number"
+                f"{setting}.id_rule={self.id_rule}: a dynamic table takes any id and needs no "
+                "rule: leave id_rule out, or give num_embeddings a number"
             )
         if self.min_key:
             raise ConfigError(
@@ -310,25 +313,26 @@ class EmbeddingConfig:
                 raise ConfigError(f"{setting}.{key}={value}: must be a number{at_least}")
             if key != "init_range" and self.init_range is not None:
                 raise ConfigError(
-                    f"{setting}.{key}={value} and init_range={self.init_range} both say where "
-                    "start values are: give one"
+                    f"{setting}.{key}={value} and init_range={self.init_range} both set the "
+                    "range of the start values: give only one of them"
                 )
         low = self.get_weight_init_min()
         high = self.get_weight_init_max()
         if low > high:
             raise ConfigError(
                 f"{setting}.weight_init_min={low}: is above weight_init_max={high}: start values "
-                "are between the two (a bound that is left out is 1/sqrt(num_embeddings) from 0)"
+                "lie between the two (the default bounds are -1/sqrt(num_embeddings) and "
+                "1/sqrt(num_embeddings)): swap them, or change one"
             )
         if self.init_fn is not None and not callable(self.init_fn):
             raise ConfigError(
-                f"{setting}.init_fn={self.init_fn}: must be a function that writes into a tensor, "
-                "torch.nn.init.normal_ for one"
+                f"{setting}.init_fn={self.init_fn}: must be a function that writes into a "
+                "tensor, such as torch.nn.init.normal_"
             )
         if self.dynamic is not None and (self.start_middle or self.init_fn is not None):
             key = "init_fn" if self.init_fn is not None else "weight_init_max"
             raise ConfigError(
-                f"{setting}.{key}: rows of a dynamic table are made one by one, uniform around 0: "
+                f"{setting}.{key}: the start values of a dynamic table are uniform around 0: "
                 "give weight_init_max with weight_init_min=-weight_init_max, or init_range"
             )
 
@@ -383,7 +387,7 @@ class EmbeddingBagConfig(EmbeddingConfig):
         if self.pooling in (PoolingType.NONE, PoolingType.CONCAT):
             raise ConfigError(
                 f"tables.{self.name}.pooling={self.pooling}: must be sum or mean; for sequences "
-                "make an EmbeddingConfig of an EmbeddingCollection, for concat a TableLookup"
+                "use an EmbeddingConfig in an EmbeddingCollection, for concat a TableLookup"
             )
         if self.pooling not in BAG_POOLINGS:
             allowed = suggest(str(self.pooling), list(map(str, BAG_POOLINGS)))
@@ -459,8 +463,8 @@ def common_dim(tables: Sequence[EmbeddingConfig]) -> int:
     dims = {t.embedding_dim for t in tables}
     if len(dims) > 1:
         raise ConfigError(
-            f"embedding_dim(): tables are {', '.join(map(str, sorted(dims)))} columns wide, which "
-            "TorchRec refuses: read embedding_configs()[i].embedding_dim"
+            f"embedding_dim(): tables are {', '.join(map(str, sorted(dims)))} columns wide, and "
+            "TorchRec's method needs one width: read embedding_configs()[i].embedding_dim"
         )
     return dims.pop()
 
@@ -473,7 +477,7 @@ def check_tables(tables: Sequence[EmbeddingConfig]) -> None:
             is no list of configs.
     """
     if isinstance(tables, EmbeddingConfig):
-        raise ConfigError(f"tables is the one table {tables.name}: give a list of it, [table]")
+        raise ConfigError(f"tables is the single table {tables.name}: give a list, [table]")
     for t in tables:
         if not isinstance(t, EmbeddingConfig):
             raise ConfigError(
@@ -482,8 +486,8 @@ def check_tables(tables: Sequence[EmbeddingConfig]) -> None:
             )
     if not tables:
         raise ConfigError(
-            "tables is empty: an embedding collection needs at least one table (TorchRec makes one "
-            "without, whose bags cannot be called)"
+            "tables is empty: an embedding collection needs at least one table (TorchRec makes "
+            "an empty collection, which cannot look up bags)"
         )
     names = [t.name for t in tables]
     for name in names:

@@ -120,8 +120,8 @@ class DynamicRows:
             raise ConfigError("eviction=ttl: needs ttl_steps, a whole number of at least 1")
         if self.eviction is not Eviction.TTL and self.ttl_steps is not None:
             raise ConfigError(
-                f"ttl_steps={self.ttl_steps}: is of eviction=ttl, and eviction={self.eviction}: "
-                "set that, or leave ttl_steps out"
+                f"ttl_steps={self.ttl_steps}: only eviction=ttl reads it, and here "
+                f"eviction={self.eviction}: set eviction=ttl, or leave ttl_steps out"
             )
 
     @property

@@ -150,8 +150,9 @@ def check_have_values(features: KeyedJaggedTensor) -> None:
     """
     if features.values().device.type == "meta":
         raise ConfigError(
-            "ids are on the meta device, where they have no values: give a sharded collection ids "
-            "of its own device; an unsharded one on the meta device answers shapes"
+            "ids are on the meta device, where they have no values: give a sharded collection "
+            "ids on its own device; for shapes alone use an unsharded collection on the meta "
+            "device"
         )
 
 
@@ -231,7 +232,7 @@ class IdRules:
         check_samples(features, taken)
         if features.values().dim() != 1:
             shape = list(features.values().shape)
-            raise ConfigError(f"ids have the shape {shape}: a lookup needs flat ones, [values]")
+            raise ConfigError(f"ids have the shape {shape}: a lookup needs a flat tensor, [values]")
         features = _select(features, taken).padded()
         ids_L = features.values()
         if ids_L.is_floating_point() or ids_L.dtype == torch.bool:
@@ -417,8 +418,8 @@ def _at_most_hot(ids: Rows, lookups: Sequence[TableLookup]) -> Rows:
         if length > hotness and not lookups[i].truncates:
             raise IdError(
                 f"lookup {lookups[i].output}: feature {lookups[i].feature} has a bag of {length} "
-                f"ids, a concatenation of hotness={hotness} takes {hotness}: raise hotness, or set "
-                "truncates to leave the last ids out"
+                f"ids, and its concatenation takes at most hotness={hotness}: raise hotness, or "
+                "set truncates to leave the last ids out"
             )
         cut |= length > hotness
     if not cut:

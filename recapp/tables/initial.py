@@ -92,14 +92,15 @@ def _made_by_function(table: EmbeddingConfig, seed: int) -> Tensor:
             found = table.init_fn(whole)
         except Exception as error:
             raise ConfigError(
-                f"tables.{table.name}.init_fn raised {type(error).__name__}: {error}: it is called "
-                f"with a tensor [{shape[0]}, {shape[1]}], into which it writes"
+                f"tables.{table.name}.init_fn raised {type(error).__name__}: {error}: the "
+                f"function gets a tensor [{shape[0]}, {shape[1]}] and must write the start "
+                "values into it"
             ) from error
     memory = whole.untyped_storage().data_ptr()
     if isinstance(found, Tensor) and found.untyped_storage().data_ptr() != memory:
         raise ConfigError(
-            f"tables.{table.name}.init_fn returned another tensor than it got: have it write into "
-            "that one, as torch.nn.init.normal_ does"
+            f"tables.{table.name}.init_fn returned a new tensor: the function must write into "
+            "the tensor that it gets, as torch.nn.init.normal_ does"
         )
     return whole
 

@@ -135,13 +135,13 @@ def check_lookups(tables: Sequence[EmbeddingConfig], lookups: Sequence[TableLook
     for lookup in lookups:
         if known.get(lookup.table.name) != lookup.table:
             raise ConfigError(
-                f"lookup {lookup.output} reads table {lookup.table.name}, which is none of the "
-                f"collection's tables: {', '.join(known)}"
+                f"lookup {lookup.output} reads table {lookup.table.name}, which the collection "
+                f"does not have: its tables are {', '.join(known)}"
             )
         if lookup.feature not in lookup.table.feature_names:
             raise ConfigError(
                 f"lookup {lookup.output} reads table {lookup.table.name} by feature "
-                f"{lookup.feature}, which is none of its feature_names: "
+                f"{lookup.feature}, which is not in the table's feature_names: "
                 f"{', '.join(lookup.table.feature_names)}"
             )
         if outputs.count(lookup.output) > 1:
@@ -153,6 +153,6 @@ def check_lookups(tables: Sequence[EmbeddingConfig], lookups: Sequence[TableLook
         for feature in table.feature_names:
             if (table.name, feature) not in read:
                 raise ConfigError(
-                    f"no lookup reads table {table.name} by feature {feature}: give it one, or "
-                    "leave the feature out"
+                    f"no lookup reads table {table.name} by feature {feature}: give it a lookup, "
+                    "or leave the feature out"
                 )

@@ -146,8 +146,9 @@ class UnshardedCollection(nn.Module):
         for t in self._tables:
             if self.sparse and t.data_type.dtype != self.dtype:
                 raise ConfigError(
-                    f"tables.{t.name}.data_type={t.data_type}: torch has sparse gradients only of "
-                    f"rows in the type that is computed in, {self.dtype}: leave sparse out"
+                    f"tables.{t.name}.data_type={t.data_type}: sparse gradients of torch need "
+                    f"tables of the compute type, {self.dtype}: leave sparse out, or change "
+                    "data_type"
                 )
 
     def _check_has_rows(self, ids_L: Tensor) -> None:
@@ -159,9 +160,9 @@ class UnshardedCollection(nn.Module):
         for t in self._tables:
             if t.dynamic is not None:
                 raise ConfigError(
-                    f"table {t.name} is dynamic: its rows are made where tables are sharded, which "
-                    "one process can do as well: wrap the model in DistributedModelParallel, or "
-                    "train it with the EmbeddingShardingStrategy"
+                    f"table {t.name} is dynamic: only a sharded collection makes its rows, also "
+                    "on one process: wrap the model in DistributedModelParallel, or train it "
+                    "with the EmbeddingShardingStrategy"
                 )
         if ids_L.device.type == "meta" and self.device.type != "meta":
             raise ConfigError(
@@ -199,8 +200,8 @@ def _without_values(table: EmbeddingConfig, device: torch.device | str | None) -
         return torch.empty(shape, dtype=table.data_type.dtype, device=device)
     if device is None or torch.device(device).type != "meta":
         raise ConfigError(
-            f"tables.{table.name}.data_type={table.data_type}: rows of so few bits are made of "
-            "trained ones and only read: train fp32, then export the checkpoint with "
+            f"tables.{table.name}.data_type={table.data_type}: rows of 8 or 4 bits are read-only "
+            "copies of trained rows: train fp32, then export the checkpoint with "
             f"quantize={table.data_type}"
         )
     return torch.empty(shape, device=device)  # no torch module holds packed rows

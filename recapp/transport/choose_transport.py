@@ -154,7 +154,7 @@ def obstacle_to_sharing(host_W: Sequence[HostInfo]) -> str:
     if (hosts := len({here.host for here in host_W})) > 1:
         return f"the ranks are on {hosts} hosts"
     if len({here.processes for here in host_W}) > 1:
-        return "the ranks are in containers that do not see each other's processes"
+        return "the ranks are in different containers, which do not see each other's processes"
     from recapp.processes.process_memory import free_memory_bytes
     from recapp.transport.shared_memory import file_bytes
 
@@ -164,5 +164,8 @@ def obstacle_to_sharing(host_W: Sequence[HostInfo]) -> str:
         default=None,
     )
     if free is not None and free < 2 * wanted:
-        return f"a rank needs {wanted:,} bytes for it, and has {free:,} bytes free for all it does"
+        return (
+            f"a rank needs {wanted:,} bytes for shared memory, and has only {free:,} bytes free "
+            "in all"
+        )
     return ""

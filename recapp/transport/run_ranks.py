@@ -59,11 +59,15 @@ def run_ranks(
             reached the timeout. Errors of recapp itself keep their class.
     """
     if not callable(function):
-        raise ConfigError(f"function={function!r}: give what every rank calls, not its result")
+        raise ConfigError(
+            f"function={function!r}: give the function that every rank calls, not its result"
+        )
     if not _is_whole(ranks) or ranks < 1:
-        raise ConfigError(f"ranks={ranks!r}: give a whole number from 1 on")
+        raise ConfigError(f"ranks={ranks!r}: must be a whole number of at least 1")
     if timeout is not None and not (_is_number(timeout) and 0 < timeout < math.inf):
-        raise ConfigError(f"timeout={timeout!r}: give seconds above 0, or None for no limit")
+        raise ConfigError(
+            f"timeout={timeout!r}: must be a number of seconds above 0, or None for no limit"
+        )
     _check_this_process()
     with meeting_point(0) as port:
         environments = environments_of_ranks(int(ranks), port, uuid.uuid4().hex[:8])
@@ -88,14 +92,14 @@ def _check_this_process() -> None:
     """
     if started_externally() or dist.is_initialized():
         raise LaunchError(
-            "run_ranks: this process is a rank already, or has a process group, and starts no "
-            "ranks of its own; call the function itself, or leave the group "
+            "run_ranks: this process is a rank already, or has a process group, and cannot "
+            "start ranks; call the function itself, or leave the group "
             "(torch.distributed.destroy_process_group) first"
         )
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise LaunchError(
-            "run_ranks: this process has used a GPU, and CUDA does not work in its forks; restart "
-            "it (the notebook's kernel) and start ranks before anything is on a GPU"
+            "run_ranks: this process has used a GPU, and CUDA does not work in its forks; "
+            "restart the process (the notebook's kernel) and start ranks before it uses a GPU"
         )
 
 

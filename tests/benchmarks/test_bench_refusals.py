@@ -58,7 +58,10 @@ def refused(tmp_path, monkeypatch, capsys):
                 ("inference", "artefact=/no/such"),
                 ("artefact=/no/such", "no such checkpoint or artefact"),
             ),
-            (("inference", "artefact=.", "model=small"), ("model=small", "measure one of them")),
+            (
+                ("inference", "artefact=.", "model=small"),
+                ("model=small", "name only one of the two"),
+            ),
             (
                 ("kernels", "bench.torchrec_python=/no/such/python"),
                 ("bench.torchrec_python=/no/such/python", "no such program"),

@@ -344,7 +344,7 @@ def test_the_file_lies_here_where_nothing_is_said(config, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("none/hardware.yaml", "cannot be written: name a file in a directory that is there"),
+        ("none/hardware.yaml", "cannot be written: name a file in a directory that exists"),
         (".", "is a directory"),
     ],
 )

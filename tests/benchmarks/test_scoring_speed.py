@@ -100,7 +100,9 @@ def test_torchrec_gets_the_layers_and_the_rows_of_the_model(served, tmp_path):
 
 
 def test_a_model_that_torchrec_does_not_have_is_named_as_such():
-    assert no_twin(torch.nn.Linear(2, 1)) == no_twin(None) == "it is no DLRM of static tables"
+    assert (
+        no_twin(torch.nn.Linear(2, 1)) == no_twin(None) == "the model is no DLRM of static tables"
+    )
 
 
 @pytest.mark.usefixtures("no_processes")

@@ -172,11 +172,11 @@ def test_what_travels_has_one_type_and_a_note_says_when_two_were_named(
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: QCommsConfig(CommType.FP8), "forward_precision=CommType.FP8: vectors travel as"),
-        (lambda: QCommsConfig(backward_loss_scale=2.0), "there is no loss scale"),
+        (lambda: QCommsConfig(CommType.FP8), "forward_precision=CommType.FP8: must be one of"),
+        (lambda: QCommsConfig(backward_loss_scale=2.0), "recapp has no loss scale"),
         (
             lambda: get_qcomm_codecs_registry(QCommsConfig(), comm_ops=[1]),
-            "comm_ops has no effect here, where all messages of vectors travel alike",
+            "comm_ops has no effect, because all messages of vectors have one type",
         ),
         (
             lambda: EmbeddingBagCollectionSharder(qcomm_codecs_registry={"a": 1}),
@@ -202,7 +202,7 @@ def test_settings_of_types_that_do_not_travel_are_noted(capsys):
     note_once.cache_clear()
     config = QCommsConfig(CommType.FP16, CommType.FP16, fp8_quantize_dim=16)
     assert config.payload is torch.float16
-    assert "fp8_quantize_dim without effect, as in TorchRec" in capsys.readouterr().err
+    assert "fp8_quantize_dim has no effect: it is for messages in FP8" in capsys.readouterr().err
 
 
 def local_numbers(comm):

@@ -101,8 +101,8 @@ def test_a_batch_of_another_size_is_refused_in_one_line():
     ("model", "batch", "size", "said"),
     [
         (None, 1, 4, "model forward is a NoneType: give a torch module"),
-        (torch.nn.ReLU(), None, 4, "batch=NoneType, batch_size=4: give what the model"),
-        (torch.nn.ReLU(), 1, "4", "batch=int, batch_size='4': give what the model"),
+        (torch.nn.ReLU(), None, 4, "batch=NoneType, batch_size=4: give the argument of the model"),
+        (torch.nn.ReLU(), 1, "4", "batch=int, batch_size='4': give the argument of the model"),
     ],
 )
 def test_what_is_no_model_no_batch_or_no_size_is_one_line(model, batch, size, said):
@@ -189,7 +189,7 @@ def test_a_plan_of_other_tables_is_refused():
 @pytest.mark.parametrize(
     ("results", "says"),
     [
-        ({}, "results={}: give what was measured"),
+        ({}, "results={}: give the measured results"),
         ({"x": {"ms": 1.0}}, "results['x'] has no batch_time_ms: it has ms"),
     ],
 )

@@ -231,7 +231,7 @@ REFUSED = {
     "ignores sample weights.*is_weighted=True": lambda: wrapped(
         PositionWeightedModuleCollection({}), is_weighted=False
     ),
-    "has none for feature f2: give one for each": lambda: wrapped({"f1": Unweighted()}),
+    "has no processor for feature f2: give one for each": lambda: wrapped({"f1": Unweighted()}),
     "has f3, which is no feature of the collection: known: f1, f2": lambda: wrapped(
         {"f1": Unweighted(), "f2": Unweighted(), "f3": Unweighted()}
     ),
@@ -257,7 +257,7 @@ def test_what_does_not_fit_is_refused_in_one_line(message):
 def test_a_bag_that_is_longer_than_its_weights_is_one_line():
     for weigh in (PositionWeightedModuleCollection({"f2": 2}), None):
         with pytest.raises(
-            DataError, match=r"has a bag of 3 ids.*max_feature_length=2: raise that"
+            DataError, match=r"has a bag of 3 ids.*max_feature_length=2: raise max_feature_length"
         ):
             weigh(bags()) if weigh else PositionWeightedModule(2)(bags()["f2"])
 

@@ -187,7 +187,7 @@ def test_every_type_that_is_there_has_a_case_in_this_file():
         (L.BatchNorm, [X], {"eps": "small"}, ("eps=small", "finite number")),
         (L.BatchNorm, [X], {"factor": float("nan")}, ("factor=nan", "finite number")),
         (L.BatchNorm, [X], {"factor": 1.5}, ("factor=1.5", "at most 1")),
-        (L.Reshape, [X], {"shape": [-1, 6], "leading_dim": 6}, ("shape=[-1, 6]", "give one")),
+        (L.Reshape, [X], {"shape": [-1, 6], "leading_dim": 6}, ("shape=[-1, 6]", "give only one")),
         (L.ELU, [X], {"elu_alpha": None}, ("elu_alpha=None", "finite number")),
         (L.Dropout, [X], {"dropout_rate": "0.5"}, ("dropout_rate=0.5", "finite number")),
         (L.Reshape, [X], {"leading_dim": 1.5}, ("leading_dim=1.5", "whole number")),
@@ -214,11 +214,13 @@ def test_a_layer_refuses_in_one_line_with_its_name_tensors_and_shapes(
 def test_unknown_types_and_parameters_are_one_line_with_close_matches():
     with pytest.raises(ConfigError, match=r"^Layer_t\.Relu: unknown; did you mean ReLU"):
         hugectr.DenseLayer(L.Relu, ["x"], ["y"])
-    with pytest.raises(ConfigError, match=r"layer GRU \(g\): HugeCTR has it, recapp has not; kn"):
+    with pytest.raises(
+        ConfigError, match=r"layer GRU \(g\): recapp does not have this layer of HugeCTR; kn"
+    ):
         hugectr.DenseLayer(L.GRU, ["x"], ["g"])
     with pytest.raises(ConfigError, match=r"unknown parameter num_outptu; did you mean num_output"):
         hugectr.DenseLayer(L.InnerProduct, ["x"], ["fc"], num_outptu=3)
-    with pytest.raises(ConfigError, match="use_regularizer=True: regularisers are not there"):
+    with pytest.raises(ConfigError, match="use_regularizer=True: recapp has no regularisers"):
         hugectr.DenseLayer(L.InnerProduct, ["x"], ["fc"], use_regularizer=True)
     with pytest.raises(ConfigError, match="bottom_names=x: must be a list"):
         hugectr.DenseLayer(L.ReLU, "x", ["y"])
@@ -228,4 +230,4 @@ def test_unknown_types_and_parameters_are_one_line_with_close_matches():
 
 def test_a_parameter_of_another_type_of_layer_is_noted(capsys):
     hugectr.DenseLayer(L.ReLU, ["x"], ["noted"], num_output=3)
-    assert "layer ReLU (noted): num_output decides nothing" in capsys.readouterr().err
+    assert "layer ReLU (noted): num_output has no effect" in capsys.readouterr().err

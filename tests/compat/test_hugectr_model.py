@@ -161,9 +161,9 @@ def test_what_does_not_connect_is_refused_with_layer_and_tensor(parts, said):
 
 def test_layers_are_what_can_be_added_and_each_input_once():
     assert "Model.add: 3: must be an Input" in refusal(lambda: model([3]))
-    assert "has an Input already" in refusal(lambda: model([columns(), columns()]))
+    assert "already has an Input" in refusal(lambda: model([columns(), columns()]))
     line = refusal(lambda: Model(solver(), reader(), "SGD"))
-    assert line == "Model: opt_params: must be what CreateOptimizer returns"
+    assert line == "Model: opt_params: must be a result of CreateOptimizer"
 
 
 def test_a_plan_for_other_gpus_is_refused_when_the_model_is_compiled(tmp_path):
@@ -180,7 +180,10 @@ def test_as_many_gpus_as_torchrun_has_started_and_one_host_without_it(monkeypatc
     for name, value in environment_of_rank(0, 4, 1).items():
         monkeypatch.setenv(name, value)
     line = refusal(model().compile)
-    assert line == "CreateSolver: vvgpu lists 2 GPUs, and 4 ranks were started: list as many"
+    assert (
+        line
+        == "CreateSolver: vvgpu lists 2 GPUs, and 4 ranks were started: list one GPU for each rank"
+    )
 
 
 def test_gpus_are_those_of_the_machine(monkeypatch):
@@ -194,14 +197,16 @@ def test_gpus_are_those_of_the_machine(monkeypatch):
 
 def test_methods_that_are_not_there_say_what_does_their_work():
     for name in NOT_THERE:
-        assert f"Model.{name}: HugeCTR has it" in refusal(lambda name=name: getattr(model(), name))
+        assert f"Model.{name}: recapp does not have this method" in refusal(
+            lambda name=name: getattr(model(), name)
+        )
     with pytest.raises(AttributeError, match=r"Model\.summry: unknown; did you mean summary"):
         model().summry()
 
 
 def test_summary_and_fit_need_a_compiled_model():
     for call in (model().summary, model().fit):
-        assert "call compile() before" in refusal(call)
+        assert "call compile() first" in refusal(call)
     assert "loss_names" in refusal(lambda: model().compile(["loss"], [1.0]))
 
 
@@ -222,7 +227,7 @@ def test_summary_and_fit_need_a_compiled_model():
         ({"max_eval_batches": 0}, ("max_eval_batches=0",)),
         ({"vvgpu": [0, 1]}, ("vvgpu=[0, 1]", "[[0, 1]]")),
         ({"vvgpu": [[0, 0]]}, ("vvgpu=[[0, 0]]",)),
-        ({"metrics_spec": {hugectr.MetricsType.NDCG: 1.0}}, ("NDCG is not there", "AUC")),
+        ({"metrics_spec": {hugectr.MetricsType.NDCG: 1.0}}, ("unknown metric NDCG", "AUC")),
         ({"metrics_spec": {}}, ("metrics_spec={}",)),
         ({"lr_policy": "step"}, ("lr_policy=step",)),
     ],
@@ -270,7 +275,7 @@ def test_an_input_is_one_label_and_columns_of_one_slot():
 def test_an_optimiser_that_only_tables_have_is_refused_for_the_model():
     ftrl = hugectr.CreateOptimizer(optimizer_type=hugectr.Optimizer_t.Ftrl)
     line = refusal(model(opt=ftrl).compile)
-    assert "opt_params=Ftrl: tables have it" in line
+    assert "opt_params=Ftrl: only tables have this optimiser" in line
 
 
 @pytest.mark.parametrize(

@@ -481,7 +481,7 @@ BROKEN = {
     ),
     "a group less": (
         [good()[0], good()[1][:1]],
-        "GPU 1 has 1 groups, GPU 0 has 2: all have as many",
+        "GPU 1 has 1 groups, GPU 0 has 2: all GPUs must have the same number",
     ),
     "two placements": (
         [good()[0], good()[1][::-1]],
@@ -544,7 +544,7 @@ BROKEN = {
     ),
     "a lookup in none": (
         everywhere(good(), 0, [[0, 1], []]),
-        "lookup 2 (u) is in no group of any GPU: add it to a list of one (rule 12)",
+        "lookup 2 (u) is in no group of any GPU: add it to a group (rule 12)",
     ),
 }
 
@@ -589,11 +589,11 @@ MATRIX = {
         ),
         (
             {"shard_strategy": [["mp", ["t", "u"]]]},
-            r"table v is in no group: every table is in one \(rule 12\)",
+            r"table v is in no group: add it to one \(rule 12\)",
         ),
         (
             {"shard_strategy": [["mp", ["t", "u"]], ["dp", ["v", "t"]]]},
-            r"group 1: table t is in group 0, too: a table is in .* \(rule 12\)",
+            r"group 1: table t is also in group 0: a table must be in .* \(rule 12\)",
         ),
         (
             {"shard_strategy": [["mp", [["t", 2], "u"]], ["dp", ["v"]]]},
@@ -667,8 +667,8 @@ def test_what_hugectrs_lists_cannot_say_is_refused_with_table_and_reason():
     with pytest.raises(
         PlanError,
         match=(
-            r"table w \(column_wise\) cannot be written for HugeCTR: its lists know no strips of "
-            r"columns"
+            r"table w \(column_wise\) cannot be written for HugeCTR: HugeCTR's lists cannot "
+            r"cut columns"
         ),
     ):
         hugectr_json(strips, wide)
@@ -681,10 +681,10 @@ def test_what_hugectrs_lists_cannot_say_is_refused_with_table_and_reason():
     )
     with pytest.raises(
         PlanError,
-        match=r"table w \(custom\) cannot be written for HugeCTR: its rows must be cut equally",
+        match=r"table w \(custom\) cannot be written for HugeCTR: its rows must be cut into equal",
     ):
         hugectr_json(uneven, wide)
-    with pytest.raises(PlanError, match="says nothing of table u"):
+    with pytest.raises(PlanError, match="has no entry for table u"):
         hugectr_json(strips.part(["w"]), wide)
 
 

@@ -109,7 +109,7 @@ def test_tables_have_names_by_name_number_or_set_of_keys():
     ("values", "says"),
     [
         ({"rows": -2}, "table_0: max_vocabulary_size=-2: must be a whole number of at least 1"),
-        ({"opt_params": 5}, "table_0: opt_params=5: must be what CreateOptimizer returns"),
+        ({"opt_params": 5}, "table_0: opt_params=5: must be a result of CreateOptimizer"),
         ({"rows": None}, "EmbeddingTableConfig: table_0: max_vocabulary_size must be given"),
         ({"max_key": 11}, "tables.table_0.max_key=11: 10 rows from min_key=0 on hold the keys"),
         ({"minkey": 1}, "EmbeddingTableConfig: table_0 has the unknown argument minkey"),
@@ -190,7 +190,7 @@ def two_of_one_name():
         ((config(), "a", "x", "summ"), {}, "lookup 0 (x).combiner=summ: did you mean sum"),
         ((config(), "a"), {"topname": "x"}, "unknown argument topname; did you mean top_name"),
         ((config(), "a"), {}, "embedding_lookup: top_name must be given"),
-        ((config(), "a", "x"), {"top_name": "y"}, "output and top_name are one value"),
+        ((config(), "a", "x"), {"top_name": "y"}, "output and top_name are two names of one value"),
         (("t", "a", "x", "sum"), {}, "table_config=t: must be an EmbeddingTableConfig"),
     ],
 )
@@ -330,7 +330,7 @@ def test_the_notebooks_program_plans_and_prints_what_it_prints_there(tmp_path, c
             "f4d859efc70b1b6626943f41512d6e8b77fcac3815f6da5f2e89c3f3fde14c3e"
         )
     assert made.module("meta").embedding_bag_configs()[0].num_embeddings == SIZES[0]
-    with pytest.raises(PlanError, match="does not carry the tables it was made for"):
+    with pytest.raises(PlanError, match="does not have the tables that it was made for"):
         hugectr.print_plan(made.plan)
     with pytest.raises(PlanError, match="has no plan"):
         hugectr.print_plan(planned())

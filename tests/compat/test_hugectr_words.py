@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from list_of_tables import listed
 from omegaconf import OmegaConf
 
 from recapp.app import compose
@@ -21,17 +22,13 @@ def translated(tables, lookups):
 
 
 def test_lookups_are_described_in_either_vocabulary():
-    made = listed_tables(
-        *translated(
-            [OURS, OURS | {"name": "u"}],
-            [
-                {"table": "u", "feature": "f"},
-                {"table": "t", "input": "g", "output": "o", "combiner": "average"},
-                {"emb_table": "u", "bottom_name": "g", "top_name": "p", "combiner": "sum"},
-                {"table_config": "t", "feature": "h"},
-            ],
-        )
-    )
+    lookups = [
+        {"table": "u", "feature": "f"},
+        {"table": "t", "input": "g", "output": "o", "combiner": "average"},
+        {"emb_table": "u", "bottom_name": "g", "top_name": "p", "combiner": "sum"},
+        {"table_config": "t", "feature": "h"},
+    ]
+    made = listed_tables(listed(*translated([OURS, OURS | {"name": "u"}], lookups)))
     assert [t.feature_names for t in made.tables] == [("g", "h"), ("f", "g")]
     assert [(x.table.name, x.feature, x.output, x.pooling) for x in made.lookups] == [
         ("u", "f", "f", "sum"),
@@ -42,7 +39,7 @@ def test_lookups_are_described_in_either_vocabulary():
 
 
 def test_tables_are_described_in_hugectrs_words():
-    made = listed_tables(*translated([THEIRS], [{"table": "table_7", "feature": "f"}]))
+    made = listed_tables(listed(*translated([THEIRS], [{"table": "table_7", "feature": "f"}])))
     assert made.tables == [
         EmbeddingBagConfig(
             name="table_7", num_embeddings=10, embedding_dim=4, feature_names=["f"], min_key=5
@@ -52,7 +49,7 @@ def test_tables_are_described_in_hugectrs_words():
 
 def test_tables_of_one_set_of_keys_are_tables_of_their_own():
     one = {"id_space": 3, "max_vocabulary_size": 10, "ev_size": 4, "feature_names": ["f"]}
-    made = listed_tables(*translated([one, one | {"ev_size": 8}], None))
+    made = listed_tables(listed(*translated([one, one | {"ev_size": 8}], None)))
     assert [(t.name, t.embedding_dim) for t in made.tables] == [("table_3", 4), ("table_3_1", 8)]
     assert [x.output for x in made.lookups] == ["f@table_3", "f@table_3_1"]
 
@@ -71,7 +68,7 @@ def test_minus_one_rows_are_a_table_that_grows():
 def test_features_are_rows_where_some_table_does_not_hash_them():
     hashed = OURS | {"name": "hashed", "id_rule": "hash"}
     lookups = [{"table": "t", "input": "a"}, {"table": "hashed", "feature": "b"}]
-    assert row_features(*translated([OURS, hashed], lookups)) == {"a"}
+    assert row_features(listed(*translated([OURS, hashed], lookups))) == {"a"}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +97,7 @@ def test_settings_in_recapps_words_stay_as_they_are():
         (
             OURS | {"ev_size": 4},
             {"table": "t", "feature": "f"},
-            "tables.tables[0]: embedding_dim and ev_size are one value: give one of them",
+            "tables.tables[0]: embedding_dim and ev_size are two names of one value: give only one",
         ),
         (
             THEIRS | {"max_vocabulary_size": -1},
@@ -116,7 +113,7 @@ def test_settings_in_recapps_words_stay_as_they_are():
 )
 def test_what_cannot_be_listed_is_refused_in_one_line(table, lookup, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
-        listed_tables(*translated([table], [lookup]))
+        listed_tables(listed(*translated([table], [lookup])))
 
 
 @pytest.mark.parametrize(

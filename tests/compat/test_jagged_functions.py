@@ -71,7 +71,7 @@ def test_blocks_are_regrouped():
         ),
         (
             KeyedJaggedTensor.unchecked(["a", "a"], torch.arange(2), None, torch.tensor([1, 1]), 1),
-            "key 'a' is there twice",
+            "key 'a' is given twice",
         ),
         ({"a": 1}, "kjt is a dict: give a KeyedJaggedTensor"),
     ],

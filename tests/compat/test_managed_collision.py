@@ -270,7 +270,7 @@ def test_distance_lfu_is_the_nearest_policy_and_says_so(capsys):
     assert not capsys.readouterr().err
     DistributedModelParallel(SparseArch(tables(), "meta", DistanceLFU_EvictionPolicy()))
     said = capsys.readouterr().err
-    assert said.count("DistanceLFU_EvictionPolicy: rows leave sharded tables by when") == 1
+    assert said.count("DistanceLFU_EvictionPolicy: sharded tables evict the rows") == 1
     first = modules[0]
     assert (first.output_size(), first.input_size(), first.buckets()) == (64, 2**63 - 1, 1)
 
@@ -334,7 +334,7 @@ REFUSED = {
     "its module has zch_size=256, the table num_embeddings=128": lambda: wrapped(
         modules={f"table_{k}": make_module(zch_size=256) for k in range(2)}
     ),
-    "table table_0 is dynamic and says itself": lambda: wrapped(tables(rows="dynamic")),
+    "table table_0 is dynamic and evicts rows": lambda: wrapped(tables(rows="dynamic")),
     "table table_0: id_rule=hash: managed collisions take": lambda: wrapped(tables(id_rule="hash")),
     "table table_0: min_key=3: managed collisions take": lambda: wrapped(tables(min_key=3)),
     "are not the embedding_configs of the ManagedCollisionCollection": lambda: wrapped(
@@ -346,10 +346,12 @@ REFUSED = {
     "managed_collision_collection is a dict": lambda: ManagedCollisionEmbeddingBagCollection(
         EmbeddingBagCollection(tables=tables(), device="meta"), {}
     ),
-    "a sharder is given, and fused_params": lambda: ManagedCollisionEmbeddingBagCollectionSharder(
-        EmbeddingBagCollectionSharder(), fused_params={"optimizer": "sgd"}
+    "a sharder is given together with fused_params": lambda: (
+        ManagedCollisionEmbeddingBagCollectionSharder(
+            EmbeddingBagCollectionSharder(), fused_params={"optimizer": "sgd"}
+        )
     ),
-    "Sharder.shard: managed collisions lie with the rows": lambda: (
+    "Sharder.shard: managed collisions are sharded with their tables": lambda: (
         ManagedCollisionCollectionSharder().shard(managed(tables()), {})
     ),
     "Sharder.shard: the module is a EmbeddingBagCollection": lambda: (
@@ -359,10 +361,10 @@ REFUSED = {
     ),
     "decay_exponent=a: must be above 0": lambda: LRU_EvictionPolicy("a"),
     "decay_exponent=None: must be at least 0": lambda: DistanceLFU_EvictionPolicy(None),
-    "MCHManagedCollisionModule: it is on the meta device, or its table": lambda: managed(tables())(
-        batch_of(0, 0)[0]
-    ),
-    "table table_0 is on the meta device: its rows are made where": lambda: wrapped()(
+    "MCHManagedCollisionModule: the module is on the meta device, or its table": lambda: managed(
+        tables()
+    )(batch_of(0, 0)[0]),
+    "table table_0 is on the meta device: only a sharded collection": lambda: wrapped()(
         batch_of(0, 0)[0]
     ),
 }

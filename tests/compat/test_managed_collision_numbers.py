@@ -155,7 +155,7 @@ def test_a_collection_of_modules_replaces_the_ids_of_its_features():
         *configs[:1],
         EmbeddingBagConfig(name="c", num_embeddings=3, embedding_dim=4, feature_names=["f"]),
     ]
-    with pytest.raises(ConfigError, match="feature f is read by the tables a and c, which number"):
+    with pytest.raises(ConfigError, match="feature f is read by the tables a and c, which give"):
         ManagedCollisionCollection({"a": module_of(3), "c": module_of(3)}, twice)(features)
 
 
@@ -377,9 +377,7 @@ def test_small_tables_go_beside_collections_that_read_the_same_features(ranks, w
 def test_ids_that_have_numbers_are_not_forgotten_silently():
     model = model_of(80)
     model(batch_of(0, 0))
-    with pytest.raises(
-        ConfigError, match="table t0: its ids were given rows before it was sharded"
-    ):
+    with pytest.raises(ConfigError, match="table t0: its ids got rows before it was sharded"):
         DistributedModelParallel(model)
     kept = model_of(80, return_remapped_features=True)
     for step in range(2):

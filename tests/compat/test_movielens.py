@@ -43,10 +43,10 @@ def test_movies_stand_behind_their_ratings(root):
 
 
 def test_what_cannot_be_read_is_said(root):
-    with pytest.raises(DataError, match=r"there is no ratings\.csv in it"):
+    with pytest.raises(DataError, match=r"the directory has no ratings\.csv"):
         movielens_20m(root / "elsewhere")
     for line, said in (
-        ("1,2,3.5", "ratings.csv:4: 3 columns where there must be 4"),
+        ("1,2,3.5", "ratings.csv:4: 3 columns, must have 4"),
         ("1,two,3.5,9", "ratings.csv:4: invalid literal for int"),
         ("1,3,3.5,9", "ratings.csv:4: movieId 3 is not in movies.csv"),
     ):
@@ -54,7 +54,7 @@ def test_what_cannot_be_read_is_said(root):
         with pytest.raises(DataError, match=said):
             list(movielens_20m(root, include_movies_data="movieId" in said))
     (root / "movies.csv").unlink()
-    with pytest.raises(DataError, match=r"there is no movies\.csv in it"):
+    with pytest.raises(DataError, match=r"the directory has no movies\.csv"):
         movielens_20m(root, include_movies_data=True)
 
 

@@ -146,7 +146,10 @@ def one(placement="rank:0/cpu", sizes=(ROWS, DIM)):
         ),
         (lambda: ParameterSharding("row_wise", "fused", [0]), "sharding_spec=None: a plan by hand"),
         (lambda: ParameterSharding("data_parallel", "dense"), r"or use .* data_parallel\(\)"),
-        (lambda: ParameterSharding("table_wise", "fused", [1], one()), r"lie on ranks \[0\]"),
+        (
+            lambda: ParameterSharding("table_wise", "fused", [1], one()),
+            r"must be the ranks of the shards, \[0\]",
+        ),
         (
             lambda: ParameterSharding("table_wise", "fused", sharding_spec=one(), enforce_hbm=True),
             "enforce_hbm would have no effect",

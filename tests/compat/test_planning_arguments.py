@@ -120,7 +120,9 @@ def test_a_reservation_of_unknown_memory_says_that_it_does_nothing(capsys):
     note_once.cache_clear()
     reservation = FixedPercentageStorageReservation(0.5)
     EmbeddingShardingPlanner(Topology(1, "cpu"), storage_reservation=reservation).plan(model())
-    assert "nothing is reserved, because the topology has no cap" in capsys.readouterr().err
+    assert (
+        "nothing is reserved, because the topology has no memory limit" in capsys.readouterr().err
+    )
 
 
 def seconds(plan_type, **bandwidths):
@@ -161,7 +163,7 @@ def test_a_reservation_is_shown_by_itself():
     assert FixedAbsoluteStorageReservation(hbm_reserved_bytes=7).dense_bytes(Dense(bytes=9)) == 7
     with pytest.raises(ConfigError, match="hbm_reserved_bytes=-1: must be at least 0"):
         FixedAbsoluteStorageReservation(-1)
-    with pytest.raises(ConfigError, match="has no cap to reserve from"):
+    with pytest.raises(ConfigError, match="has no memory limit to reserve from"):
         reservation.reserve(Topology(1, "cpu"), 16, model(), [])
 
 

@@ -76,10 +76,10 @@ def test_a_copy_on_every_rank_is_a_parameter_where_that_is_asked_for():
     ("make", "message"),
     [
         (lambda: shards(table_wise(rank=4)), "a shard lies on rank 4, but there are 4 ranks"),
-        (lambda: shards(table_row_wise(host_index=2)), "host 2 is not there"),
+        (lambda: shards(table_row_wise(host_index=2)), "host 2 does not exist"),
         (lambda: shards(column_wise(size_per_rank=[1, 2])), r"strips of \[1, 2\] columns are not"),
         (column_wise, "give either ranks or size_per_rank"),
-        (lambda: construct_module_sharding_plan(BAGS, {}), "says nothing of table t"),
+        (lambda: construct_module_sharding_plan(BAGS, {}), "has no entry for table t"),
         (
             lambda: construct_module_sharding_plan(BAGS, {"t": row_wise(), "u": row_wise()}),
             "names table u; the collection has t",

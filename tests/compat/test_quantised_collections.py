@@ -147,7 +147,7 @@ def test_rows_that_were_stored_otherwise_do_not_load():
         ),
         (
             lambda: quantize_inference_model(Model(), fp_weight_dtype=torch.float16),
-            r"fp_weight_dtype=torch\.float16: tables behind feature processors",
+            r"fp_weight_dtype=torch\.float16: tables with feature processors",
         ),
     ],
 )
@@ -159,7 +159,7 @@ def test_what_cannot_be_quantised_is_said(make, said):
 def test_a_sequence_is_no_bag():
     words = Model().words
     words.qconfig = QConfig(activation=observer(torch.float), weight=observer(torch.qint8))
-    with pytest.raises(ConfigError, match=r"no module that quant\.EmbeddingBagCollection stands"):
+    with pytest.raises(ConfigError, match=r"no quantised form quant\.EmbeddingBagCollection"):
         torchrec.quant.EmbeddingBagCollection.from_float(words)
 
 

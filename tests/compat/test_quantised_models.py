@@ -60,14 +60,17 @@ def test_tables_may_have_widths_of_their_own_and_a_collection_alone_is_a_model(r
     ("arguments", "said"),
     [
         ({"dtype": torch.int32}, r"dtype=torch\.int32: must be one of torch\.qint8"),
-        ({"output_dtype": torch.int8}, r"output_dtype=torch\.int8: vectors are torch\.float32, "),
+        (
+            {"output_dtype": torch.int8},
+            r"output_dtype=torch\.int8: must be one of torch\.float32, ",
+        ),
         (
             {"additional_qconfig_spec_keys": [nn.Linear]},
-            "Linear is no collection: EmbeddingBagColl",
+            "Linear is no collection: name one of EmbeddingBagColl",
         ),
         (
             {"additional_mapping": {EmbeddingBagCollection: nn.Linear}},
-            "of EmbeddingBagCollection to Linear: it becomes quant.EmbeddingBagCollection",
+            "of EmbeddingBagCollection to Linear: its quantised form must be quant.EmbeddingBag",
         ),
         (
             {"per_table_weight_dtype": {"x": torch.qint8}},

@@ -57,7 +57,7 @@ def test_rank_0_gets_the_unsharded_model(ranks, reference_kernels, world):
 
 def test_what_does_not_fit_is_said(reference_kernels):
     state = DistributedModelParallel(Tower(3)).state_dict()
-    with pytest.raises(ConfigError, match="src has no more, which dst has"):
+    with pytest.raises(ConfigError, match="dst has more, and src does not"):
         state_dict_gather(state, {"more": torch.zeros(1)})
     with pytest.raises(ConfigError, match=r"layer.bias is \[2\] in src and \[3\] in dst"):
         state_dict_gather(state, {"layer.bias": torch.zeros(3)})

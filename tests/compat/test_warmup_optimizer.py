@@ -93,7 +93,7 @@ def stepped():
         (lambda: rates([WarmupStage(max_iters=0)], 1), r"stages\[0\].max_iters=0: must be above 0"),
         (
             lambda: rates([WarmupStage(max_iters=5), WarmupStage(max_iters=5)], 1),
-            r"stages\[1\].max_iters=5: must be above 5, where the stage before ends",
+            r"stages\[1\].max_iters=5: must be above 5, the end of the stage before it",
         ),
         (
             lambda: rates([WarmupStage(WarmupPolicy.INVSQRT, 4)], 1),
@@ -114,7 +114,7 @@ def stepped():
         ),
         (
             lambda: stepped().load_state_dict({"state": {}}),
-            "the state has nothing of __warmup, which has state here",
+            "the state has no entry for __warmup, and this optimiser needs one",
         ),
         (
             lambda: stepped().load_state_dict({"state": {"__warmup": {"warmup": [5, 3]}}}),

@@ -90,6 +90,6 @@ def test_gradients_of_tables_whose_optimiser_is_gone_are_an_error():
     loss = collection(batch_of(1, 0)).values().square().sum()
     del stepper
     with pytest.raises(
-        ConfigError, match=r"the optimiser that clips gradients .* is gone: keep it"
+        ConfigError, match=r"the optimiser that clips gradients .* was deleted: keep it"
     ):
         loss.backward()

@@ -231,7 +231,9 @@ def crowded(comm):
 
 def test_more_distinct_ids_in_a_batch_than_max_rows_are_an_error_of_all_ranks(ranks):
     guilty, other = ranks.run(crowded, 2)
-    assert guilty.startswith("table t0: dynamic.max_rows=64: a batch has 65 distinct ids of it")
+    assert guilty.startswith(
+        "table t0: dynamic.max_rows=64: a batch has 65 distinct ids of this table"
+    )
     assert other.startswith("rank 0 could not look up its batch")
 
 
@@ -248,14 +250,14 @@ def test_ids_that_need_no_rows_yet_need_no_room():
 
 
 BAD = (
-    ({"id_rule": "hash"}, "tables.t.id_rule=hash: a dynamic table has a row for any id"),
+    ({"id_rule": "hash"}, "tables.t.id_rule=hash: a dynamic table takes any id"),
     ({"min_key": 3}, "tables.t.min_key=3: a dynamic table takes any id"),
     ({"dynamic": {"max_rows": 10}}, "tables.t.dynamic.max_rows=10: must be a whole number of at"),
     ({"dynamic": {"seen": 0}}, "tables.t.dynamic.seen=0: must be a whole number of at least 1"),
     ({"dynamic": {"evict": "lru"}}, "tables.t.dynamic.evict: unknown; did you mean eviction?"),
     ({"dynamic": {"eviction": "fifo"}}, "tables.t.dynamic.eviction=fifo: "),
     ({"dynamic": {"eviction": "ttl"}}, "tables.t.dynamic.eviction=ttl: needs ttl_steps, a whole"),
-    ({"dynamic": {"ttl_steps": 3}}, "tables.t.dynamic.ttl_steps=3: is of eviction=ttl, and evict"),
+    ({"dynamic": {"ttl_steps": 3}}, "tables.t.dynamic.ttl_steps=3: only eviction=ttl reads it"),
     ({"dynamic": {"seen": 2**31}}, "tables.t.dynamic.seen=2147483648: must be a whole number of a"),
     ({"dynamic": {"max_rows": 2**63}}, "tables.t.dynamic.max_rows=9223372036854775808: must be"),
     ({"dynamic": 5}, "tables.t.dynamic=5: must be a mapping of expected_rows, max_rows, seen"),
@@ -263,7 +265,7 @@ BAD = (
     ({"num_embeddings": "dynamik"}, "tables.t.num_embeddings=dynamik: must be a whole number of"),
     (
         {"num_embeddings": 100, "dynamic": {"max_rows": 1000}},
-        "tables.t.num_embeddings=100: dynamic is said of a table of so many rows: give",
+        "tables.t.num_embeddings=100: the setting dynamic needs a table of any keys",
     ),
     ({"init_range": "a"}, "tables.t.init_range=a: must be a number of at least 0"),
     ({"dynamic": {"counter": "exat"}}, "tables.t.dynamic.counter=exat: did you mean exact?"),
@@ -287,13 +289,13 @@ def test_what_a_dynamic_table_cannot_be_is_refused_in_one_line(values, says):
 
 def test_sums_are_not_asked_of_owners_of_dynamic_rows():
     config = tables()[:1]
-    with pytest.raises(PlanError, match="table t0: mode pooled, but it is dynamic"):
+    with pytest.raises(PlanError, match="table t0: mode pooled, but the table is dynamic"):
         shard_bags(config, make_plan("row_wise", config, 1, mode="pooled"), Comm(), RULES["sgd"])
 
 
 def test_a_dynamic_table_that_is_not_sharded_says_what_to_do():
     collection = EmbeddingBagCollection(tables()[:1])
-    with pytest.raises(ConfigError, match="table t0 is dynamic: its rows are made where tables"):
+    with pytest.raises(ConfigError, match="table t0 is dynamic: only a sharded collection makes"):
         collection(batch_of(0, 0))
 
 

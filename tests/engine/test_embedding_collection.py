@@ -159,7 +159,7 @@ def test_rows_that_a_collection_did_not_ask_for_are_not_trained_in_silence():
     model = sharded()
     pooled = model.bags(IDS).values()
     model.sequences(IDS.permute([0, 1, 2]))
-    with pytest.raises(ConfigError, match=r"features text, title, but the collection that looks"):
+    with pytest.raises(ConfigError, match=r"features text, title, but the collection of these"):
         pooled.sum().backward()
     model.bags(IDS)  # looked at, and not trained
 

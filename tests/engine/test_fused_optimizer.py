@@ -92,12 +92,12 @@ def refused(comm):
     optimizer = model.fused_optimizer
     stored = optimizer.state_dict()
     name = "collection.embedding_bags.t0.weight"
-    with pytest.raises(ConfigError, match=f"the state has nothing of {name}, "):
+    with pytest.raises(ConfigError, match=f"the state has no entry for {name}, "):
         optimizer.load_state_dict(stored | {"state": {}})
     tensor, updates = stored["state"][name]
     wrong = stored["state"] | {name: {tensor: torch.zeros(1, 1, dtype=torch.float64)}}
     short = stored["state"] | {name: {tensor: stored["state"][name][tensor]}}
-    with pytest.raises(ConfigError, match=f"the state has nothing of {name}, {updates}"):
+    with pytest.raises(ConfigError, match=f"the state has no entry for {name}, {updates}"):
         optimizer.load_state_dict(stored | {"state": short})
     with pytest.raises(ConfigError, match=f"{name}, {tensor}: a tensor of shape"):
         optimizer.load_state_dict(stored | {"state": wrong})

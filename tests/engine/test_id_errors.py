@@ -54,11 +54,15 @@ def test_a_rank_that_cannot_read_its_batch_says_why_and_the_others_name_it(ranks
     (own, said), *others = ranks.run(message_of, 3, {0}, floats)
     assert own is ConfigError and "ids are torch.float32: a lookup needs integer ids" in said
     assert (
-        others == [(RankError, "rank 0 could not look up its batch; its own message says why")] * 2
+        others
+        == [(RankError, "rank 0 could not look up its batch; its own message has the reason")] * 2
     )
     other, (own, said) = ranks.run(message_of, 2, {1}, without_c)
     assert issubclass(own, DataError) and said == "unknown key 'c': known: a, b, shared"
-    assert other == (RankError, "rank 1 could not look up its batch; its own message says why")
+    assert other == (
+        RankError,
+        "rank 1 could not look up its batch; its own message has the reason",
+    )
 
 
 def alone(comm):

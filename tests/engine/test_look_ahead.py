@@ -141,7 +141,7 @@ def test_a_file_that_cannot_be_read_ahead_is_its_batchs_error_and_all_ranks_hear
     assert other == (
         failing,
         RankError,
-        "rank 1 could not look up its batch; its own message says why",
+        "rank 1 could not look up its batch; its own message has the reason",
     )
 
 

@@ -243,7 +243,7 @@ T0 = "collection.embedding_bags.t0.weight"
         ("x", "a str is stored, neither a whole tensor nor a list of (rows, cols, tensor)"),
         (
             [],
-            "the stored strips do not cover rows 0 to 131, columns 0 to 16, which this rank holds",
+            "the stored strips do not cover rows 0 to 131, columns 0 to 16, which are on this rank",
         ),
         (
             [torch.zeros(131, 16)],

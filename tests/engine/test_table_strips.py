@@ -189,9 +189,9 @@ def test_shards_of_mixed_rows_and_of_dynamic_tables_are_refused(asked):
     with pytest.raises(ConfigError, match=rf"table users: {asked}: its plan mixes rows"):
         getattr(entry, asked)()
     for held in entries(parallel(Comm(), "table_wise", [dynamic])).values():
-        with pytest.raises(ConfigError, match=rf"table d: {asked}: it is dynamic"):
+        with pytest.raises(ConfigError, match=rf"table d: {asked}: the table is dynamic"):
             getattr(held, asked)()
-        with pytest.raises(ConfigError, match="table d: size: it is dynamic"):
+        with pytest.raises(ConfigError, match="table d: size: the table is dynamic"):
             held.size()
 
 

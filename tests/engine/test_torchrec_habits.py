@@ -264,8 +264,8 @@ def dense_in_backward(comm):
     model = head()
     _apply_optimizer_in_backward(torch.optim.SGD, model.layers.parameters(), {"lr": 0.1})
     told = (
-        "layers.0.weight has an optimizer by apply_optimizer_in_backward, which torch's DDP runs "
-        "on GPUs only: give the dense"
+        "layers.0.weight has an optimizer by apply_optimizer_in_backward, which torch's DDP "
+        "supports on GPUs only"
     )
     with pytest.raises(ConfigError, match=told):
         DistributedModelParallel(model, comm.group)

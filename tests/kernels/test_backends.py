@@ -688,7 +688,8 @@ def test_auto_takes_the_compiled_kernels_where_they_are_and_a_wrong_choice_is_ex
     with pytest.raises(ConfigError, match=r"engine\.backend=nunba: unknown; did you mean numba"):
         backend("nunba", CPU)
     with pytest.raises(
-        ConfigError, match=r"engine\.backend=numba: it computes on the CPU, rows live on cuda"
+        ConfigError,
+        match=r"engine\.backend=numba: the backend computes on the CPU, and the rows are on cuda",
     ):
         backend("numba", torch.device("cuda"))
 

@@ -182,7 +182,8 @@ def test_auto_takes_the_kernels_for_tensors_of_a_gpu_only(interpreted, monkeypat
     with pytest.raises(
         ConfigError,
         match=(
-            r"engine\.backend=triton: it computes on a GPU, rows live on cpu; use auto or torch"
+            r"engine\.backend=triton: the backend computes on a GPU, and the rows are on cpu; use "
+            r"auto or torch"
         ),
     ):
         backend("triton", torch.device("cpu"))

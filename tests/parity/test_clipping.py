@@ -230,7 +230,7 @@ def dense_alone(comm):
     optimizer.step()
     clipped = [p.grad for p in model.parameters()]
     assert float(torch.nn.utils.get_total_norm(clipped)) == pytest.approx(2.0)
-    with pytest.raises(ConfigError, match="param_to_pgs: tables know their ranks"):
+    with pytest.raises(ConfigError, match="param_to_pgs: recapp knows the ranks of the tables"):
         optimizer_of(model, param_to_pgs={1: [comm.group]})
 
 

@@ -178,12 +178,12 @@ def _at(plain, path, value):
         (
             "all_reduce.host.latency_us",
             {1: 3.0},
-            "all_reduce.host.latency_us: 1: keys are numbers of ranks, 2 or more",
+            "all_reduce.host.latency_us: 1: the keys must be numbers of ranks, 2 or more",
         ),
         (
             "all_reduce.host.latency_us",
             {"two": 3.0},
-            "all_reduce.host.latency_us: two: keys are numbers of ranks",
+            "all_reduce.host.latency_us: two: the keys must be numbers of ranks",
         ),
         (
             "all_reduce.host.gb_per_s",
@@ -232,7 +232,7 @@ def test_a_file_that_is_not_there_says_how_to_get_one(tmp_path):
 
 def test_an_unknown_machine_has_close_matches():
     with pytest.raises(
-        ConfigError, match=r"topology=dgx_h10: there is no such machine; did you mean dgx_h100"
+        ConfigError, match=r"topology=dgx_h10: unknown machine; did you mean dgx_h100"
     ):
         read_hardware("dgx_h10")
 

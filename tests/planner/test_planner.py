@@ -206,24 +206,24 @@ def test_a_name_wins_over_a_glob():
         ),
         (
             {"large_table": ParameterConstraints(ranks=[9])},
-            r"rank 9 is not there: there are 4 \(ranks 0..3\)",
+            r"rank 9 does not exist: there are 4 \(ranks 0..3\)",
         ),
-        ({"large_table": ParameterConstraints(hosts=[2])}, "host 2 is not there"),
-        ({"large_table": ParameterConstraints(ranks=[0], hosts=[1])}, "are none of those of hosts"),
+        ({"large_table": ParameterConstraints(hosts=[2])}, "host 2 does not exist"),
+        ({"large_table": ParameterConstraints(ranks=[0], hosts=[1])}, "are not on hosts"),
         (
             {"large_table": ParameterConstraints(min_partition=0)},
             "min_partition=0: a strip has at least 1 column",
         ),
         (
             {"*_table": ParameterConstraints(together="a", apart="b")},
-            r"together \(a\) and apart \(b\) at once",
+            r"together \(a\) and apart \(b\) at the same time",
         ),
         (
             {
                 "large_table": ParameterConstraints(together="a", sharding_types=["row_wise"]),
                 "wide_table": ParameterConstraints(together="a", sharding_types=["data_parallel"]),
             },
-            "no type in common",
+            "no sharding type in common",
         ),
         (
             {

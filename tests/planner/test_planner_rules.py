@@ -241,7 +241,7 @@ def test_values_that_no_condition_can_have_are_refused():
     with pytest.raises(
         ConfigError,
         match=(
-            r"plan.rules\[1\]=row_wise: a rule is a type and its "
+            r"plan.rules\[1\]=row_wise: must be a mapping of a type and its "
             r"conditions, e.g. \{type: row_wise"
         ),
     ):

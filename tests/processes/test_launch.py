@@ -94,7 +94,7 @@ def test_logs_are_of_the_last_run_in_a_directory_and_silent_ranks_leave_none(sta
 def test_a_rank_whose_output_nobody_reads_says_so(start):
     error, _ = start("unread", "wait")
     assert isinstance(error, LaunchError) and str(error).startswith(
-        "nobody reads standard output any more"
+        "standard output is a pipe whose reader has ended"
     )
 
 
@@ -226,8 +226,8 @@ def test_a_rank_that_is_stopped_for_too_long_ends_the_run_and_is_named(start, nu
     assert time.monotonic() - began < 1 + SLOW * ENDS_WITHIN
     pid = (job / f"pid{number}").read_text()
     assert type(error) is LaunchError and str(error) == (
-        f"rank {number} is stopped (SIGSTOP, process {pid}): ranks wait for one that is stopped no "
-        f"longer than launch.timeout=1; let it go on in time (kill -CONT {pid})"
+        f"rank {number} is stopped (SIGSTOP, process {pid}): other ranks wait for a stopped rank "
+        f"no longer than launch.timeout=1; let it go on within this time (kill -CONT {pid})"
     )
 
 
@@ -547,7 +547,7 @@ def test_a_second_signal_kills_ranks_that_take_their_time(start, tmp_path):
         ),
         (
             RuntimeError("Resource temporarily unavailable"),
-            "rank 3 can start no more threads: memory or the number of processes is used up",
+            "rank 3 cannot start another thread: the limit of memory or of processes is reached",
         ),
         (
             RuntimeError(
@@ -633,13 +633,12 @@ def test_auto_is_two_ranks_without_gpus_and_one_for_each_gpu(monkeypatch):
         (-1, "auto", 3, "trainer.devices=-1: give a number of ranks, or auto"),
         ("two", "cpu", 0, "trainer.devices=two: give a number of ranks, or auto"),
         ([0, 1], "cpu", 0, "trainer.devices=[0, 1]: give a number"),
-        (2, "gpu", 0, "trainer.accelerator=gpu: there is no GPU here"),
+        (2, "gpu", 0, "trainer.accelerator=gpu: this machine has no GPU"),
         (
             4,
             "auto",
             2,
-            "trainer.devices=4: there are 2 GPUs here; use at most that, or "
-            "trainer.accelerator=cpu",
+            "trainer.devices=4: this machine has 2 GPUs; use at most 2, or trainer.accelerator=cpu",
         ),
     ],
 )

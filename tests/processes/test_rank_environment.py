@@ -132,5 +132,7 @@ def test_a_rank_has_the_gpu_of_its_number_or_the_only_one_that_it_is_shown():
     second = RankInfo(5, 8, 1, 4, 1, "first", 29500)
     assert second.gpu(visible=4) == 1 and second.gpu(visible=1) == 0
     fourth = RankInfo(7, 8, 3, 4, 1, "first", 29500)
-    with pytest.raises(LaunchError, match=r"rank 7 has the number 3 .* shows it 2 GPUs: start at"):
+    with pytest.raises(
+        LaunchError, match=r"rank 7 has the number 3 .* where it sees 2 GPUs: start at"
+    ):
         fourth.gpu(visible=2)

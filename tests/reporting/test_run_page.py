@@ -263,7 +263,7 @@ def test_an_evaluation_that_failed_is_shown_with_its_error(tmp_path):
 
 def test_a_prediction_has_no_page_and_that_is_said(tmp_path):
     folder = evaluation(tmp_path / "predict", rows=3, rows_scored=3, mean_score=0.5, status="ok")
-    with pytest.raises(ConfigError, match="holds a prediction, of which there is no page"):
+    with pytest.raises(ConfigError, match="is the directory of a prediction, which has no page"):
         write_report(folder)
     assert not (folder / "report.html").exists()
 

@@ -374,7 +374,7 @@ def test_the_foot_says_what_the_runs_were_made_with(rates):
     ("path", "error"),
     [
         ("nowhere", "error: path=nowhere: there is no such directory"),
-        ("empty", "error: path=empty: no runs in it; name the directory of a run"),
+        ("empty", "error: path=empty: has no runs; name the directory of a run"),
     ],
 )
 def test_a_path_without_runs_is_one_line(tmp_path, capsys, monkeypatch, path, error):

@@ -18,7 +18,7 @@ def test_a_server_is_measured_in_every_protocol(stored, tmp_path):
         cwd=tmp_path,
     )  # fmt: skip
     assert ran.code == 0, ran.err
-    assert "refuses ids" not in ran.err
+    assert "refuses unknown ids" not in ran.err
     rows = json.loads(ran.out)["rows"]
     assert [(row["protocol"], row["load"]) for row in rows] == [
         (protocol, load)
@@ -39,7 +39,7 @@ def test_a_model_that_refuses_unknown_ids_is_asked_for_those_of_its_example(stor
         "load=[0.5]", "batch_size=1", "format=json", "hydra.run.dir=bench",
         cwd=tmp_path,
     )  # fmt: skip
-    assert ran.code == 0 and "the model refuses ids" in ran.err, ran.err
+    assert ran.code == 0 and "the model refuses unknown ids" in ran.err, ran.err
     assert len(json.loads(ran.out)["rows"]) == 2
 
 

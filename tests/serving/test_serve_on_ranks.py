@@ -134,8 +134,8 @@ def test_a_rank_that_is_stopped_makes_a_server_unready_and_ends_it(models, tmp_p
     assert time.monotonic() - began < SILENT_SECONDS + BEYOND_SECONDS
     assert_refused(asking, "rank 1 has not answered for ")
     assert server.errors.splitlines()[-1] == (
-        f"error: rank 1 is stopped (SIGSTOP, process {ranks[1]}): ranks wait for one that is "
-        f"stopped no longer than 30 seconds; let it go on in time (kill -CONT {ranks[1]})"
+        f"error: rank 1 is stopped (SIGSTOP, process {ranks[1]}): other ranks wait for a stopped "
+        f"rank no longer than 30 seconds; let it go on within this time (kill -CONT {ranks[1]})"
     )
     assert "Traceback" not in server.errors
     assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks.values())

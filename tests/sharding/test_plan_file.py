@@ -378,7 +378,7 @@ def test_a_file_for_other_ranks_or_tables_is_refused_with_the_command_that_makes
         (
             [*TABLES, table("more", 7, 2)],
             2,
-            "says nothing of table more (7 rows x 2); add tables.more, or make it again",
+            "has no entry for table more (7 rows x 2); add tables.more, or make it again",
         ),
         (
             [table("large", 1001, 128), *TABLES[1:]],
@@ -437,7 +437,7 @@ def test_the_settings_name_a_file_and_nothing_beside_it(logs):
         planned(data, tables, Topology(1), "+plan=file", f"plan.path={path}")
     with pytest.raises(
         ConfigError,
-        match=r"plan.mode: cannot be set beside plan.path, which is a whole plan: edit the file",
+        match=r"plan.mode: cannot be set together with plan.path, which names a whole plan",
     ):
         planned(data, tables, Topology(2), "+plan=file", f"plan.path={path}", "+plan.mode=pooled")
     with pytest.raises(PlanError, match="plan by_hand does not fit"):

@@ -57,7 +57,9 @@ def test_a_label_alone_has_a_short_name_and_one_of_several_has_none():
 
 def test_weights_of_no_label_and_uneven_weights_are_refused():
     one = batch(2)
-    with pytest.raises(DataError, match=r"weights of buy, which is none of its labels \(label\)"):
+    with pytest.raises(
+        DataError, match=r"weights of buy, which is not one of its labels \(label\)"
+    ):
         Batch(one.dense_BI, one.sparse, one.labels_B, {"buy": torch.ones(2)})
     with pytest.raises(DataError, match="2 bags per feature, 2 labels and 1 weights"):
         Batch(one.dense_BI, one.sparse, one.labels_B, {"label": torch.ones(1)})

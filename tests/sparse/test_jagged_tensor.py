@@ -102,7 +102,7 @@ def test_lengths_of_a_list_of_bags_are_int32():
 def test_lengths_and_offsets_together_are_taken_if_they_agree():
     assert bags(JaggedTensor(USERS[0], lengths=[2, 3, 1], offsets=[0, 2, 5, 6])) == bags(users())
     with pytest.raises(
-        DataError, match="3 lengths and 3 bags by offsets do not say the same: give one of them"
+        DataError, match="3 lengths and 3 bags by offsets contradict each other: give only one"
     ):
         JaggedTensor(USERS[0], lengths=[2, 3, 1], offsets=[0, 3, 5, 6])
     with pytest.raises(DataError, match="2 lengths and 3 bags by offsets"):
@@ -169,7 +169,7 @@ def test_float_lengths_that_are_whole_become_integers(lengths):
         ({}, "neither lengths nor offsets are given"),
         (
             {"lengths": [2, 3, 2]},
-            "lengths sum to 7, but there are 6 values: give at least as many values, of which the",
+            "lengths sum to 7, but there are 6 values: give at least 7 values;",
         ),
         ({"lengths": [2, -1, 5]}, r"lengths\[1\] is -1: a bag has 0 values or more"),
         ({"lengths": [2, 2.5, 1.5]}, r"lengths\[1\] is 2.5: give whole numbers"),

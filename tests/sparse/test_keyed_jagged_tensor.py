@@ -281,7 +281,7 @@ def lengths_of(count: int) -> torch.Tensor:
             "there are 4 bags, but 2 keys of stride 3 have 6: give one length per key and sample",
         ),
         (lambda: KeyedJaggedTensor([], [], lengths=[0, 0]), "there are 2 bags but no keys"),
-        (lambda: KeyedJaggedTensor(["a", "a"], [1, 2], lengths=[1, 1]), "key 'a' is there twice"),
+        (lambda: KeyedJaggedTensor(["a", "a"], [1, 2], lengths=[1, 1]), "key 'a' is given twice"),
         (
             lambda: KeyedJaggedTensor("ab", [1, 2], lengths=[1, 1]),
             "keys are the text 'ab': give a list of names",
@@ -290,7 +290,7 @@ def lengths_of(count: int) -> torch.Tensor:
             lambda: KeyedJaggedTensor(["a"], [1, 2], weights=[1.0], lengths=[2]),
             "there are 1 weights and 2 values in bags",
         ),
-        (lambda: KeyedJaggedTensor.concat([]), "there is nothing to concatenate"),
+        (lambda: KeyedJaggedTensor.concat([]), "the list of tensors is empty"),
         (
             lambda: KeyedJaggedTensor.concat(
                 [two_keys(), KeyedJaggedTensor(["a"], [1], lengths=[1])]
@@ -299,7 +299,7 @@ def lengths_of(count: int) -> torch.Tensor:
         ),
         (
             lambda: KeyedJaggedTensor.concat([two_keys(), two_keys()]),
-            "key 'user_features' is there twice",
+            "key 'user_features' is given twice",
         ),
         (
             lambda: KeyedJaggedTensor.concat(
@@ -315,8 +315,8 @@ def lengths_of(count: int) -> torch.Tensor:
         ),
         (lambda: two_keys().split([1, 2]), r"segments \[1, 2\] sum to 3, but there are 2 keys"),
         (lambda: two_keys().split([3, -1]), r"segments \[3, -1\]"),
-        (lambda: two_keys().permute([0, 2]), r"index 2 is no key's: there are 2 keys, 0..1"),
-        (lambda: two_keys().permute([-1]), "index -1 is no key's"),
+        (lambda: two_keys().permute([0, 2]), r"index 2 belongs to no key: there are 2 keys, 0..1"),
+        (lambda: two_keys().permute([-1]), "index -1 belongs to no key"),
         (lambda: two_keys().weights(), "has no weights: make it with weights="),
     ],
 )

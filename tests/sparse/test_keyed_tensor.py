@@ -140,7 +140,7 @@ def test_the_room_is_used_once():
             lambda: KeyedTensor(["a", "b"], [2, 2], torch.zeros(1, 5)),
             r"length_per_key \[2, 2\] sum to 4, but dimension 1 of values \[1, 5\] is 5",
         ),
-        (lambda: KeyedTensor(["a", "a"], [1, 1], torch.zeros(1, 2)), "key 'a' is there twice"),
+        (lambda: KeyedTensor(["a", "a"], [1, 1], torch.zeros(1, 2)), "key 'a' is given twice"),
         (
             lambda: KeyedTensor(["a"], [2], torch.zeros(2)),
             "key_dim is 1, but values have 1 dimensions",
@@ -150,7 +150,7 @@ def test_the_room_is_used_once():
             lambda: KeyedTensor.regroup([pooled(), pooled()], [["user"]]),
             r"key 'user' is in keyed tensors \[0, 1\]",
         ),
-        (lambda: KeyedTensor.regroup([], [[]]), "there is no keyed tensor"),
+        (lambda: KeyedTensor.regroup([], [[]]), "the list of keyed tensors is empty"),
         (
             lambda: KeyedTensor.regroup_as_dict([pooled()], [["user"]], ["a", "b"]),
             "there are 1 groups and 2 keys",

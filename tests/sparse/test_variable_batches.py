@@ -178,8 +178,8 @@ def test_tensors_that_ranks_have_sent_make_one_again(weighted):
     ("make", "message"),
     [
         (lambda: made([[2]]), r"stride_per_key_per_rank is \[\[2\]\], but there are 2 keys"),
-        (lambda: made([[2], [1, 2]]), "give a list for each key, of one number per rank"),
-        (lambda: made([2, 4]), r"is \[2, 4\]: give a list for each key, of one number per rank"),
+        (lambda: made([[2], [1, 2]]), "give a list for each key, with one number per rank"),
+        (lambda: made([2, 4]), r"is \[2, 4\]: give a list for each key, with one number per rank"),
         (lambda: made([[-1], [7]]), "a key has a whole number of bags, 0 or more"),
         (lambda: made([[2.0], [4.0]]), "a key has a whole number of bags, 0 or more"),
         (lambda: made([[2], [5]]), "there are 6 bags, but stride_per_key_per_rank sums to 7"),
@@ -201,13 +201,13 @@ def test_tensors_that_ranks_have_sent_make_one_again(weighted):
         ),
         (
             lambda: made(inverse=(["user", "user"], INVERSE[1])),
-            "key 'user' is there twice",
+            "key 'user' is given twice",
         ),
         (
             lambda: KeyedJaggedTensor.concat(
                 [made(inverse=None), KeyedJaggedTensor(["c"], [1], lengths=[1, 0, 0, 0])]
             ),
-            "stride_per_key_per_rank: some of the tensors have them, others none",
+            "stride_per_key_per_rank: only some of the tensors have them",
         ),
         (
             lambda: KeyedJaggedTensor.concat(
@@ -216,7 +216,7 @@ def test_tensors_that_ranks_have_sent_make_one_again(weighted):
                     KeyedJaggedTensor(["c"], [1], lengths=[1], stride_per_key_per_rank=[[1, 0]]),
                 ]
             ),
-            "inverse_indices: some of the tensors have them, others none",
+            "inverse_indices: only some of the tensors have them",
         ),
         (
             lambda: KeyedJaggedTensor.concat(

@@ -148,7 +148,7 @@ def static_into_dynamic(comm, path):
 
 def test_a_table_of_numbered_rows_is_not_taken_for_a_dynamic_one(ranks, tmp_path):
     (said,) = ranks.run(static_into_dynamic, 1, tmp_path / "a.ckpt")
-    assert said.startswith("table t0: it is dynamic, and the checkpoint has it as a table of")
+    assert said.startswith("table t0: the table is dynamic in the model, and static or absent in")
 
 
 def dynamic_into_static(comm, path):
@@ -162,7 +162,9 @@ def dynamic_into_static(comm, path):
 
 def test_a_dynamic_table_is_not_taken_for_one_of_numbered_rows(ranks, tmp_path):
     (said,) = ranks.run(dynamic_into_static, 1, tmp_path / "a.ckpt")
-    assert said.startswith("table t0: it has numbered rows, and the checkpoint has it as a dynamic")
+    assert said.startswith(
+        "table t0: the table is static in the model and dynamic in the checkpoint"
+    )
 
 
 def lowered(comm, path):

@@ -207,7 +207,9 @@ def test_start_values_of_ranges_and_functions_are_the_same_under_every_plan(rank
 
 def test_a_function_that_makes_another_tensor_is_refused():
     made = table(init_fn=lambda rows: torch.ones_like(rows))
-    with pytest.raises(ConfigError, match=r"init_fn returned another tensor than it got: have it"):
+    with pytest.raises(
+        ConfigError, match=r"init_fn returned a new tensor: the function must write"
+    ):
         values(made)
     assert values(table(init_fn=lambda rows: rows.data.fill_(2)[0])).unique().tolist() == [2]
 

@@ -51,9 +51,15 @@ def test_one_table_serves_a_sum_and_a_mean_of_one_feature_in_the_order_of_the_lo
     ("changes", "says"),
     [
         ([("t", "a", "x"), ("t", "b", "x")], "two lookups are called x"),
-        ([("t", "a", "a")], "no lookup reads table t by feature b: give it one"),
-        ([("t", "a", "a"), ("t", "b", "b"), ("t", "c", "c")], "none of its feature_names: a, b"),
-        ([("other", "a", "a")], "table other, which is none of the collection's tables: t"),
+        ([("t", "a", "a")], "no lookup reads table t by feature b: give it a lookup"),
+        (
+            [("t", "a", "a"), ("t", "b", "b"), ("t", "c", "c")],
+            "is not in the table's feature_names: a, b",
+        ),
+        (
+            [("other", "a", "a")],
+            "table other, which the collection does not have: its tables are t",
+        ),
     ],
 )
 def test_lookups_that_do_not_fit_the_tables_are_refused_by_name(changes, says):

@@ -51,11 +51,13 @@ def test_tables_of_so_few_bits_are_only_read():
     few = [table(data_type="int8")]
     made = EmbeddingBagCollection(few, device=torch.device("meta"))
     assert made.dtype == torch.float32
-    message = r"data_type=int8: rows of so few bits are .* only read: train fp32"
+    message = r"data_type=int8: rows of 8 or 4 bits are read-only .*: train fp32"
     with pytest.raises(ConfigError, match=message):
         EmbeddingBagCollection(few)
     plan = ShardingPlan({"t": TableSharding((Shard(0, range(10), range(4)),), "unique")}, 1)
-    with pytest.raises(ConfigError, match=r"data_type=int8: rows of so few bits are only"):
+    with pytest.raises(
+        ConfigError, match=r"data_type=int8: rows of 8 or 4 bits are read-only: train"
+    ):
         shard_model(made, plan, Comm(alone=True), None)
 
 
@@ -75,7 +77,7 @@ def test_tables_of_so_few_bits_are_only_read():
         ({"feature_names": "f1"}, r"tables.t.feature_names=f1: must be a list of names, \[f1\]"),
         (
             {"num_embeddings": 1, "id_rule": "hash"},
-            "tables.t.num_embeddings=1: id_rule=hash needs 2 rows",
+            "tables.t.num_embeddings=1: must be at least 2 with id_rule=hash",
         ),
         ({"init_range": -1.0}, r"tables.t.init_range=-1.0: must be a number of at least 0"),
         ({"init_range": math.nan}, "tables.t.init_range=nan: must be a number"),
@@ -83,22 +85,25 @@ def test_tables_of_so_few_bits_are_only_read():
         ({"weight_init_min": "0"}, "tables.t.weight_init_min=0: must be a number"),
         (
             {"weight_init_min": 0.5, "init_range": 0.1},
-            r"tables.t.weight_init_min=0.5 and init_range=0.1 both say .*: give one",
+            r"tables.t.weight_init_min=0.5 and init_range=0.1 both set .*: give only one",
         ),
         (
             {"weight_init_min": 0.5},
-            r"tables.t.weight_init_min=0.5: is above weight_init_max=0.316.*: start values are",
+            r"tables.t.weight_init_min=0.5: is above weight_init_max=0.316.*: start values lie",
         ),
         ({"init_fn": 0.1}, "tables.t.init_fn=0.1: must be a function that writes into a tensor"),
         (
             {"num_embeddings": "dynamic", "weight_init_min": 0.0, "weight_init_max": 0.1},
-            "tables.t.weight_init_max: rows of a dynamic table are made one by one, uniform",
+            "tables.t.weight_init_max: the start values of a dynamic table are uniform",
         ),
         (
             {"num_embeddings": "dynamic", "init_fn": torch.nn.init.zeros_},
-            "tables.t.init_fn: rows of a dynamic table are made one by one, uniform around 0",
+            "tables.t.init_fn: the start values of a dynamic table are uniform around 0",
         ),
-        ({"name": ""}, "a table has no name: give an EmbeddingBagConfig or others a name="),
+        (
+            {"name": ""},
+            "a table has no name: give each EmbeddingBagConfig or EmbeddingConfig a name=",
+        ),
         (
             {"num_embeddings_post_pruning": 5},
             "tables.t.num_embeddings_post_pruning=5: tables are not pruned here.*: leave it out",

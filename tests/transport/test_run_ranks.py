@@ -201,13 +201,13 @@ def test_ranks_that_take_longer_than_the_timeout_are_ended():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"ranks": np.int64(0)}, "give a whole number from 1 on"),
-        ({"ranks": 0}, "ranks=0: give a whole number from 1 on"),
-        ({"ranks": True}, "ranks=True: give a whole number"),
-        ({"ranks": "2"}, "ranks='2': give a whole number"),
-        ({"timeout": 0}, "timeout=0: give seconds above 0, or None"),
-        ({"timeout": "1"}, "timeout='1': give seconds above 0"),
-        ({"timeout": float("nan")}, "timeout=nan: give seconds above 0"),
+        ({"ranks": np.int64(0)}, "must be a whole number of at least 1"),
+        ({"ranks": 0}, "ranks=0: must be a whole number of at least 1"),
+        ({"ranks": True}, "ranks=True: must be a whole number"),
+        ({"ranks": "2"}, "ranks='2': must be a whole number"),
+        ({"timeout": 0}, "timeout=0: must be a number of seconds above 0, or None"),
+        ({"timeout": "1"}, "timeout='1': must be a number of seconds above 0"),
+        ({"timeout": float("nan")}, "timeout=nan: must be a number of seconds above 0"),
     ],
 )
 def test_a_wrong_argument_is_one_line(arguments, says):
@@ -216,7 +216,7 @@ def test_a_wrong_argument_is_one_line(arguments, says):
 
 
 def test_what_cannot_be_called_is_refused():
-    with pytest.raises(ConfigError, match=r"^function=3: give what every rank calls"):
+    with pytest.raises(ConfigError, match=r"^function=3: give the function that every rank calls"):
         run_ranks(3)
 
 

@@ -95,9 +95,8 @@ def chosen(comm, obstacle, transport):
             little_room,
             4,
             (
-                f"a rank needs {file_bytes(4):,} bytes for it, and has {3 * file_bytes(4) // 4:,} "
-                "bytes "
-                "free for all it does"
+                f"a rank needs {file_bytes(4):,} bytes for shared memory, and has only "
+                f"{3 * file_bytes(4) // 4:,} bytes free in all"
             ),
         ),
         (
@@ -182,7 +181,7 @@ def test_containers_that_hide_their_processes_share_no_memory():
     assert obstacle_to_sharing([there, there]) == ""
     assert (
         obstacle_to_sharing([there, there._replace(processes="2")])
-        == "the ranks are in containers that do not see each other's processes"
+        == "the ranks are in different containers, which do not see each other's processes"
     )
     assert (
         obstacle_to_sharing([there, there._replace(obstacle="it needs Linux")])
@@ -196,7 +195,8 @@ def test_memory_is_counted_for_all_ranks_that_take_it_from_one_pool():
     assert obstacle_to_sharing([here, here]) == ""
     less = here._replace(pools=[Pool("machine", enough - 2)])
     assert obstacle_to_sharing([here, less]).startswith(
-        f"a rank needs {file_bytes(2):,} bytes for it, and has {enough // 2 - 1:,} bytes free"
+        f"a rank needs {file_bytes(2):,} bytes for shared memory, and has only "
+        f"{enough // 2 - 1:,} bytes free"
     )
 
 

@@ -566,7 +566,7 @@ def test_nothing_is_generated_where_only_a_checkpoint_says_so(
 def test_a_machine_that_a_checkpoint_names_is_a_small_file(checkpoint, config, tmp_path):
     endless = tmp_path / "endless.yaml"
     os.truncate(os.open(endless, os.O_CREAT | os.O_WRONLY), 1 << 40)
-    for path, why in (("/dev/zero", "no file of text"), (str(endless), "1,048,576 are allowed")):
+    for path, why in (("/dev/zero", "not a regular file"), (str(endless), "1,048,576 are allowed")):
         hostile = put(config, "topology", {**config["topology"], "hardware": path})
         settings = settings_of("eval", checkpoint, hostile)
         with pytest.raises(ConfigError, match=f"topology.hardware={path}: .*{why}"):

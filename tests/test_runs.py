@@ -463,3 +463,41 @@ def test_a_sweep_over_ranks_and_seeds_compares_them(base, train):
         )
         assert float(more[-1]["bytes_per_rank"]) < 0.3 * float(one["bytes_per_rank"])
     assert rows[0]["val_auc"] != rows[1]["val_auc"]
+
+
+RECIPE = [
+    "optimizer/schedule=cosine",
+    "optimizer.schedule.total_steps=10",
+    "optimizer.restart_tables=['*']",
+    "trainer.accumulate_grad_batches=2",
+    "trainer.gradient_clip_val=0.1",
+    "engine.clip_tables=true",
+    "trainer.max_epochs=2",
+    "trainer.limit_train_batches=9",  # the last step of an epoch has one batch
+]
+
+
+@pytest.fixture(scope="module")
+def recipe_run(train):
+    """A recipe of restarts, accumulation and clipping on two ranks, unbroken."""
+    return validation(train("recipe", "+plan=table_wise", *RECIPE))
+
+
+def test_a_recipe_of_several_epochs_is_the_same_under_another_plan(train, recipe_run):
+    assert validation(train("recipe_cut", "+plan=column_wise", CUT, *RECIPE)) == recipe_run
+
+
+@pytest.mark.parametrize("stop", [5, 7])  # at the end of the first epoch, within the second
+def test_a_recipe_of_several_epochs_goes_on_exactly(train, go_on, recipe_run, stop):
+    half = f"recipe_{stop}"
+    train(half, "+plan=row_wise", *RECIPE, f"trainer.max_steps={stop}")
+    found = go_on(f"{half}_on", half, "+plan=mixed", "trainer.max_steps=null")
+    assert validation(found) == recipe_run
+
+
+def test_a_step_of_two_batches_trains_as_one_twice_as_large(train):
+    exact = ["optimizer=sgd", *DOUBLE, "trainer.limit_train_batches=6"]
+    wanted = validation(train("large_batches", *exact, "dataset.batch_size=256"))
+    twice = ["trainer.accumulate_grad_batches=2", "trainer.limit_train_batches=12"]
+    found = validation(train("small_batches", *exact, *twice, "dataset.batch_size=128"))
+    assert found == {name: pytest.approx(value, rel=1e-9) for name, value in wanted.items()}

@@ -333,8 +333,8 @@ def test_a_wrong_setting_is_refused_in_one_line_before_ranks_start(line, argumen
             ),
             (
                 "optimizer.schedule._target_=torch.optim.lr_scheduler.StepLR",
-                "no schedule is chosen: choose optimizer/schedule=reduce_on_plateau or "
-                "optimizer/schedule=warmup_poly, or name one: "
+                "no schedule is chosen: choose optimizer/schedule=cosine, linear, plateau, "
+                "polynomial, reduce_on_plateau or warmup_poly, or name one: "
                 '"optimizer.schedule={_target_: torch.optim.lr_scheduler.StepLR, step_size: 1000}"'
                 ", or write each of its settings with a plus: +optimizer.schedule._target_=...",
             ),
@@ -577,7 +577,7 @@ def test_help_of_one_group_shows_its_settings_under_the_option_that_is_said(caps
     assert shown.startswith("\ndataset: criteo_kaggle, custom, generated, sample\n")
     assert "dataset.id_rule=hash" in shown and "trainer." not in shown
     assert run("train", lambda *_: None, argv=["optimizer", "-h"]) == 0
-    assert "optimizer/schedule: reduce_on_plateau, warmup_poly" in capsys.readouterr().out
+    assert "optimizer/schedule: cosine, linear, plateau, polynomial, " in capsys.readouterr().out
     assert run("train", lambda *_: None, argv=["--help", "metricks"]) == 1
     assert (
         capsys.readouterr().err

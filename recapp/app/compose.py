@@ -472,7 +472,8 @@ def _unknown(name: str, known: Sequence[str]) -> str:
     if top in ADDED_GROUPS and (top not in known or (home in known and home != top)):
         return f"{name}: nothing is set there by default, so it needs a plus: +{name}=..."
     if home == SCHEDULE and not any(key.startswith(f"{SCHEDULE}.") for key in known):
-        chosen = " or ".join(f"optimizer/schedule={option}" for option in options(SCHEDULE_GROUP))
+        *most, last = options(SCHEDULE_GROUP)
+        chosen = f"optimizer/schedule={', '.join(most)} or {last}"
         return (
             f"{name}: no schedule is chosen: choose {chosen}, or name one: "
             f'"{SCHEDULE}={{_target_: torch.optim.lr_scheduler.StepLR, step_size: 1000}}", or '

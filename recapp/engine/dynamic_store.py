@@ -17,7 +17,7 @@ the same under every plan and number of ranks. A batch that is not trained chang
 without a row answers its start value.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -165,7 +165,21 @@ class DynamicStore(FloatRows):
         super()._grow(slots)
         self.admission.grow(slots)
 
-    def _begin(self, slot_M: Tensor, position_M: Tensor, strip_M: Tensor) -> None:
+    def begin_anew(self, tables: Collection[str], epoch: int) -> None:
+        """Write start values into the rows that exist (`RowStore.begin_anew`).
+
+        Which keys have rows, and what is known of their use, stays. A key that gets its row later
+        begins with the values that it answered without a row, those of epoch 0: a checkpoint
+        answers the same.
+        """
+        for number, strip in enumerate(self.strips):
+            if strip.table.name in tables:
+                slot_M = self.index.slots_of(number)
+                position_M = self.index.positions.rows[slot_M, 0]
+                strip_M = torch.full_like(position_M, number)
+                self._begin(slot_M, position_M, strip_M, epoch)
+
+    def _begin(self, slot_M: Tensor, position_M: Tensor, strip_M: Tensor, epoch: int = 0) -> None:
         """Write the start values of rows and of their optimiser state."""
         key_M = keys_of(position_M)
         for number, strip in enumerate(self.strips):
@@ -176,10 +190,11 @@ class DynamicStore(FloatRows):
                 continue
             write = self.backend.write_start_values
             if write is not None and self.weights.dtype == torch.float32:
-                hashed = start_hash(strip.table, strip.seed)
+                hashed = start_hash(strip.table, strip.seed, epoch)
                 write(self.weights, slots, keys, hashed, strip.cols, strip.table.start_range)
             else:
-                values = start_values(keys, strip.table, strip.seed, strip.cols, self.weights.dtype)
+                dtype = self.weights.dtype
+                values = start_values(keys, strip.table, strip.seed, strip.cols, dtype, epoch)
                 self.weights[slots] = values.to(self.weights.dtype)
         self._begin_state(slot_M)
 

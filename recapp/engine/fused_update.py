@@ -18,7 +18,7 @@ rows in the compute type, and 8 bytes per row.
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -88,6 +88,7 @@ class FusedUpdate:
             {"params": [], "lr": rule.lr, "name": name, "tables": of_rule}
             for rule, name, of_rule in zip(rules, names, tables, strict=True)
         ]
+        self._begun = [0] * len(rules)
         self._in_flight: weakref.WeakSet[object] = weakref.WeakSet()
         self._waiting: list[list[tuple[Tensor, Tensor]]] = []
         self._scratch_G = [Scratch() for _ in state.stores]
@@ -105,6 +106,18 @@ class FusedUpdate:
             for rule, group in zip(self.rules, self._param_groups, strict=True)
             if rule != GRADIENT
         ]
+
+    def begin_anew(self, tables: Collection[str], updates: int) -> None:
+        """Count the updates of some tables, on which corrections of moments depend, from a number
+        of updates on. Tables of one rule begin together (`tables_that_restart`).
+
+        Args:
+            tables: The names of the tables that begin anew.
+            updates: The number of updates of the collection when they began.
+        """
+        for number in range(len(self.rules)):
+            if set(self.state.layout.tables_of_rule(number)) <= set(tables):
+                self._begun[number] = updates
 
     @property
     def deferred(self) -> bool:
@@ -284,8 +297,8 @@ class FusedUpdate:
         self.before_update()
         self.updates += 1
         rates = [
-            rule.rate_of(float(group["lr"]), self.updates)
-            for rule, group in zip(self.rules, self._param_groups, strict=True)
+            rule.rate_of(float(group["lr"]), self.updates - begun)
+            for rule, group, begun in zip(self.rules, self._param_groups, self._begun, strict=True)
         ]
         rate_G = [rates[group.rule] for group in state.layout.groups]
         means_G: Sequence[Tensor | None] = [None] * len(row_gradients_G)

@@ -7,7 +7,7 @@ slower memory needs only another store.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -172,6 +172,15 @@ class RowStore(nn.Module, ABC):
         dtype = self.group.dtype
         return self.backend.square_sums(gradients, self.width, links, dtype)[None]
 
+    def begin_anew(self, tables: Collection[str], epoch: int) -> None:
+        """Give the rows of some tables the start values of an epoch, and their optimiser's state
+        its start values. By default rows are only read, and stay.
+
+        Args:
+            tables: The names of the tables.
+            epoch: The number of the epoch, from 1 on.
+        """
+
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
         """Yield the store's rectangles, as views, for a checkpoint to read and write."""
@@ -291,21 +300,33 @@ class FloatStore(FloatRows):
     ) -> None:
         super().__init__(group, rule, lambda _: group.rows)
         self._grow(self.rows)
+        self._seeds = seeds
         for held, (_, _, start) in zip(self.state, rule.starts() if rule else (), strict=True):
             if start:  # pages of zeros take no memory before the first write
                 held.fill_(start)
         if seeds is not None:
-            self._fill(seeds)
+            for p in self.group.pieces:
+                self._fill(p, seeds)
 
-    def _fill(self, seeds: Mapping[str, int]) -> None:
-        """Write the start values of every piece."""
+    def _fill(self, p: Piece, seeds: Mapping[str, int], epoch: int = 0) -> None:
+        """Write the start values of a piece."""
+        layout = self.group.layout
+        strip = layout.strips[p.strip]
+        here = self.weights[p.base : p.base + len(p.rows)]
+        table = layout.tables[strip.table]
+        order = layout.orders[strip.table]
+        fill_initial(here, table, seeds[table.name], p.rows, strip.cols, order, epoch)
+
+    def begin_anew(self, tables: Collection[str], epoch: int) -> None:
+        """Write start values into the pieces of some tables (`RowStore.begin_anew`)."""
+        assert self.rule is not None and self._seeds is not None, "rows that train have both"
         layout = self.group.layout
         for p in self.group.pieces:
-            strip = layout.strips[p.strip]
-            here = self.weights[p.base : p.base + len(p.rows)]
-            table = layout.tables[strip.table]
-            order = layout.orders[strip.table]
-            fill_initial(here, table, seeds[table.name], p.rows, strip.cols, order)
+            if layout.tables[layout.strips[p.strip].table].name not in tables:
+                continue
+            self._fill(p, self._seeds, epoch)
+            for held, (_, _, start) in zip(self.state, self.rule.starts(), strict=True):
+                held[p.base : p.base + len(p.rows)] = start
 
     def blocks(self) -> Iterator[Block]:
         """Yield the weights and the rule's state of every piece."""

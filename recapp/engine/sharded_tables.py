@@ -13,7 +13,7 @@ of the first collection, or ahead of it. The other collections find their vector
 the KeyedJaggedTensor. So a model sends as many messages as one collection.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -239,6 +239,20 @@ class ShardedTables(nn.Module):
         yield from self.update.buffers()
         for _, requests in self._ahead:
             yield from requests.buffers()
+
+    def begin_anew(self, tables: Collection[str], epoch: int) -> None:
+        """Give the rows of some tables the start values of an epoch, and their optimiser its start
+        state. Every rank calls it between two steps.
+
+        Args:
+            tables: The names of tables, which may belong to other collections.
+            epoch: The number of the epoch, from 1 on.
+        """
+        self.update.finish_step()
+        self._results.clear()
+        for store in self.state.stores:
+            store.begin_anew(tables, epoch)
+        self.update.begin_anew(tables, self.updates)
 
     # ---- the exchange of a batch
 

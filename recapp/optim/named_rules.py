@@ -36,12 +36,15 @@ from typing import Any, TypeVar
 from recapp.errors import ConfigError, suggest
 from recapp.optim import rules
 from recapp.optim.rules import RowRule
+from recapp.settings.values import shown
 
 Picked = TypeVar("Picked")
 Rules = RowRule | Mapping[str, RowRule]
 """One rule for all tables, or rules by table name or glob."""
 SETTING = "optimizer.sparse.tables"
 """The name of the setting, for errors."""
+RESTARTS = "optimizer.restart_tables"
+"""The name of the setting of tables that begin anew at each epoch, for errors."""
 RULES: Mapping[str, Callable[..., RowRule]] = {
     make.__name__: make
     for make in (
@@ -118,6 +121,35 @@ def rules_of(rules: Rules | None, tables: Sequence[str]) -> dict[str, RowRule]:
                 f"{SETTING}: table {table} has no rule: name it, or give '*' a rule for all others"
             )
     return {table: rule for table, rule in found.items() if rule is not None}
+
+
+def tables_that_restart(
+    patterns: Sequence[str], rules: Mapping[str, RowRule], setting: str = RESTARTS
+) -> list[str]:
+    """Return the names of the tables that begin anew at each epoch.
+
+    Args:
+        patterns: Names or globs of tables.
+        rules: The row rule of each table by its name.
+        setting: The setting that holds the patterns, for errors.
+
+    Raises:
+        ConfigError: A name or glob matches no table. Or only some tables of a rule begin anew, and
+            the step size of the rule depends on the number of its steps.
+    """
+    for pattern in patterns:
+        if not any(fnmatchcase(table, pattern) or table == pattern for table in rules):
+            raise ConfigError(f"{setting}: {pattern}: no such table; {suggest(pattern, rules)}")
+    names = [t for t in rules if any(t == p or fnmatchcase(t, p) for p in patterns)]
+    for rule in distinct_rules(rules[name] for name in names):
+        left = [table for table in rules if rules[table] == rule and table not in names]
+        if rule.rate is not None and left:
+            raise ConfigError(
+                f"{setting}={shown(list(patterns))}: {left[0]} does not begin anew, but tables of "
+                f"its rule {rule.name} do, and their steps are counted together: name it too, or "
+                f"give it a rule of its own ({SETTING})"
+            )
+    return names
 
 
 def distinct_rules(rules: Iterable[RowRule]) -> list[RowRule]:

@@ -37,9 +37,11 @@ class OptimizerSettings:
     Args:
         dense: The optimiser of the dense part.
         sparse: The row rule of the tables; its argument `tables` holds the rules of single tables.
+        restart_tables: The tables, by name or glob, that begin anew at each epoch.
         schedule: The schedule of learning rates; None keeps them constant.
     """
 
     dense: DenseOptimizer
     sparse: RuleOfTables
+    restart_tables: tuple[str, ...] = ()
     schedule: Schedule | None = None

@@ -16,7 +16,7 @@ NOT_OF_TABLES = {  # Lightning's callbacks that cannot be used, and the reason
     "WeightAveraging": _AVERAGES,
     "EMAWeightAveraging": _AVERAGES,
     "GradientAccumulationScheduler": (
-        "tables are updated in every backward; use a larger dataset.batch_size"
+        "a step takes as many batches in the whole run, trainer.accumulate_grad_batches=k"
     ),
     "ModelPruning": "it prunes parameters, and tables are none",
     "BatchSizeFinder": (
@@ -28,7 +28,8 @@ NOT_OF_TABLES = {  # Lightning's callbacks that cannot be used, and the reason
     ),
 }
 MODE_BY_DEFAULT = {"ModelCheckpoint": "min", "EarlyStopping": "min"}  # Lightning's defaults
-PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
+PLATEAUS = ("torch.optim.lr_scheduler.ReduceLROnPlateau", "recapp.optim.schedule.Plateau")
+"""The schedules that follow a metric."""
 
 
 def check_callbacks(recipe: Train) -> None:
@@ -121,13 +122,14 @@ def check_monitor(
 
 
 def schedule_of(recipe: Train) -> Constructor | None:
-    """Return the schedule of learning rates. ReduceLROnPlateau gets its metric and mode filled in.
+    """Return the schedule of learning rates. A schedule that follows a metric gets its metric and
+    mode filled in.
 
     Raises:
         ConfigError: The metric is not measured, or the mode is wrong.
     """
     schedule = recipe.optimizer.schedule
-    if schedule is None or schedule.target != PLATEAU:
+    if schedule is None or schedule.target not in PLATEAUS:
         return schedule
     measured = measured_by(recipe)
     checkpoint = recipe.callbacks.get("checkpoint")
@@ -136,4 +138,4 @@ def schedule_of(recipe: Train) -> Constructor | None:
     monitor = given.get("monitor") or (best if best in measured else next(iter(measured)))
     mode = given.get("mode") or measured.get(monitor) or "min"
     check_monitor("optimizer.schedule", monitor, mode, measured, all_known=True)
-    return Constructor(PLATEAU, {**given, "monitor": monitor, "mode": mode})
+    return Constructor(schedule.target, {**given, "monitor": monitor, "mode": mode})

@@ -5,10 +5,12 @@ recipe -> data module, module
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from recapp.dataset.data_settings import ScoringSettings
 from recapp.errors import ConfigError
@@ -16,9 +18,13 @@ from recapp.recipe.constructors import make
 from recapp.recipe.monitors import schedule_of
 from recapp.recipe.recipe import Train
 from recapp.recipe.run_rows import write_generated
+from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.module import TaskModule
+
+TOTAL = "total_steps"
+"""The argument of a schedule that is the number of steps of the run."""
 
 
 def build_data(
@@ -66,14 +72,31 @@ def build_module(recipe: Train, make_model: Callable[[], nn.Module]) -> TaskModu
     """
     schedule = schedule_of(recipe)
     monitor = schedule.arguments.get("monitor") if schedule else None
-    return TaskModule(
+    module = TaskModule(
         recipe.built_task,
         make_model,
         partial(_dense_optimizer, recipe.optimizer.dense),
-        partial(make, schedule.without("monitor"), "optimizer.schedule") if schedule else None,
+        (lambda optimizer: _schedule(schedule, optimizer, module)) if schedule else None,
         recipe.seed,
         monitor=monitor,
     )
+    return module
+
+
+def _schedule(settings: Constructor, optimizer: Optimizer, module: TaskModule) -> LRScheduler:
+    """Make the schedule of a run. A schedule that takes `total_steps` gets the number of steps of
+    the run, if the settings leave it open.
+    """
+    target = find_constructor(settings.target, "optimizer.schedule")
+    wanted = settings.without("monitor")
+    if TOTAL in signature(target).parameters and wanted.arguments.get(TOTAL) is None:
+        data = module.trainer.datamodule  # type: ignore[attr-defined]
+        total = data.steps_of_run() if isinstance(data, ClickData) else None
+        made = make(wanted.without(TOTAL), "optimizer.schedule", optimizer, **{TOTAL: total})
+    else:
+        made = make(wanted, "optimizer.schedule", optimizer)
+    assert isinstance(made, LRScheduler)
+    return made
 
 
 def _dense_optimizer(settings: Constructor, parameters: Iterable[nn.Parameter]) -> Optimizer:

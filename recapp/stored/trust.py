@@ -55,7 +55,9 @@ class Home(NamedTuple):
 
 
 RULES = tuple(f"recapp.optim.rules.{name}" for name in RULE_NAMES)
-SCHEDULES = ("recapp.optim.schedule.warmup_poly",)
+SCHEDULES = tuple(
+    f"recapp.optim.schedule.{name}" for name in ("warmup_poly", "warmup_cosine", "Plateau")
+)
 MODELS = (*catalogue.MODELS, "recapp.compat.hugectr_graph.LayerGraph")
 TASKS = ("recapp.tasks.click.ClickTask", "recapp.tasks.rating.RatingTask")
 LINES = ("recapp.trainer.iteration_lines.IterationLines",)

@@ -1,8 +1,9 @@
 """Start values of any rectangle of a table, with the same bits on every rank.
 
-A value is a hash of (seed, table name, row, column) in 32-bit integer arithmetic. So each rank
-fills its own shards without numbers from another, and one process, two ranks and a hundred ranks
-hold the same model. The mixing step is the two-multiply integer hash found by Chris Wellon's
+A value is a hash of (seed, table name, row, column) in 32-bit integer arithmetic, and of the epoch
+where a table begins anew (`recapp/trainer/restart_tables.py`). So each rank fills its own shards
+without numbers from another, and one process, two ranks and a hundred ranks hold the same model.
+The mixing step is the two-multiply integer hash found by Chris Wellon's
 prospector search (public domain, "lowbias32"); torch has no unsigned arithmetic, so int64 with
 masks is used.
 """
@@ -43,6 +44,7 @@ def fill_initial(
     rows: range,
     cols: range,
     order: RowOrder | None = None,
+    epoch: int = 0,
 ) -> None:
     """Write the start values of rows x cols of a table into `out`.
 
@@ -57,25 +59,26 @@ def fill_initial(
         rows: Rows of the logical table, numbered in `order`.
         cols: Columns of the logical table.
         order: The order of the rows; None: by row number.
+        epoch: The epoch in which the table begins anew; 0 when it is made.
     """
-    made = None if table.init_fn is None else _made_by_function(table, seed)
+    made = None if table.init_fn is None else _made_by_function(table, seed, epoch)
     step = max(1, CHUNK_ELEMENTS // max(1, len(cols)))
     for first in range(rows.start, rows.stop, step):
         row_N = torch.arange(first, min(first + step, rows.stop), device=out.device)
         row_N = row_N if order is None else order.rows_at(row_N)
         at = first - rows.start
         out[at : at + len(row_N)] = (
-            start_values(row_N, table, seed, cols, out.dtype)
+            start_values(row_N, table, seed, cols, out.dtype, epoch)
             if made is None
             else made[row_N.cpu(), cols.start : cols.stop]
         )
 
 
-def _made_by_function(table: EmbeddingConfig, seed: int) -> Tensor:
+def _made_by_function(table: EmbeddingConfig, seed: int, epoch: int) -> Tensor:
     """Return the start values that the table's `init_fn` writes, [R, D], on the CPU.
 
     The function gets a tensor with uniform values, and torch's generator in a state that depends on
-    seed and table alone. Afterwards the generator has its old state again.
+    seed, table and epoch alone. Afterwards the generator has its old state again.
 
     Raises:
         ConfigError: The function raises an error, or returns another tensor, which would not reach
@@ -85,9 +88,9 @@ def _made_by_function(table: EmbeddingConfig, seed: int) -> Tensor:
     shape = (table.num_embeddings, table.embedding_dim)
     whole = torch.empty(shape, dtype=table.data_type.dtype, device="cpu")
     plain = replace(table, init_fn=None)
-    fill_initial(whole, plain, seed, range(shape[0]), range(shape[1]))
+    fill_initial(whole, plain, seed, range(shape[0]), range(shape[1]), epoch=epoch)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(start_hash(table, seed))
+        torch.default_generator.manual_seed(start_hash(table, seed, epoch))
         try:
             found = table.init_fn(whole)
         except Exception as error:
@@ -105,15 +108,22 @@ def _made_by_function(table: EmbeddingConfig, seed: int) -> Tensor:
     return whole
 
 
-def start_hash(table: EmbeddingConfig, seed: int) -> int:
+def start_hash(table: EmbeddingConfig, seed: int, epoch: int = 0) -> int:
     """Return the hash of seed and table name, an input of every start value of a table. The tables
     of all members of an ensemble take the names of the first member's.
+    A table that begins anew in a later epoch than the first has another hash in each.
     """
-    return zlib.crc32(f"{seed}/{table.member_of or table.name}".encode())
+    again = f"/{epoch}" if epoch else ""
+    return zlib.crc32(f"{seed}/{table.member_of or table.name}{again}".encode())
 
 
 def start_values(
-    row_N: Tensor, table: EmbeddingConfig, seed: int, cols: range, dtype: torch.dtype
+    row_N: Tensor,
+    table: EmbeddingConfig,
+    seed: int,
+    cols: range,
+    dtype: torch.dtype,
+    epoch: int = 0,
 ) -> Tensor:
     """Return the start values of some rows, [N, len(cols)], in fp32, or in fp64 for a table of
     fp64.
@@ -124,8 +134,10 @@ def start_values(
         seed: The seed of the run.
         cols: Columns of the logical table.
         dtype: The dtype of the table's rows.
+        epoch: The epoch in which the table begins anew; 0 when it is made.
     """
-    found = values_of_hash(row_N, start_hash(table, seed), table.start_range, cols, dtype)
+    hashed = start_hash(table, seed, epoch)
+    found = values_of_hash(row_N, hashed, table.start_range, cols, dtype)
     if table.start_middle:
         found += table.start_middle
         found.clamp_(table.get_weight_init_min(), table.get_weight_init_max())

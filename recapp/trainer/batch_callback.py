@@ -1,6 +1,7 @@
-"""The base class of callbacks that run after every batch.
+"""The base class of callbacks that run after every training step, or after every other batch.
 
-It has two methods: one for training steps, one for batches that are validated, tested or scored.
+It has two methods: one for training steps, one for batches that are validated, tested or scored. A
+step trains one batch, or several with `accumulate_grad_batches`.
 """
 
 from typing import Any
@@ -8,8 +9,20 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 
+def ends_step(trainer: Trainer, done: int) -> bool:
+    """Return whether a training batch ends a step.
+
+    Args:
+        trainer: The trainer of the run.
+        done: The number of batches of the epoch so far, this one included.
+    """
+    batches = trainer.accumulate_grad_batches
+    over = trainer.is_last_batch or done >= trainer.num_training_batches
+    return done % batches == 0 or over
+
+
 class BatchCallback(Callback):
-    """Calls `on_step` or `on_batch` after every batch.
+    """Calls `on_step` after every training step, and `on_batch` after every other batch.
 
     Lightning has one hook for each stage, with arguments that most callbacks do not need. Each
     stage of recapp has one loader, so the methods get no index of the loader.
@@ -34,8 +47,9 @@ class BatchCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Call `on_step`."""
-        self.on_step(trainer, batch_idx + 1)
+        """Call `on_step`, if the batch ends a step."""
+        if ends_step(trainer, batch_idx + 1):
+            self.on_step(trainer, batch_idx + 1)
 
     def on_validation_batch_end(
         self,

@@ -100,7 +100,7 @@ class KeepPosition(BatchCallback):
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
     def on_step(self, trainer: Trainer, done: int) -> None:
-        """Count one more trained batch. After the last batch of an epoch, set the position to the
+        """Count the trained batches. After the last batch of an epoch, set the position to the
         start of the next epoch.
         """
         position = resumable_data(trainer).position
@@ -183,7 +183,8 @@ class StepClock(BatchCallback):
             self.start["seconds_to_first_step"] = command_age()
         now = _Counters.of(trainer)
         self._steps.append(now.since(self._last))
-        self.rows.append(resumable_data(trainer).batch_size)
+        batches = (done - 1) % trainer.accumulate_grad_batches + 1
+        self.rows.append(resumable_data(trainer).batch_size * batches)
         self._last = now
 
     def recent_rate(self) -> float:

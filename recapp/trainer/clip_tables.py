@@ -33,19 +33,36 @@ def clip_tables_too(
             f"clip_tables=True: Trainer(gradient_clip_val={trainer.gradient_clip_val}) clips "
             "nothing: set it, or leave clip_tables out"
         )
+    update_in_step(optimizers, tables, "clip_tables=True")
+    trainer.precision_plugin.clip_gradients = _clip  # type: ignore[method-assign]
+
+
+def update_in_step(
+    optimizers: Sequence[Optimizer | Optimizable], tables: Sequence[ShardedTables], setting: str
+) -> None:
+    """Make the step of the optimiser update the tables, instead of backward. Gradients of several
+    backwards add up until then.
+
+    Args:
+        optimizers: The optimisers of the module: one `HybridOptimizer`.
+        tables: The sharded tables.
+        setting: The setting that needs it, for the error.
+
+    Raises:
+        ConfigError: The optimisers are not one `HybridOptimizer`.
+    """
     hybrids = [one for one in optimizers if isinstance(one, HybridOptimizer)]
     if len(hybrids) != 1 or len(optimizers) != 1:
         names = ", ".join(type(one).__name__ for one in optimizers) or "none"
         raise ConfigError(
-            f"clip_tables=True: the module's optimizers are {names}, and tables are updated "
-            "in the step of one HybridOptimizer: return HybridOptimizer(dense, "
-            "strategy.sparse_groups()) from configure_optimizers"
+            f"{setting}: the module's optimizers are {names}, and tables are updated in the step "
+            "of one HybridOptimizer: return HybridOptimizer(dense, strategy.sparse_groups()) from "
+            "configure_optimizers"
         )
     held = [shared.update for shared in tables]
     for gradients in held:
         gradients.defer(hybrids[0])
     hybrids[0].table_gradients = list(held)
-    trainer.precision_plugin.clip_gradients = _clip  # type: ignore[method-assign]
 
 
 def _clip(

@@ -11,6 +11,7 @@ checkpoint do not belong to the resumed epoch: this epoch reads the stored files
 Lightning asks for new loaders at the next epoch.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -292,6 +293,24 @@ class ClickData(LightningDataModule):
             self.position,
             lambda: trainer.current_epoch,
         )
+
+    def steps_of_run(self) -> int | None:
+        """Return the number of steps after which the run ends if nothing stops it earlier; None if
+        it has no end. Known after `setup`.
+        """
+        trainer = self.trainer
+        assert trainer is not None
+        epochs = trainer.max_epochs
+        steps = trainer.max_steps if trainer.max_steps >= 0 else None
+        if epochs is None or epochs < 0:
+            return steps
+        batches = len(self._rows.training_stream(*self._rank))
+        limit = trainer.limit_train_batches
+        batches = (
+            min(batches, limit) if isinstance(limit, int) else int(batches * float(limit or 1))
+        )
+        total = epochs * math.ceil(batches / trainer.accumulate_grad_batches)
+        return total if steps is None else min(total, steps)
 
     def sample(self, batches: int) -> list[Batch]:
         """Return this rank's first training batches of the first epoch, at any position.

@@ -25,7 +25,7 @@ from torch import Tensor
 from recapp.errors import TrainingError
 from recapp.processes import stopping
 from recapp.processes.stopping import Stopped
-from recapp.trainer.batch_callback import BatchCallback
+from recapp.trainer.batch_callback import BatchCallback, ends_step
 from recapp.trainer.strategy import strategy_of
 
 # low bits of a rank's report: the signal; the higher bits: the step whose loss was not finite
@@ -120,15 +120,16 @@ class EndTogether(BatchCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Check the loss, read the reports of all ranks, and end training if one of them asks for
-        the end.
+        """Check the loss, read the reports of all ranks, and end training after the step if one of
+        them asks for the end.
         """
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         self._losses.check(trainer.global_step, loss if isinstance(loss, Tensor) else None)
         self._add_to_report(trainer, self._losses.step << SIGNAL_BITS)
         reports_W = self._reports_of_ranks(trainer)
         self._raise_if_not_finite(trainer, reports_W)
-        self._stop_after_signal(trainer, reports_W)
+        if ends_step(trainer, batch_idx + 1):
+            self._stop_after_signal(trainer, reports_W)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse to validate a model whose loss was not finite."""

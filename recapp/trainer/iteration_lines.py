@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.sparse.batch import Batch
+from recapp.trainer.batch_callback import ends_step
 from recapp.trainer.data_protocols import resumable_data
 from recapp.trainer.module import measures_of
 from recapp.trainer.strategy import strategy_of
@@ -70,7 +71,8 @@ class IterationLines(ProgressBar):
         batch_idx: int,
     ) -> None:
         """Print a line every `every` iterations; for it, all ranks gather their losses."""
-        if not self.every or trainer.global_step % self.every:
+        done = batch_idx + 1
+        if not self.every or trainer.global_step % self.every or not ends_step(trainer, done):
             return
         losses = strategy_of(trainer).comm.all_gather(
             (float(outputs["loss"]) * batch.rows, batch.rows)
@@ -79,13 +81,13 @@ class IterationLines(ProgressBar):
         seconds = self._stopped()
         self._since = time.perf_counter()
         self._seconds = 0.0
-        done = trainer.global_step - self._first
+        iterations = trainer.global_step - self._first
         self._first = trainer.global_step
         rate = trainer.optimizers[0].param_groups[0]["lr"]
         _line(
             trainer,
-            f"Iter: {trainer.global_step} Time({done} iters): {seconds:.6f}s Loss: {loss:.6f} "
-            f"lr:{rate:.6f}",
+            f"Iter: {trainer.global_step} Time({iterations} iters): {seconds:.6f}s "
+            f"Loss: {loss:.6f} lr:{rate:.6f}",
         )
 
     def _stopped(self) -> float:

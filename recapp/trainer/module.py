@@ -25,10 +25,12 @@ from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError
 from recapp.models.ensemble import Ensemble
 from recapp.optim.optimizer import hybrid
+from recapp.optim.schedule import Plateau
 from recapp.sparse.batch import Batch
 from recapp.tasks.click import CLICK, ClickTask
 from recapp.tasks.measures import Measures
 from recapp.tasks.task import Task, one_or_all
+from recapp.trainer.batch_callback import ends_step
 
 
 @runtime_checkable
@@ -122,7 +124,9 @@ class TaskModule(LightningModule):
         found = self.model(batch)
         outputs = self.task.named(found, batch.rows, type(self.model).__name__)
         loss = self.task.loss(outputs, batch)
-        self.log("train_loss", self._mean_loss(loss.detach()), prog_bar=True, batch_size=batch.rows)
+        begins = batch_idx % self.trainer.accumulate_grad_batches == 0
+        mean = self._mean_loss(loss.detach(), begins)
+        self.log("train_loss", mean, prog_bar=True, batch_size=batch.rows)
         self._update(self.train_metrics, outputs, batch)
         if isinstance(self.model, Ensemble):
             loss = self.model.task_loss(found, batch, self._loss_of(batch))
@@ -161,12 +165,16 @@ class TaskModule(LightningModule):
     ) -> None:
         self.task.update(dict(metrics.items(keep_base=True)), outputs, batch)
 
-    def _mean_loss(self, loss: Tensor) -> Tensor:
-        """Return the mean loss over the steps since the last write of the loggers, this step
+    def _mean_loss(self, loss: Tensor, begins: bool) -> Tensor:
+        """Return the mean loss over the batches since the last write of the loggers, this batch
         included. Do not wait for the device.
+
+        Args:
+            loss: The loss of this batch.
+            begins: Whether the batch is the first of its step.
         """
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if self._loss_steps == 0 or self.global_step % every == 0:
+        if self._loss_steps == 0 or (begins and self.global_step % every == 0):
             self._loss_sum = torch.zeros_like(loss)
             self._loss_steps = 0
         self._loss_sum = self._loss_sum + loss
@@ -182,6 +190,8 @@ class TaskModule(LightningModule):
         and at a stop.
         """
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if not ends_step(self.trainer, batch_idx + 1):
+            return
         if self.global_step % every == 0 or self.trainer.should_stop:
             for name, value in self.running().items():
                 self.log(f"train_{name}", value, batch_size=batch.rows)
@@ -215,7 +225,8 @@ class TaskModule(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log `val_<metric>` over all ranks, with the same numbers on each rank. Then step a
-        `ReduceLROnPlateau`, so that the checkpoint of this validation holds its new state.
+        `ReduceLROnPlateau`, so that the checkpoint of this validation holds its new state. A
+        `Plateau` may end the run.
         """
         measured = {f"val_{name}": value for name, value in self.val_metrics.compute().items()}
         for name, value in measured.items():
@@ -224,6 +235,8 @@ class TaskModule(LightningModule):
             for config in self.trainer.lr_scheduler_configs:
                 if isinstance(config.scheduler, ReduceLROnPlateau):
                     config.scheduler.step(float(measured[str(config.monitor)]))
+                if isinstance(config.scheduler, Plateau) and config.scheduler.ends:
+                    self.trainer.should_stop = True
 
     def _validation_is_due(self) -> bool:
         """Return whether a longer run would also validate at this step.

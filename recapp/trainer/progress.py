@@ -32,6 +32,7 @@ from rich.progress import (
 
 from recapp.console import note, progress
 from recapp.dataset.prediction_input import RankInput
+from recapp.optim.schedule import Plateau
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.callbacks import StepClock
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
@@ -294,6 +295,9 @@ class NoteEarlyStop(Callback):
             for stopping in _early_stopping(trainer)
             if stopping.stopping_reason_message
         ]
+        for config in trainer.lr_scheduler_configs:
+            if isinstance(config.scheduler, Plateau) and config.scheduler.ends:
+                reasons.append(config.scheduler.ends)
         if reasons and trainer.global_step != steps_planned(trainer):
             self.reason = (
                 f"{_step(trainer)}: {reasons[0].removesuffix(' Signaling Trainer to stop.')}"
@@ -349,7 +353,9 @@ def steps_planned(trainer: Trainer) -> int | None:
     epochs = trainer.max_epochs
     if isinstance(data, KeepsPosition) and epochs is not None and epochs >= 0:
         each = trainer.num_training_batches
-        left = max(each - data.position.batches, 0) + each * (epochs - data.position.epoch - 1)
+        batches = trainer.accumulate_grad_batches
+        left = math.ceil(max(each - data.position.batches, 0) / batches)
+        left += math.ceil(each / batches) * (epochs - data.position.epoch - 1)
         total = trainer.global_step + left
         total = min(total, trainer.max_steps) if trainer.max_steps >= 0 else total
     return int(total)

@@ -12,8 +12,8 @@ All other methods are DDPStrategy's. If Lightning's behaviour would be wrong or 
 docstring of the method here explains why.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,8 @@ from recapp.stored.checkpoint import (
     write_checkpoint,
 )
 from recapp.stored.training_state import check_state, state_must_fit
-from recapp.trainer.clip_tables import clip_tables_too
+from recapp.trainer.accumulation import Accumulation
+from recapp.trainer.clip_tables import clip_tables_too, update_in_step
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
@@ -189,6 +190,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.ranks: list[dict[str, Any]] = []
         self.average: AverageOverRanks | None = None
         self.comm = Comm()
+        self._accumulation: Accumulation | None = None
         self._newest: Path | None = None  # the checkpoint that was saved last
 
     def _configure_launcher(self) -> None:
@@ -285,20 +287,25 @@ class EmbeddingShardingStrategy(DDPStrategy):
             self.model = self._setup_model(self.lightning_module)
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
-        if self.clip_tables and fitting:
-            clip_tables_too(trainer, self.optimizers, self.sharded_tables())
+        if fitting:
+            self._update_in_step(trainer)
         self._remove_stop_broadcast(trainer)
+
+    def _update_in_step(self, trainer: Trainer) -> None:
+        """Let the optimiser's step update the tables, where it must know all gradients first."""
+        batches = trainer.accumulate_grad_batches
+        self._accumulation = Accumulation(batches) if batches > 1 else None
+        if self.clip_tables:
+            clip_tables_too(trainer, self.optimizers, self.sharded_tables())
+        elif batches > 1:
+            setting = f"accumulate_grad_batches={batches}"
+            update_in_step(self.optimizers, self.sharded_tables(), setting)
 
     def _check_settings(self, trainer: Trainer) -> None:
         if trainer.precision == "16-mixed":
             raise ConfigError(
                 "trainer.precision=16-mixed: tables are updated in backward, where the scaled loss "
                 "would reach them; use bf16-mixed"
-            )
-        if trainer.accumulate_grad_batches != 1:
-            raise ConfigError(
-                f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: tables are "
-                "updated in every backward; use a larger dataset.batch_size instead"
             )
 
     def _shard(self, module: LightningModule) -> None:
@@ -365,19 +372,62 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
     ) -> Tensor:
         """Weight the loss and run its backward. By the weight, ranks with batches of different
-        sizes train like one process with the global batch.
+        sizes train like one process with the global batch; and a step of several batches of
+        different sizes trains like one with a large batch.
         """
-        return super().backward(closure_loss * self._share(), optimizer, *args, **kwargs)
+        rows_W = self._rows_of_ranks()
+        rows = sum(rows_W)
+        share = rows_W[self.comm.rank] * self.comm.world / rows if rows else 1.0
+        if self._accumulation is not None:
+            share *= self._accumulation.weight(rows)
+        return super().backward(closure_loss * share, optimizer, *args, **kwargs)
 
-    def _share(self) -> float:
-        """Return W times the rows of this rank, divided by the rows of all ranks: 1 if all batches
-        have the same size.
+    def _rows_of_ranks(self) -> list[int]:
+        """Return the rows of each rank in this batch; one for each rank if the model has no tables,
+        whose messages tell.
         """
         for shared in self.sharded_tables():
             rows_W = shared.header.rows_W
             if rows_W and sum(rows_W):
-                return rows_W[self.comm.rank] * self.comm.world / sum(rows_W)
-        return 1.0
+                return rows_W
+        return [1] * self.comm.world
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Leave the dense gradients of a rank as they are, because the step adds up those of later
+        batches.
+
+        DDP's own `no_sync` fails on a static graph. On GPUs every batch is averaged, which gives
+        the same sums.
+        """
+        if self.average is not None:
+            self.average.holds = True
+        try:
+            yield
+        finally:
+            if self.average is not None:
+                self.average.holds = False
+
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: LightningModule | nn.Module | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run forward and backward, and step. Gradients of several batches are those of one large
+        batch before they are clipped.
+        """
+        accumulation = self._accumulation
+        if accumulation is None:
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+
+        def ended() -> Any:
+            loss = closure()
+            accumulation.end(optimizer, self.sharded_tables())
+            return loss
+
+        return super().optimizer_step(optimizer, ended, model, **kwargs)
 
     def batch_to_device(
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0

@@ -61,9 +61,6 @@ class TrainerSettings:
         "default_root_dir": "hydra.run.dir=DIR says where a run writes",
         "use_distributed_sampler": "every rank reads its own lanes of the data (dataset.lanes)",
         "inference_mode": "validation needs no gradients as it is",
-        "accumulate_grad_batches": (
-            "tables are updated in every backward; use a larger dataset.batch_size"
-        ),
     }
 
     devices: Positive | Literal["auto"] = "auto"
@@ -77,6 +74,7 @@ class TrainerSettings:
     limit_val_batches: Natural | Annotated[float, Within(0, 1)] | None = None
     gradient_clip_val: Annotated[float, Within(0)] | None = None
     gradient_clip_algorithm: Literal["norm", "value"] = "norm"
+    accumulate_grad_batches: Positive = 1
     log_every_n_steps: Positive = 20
     enable_progress_bar: bool = True
     more: Mapping[str, Any] = not_a_setting()
@@ -87,6 +85,15 @@ class TrainerSettings:
                 f"trainer.check_val_every_n_epoch={self.check_val_every_n_epoch}: validations "
                 f"are every trainer.val_check_interval={self.val_check_interval} steps, counted "
                 "across epochs; set one of the two"
+            )
+        batches = self.accumulate_grad_batches
+        every = self.val_check_interval
+        within = every is not None and every % (1 if isinstance(every, float) else batches)
+        if batches > 1 and within:
+            raise ConfigError(
+                f"trainer.val_check_interval={every}: counts batches, and a step takes "
+                f"trainer.accumulate_grad_batches={batches} of them: set a multiple of {batches}, "
+                "or null for a validation at every epoch's end"
             )
 
     def without(self, limit: Literal["max_epochs", "max_steps"]) -> "TrainerSettings":

@@ -55,6 +55,7 @@ class AverageOverRanks:
 
     Attributes:
         waits: The time that messages were under way, and the part that backward hid.
+        holds: Whether gradients stay as they are, because the step adds up those of later batches.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -63,6 +64,7 @@ class AverageOverRanks:
         self.waits = Waits(("dense",))
         self._under_way: list[_Bucket] = []
         self._first = True
+        self.holds = False
         self.__name__ = self.__qualname__ = type(self).__name__  # DDP logs the name
 
     def __call__(
@@ -74,6 +76,11 @@ class AverageOverRanks:
 
         DDP calls it in backward, in the same order on all ranks.
         """
+        if self.holds:
+            self._first = self._first and not bucket.is_last()
+            held: torch.futures.Future[Tensor] = torch.futures.Future()
+            held.set_result(bucket.buffer())
+            return held
         done = self.start(bucket.buffer())
         # in the first step of a static graph, DDP sends the buckets after backward, and waits
         if bucket.is_last() and self._first:

@@ -5,7 +5,7 @@ import torch
 
 from recapp.errors import ConfigError
 from recapp.optim.optimizer import HybridOptimizer
-from recapp.optim.schedule import warmup_poly
+from recapp.optim.schedule import Plateau, warmup_cosine, warmup_poly
 
 
 def optimizer_of(*rates):
@@ -104,9 +104,63 @@ def test_a_schedule_goes_on_where_its_state_was_taken():
             "optimizer.schedule.decay_start=5: may not lie before the end of warm-up",
         ),
         ({"decay_start": 5, "end_lr": 2.0}, "optimizer.schedule.end_lr=2.0: above the rate 1.0"),
+        ({"decay_start": None, "decay_steps": None}, "decay_steps=null: decays until the run ends"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(setting, message):
     with pytest.raises(ConfigError) as error:
         warmup_poly(optimizer_of(1.0), **setting)
     assert message in str(error.value)
+
+
+def test_a_length_of_none_reaches_to_the_end_of_the_run():
+    optimizer = optimizer_of(1.0)
+    open_ends = {"decay_start": None, "decay_steps": None, "total_steps": 6}
+    scheduler = warmup_poly(optimizer, warmup_steps=2, decay_power=1, **open_ends)
+    assert rates_of(optimizer, scheduler, 7) == [[1 / 2, 1, 3 / 4, 2 / 4, 1 / 4, 0, 0]]
+
+
+def test_a_cosine_falls_from_the_end_of_warm_up():
+    optimizer = optimizer_of(2.0)
+    scheduler = warmup_cosine(optimizer, warmup_steps=2, end_lr=0.1, total_steps=6)
+    root = 2**-0.5
+    expected = [1, 2, 1 + root, 1, 1 - root, 0.1, 0.1]
+    assert rates_of(optimizer, scheduler, 7) == [pytest.approx(expected)]
+    with pytest.raises(ConfigError, match=r"decay_steps=null: decays until the run ends, and"):
+        warmup_cosine(optimizer_of(1.0))
+    with pytest.raises(ConfigError, match=r"decay_start=1: may not lie before the end of warm-up"):
+        warmup_cosine(optimizer_of(1.0), warmup_steps=2, decay_start=1, total_steps=9)
+
+
+def judged(schedule, metrics):
+    """The rate and whether the run ends after each validation."""
+    found = []
+    for metric in metrics:
+        schedule.step(metric)
+        found.append((schedule.optimizer.param_groups[0]["lr"], bool(schedule.ends)))
+    return found
+
+
+def test_a_run_ends_after_two_cuts_without_a_gain_between_them():
+    schedule = Plateau(optimizer_of(1.0), "max", 0.5, stop_after=2)
+    found = judged(schedule, [0.5, 0.6, 0.6, 0.7, 0.7, 0.69])
+    assert found == [(1, False)] * 2 + [(0.5, False)] * 2 + [(0.25, False), (0.125, True)]
+    assert "2 cuts of the learning rates without gain" in schedule.ends
+    assert "Best score: 0.700" in schedule.ends
+
+
+def test_the_count_of_cuts_goes_on_where_its_state_was_taken():
+    first = Plateau(optimizer_of(1.0), "max", stop_after=2)
+    judged(first, [0.5, 0.5])
+    second = Plateau(optimizer_of(1.0), "max", stop_after=2)
+    second.load_state_dict(first.state_dict())
+    assert judged(second, [0.5])[0][1]
+
+
+def test_cuts_wait_for_patience_and_cooldown_and_may_never_end_a_run():
+    metrics = [1.0] * 9
+    patient = judged(Plateau(optimizer_of(1.0), patience=1, cooldown=1, stop_after=2), metrics)
+    assert [ends for _, ends in patient].index(True) == 5  # cuts after validations 3 and 6
+    assert not judged(Plateau(optimizer_of(1.0), stop_after=None), metrics)[-1][1]
+    with pytest.raises(ConfigError, match=r"optimizer.schedule.stop_after=0: must be at least 1"):
+        Plateau(optimizer_of(1.0), stop_after=0)

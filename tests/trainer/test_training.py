@@ -85,7 +85,7 @@ def test_zero_rates_change_nothing(logs, tmp_path):
     ("setting", "says"),
     [
         ("trainer.precision=16-mixed", "use bf16-mixed"),
-        ("+trainer.accumulate_grad_batches=2", "larger dataset.batch_size"),
+        ("trainer.accumulate_grad_batches=0", "must be a whole number of at least 1"),
         ("+trainer.max_step=3", "did you mean trainer.max_steps"),
         ("optimizer.sparse._target_=torch.optim.Adam", "as rowwise_adagrad, adam and the others"),
         ("optimizer.dense._target_=torch.optim.Adm", "no such constructor"),

@@ -1,0 +1,63 @@
+"""Gradients of several batches that one step adds up (`Trainer(accumulate_grad_batches=k)`).
+
+A step trains as with one batch of all rows of its k batches: each batch counts by its rows.
+
+    Lightning    loss of each batch / k
+    here         times rows of the batch / rows of the first one; before the step, gradients times
+                 k rows of the first one / rows of all
+
+Both factors are 1 where all batches have as many rows, so then nothing is rounded but the sums: the
+gradients of a row, and of a dense weight, are added in the order of the batches. The last step of
+an epoch may have fewer batches, and a smaller last one.
+"""
+
+from collections.abc import Sequence
+
+from torch.optim import Optimizer
+
+from recapp.engine.sharded_tables import ShardedTables
+
+
+class Accumulation:
+    """The batches of a step so far.
+
+    Args:
+        batches: The number of batches of a step, k.
+    """
+
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+        self._rows: list[int] = []
+
+    def weight(self, rows: int) -> float:
+        """Add a batch, and return the factor of its loss.
+
+        Args:
+            rows: The rows of the batch over all ranks.
+        """
+        self._rows.append(rows)
+        return rows / self._first
+
+    def end(self, optimizer: Optimizer, tables: Sequence[ShardedTables]) -> None:
+        """Scale the gradients of the dense part and of tables to those of one batch, before they
+        are clipped.
+
+        Args:
+            optimizer: The optimiser with the dense part.
+            tables: The tables, whose gradients wait.
+        """
+        factor = self.batches * self._first / max(sum(self._rows), 1)
+        self._rows = []
+        if factor == 1:
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+        for shared in tables:
+            shared.update.scale(factor)
+
+    @property
+    def _first(self) -> int:
+        """Return the rows of the first batch of the step, at least 1."""
+        return max(self._rows[0], 1) if self._rows else 1

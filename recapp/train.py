@@ -143,7 +143,6 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
     from recapp.trainer.ending import EndTogether
     from recapp.trainer.keep_last import KeepLast
     from recapp.trainer.progress import NoteEarlyStop, NoteFall, ProgressLines, TerminalProgress
-    from recapp.trainer.restart_tables import RestartTables
 
     resumed = resumed_run(recipe)
     if resumed and resumed.is_over:
@@ -174,7 +173,6 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
     callbacks = [
         ClaimDirectory(job_dir, module.task.known_measures),
         KeepPosition(),
-        *([RestartTables(restarts)] if (restarts := recipe.optimizer.restart_tables) else []),
         *([resumed.changed_optimizer] if resumed else []),
         clock,
         performance,

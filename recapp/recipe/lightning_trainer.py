@@ -34,6 +34,7 @@ from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.curves import CSVCurves
+from recapp.trainer.restart_tables import RestartTables
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 SET_BY_RECAPP = ("devices", "accelerator", "enable_progress_bar")
@@ -56,7 +57,7 @@ def in_one_line() -> Iterator[None]:
 
 
 def build_callbacks(recipe: Train, folder: Path, *, logging: bool) -> list[Callback]:
-    """Return the callbacks of `conf/callbacks`.
+    """Return the callbacks of `conf/callbacks`, after the one of `optimizer.restart_tables`.
 
     Args:
         recipe: The recipe of the run.
@@ -66,7 +67,8 @@ def build_callbacks(recipe: Train, folder: Path, *, logging: bool) -> list[Callb
     Raises:
         ConfigError: A callback cannot be used here, or its settings are wrong.
     """
-    made: list[Callback] = []
+    restarts = recipe.optimizer.restart_tables
+    made: list[Callback] = [RestartTables(restarts)] if restarts else []
     measured = measured_by(recipe)
     known = all_known(recipe)
     for name, wanted in recipe.callbacks.items():

@@ -11,7 +11,8 @@ gradients of a row, and of a dense weight, are added in the order of the batches
 an epoch may have fewer batches, and a smaller last one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -56,6 +57,23 @@ class Accumulation:
                     parameter.grad.mul_(factor)
         for shared in tables:
             shared.update.scale(factor)
+
+    def ended_by(
+        self,
+        closure: Callable[[], Any],
+        optimizer: Optimizer,
+        tables: Sequence[ShardedTables],
+    ) -> Callable[[], Any]:
+        """Return a closure that runs forward and backward of the last batch of a step and then
+        calls `end`.
+        """
+
+        def ended() -> Any:
+            loss = closure()
+            self.end(optimizer, tables)
+            return loss
+
+        return ended
 
     @property
     def _first(self) -> int:

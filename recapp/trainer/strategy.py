@@ -13,7 +13,7 @@ docstring of the method here explains why.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -400,13 +400,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
         DDP's own `no_sync` fails on a static graph. On GPUs every batch is averaged, which gives
         the same sums.
         """
-        if self.average is not None:
-            self.average.holds = True
-        try:
+        with nullcontext() if self.average is None else self.average.held():
             yield
-        finally:
-            if self.average is not None:
-                self.average.holds = False
 
     def optimizer_step(
         self,
@@ -418,16 +413,9 @@ class EmbeddingShardingStrategy(DDPStrategy):
         """Run forward and backward, and step. Gradients of several batches are those of one large
         batch before they are clipped.
         """
-        accumulation = self._accumulation
-        if accumulation is None:
-            return super().optimizer_step(optimizer, closure, model, **kwargs)
-
-        def ended() -> Any:
-            loss = closure()
-            accumulation.end(optimizer, self.sharded_tables())
-            return loss
-
-        return super().optimizer_step(optimizer, ended, model, **kwargs)
+        if self._accumulation is not None:
+            closure = self._accumulation.ended_by(closure, optimizer, self.sharded_tables())
+        return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     def batch_to_device(
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0

@@ -15,6 +15,8 @@ gloo's own all-reduce uses another order from three ranks on. So a run has the s
 transport.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -55,7 +57,6 @@ class AverageOverRanks:
 
     Attributes:
         waits: The time that messages were under way, and the part that backward hid.
-        holds: Whether gradients stay as they are, because the step adds up those of later batches.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -64,7 +65,7 @@ class AverageOverRanks:
         self.waits = Waits(("dense",))
         self._under_way: list[_Bucket] = []
         self._first = True
-        self.holds = False
+        self._holds = False
         self.__name__ = self.__qualname__ = type(self).__name__  # DDP logs the name
 
     def __call__(
@@ -76,7 +77,7 @@ class AverageOverRanks:
 
         DDP calls it in backward, in the same order on all ranks.
         """
-        if self.holds:
+        if self._holds:
             self._first = self._first and not bucket.is_last()
             held: torch.futures.Future[Tensor] = torch.futures.Future()
             held.set_result(bucket.buffer())
@@ -89,6 +90,17 @@ class AverageOverRanks:
             Variable._execution_engine.queue_callback(self.finish)
         self._first = self._first and not bucket.is_last()
         return done
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Leave gradients as they are inside the context, because a step adds up those of later
+        batches.
+        """
+        self._holds = True
+        try:
+            yield
+        finally:
+            self._holds = False
 
     def start(self, gradients: Tensor) -> torch.futures.Future[Tensor]:
         """Start the reduce-scatter that begins to average a flat tensor in place.

@@ -9,7 +9,6 @@ from recapp.errors import ConfigError
 from recapp.optim.named_rules import tables_that_restart
 from recapp.optim.rules import adam, rowwise_adagrad
 from recapp.tables.initial import start_hash, start_values
-from recapp.trainer.restart_tables import RestartTables
 from recapp.transport.communicator import Comm
 
 EPOCH = 4
@@ -26,9 +25,9 @@ def logs(tmp_path_factory):
 def run(logs, folder, steps, *more, tables=("*",), plan="mixed", ckpt_path=None):
     """Rows and state of all tables after some steps, the dense part, and the trainer."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings = compose(logs, *SHORT, *more, f"trainer.max_steps={steps}", f"+plan={plan}")
-    callbacks = [RestartTables(tables)] if tables else []
-    _, trainer, module = fit(settings, folder, *callbacks, ckpt_path=ckpt_path)
+    named = f"optimizer.restart_tables=[{','.join(map(repr, tables))}]"
+    settings = compose(logs, *SHORT, *more, named, f"trainer.max_steps={steps}", f"+plan={plan}")
+    _, trainer, module = fit(settings, folder, ckpt_path=ckpt_path)
     (shared,) = trainer.strategy.sharded_tables()
     dense = {name: value.clone() for name, value in module.model.named_parameters()}
     return blocks_of(shared), dense, trainer

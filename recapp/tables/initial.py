@@ -110,8 +110,8 @@ def _made_by_function(table: EmbeddingConfig, seed: int, epoch: int) -> Tensor:
 
 def start_hash(table: EmbeddingConfig, seed: int, epoch: int = 0) -> int:
     """Return the hash of seed and table name, an input of every start value of a table. The tables
-    of all members of an ensemble take the names of the first member's.
-    A table that begins anew in a later epoch than the first has another hash in each.
+    of all members of an ensemble take the names of the first member's. A table that begins anew
+    has another hash in each epoch but the first.
     """
     again = f"/{epoch}" if epoch else ""
     return zlib.crc32(f"{seed}/{table.member_of or table.name}{again}".encode())

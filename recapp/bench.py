@@ -176,7 +176,7 @@ def _measured(settings: BenchSettings, given: Bench, job: Job) -> dict[str, Any]
         return _commands_timed(settings, job)
     worker = "recapp.benchmarks.bench_worker"
     if job.verb == "inference":
-        worker = "recapp.app.bench_inference"
+        worker = "recapp.app.inference_bench"
         settings = replace(settings, served=_served(settings, job))
     return run_on_ranks(
         to_plain(settings),
@@ -210,7 +210,7 @@ def _served(settings: BenchSettings, job: Job) -> dict[str, str]:
     """Return the checkpoint or artefact of each model. Generated models are trained first."""
     if settings.artefact is not None:
         return {Path(settings.artefact).name.partition(".")[0]: settings.artefact}
-    from recapp.app.bench_inference import train_generated
+    from recapp.app.inference_bench import train_generated
     from recapp.benchmarks.workloads import SERVED
 
     folder = Path(settings.folder)

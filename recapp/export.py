@@ -64,8 +64,8 @@ def export(recipe: ExportCommand, job: Job) -> None:
                 f"{override}: it would change nothing of an artefact, which has the tables and the "
                 "dense part of its checkpoint: leave it out"
             )
-    from recapp.app.export_model import export_model
     from recapp.app.export_report import print_report
+    from recapp.app.model_export import export_model
 
     assert recipe.ckpt_path is not None and recipe.output is not None
     report = export_model(recipe.ckpt_path, recipe.output, recipe, recipe)

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 import yaml  # type: ignore[import-untyped]
 
 from recapp import console
-from recapp.app import build_server
+from recapp.app import server
 from recapp.app.command import run
 from recapp.app.job import Job
 from recapp.errors import ConfigError
@@ -61,7 +61,7 @@ def serve(given: Serve, job: Job) -> None:
     settings = replace(given, artefact=str(Path(given.artefact).expanduser().absolute()))
     if (here := rank_info()) is not None:
         return _serve_as_rank(replace(settings, ranks=here.world))
-    build_server.check_serving(settings, settings.ranks)
+    server.check_serving(settings, settings.ranks)
     if settings.ranks > 1:
         _serve_on_ranks(settings)
     else:
@@ -71,13 +71,13 @@ def serve(given: Serve, job: Job) -> None:
 def _serve_alone(settings: Serve) -> None:
     import torch
 
-    from recapp.app.load_model import load_model
+    from recapp.app.model_loading import load_model
     from recapp.processes.start_and_end import freeze_loaded_objects
 
     torch.set_num_threads(settings.threads)
     freeze_loaded_objects()
-    device = build_server.device_of(settings)
-    build_server.serve(
+    device = server.device_of(settings)
+    server.serve(
         settings,
         lambda: load_model(
             settings.artefact,

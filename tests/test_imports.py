@@ -53,14 +53,14 @@ if arguments[:1] == ["ranks"]:
     arguments = arguments[1:]
 if arguments[:1] == ["answering"]:
     import os, signal
-    import recapp.app.build_server
-    say = recapp.app.build_server._say
+    import recapp.app.server
+    say = recapp.app.server._say
 
     def say_and_stop(*given):
         say(*given)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    recapp.app.build_server._say = say_and_stop
+    recapp.app.server._say = say_and_stop
     arguments = arguments[1:]
 sys.argv = [module, *arguments]
 try:

@@ -1,6 +1,6 @@
 """Run a rank of a server whose model several ranks hold together.
 
-    rank 0            HTTP -> requests -> batches -> scores      recapp/app/build_server.py
+    rank 0            HTTP -> requests -> batches -> scores      recapp/app/server.py
     the other ranks   the parts of the tables that they hold     recapp/inference/led_ranks.py
 
 `python -m recapp.serve ranks=N` starts this module on every rank; under torchrun and srun it calls
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from recapp import console
-from recapp.app import build_server
-from recapp.app.load_model import load_on
+from recapp.app import server
+from recapp.app.model_loading import load_on
 from recapp.errors import RankError
 from recapp.inference.led_ranks import Leader, follow
 from recapp.inference.scorer import Scorer
@@ -49,7 +49,7 @@ def run(plain: dict[str, Any], job_dir: Path | None = None) -> None:
     torch.set_num_threads(settings.threads)
     here = rank_info()
     assert here is not None
-    device = build_server.device_of(settings, here)
+    device = server.device_of(settings, here)
     words, tables, pulses = join_ranks(here, device)
     freeze_loaded_objects()
 
@@ -80,7 +80,7 @@ def lead(settings: Serve, leader: Leader, load: Any) -> None:
         RankError: The ranks have lost each other.
     """
     try:
-        build_server.serve(settings, lambda: leader.load(load), leader)
+        server.serve(settings, lambda: leader.load(load), leader)
     finally:
         with suppress(Exception):  # the error that ended the server is the one to raise
             leader.end()

@@ -9,8 +9,8 @@ import torch
 from bench_cases import SETTINGS
 from trainer.runs import compose, fit, make_logs
 
-from recapp.app import bench_inference
-from recapp.app.bench_inference import cpp_program, served_model
+from recapp.app import inference_bench
+from recapp.app.inference_bench import cpp_program, served_model
 from recapp.benchmarks import mapped_memory
 from recapp.benchmarks.mapped_memory import memory_of_two
 from recapp.benchmarks.scoring_speed import (
@@ -57,7 +57,7 @@ def measured(path, folder, **more):
         "quantize": ["none", "int8"],
         "batch_size": [1, 50],
     }
-    bench_inference.run(settings | more, folder)
+    inference_bench.run(settings | more, folder)
     return json.loads((folder / "metrics.json").read_text())
 
 
@@ -140,7 +140,7 @@ def test_two_processes_hold_the_rows_of_an_artefact_once(served):
 
 
 def test_without_a_compiler_the_program_is_left_out_with_a_note(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench_inference, "missing_tools", lambda: ["cmake"])
+    monkeypatch.setattr(inference_bench, "missing_tools", lambda: ["cmake"])
     assert cpp_program(tmp_path) is None
     assert "the C++ program is left out: cmake is not here" in capsys.readouterr().err
 
@@ -149,8 +149,8 @@ def test_a_program_that_cannot_be_built_is_left_out_with_a_note(tmp_path, monkey
     def fails(folder):
         raise ConfigError("recapp_score cannot be built: it is Monday")
 
-    monkeypatch.setattr(bench_inference, "missing_tools", list)
-    monkeypatch.setattr(bench_inference, "build", fails)
+    monkeypatch.setattr(inference_bench, "missing_tools", list)
+    monkeypatch.setattr(inference_bench, "build", fails)
     assert cpp_program(tmp_path) is None
     assert "left out: recapp_score cannot be built: it is Monday" in capsys.readouterr().err
 

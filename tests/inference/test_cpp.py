@@ -19,7 +19,7 @@ from trainer.runs import compose as compose_criteo
 from trainer.runs import fit, make_logs
 
 import recapp
-from recapp.app.export_model import export_model
+from recapp.app.model_export import export_model
 from recapp.errors import ConfigError
 from recapp.inference.build_cpp import SOURCE, build, missing_tools
 from recapp.inference.export_settings import Export

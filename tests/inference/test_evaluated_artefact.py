@@ -6,7 +6,7 @@ import pytest
 from jobs import validation
 
 from recapp import train
-from recapp.app.export_model import export_model
+from recapp.app.model_export import export_model
 from recapp.inference.export_settings import Export
 
 

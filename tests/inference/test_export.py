@@ -20,7 +20,7 @@ from torch import nn
 from trainer.runs import SIZES, compose, fit, make_logs
 
 import recapp
-from recapp.app.export_model import export_model
+from recapp.app.model_export import export_model
 from recapp.dataset.sequential_rows import example_rows
 from recapp.engine.read_only_store import values_of
 from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError

@@ -14,9 +14,9 @@ from typing import Any
 from torch import nn
 
 from recapp import console
-from recapp.app.export_model import export_model
 from recapp.app.job import Job, run_recipe
-from recapp.app.load_model import load_model
+from recapp.app.model_export import export_model
+from recapp.app.model_loading import load_model
 from recapp.app.recipe_of_job import recipe_under
 from recapp.app.stored_recipe import recipe_of_stored
 from recapp.benchmarks import bench_worker, scoring_speed

@@ -22,11 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recapp import console
-from recapp.app.job import Job, run_recipe
-from recapp.app.rank_setup import leave_ranks, prepare_process, ranks_here, wants_bar
+from recapp.app.job import Job, emit_json, run_recipe
+from recapp.app.rank_setup import leave_ranks, prepare_process, wants_bar
 from recapp.errors import ConfigError
-from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.recipe.commands import Eval
 from recapp.recipe.early_checks import check_data, check_generated, note_scale
@@ -72,8 +70,7 @@ def evaluate(recipe: Eval, job: Job) -> float | None:
     check_fits_checkpoint(recipe, job.overrides)
     note_scale(recipe)
     metrics = run_recipe(recipe, job, "recapp.eval")
-    if recipe.format == "json" and not external_rank():
-        console.emit([metrics], "json")
+    emit_json(metrics, recipe)
     return metrics.get(f"{recipe.split}_{recipe.built_task.best}")
 
 
@@ -106,33 +103,28 @@ def measure(recipe: Eval) -> dict[str, Any]:
     Returns:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
-    from recapp.recipe import lightning_trainer, training
+    from recapp.recipe.lightning_trainer import in_one_line
     from recapp.recipe.stored_columns import with_derived_values
     from recapp.recipe.trained_model import model_on_ranks
+    from recapp.recipe.training import build_data
     from recapp.trainer.progress import TerminalProgress
 
     recipe = with_derived_values(recipe)
-    data = training.build_data(recipe)
+    data = build_data(recipe)
     model = model_on_ranks(recipe)
-    strategy = model.strategy
-    progress = [TerminalProgress()] if wants_bar(recipe) else []
-    trainer = lightning_trainer.build_trainer(
-        recipe, strategy, [*progress, *model.callbacks], [], ranks=ranks_here()
-    )
+    trainer = model.trainer(recipe, [TerminalProgress()] if wants_bar(recipe) else [])
 
     loop = trainer.validate if recipe.split == "val" else trainer.test
-    with lightning_trainer.in_one_line():
+    with in_one_line():
         results = loop(model.module, datamodule=data, ckpt_path=model.ckpt_path, verbose=False)
 
-    if strategy.comm.rank:
+    if not trainer.is_global_zero:
         return {}
-    assert strategy.plan is not None
-    return {name: float(value) for name, value in results[0].items()} | {
+    return {
+        **{name: float(value) for name, value in results[0].items()},
         "checkpoint": recipe.ckpt_path,
         "split": recipe.split,
-        "ranks": strategy.comm.world,
-        "plan": strategy.plan.name,
-        "status": "ok",
+        **model.facts(),
     }
 
 

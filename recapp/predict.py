@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.job import Job, run_recipe
-from recapp.app.rank_setup import leave_ranks, prepare_process, ranks_here
+from recapp.app.job import Job, emit_json, run_recipe
+from recapp.app.rank_setup import leave_ranks, prepare_process
 from recapp.errors import ConfigError
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
@@ -70,8 +70,7 @@ def predict(recipe: Predict, job: Job) -> float | None:
         if not external_rank():
             console.note("finished parts are kept: the same command goes on")
         raise
-    if recipe.format == "json" and not external_rank():
-        console.emit([metrics], "json")
+    emit_json(metrics, recipe)
     return metrics.get("mean_score")
 
 
@@ -103,29 +102,29 @@ def score(recipe: Predict) -> dict[str, Any]:
     Returns:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
-    from recapp.recipe import lightning_trainer, training
+    from recapp.recipe.lightning_trainer import in_one_line
     from recapp.recipe.stored_columns import with_derived_values
     from recapp.recipe.trained_model import model_on_ranks
+    from recapp.recipe.training import build_data
     from recapp.trainer.progress import PredictProgress
     from recapp.trainer.score_writer import ScoreWriter
 
     recipe = with_derived_values(recipe)
     assert recipe.ckpt_path is not None and recipe.output is not None
-    data = training.build_data(recipe, scoring=recipe)
+    data = build_data(recipe, scoring=recipe)
     model = model_on_ranks(recipe)
     writer = ScoreWriter(recipe.output, overwrite=recipe.overwrite, model=model_of(recipe))
     progress = [PredictProgress()] if recipe.trainer.enable_progress_bar else []
-    trainer = lightning_trainer.build_trainer(
-        recipe, model.strategy, [*progress, *model.callbacks, writer], [], ranks=ranks_here()
-    )
-    with lightning_trainer.in_one_line():
+    trainer = model.trainer(recipe, [*progress, writer])
+
+    with in_one_line():
         trainer.predict(
             model.module, datamodule=data, ckpt_path=model.ckpt_path, return_predictions=False
         )
 
-    if model.strategy.comm.rank:
+    if not trainer.is_global_zero:
         return {}
-    assert model.strategy.plan is not None and writer.joined is not None
+    assert writer.joined is not None
     return {
         **writer.joined.measured(),
         "rows_scored": writer.rows,
@@ -133,9 +132,7 @@ def score(recipe: Predict) -> dict[str, Any]:
         "rows_per_second": writer.rows / writer.seconds,
         "output": recipe.output,
         "checkpoint": recipe.ckpt_path,
-        "ranks": model.strategy.comm.world,
-        "plan": model.strategy.plan.name,
-        "status": "ok",
+        **model.facts(),
     }
 
 

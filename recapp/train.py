@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.job import Job, run_recipe
-from recapp.app.rank_setup import leave_ranks, prepare_process, ranks_here, wants_bar
+from recapp.app.job import Job, emit_json, run_recipe
+from recapp.app.rank_setup import leave_ranks, prepare_process, wants_bar
 from recapp.app.sweep_progress import SweepProgress
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
@@ -85,8 +85,8 @@ def train_job(recipe: Train, job: Job, *, worker: str, sweep: SweepProgress) -> 
     note_scale(recipe)
     note_no_validation_rows(recipe)
     metrics = run_recipe(recipe, job, worker)
-    if recipe.format == "json" and job.sweep is None and not external_rank():
-        console.emit([metrics], "json")
+    if job.sweep is None:
+        emit_json(metrics, recipe)
     return metrics.get(recipe.built_task.measures.objective)
 
 
@@ -129,20 +129,9 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
     from recapp.recipe import lightning_trainer, training
     from recapp.recipe.model import build_model
     from recapp.recipe.resume import resumed_run
+    from recapp.recipe.run_callbacks import RunCallbacks
     from recapp.recipe.run_metrics import metrics_of_run, note_no_validation, write_prediction
     from recapp.recipe.strategy_of_run import build_strategy
-    from recapp.trainer.callbacks import (
-        ClaimDirectory,
-        KeepPosition,
-        LogDynamicRows,
-        LogRate,
-        RecordPerformance,
-        StartReport,
-        StepClock,
-    )
-    from recapp.trainer.ending import EndTogether
-    from recapp.trainer.keep_last import KeepLast
-    from recapp.trainer.progress import NoteEarlyStop, NoteFall, ProgressLines, TerminalProgress
 
     resumed = resumed_run(recipe)
     if resumed and resumed.is_over:
@@ -154,46 +143,10 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
     strategy = build_strategy(recipe, training=True, sized=sized)
 
     loggers = lightning_trainer.build_loggers(recipe, job_dir)
-    chosen = lightning_trainer.build_callbacks(
-        recipe, job_dir / "checkpoints", logging=bool(loggers)
+    callbacks = RunCallbacks(
+        recipe, job_dir, resumed, data.schema, bar=wants_bar(recipe), logging=bool(loggers)
     )
-    clock = StepClock()
-    last = KeepLast(job_dir / "checkpoints")
-    end = EndTogether(
-        lambda trainer: last.on_train_end(trainer, trainer.lightning_module),
-        recipe.launch.grace,
-    )
-    performance = RecordPerformance(job_dir, clock)
-    early_stop = NoteEarlyStop()
-    progress = (
-        TerminalProgress(clock)
-        if wants_bar(recipe)
-        else ProgressLines(recipe.trainer.log_every_n_steps)
-    )
-    callbacks = [
-        ClaimDirectory(job_dir, module.task.known_measures),
-        KeepPosition(),
-        *([resumed.changed_optimizer] if resumed else []),
-        clock,
-        performance,
-        LogRate(clock),
-        LogDynamicRows(),
-        end,
-        StartReport(
-            recipe.seed,
-            recipe.format == "text",
-            dense_columns=len(data.schema.numbers),
-            features=data.schema.features,
-        ),
-        *([] if lightning_trainer.has_bar(chosen) else [progress]),
-        NoteFall(),
-        early_stop,
-        *chosen,
-        last,
-    ]
-    trainer = lightning_trainer.build_trainer(
-        recipe, strategy, callbacks, loggers, ranks=ranks_here()
-    )
+    trainer = lightning_trainer.build_trainer(recipe, strategy, callbacks.in_order, loggers)
 
     if resumed:
         resumed.catch_up(trainer)
@@ -201,16 +154,16 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
         with lightning_trainer.in_one_line():
             trainer.fit(module, datamodule=data, ckpt_path=recipe.ckpt_path)
     except Stopped as stopped:
-        if end.reason is None:  # stopped before the first step, or without the other ranks
+        if callbacks.end.reason is None:  # before the first step, or without the other ranks
             raise
-        performance.on_train_end(trainer, module)
-        measured = metrics_of_run(sized(), trainer, clock, last, end.reason)
-        how = {"status": "stopped", "last_checkpoint": str(last.path)}
+        callbacks.performance.on_train_end(trainer, module)
+        measured = metrics_of_run(sized(), trainer, callbacks, callbacks.end.reason)
+        how = {"status": "stopped", "last_checkpoint": str(callbacks.last.path)}
         return measured and measured | how, stopped
 
     write_prediction(sized(), strategy, data.val_rows, job_dir)
     note_no_validation(trainer, data.val_rows)
-    return metrics_of_run(sized(), trainer, clock, last, early_stop.reason), None
+    return metrics_of_run(sized(), trainer, callbacks, callbacks.early_stop.reason), None
 
 
 def _write_sizes(recipe: Train, job_dir: Path, table_rows: list[int]) -> None:

@@ -7,12 +7,13 @@ Ranks import this file, so it does not import Hydra.
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from recapp.console import note, short_path
+from recapp.console import emit, note, short_path
 from recapp.errors import LaunchError
 from recapp.processes.faults import TIMEOUT
 from recapp.processes.fork_server import MODULES_OF_TRAINING
@@ -61,6 +62,14 @@ def run_recipe(recipe: Train, job: Job, module: str) -> dict[str, Any]:
         )
     to_stderr = recipe.format == "json"
     return run_on_ranks(to_plain(recipe), job, module, ranks, recipe.launch, to_stderr=to_stderr)
+
+
+def emit_json(metrics: Mapping[str, Any], recipe: Train) -> None:
+    """Print the metrics of a job as JSON if `format=json` asks for it. Of several ranks that
+    torchrun or srun started, rank 0 prints.
+    """
+    if recipe.format == "json" and not external_rank():
+        emit([metrics], "json")
 
 
 def run_on_ranks(

@@ -4,7 +4,7 @@ import logging
 import sys
 import warnings
 
-from recapp.processes.rank_environment import external_rank, rank_info
+from recapp.processes.rank_environment import external_rank
 from recapp.processes.start_and_end import freeze_loaded_objects, loading
 from recapp.processes.stopping import Stopped, disregard_signals
 from recapp.recipe.recipe import Train
@@ -48,14 +48,6 @@ def _silence_lightning(*, profiles: bool) -> None:
     warnings.filterwarnings("ignore", module=r"lightning\.")
     # torch warns about a function that Lightning calls
     warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")
-
-
-def ranks_here() -> tuple[int, int]:
-    """Return the number of ranks on this host and the number of hosts, from environment variables
-    of torch elastic, torchrun, srun or the user.
-    """
-    info = rank_info()
-    return (info.local_world, -(-info.world // info.local_world)) if info else (1, 1)
 
 
 def wants_bar(recipe: Train) -> bool:

@@ -15,6 +15,7 @@ MODULES = (
     "recapp.recipe.lightning_trainer",
     "recapp.recipe.resume",
     "recapp.recipe.row_rules",
+    "recapp.recipe.run_callbacks",
     "recapp.recipe.run_metrics",
     "recapp.recipe.strategy_of_run",
     "recapp.recipe.trained_model",

@@ -27,6 +27,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import Logger
 
 from recapp.errors import ConfigError, suggest
+from recapp.processes.rank_environment import rank_info
 from recapp.recipe.constructors import construct, make
 from recapp.recipe.monitors import all_known, check_monitor, measured_by, refuse_callback
 from recapp.recipe.recipe import Train
@@ -174,17 +175,15 @@ def build_trainer(
     strategy: EmbeddingShardingStrategy,
     callbacks: Sequence[Callback],
     loggers: Sequence[Logger],
-    *,
-    ranks: tuple[int, int],
 ) -> Trainer:
-    """Return Lightning's Trainer of this rank.
+    """Return Lightning's Trainer of this rank. The number of ranks comes from the environment
+    variables of torch elastic, torchrun, srun or the user.
 
     Args:
         recipe: The recipe of the run.
         strategy: The Strategy that shards the tables.
         callbacks: All callbacks.
         loggers: All loggers.
-        ranks: The number of ranks on each host, and the number of hosts.
 
     Raises:
         ConfigError: A setting of `trainer` has a value that Lightning refuses.
@@ -198,14 +197,16 @@ def build_trainer(
     if isinstance(wanted.get("val_check_interval"), int):
         # an int counts steps across epochs, a float is a share of each epoch
         wanted["check_val_every_n_epoch"] = None
+    here = rank_info()
+    ranks_of_host = here.local_world if here else 1
     accelerator = recipe.trainer.accelerator
     gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available())
     made = construct(
         Trainer,
         "trainer",
         accelerator="cuda" if gpu else "cpu",
-        devices=1 if gpu and torch.cuda.device_count() == 1 else ranks[0],
-        num_nodes=ranks[1],
+        devices=1 if gpu and torch.cuda.device_count() == 1 else ranks_of_host,
+        num_nodes=-(-here.world // ranks_of_host) if here else 1,
         strategy=strategy,
         callbacks=list(callbacks),
         logger=list(loggers),

@@ -1,11 +1,15 @@
-"""A trained model for ranks to predict with under Lightning."""
+"""A trained model for ranks to evaluate or to predict with under Lightning."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from recapp.recipe.artefact_model import check_outputs
+from recapp.recipe.lightning_trainer import build_trainer
+from recapp.recipe.recipe import Train
 from recapp.sparse.batch import Batch
 from recapp.stored.manifest import Manifest
 from recapp.trainer.module import TaskModule
@@ -14,10 +18,10 @@ from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 @dataclass(frozen=True)
 class RankModel:
-    """A model that a rank predicts with.
+    """A model that a rank evaluates or predicts with.
 
     Args:
-        module: The module; its tables are sharded when prediction starts.
+        module: The module; its tables are sharded when the trainer starts.
         strategy: The Strategy that shards the tables.
         ckpt_path: The checkpoint that Lightning restores; None if the model is already filled.
         callbacks: Callbacks that the trainer needs for this model.
@@ -27,6 +31,24 @@ class RankModel:
     strategy: EmbeddingShardingStrategy
     ckpt_path: str | None
     callbacks: tuple[Callback, ...] = ()
+
+    def trainer(self, recipe: Train, callbacks: Sequence[Callback]) -> Trainer:
+        """Return the Trainer of this rank, without loggers.
+
+        Args:
+            recipe: The recipe of the command.
+            callbacks: The callbacks of the command.
+        """
+        return build_trainer(recipe, self.strategy, [*self.callbacks, *callbacks], [])
+
+    def facts(self) -> dict[str, Any]:
+        """Return the end of `metrics.json`: the number of ranks, the plan and the status."""
+        assert self.strategy.plan is not None
+        return {
+            "ranks": self.strategy.comm.world,
+            "plan": self.strategy.plan.name,
+            "status": "ok",
+        }
 
 
 class CheckExample(Callback):

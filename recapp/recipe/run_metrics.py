@@ -10,20 +10,19 @@ from recapp.console import note
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.recipe.plan_of_run import problem_of_run
 from recapp.recipe.recipe import Train
+from recapp.recipe.run_callbacks import RunCallbacks
 from recapp.recipe.run_rows import score_of_click_model
 from recapp.reporting.about import about
 from recapp.reporting.plan_explanation import explained
 from recapp.reporting.record import PREDICTED_FILE, write_performance
 from recapp.stored.checkpoint import read_manifest
-from recapp.trainer.callbacks import StepClock
 from recapp.trainer.data_protocols import datamodule_of
-from recapp.trainer.keep_last import KeepLast
 from recapp.trainer.progress import steps_planned
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 
 def metrics_of_run(
-    recipe: Train, trainer: Trainer, clock: StepClock, last: KeepLast, stopped: str | None
+    recipe: Train, trainer: Trainer, callbacks: RunCallbacks, stopped: str | None
 ) -> dict[str, Any]:
     """Return the content of `metrics.json`: the validation metrics of the checkpoint that the
     summary names, and the costs of a step over all ranks.
@@ -33,13 +32,12 @@ def metrics_of_run(
     Args:
         recipe: The recipe of the run.
         trainer: The trainer of the run.
-        clock: The callback that measured the steps.
-        last: The callback that kept the checkpoints.
+        callbacks: The callbacks of the run, which measured the steps and kept the checkpoints.
         stopped: The reason why training ended early, or None.
     """
     strategy = trainer.strategy
     assert isinstance(strategy, EmbeddingShardingStrategy)
-    measured = clock.summary()
+    measured = callbacks.clock.summary()
     sent = strategy.comm.all_gather(measured.get("bytes_sent_per_step", 0.0))
     waits = [
         strategy.comm.all_gather(measured.get(name))
@@ -53,7 +51,7 @@ def metrics_of_run(
         return {}
     data = datamodule_of(trainer)
     assert strategy.plan is not None
-    best = last.best_or_last(trainer)
+    best = callbacks.last.best_or_last(trainer)
     best_metric = recipe.built_task.best
     manifest = read_manifest(best)
     tables = [t for c in strategy.sharded_tables() for t in c.tables()]
@@ -72,7 +70,7 @@ def metrics_of_run(
         "step_ms": measured.get("step_ms"),
         "step_ms_quartiles": measured.get("step_ms_quartiles"),
         "train_seconds": measured.get("train_seconds"),
-        **clock.start,
+        **callbacks.clock.start,
         "steps": trainer.global_step,
         "steps_planned": steps_planned(trainer),
         "ranks": strategy.comm.world,

@@ -132,7 +132,7 @@ def fit(config, folder, *extra, ckpt_path=None):
         ),
         last,
     ]
-    trainer = lightning_trainer.build_trainer(config, strategy, callbacks, loggers, ranks=(1, 1))
+    trainer = lightning_trainer.build_trainer(config, strategy, callbacks, loggers)
     data = training.build_data(config)
     module = training.build_module(config, lambda: build_model(config.sized(data.table_rows)))
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)

@@ -168,7 +168,7 @@ def test_evaluating_weights_that_are_not_finite_fails_and_names_them(
     # as an earlier version saved
     monkeypatch.setattr("recapp.stored.block_files.is_finite", lambda values: True)
     strategy = build_strategy(config, training=False)
-    tester = lightning_trainer.build_trainer(config, strategy, [], [], ranks=(1, 1))
+    tester = lightning_trainer.build_trainer(config, strategy, [], [])
     module = training.build_module(config, partial(build_model, config))
     tester.validate(
         module, datamodule=training.build_data(config), ckpt_path=str(best), verbose=False
@@ -184,7 +184,7 @@ def test_evaluating_weights_that_are_not_finite_fails_and_names_them(
     said = name if dense else f"table {blocks[3].table}, rows 0-{blocks[3].shape[0]}"
     with pytest.raises(CheckpointError, match="weights that are not finite") as raised:
         lightning_trainer.build_trainer(
-            config, build_strategy(config, training=False), [], [], ranks=(1, 1)
+            config, build_strategy(config, training=False), [], []
         ).validate(
             training.build_module(config, partial(build_model, config)),
             datamodule=training.build_data(config),

@@ -140,7 +140,7 @@ def test_evaluation_holds_no_optimiser_state_and_reproduces_validation(logs, tmp
     _, trainer, _ = fit(config, tmp_path)
     trained = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val_")}
     strategy = build_strategy(config, training=False)
-    tester = lightning_trainer.build_trainer(config, strategy, [], [], ranks=(1, 1))
+    tester = lightning_trainer.build_trainer(config, strategy, [], [])
     path = str(tmp_path / "checkpoints" / "last.ckpt")
     results = tester.validate(
         training.build_module(config, partial(build_model, config)),
@@ -158,10 +158,11 @@ def test_a_rank_whose_launcher_shows_it_one_gpu_takes_that(logs, monkeypatch, vi
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
     of_srun = RankInfo(2, 4, 2, 4, 0, "localhost", 29500)
-    monkeypatch.setattr("recapp.trainer.strategy.rank_info", lambda: of_srun)
+    for reader in ("recapp.trainer.strategy", "recapp.recipe.lightning_trainer"):
+        monkeypatch.setattr(f"{reader}.rank_info", lambda: of_srun)
     config = compose(logs, "trainer.accelerator=gpu")
     strategy = build_strategy(config, training=True)
-    trainer = lightning_trainer.build_trainer(config, strategy, [], [], ranks=(4, 1))
+    trainer = lightning_trainer.build_trainer(config, strategy, [], [])
     assert trainer.strategy.root_device == torch.device("cuda", gpu)
     assert trainer.world_size == 4 and trainer.global_rank == 2 and trainer.local_rank == 2
 

@@ -1,0 +1,92 @@
+"""The callbacks of a training run, in the order in which Lightning calls them."""
+
+from pathlib import Path
+
+from lightning.pytorch import Callback
+
+from recapp.dataset.schema import Schema
+from recapp.recipe.lightning_trainer import build_callbacks, has_bar
+from recapp.recipe.recipe import Train
+from recapp.recipe.resume import Resumed
+from recapp.trainer.callbacks import (
+    ClaimDirectory,
+    KeepPosition,
+    LogDynamicRows,
+    LogRate,
+    RecordPerformance,
+    StartReport,
+    StepClock,
+)
+from recapp.trainer.ending import EndTogether
+from recapp.trainer.keep_last import KeepLast
+from recapp.trainer.progress import NoteEarlyStop, NoteFall, ProgressLines, TerminalProgress
+
+
+class RunCallbacks:
+    """The callbacks of a training run: recapp's own and those of `conf/callbacks`.
+
+    Args:
+        recipe: The recipe of the run.
+        job_dir: The directory of the run.
+        resumed: The run if it resumes from a checkpoint, else None.
+        schema: The columns of the data set.
+        bar: Whether to show recapp's progress bar instead of lines, unless `conf/callbacks` has a
+            bar.
+        logging: Whether there is a logger.
+
+    Attributes:
+        clock: Measures the steps.
+        performance: Records the costs of a step.
+        end: Ends training on all ranks after a signal.
+        early_stop: Records why training stopped early.
+        last: Keeps the checkpoints.
+        in_order: All callbacks.
+
+    Raises:
+        ConfigError: A callback of `conf/callbacks` cannot be used, or its settings are wrong.
+    """
+
+    def __init__(
+        self,
+        recipe: Train,
+        job_dir: Path,
+        resumed: Resumed | None,
+        schema: Schema,
+        *,
+        bar: bool,
+        logging: bool,
+    ) -> None:
+        checkpoints = job_dir / "checkpoints"
+        chosen = build_callbacks(recipe, checkpoints, logging=logging)
+        self.clock = StepClock()
+        self.performance = RecordPerformance(job_dir, self.clock)
+        self.early_stop = NoteEarlyStop()
+        self.last = KeepLast(checkpoints)
+        self.end = EndTogether(
+            lambda trainer: self.last.on_train_end(trainer, trainer.lightning_module),
+            recipe.launch.grace,
+        )
+        progress = (
+            TerminalProgress(self.clock) if bar else ProgressLines(recipe.trainer.log_every_n_steps)
+        )
+        self.in_order: list[Callback] = [
+            ClaimDirectory(job_dir, recipe.built_task.known_measures),
+            KeepPosition(),
+            *([resumed.changed_optimizer] if resumed else []),
+            self.clock,
+            self.performance,
+            LogRate(self.clock),
+            LogDynamicRows(),
+            self.end,
+            StartReport(
+                recipe.seed,
+                recipe.format == "text",
+                dense_columns=len(schema.numbers),
+                features=schema.features,
+            ),
+            *([] if has_bar(chosen) else [progress]),
+            NoteFall(),
+            self.early_stop,
+            *chosen,
+            self.last,
+        ]

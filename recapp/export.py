@@ -20,6 +20,7 @@ from recapp.app.job import Job
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
 from recapp.recipe.commands import ExportCommand
+from recapp.settings.check_settings import override_names
 
 MUST_BE_GIVEN = {
     "ckpt_path": "a checkpoint that recapp.train has named",
@@ -57,8 +58,7 @@ def export(recipe: ExportCommand, job: Job) -> None:
     for key, what in MUST_BE_GIVEN.items():
         if not getattr(recipe, key):
             raise ConfigError(f"{key} must be given: {key}=DIR, {what}")
-    for override in job.overrides:
-        name = override.lstrip("+~").partition("=")[0]
+    for name, override in zip(override_names(job.overrides), job.overrides, strict=True):
         if name.partition(".")[0].partition("/")[0] in WITHOUT_EFFECT:
             raise ConfigError(
                 f"{override}: it would change nothing of an artefact, which has the tables and the "

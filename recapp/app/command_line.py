@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from recapp.app import compose
 from recapp.errors import ConfigError, suggest
 from recapp.processes.rank_environment import external_rank, shared_run_directory
+from recapp.settings.check_settings import override_names
 from recapp.settings.option_files import FLAGS, is_group, named_folders
 
 HELP = ("--help", "-h")
@@ -45,11 +46,7 @@ def help_of(name: str, arguments: Sequence[str]) -> str:
     if "callbacks" in config:  # their monitors come from the task
         config["callbacks"] = OmegaConf.to_container(composed.callbacks, resolve=True)
     columns = shutil.get_terminal_size((80, 24)).columns
-    words += [
-        name
-        for name, _, _ in (override.lstrip("+").partition("=") for override in overrides)
-        if is_group(name, folders)
-    ]
+    words += [name for name in override_names(overrides) if is_group(name, folders)]
     only = words[0] if words else ""
     return help_text(
         name, config, compose.choices(composed.hydra), folders, only=only, columns=columns

@@ -33,7 +33,7 @@ from recapp.recipe.read import checked, recipe_of
 from recapp.recipe.task_of_run import build_task
 from recapp.reporting.lock import new_directory
 from recapp.settings import option_files
-from recapp.settings.check_settings import names_of, unknown
+from recapp.settings.check_settings import names_of, override_names, unknown
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.records import constructor
 from recapp.settings.renamed import new_name
@@ -224,8 +224,9 @@ def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()
         chosen = overrides_that_choose(stored, primary, folders)
     except (LookupError, RecappError, OSError, ValueError, TypeError, RecursionError):
         return []
-    own = {override.lstrip("+").partition("=")[0] for override in overrides}
-    return [choice for choice in chosen if choice.lstrip("+").partition("=")[0] not in own]
+    own = override_names(overrides)
+    names = override_names(chosen)
+    return [choice for name, choice in zip(names, chosen, strict=True) if name not in own]
 
 
 def overrides_that_choose(
@@ -396,11 +397,8 @@ def known_settings(primary: str, overrides: Sequence[str]) -> list[str]:
     defaults if the choices are wrong.
     """
     folders = named_folders(overrides)
-    chosen = [
-        override
-        for override in overrides
-        if is_group(override.lstrip("+").partition("=")[0], folders)
-    ]
+    named = zip(override_names(overrides), overrides, strict=True)
+    chosen = [override for name, override in named if is_group(name, folders)]
     for attempt in (chosen, []):
         try:
             config: Any = OmegaConf.to_container(compose(primary, attempt, folders), resolve=False)

@@ -43,7 +43,7 @@ from recapp.inference.compiled import (
 )
 from recapp.inference.export_settings import AUTO, Export
 from recapp.inference.mapped_rows import mapped_tables
-from recapp.inference.one_rank import one_rank
+from recapp.inference.placed_model import one_rank
 from recapp.inference.probe import Probe
 from recapp.inference.row_writer import RowWriter
 from recapp.inference.trained_tables import TrainedTables

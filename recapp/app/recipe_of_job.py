@@ -19,6 +19,7 @@ from recapp.app import compose
 from recapp.app.stored_recipe import as_scored, match_stored
 from recapp.recipe.read import checked, read_settings
 from recapp.recipe.recipe import Train
+from recapp.settings.check_settings import override_names
 from recapp.settings.option_files import Folders, is_group
 
 LENGTH: tuple[Literal["max_epochs"], Literal["max_steps"]] = ("max_epochs", "max_steps")
@@ -94,10 +95,10 @@ def with_one_length(recipe: Train, overrides: Sequence[str]) -> Train:
     """Return the recipe of a resumed run with one limit of training: if the command line sets one
     of trainer.max_epochs and trainer.max_steps, the checkpoint's other limit is dropped.
     """
-    said = {override.lstrip("+").partition("=")[0] for override in overrides}
+    named = override_names(overrides)
     trainer = recipe.trainer
     for one, other in (LENGTH, LENGTH[::-1]):
-        chosen = f"trainer.{one}" in said and f"trainer.{other}" not in said
+        chosen = f"trainer.{one}" in named and f"trainer.{other}" not in named
         if chosen and getattr(trainer, one) is not None:
             trainer = trainer.without(other)
     return replace(recipe, trainer=trainer)

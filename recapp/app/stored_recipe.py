@@ -15,7 +15,7 @@ from recapp.processes.rank_environment import external_rank
 from recapp.recipe.commands import COMMANDS
 from recapp.recipe.read import read_settings
 from recapp.recipe.recipe import Recipe, Train
-from recapp.settings.check_settings import known_part
+from recapp.settings.check_settings import known_part, override_names
 from recapp.settings.records import fields_of, parts_of
 from recapp.stored.trust import judged, marked
 from recapp.tables.table_settings import TablesOfDataset
@@ -101,15 +101,15 @@ def as_scored(recipe: R, overrides: Sequence[str]) -> R:
     owners' sums of bags depend on the number of ranks, payloads of 16 bits round vectors, and only
     a trainer computes in narrower floats.
     """
-    said = {override.lstrip("+").partition("=")[0] for override in overrides}
-    if not said & {"planner", "planner.mode"}:
+    named = set(override_names(overrides))
+    if not named & {"planner", "planner.mode"}:
         recipe = replace(recipe, planner=replace(recipe.planner, mode="unique"))
-    if not said & {"trainer", "trainer.precision"}:
+    if not named & {"trainer", "trainer.precision"}:
         recipe = replace(recipe, trainer=replace(recipe.trainer, precision="32-true"))
-    if not said & {"engine", "engine.payload"}:
+    if not named & {"engine", "engine.payload"}:
         recipe = replace(recipe, engine=replace(recipe.engine, payload="full"))
     plan = recipe.plan
-    if plan is not None and plan.mode is not None and not said & {"plan", "plan.mode"}:
+    if plan is not None and plan.mode is not None and not named & {"plan", "plan.mode"}:
         recipe = replace(recipe, plan=replace(plan, mode="unique"))
     return recipe
 

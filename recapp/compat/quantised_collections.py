@@ -4,7 +4,7 @@ their state dict.
     collection.qconfig = QuantConfig(activation=..., weight=...)
     EmbeddingBagCollection.from_float(collection)          # or torch's quantize_dynamic
 
-They are the engine's collections on a single rank (`recapp/inference/one_rank.py`).
+They are the engine's collections on a single rank (`recapp/inference/placed_model.py`).
 `recapp/compat/quantised_models.py` quantises all collections of a model.
 
 The state dict has each table under its usual name: as uint8 [R, K] with a record of K bytes for
@@ -30,7 +30,7 @@ from recapp.engine.sharded_collection import (
 )
 from recapp.errors import ConfigError
 from recapp.inference.held_tables import HeldTable, HeldTables
-from recapp.inference.one_rank import one_rank
+from recapp.inference.placed_model import one_rank
 from recapp.inference.storage import stored
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

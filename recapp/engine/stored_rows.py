@@ -10,8 +10,9 @@ from recapp.engine.dynamic_blocks import RowsOfRuns, merge_rows_of_runs
 from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.fused_update import FusedUpdate
 from recapp.engine.state import EngineState
-from recapp.errors import CheckpointError, RankError
+from recapp.errors import CheckpointError
 from recapp.sharding.layout import Block
+from recapp.transport.communicator import raise_together
 
 
 class StoredRows:
@@ -111,9 +112,5 @@ class StoredRows:
                 store.loaded()
         except CheckpointError as error:
             failure = error
-        failed_W = self.comm.all_gather(failure and str(failure))
-        if failure is not None:
-            raise failure
-        for rank, text in enumerate(failed_W):
-            if text:
-                raise RankError(f"rank {rank} could not load its keys: {text}")
+        error_W = self.comm.all_gather(failure and str(failure))
+        raise_together(failure, error_W, "could not load its keys")

@@ -9,18 +9,18 @@ for read-only tables; the scores have the bits of one rank.
 from collections.abc import Callable
 from typing import TypeVar
 
+import torch
 from torch import nn
 
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_collection import shard_model
-from recapp.errors import RankError, RecappError
-from recapp.inference.one_rank import one_rank
+from recapp.errors import RecappError
 from recapp.planner.serving import serving_plan
 from recapp.planner.topology import Topology
 from recapp.processes.process_memory import free_memory_bytes, memory_pools
-from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.collections import embedding_lookups, embedding_tables
-from recapp.transport.communicator import Comm
+from recapp.transport.communicator import Comm, raise_together
 
 T = TypeVar("T")
 
@@ -47,6 +47,35 @@ def placed(
         return one_rank(model, comm.device, make_store)
     free_W = free_memory_bytes(comm.all_gather(memory_pools(comm.device)))
     plan = comm.broadcast(together(comm, lambda: _plan(model, comm, free_W)))
+    return _under(plan, model, comm, make_store)
+
+
+def one_rank(
+    model: nn.Module,
+    device: torch.device,
+    make_store: Callable[[StoredGroup], RowStore] | None = None,
+) -> nn.Module:
+    """Replace the collections of a model by collections of one rank, without a process group.
+
+    Arguments and result are those of `placed`, with the device of the tables instead of ranks.
+    """
+    whole = {
+        t.name: TableSharding(
+            (Shard(0, range(t.plan_rows), range(t.embedding_dim)),), "unique", "table_wise"
+        )
+        for t in embedding_tables(model)
+    }
+    plan = ShardingPlan(whole, 1, name="one_rank")
+    return _under(plan, model, Comm(device=device, alone=True), make_store)
+
+
+def _under(
+    plan: ShardingPlan,
+    model: nn.Module,
+    comm: Comm,
+    make_store: Callable[[StoredGroup], RowStore] | None,
+) -> nn.Module:
+    """Return the model with its tables placed by a plan."""
     made = shard_model(model, plan, comm, None, trains=False, make_store=make_store)
     return made.to(comm.device).eval().requires_grad_(False)
 
@@ -67,11 +96,7 @@ def together(comm: Comm, step: Callable[[], T]) -> T:
         made = step()
     except RecappError as error:
         failure = error
-    for rank, text in enumerate(comm.all_gather(failure and str(failure))):
-        if failure is None and text is not None:
-            raise RankError(f"rank {rank}: {text}")
-    if failure is not None:
-        raise failure
+    raise_together(failure, comm.all_gather(failure and str(failure)), "could not load the model")
     return made
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from recapp.engine.read_only_store import Held, KeyedStore, ReadOnlyStore
 from recapp.engine.row_store import RowStore, StoredGroup
-from recapp.inference.one_rank import one_rank
+from recapp.inference.placed_model import one_rank
 from recapp.inference.storage import stored, values
 from recapp.kernels.links import Links
 from recapp.sharding.layout import Piece

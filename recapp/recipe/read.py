@@ -102,9 +102,9 @@ def _check_columns_of_criteo(dataset: object, overrides: Sequence[str]) -> None:
     """Check that settings with `naming=criteo` name no columns, because Criteo's are fixed."""
     if not isinstance(dataset, Mapping) or dataset.get("naming") != "criteo":
         return
-    said = {override.lstrip("+~").partition("=")[0] for override in overrides}
+    named = check_settings.override_names(overrides)
     for key in ("dense", "sparse"):
-        if dataset.get(key) or f"dataset.{key}" in said:
+        if dataset.get(key) or f"dataset.{key}" in named:
             raise ConfigError(
                 f"dataset.{key}={shown(dataset.get(key))}: dataset.naming=criteo has columns of "
                 "its own, all of which are read; set dataset.naming=exact to name others"

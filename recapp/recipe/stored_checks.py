@@ -14,6 +14,7 @@ from recapp.errors import suggest
 from recapp.processes.rank_environment import started_externally
 from recapp.recipe.commands import Predict
 from recapp.recipe.recipe import Train
+from recapp.settings.check_settings import override_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,8 +53,8 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
         ArtefactError: An artefact's model differs.
         ConfigError: The settings make no model.
     """
-    names = (override.lstrip("+~").partition("=")[0] for override in overrides)
-    if not any(f"{name}.".startswith(f"{each}.") for name in names for each in OF_THE_MODEL):
+    named = override_names(overrides)
+    if not any(f"{name}.".startswith(f"{each}.") for name in named for each in OF_THE_MODEL):
         return
     from recapp.recipe.model import build_model
     from recapp.recipe.model_tables import check_features

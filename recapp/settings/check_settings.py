@@ -96,12 +96,19 @@ def names_of(kind: type) -> list[str]:
     return list(_names(kind, ""))
 
 
+def override_names(overrides: Iterable[str]) -> list[str]:
+    """Return the setting or group that each override of a command line sets, adds or removes:
+    `plan` for `+plan=mixed`, `optimizer/sparse` for `optimizer/sparse=sgd`.
+    """
+    return [override.lstrip("+~").partition("=")[0] for override in overrides]
+
+
 def _touched_by(overrides: Iterable[str]) -> Collection[str] | None:
     """Return the groups that a command line changes; None if it chooses an experiment, which may
     change any group.
     """
-    names = (override.lstrip("+~").partition("=")[0] for override in overrides)
-    tops = {name.replace("/", ".").partition("@")[0].partition(".")[0] for name in names}
+    names = [name.replace("/", ".") for name in override_names(overrides)]
+    tops = {name.partition("@")[0].partition(".")[0] for name in names}
     return None if "experiment" in tops else tops
 
 

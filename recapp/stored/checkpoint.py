@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from recapp.errors import CheckpointError, RankError, suggest
+from recapp.errors import CheckpointError, suggest
 from recapp.sharding.layout import Block
 from recapp.stored.block_files import NOT_SAVED, is_finite, sources_of, write_blocks
 from recapp.stored.checkpoint_manifest import META, ROW_ORDERS, CheckpointManifest
@@ -40,9 +40,8 @@ from recapp.stored.stored_model import (
     every_file,
     files_in_use,
     open_as,
-    refuse_together,
 )
-from recapp.transport.communicator import Comm
+from recapp.transport.communicator import Comm, raise_together
 
 T = TypeVar("T")
 
@@ -135,11 +134,7 @@ def _together(comm: Comm, path: Path, do: Callable[[], T]) -> list[T]:
     except Exception as error:
         failure = error
     outcomes = comm.all_gather((mine, failure and f"{type(failure).__name__}: {failure}"))
-    if failure:
-        raise failure
-    for rank, (_, error_text) in enumerate(outcomes):
-        if error_text:
-            raise RankError(f"rank {rank} could not write {path}: {error_text}")
+    raise_together(failure, [text for _, text in outcomes], f"could not write {path}")
     return [outcome for outcome, _ in outcomes]
 
 
@@ -317,7 +312,8 @@ def load_together(
             _refuse_non_finite(snapshot.path, held, meta, parameters)
         except CheckpointError as error:
             failure = error
-        refuse_together(snapshot.path, failure, comm.all_gather(failure and str(failure)))
+        error_W = comm.all_gather(failure and str(failure))
+        raise_together(failure, error_W, f"could not read {snapshot.path}")
     return snapshot, meta
 
 

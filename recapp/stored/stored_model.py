@@ -8,19 +8,19 @@ readable to their end. So a reader opens its directory once, and opens all wante
 handle. If the directory was deleted meanwhile, the reader starts again from the name.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from recapp.errors import RankError, RecappError
+from recapp.errors import RecappError
 from recapp.stored.artefact_manifest import ArtefactManifest
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.directories import is_artefact, why_none
 from recapp.stored.kinds import MANIFEST
 from recapp.stored.local_files import files_at
 from recapp.stored.snapshot import Artefact, Checkpoint
-from recapp.transport.communicator import Comm
+from recapp.transport.communicator import Comm, raise_together
 
 ATTEMPTS = 100  # to open a model while writers replace it again and again
 
@@ -149,26 +149,7 @@ def _open_together(kind: type[S], path: Path, comm: Comm, wanted: Wanted) -> S:
             return mine
         if mine:
             mine.__exit__()
-        refuse_together(path, failure, [text for _, text in seen])
+        raise_together(failure, [text for _, text in seen], f"could not read {path}")
     raise kind.kind.error(
         f"the ranks do not see one {kind.kind.name} at {path}: is it on one file system?"
     )
-
-
-def refuse_together(path: Path, mine: Exception | None, error_W: Sequence[str | None]) -> None:
-    """Raise an error if any rank cannot use a stored model; return if all can.
-
-    Args:
-        path: The model.
-        mine: This rank's own error; None if it has none.
-        error_W: The text of each rank's error; None for a rank without an error.
-
-    Raises:
-        Exception: This rank's own error.
-        RankError: Another rank has an error, and this rank has none.
-    """
-    if mine:
-        raise mine
-    for rank, text in enumerate(error_W):
-        if text:
-            raise RankError(f"rank {rank} could not read {path}: {text}")

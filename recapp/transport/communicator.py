@@ -169,6 +169,25 @@ class Comm:
         return self.all_gather(value)[0]
 
 
+def raise_together(mine: Exception | None, error_W: Sequence[str | None], failed: str) -> None:
+    """Raise an error on every rank if a step has failed on any of them.
+
+    Args:
+        mine: The error of this rank; None if its step succeeded.
+        error_W: The text of each rank's error; None for a rank whose step succeeded.
+        failed: The predicate of the message about another rank, such as `could not read DIR`.
+
+    Raises:
+        Exception: The error of this rank.
+        RankError: The step has failed on another rank only.
+    """
+    if mine is not None:
+        raise mine
+    for rank, text in enumerate(error_W):
+        if text is not None:
+            raise RankError(f"rank {rank} {failed}: {text}")
+
+
 def wait_for_all() -> None:
     """Wait for all ranks of the default process group, if there is one."""
     if dist.is_available() and dist.is_initialized():

@@ -7,7 +7,7 @@ from engine.test_random_mixtures import FEATURES, Mixture
 
 from recapp.engine.sharded_collection import embedding_collections, shard_model
 from recapp.inference.mapped_rows import mapped_tables
-from recapp.inference.one_rank import one_rank
+from recapp.inference.placed_model import one_rank
 from recapp.inference.row_writer import RowWriter
 from recapp.inference.storage import stored, values
 from recapp.stored.artefact_manifest import ArtefactManifest

@@ -28,7 +28,7 @@ from recapp.export import main
 from recapp.inference.build_cpp import SOURCE
 from recapp.inference.compiled import NotCompiled, compile_dense
 from recapp.inference.export_settings import Export
-from recapp.inference.one_rank import one_rank
+from recapp.inference.placed_model import one_rank
 from recapp.inference.trained_tables import TrainedTables
 from recapp.metrics import click_metrics
 from recapp.recipe.validation_rows import validation_batches, validation_source

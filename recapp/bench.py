@@ -199,7 +199,9 @@ def _commands_timed(settings: BenchSettings, job: Job) -> dict[str, Any]:
     from recapp.benchmarks.start_times import can_drop_caches, measure
 
     if "cold" in settings.cache and not can_drop_caches():
-        console.note("cache=cold: only root may empty the page cache: those numbers are left out")
+        console.note(
+            "cache=cold: only root may empty the page cache: these measurements are left out"
+        )
     with console.progress("start, rounds", settings.rounds) as advance:
         found = measure(settings, Path(settings.folder), advance)
     (job.directory / ROWS_FILE).write_text(json.dumps(found, indent=1) + "\n")

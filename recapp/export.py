@@ -61,8 +61,8 @@ def export(recipe: ExportCommand, job: Job) -> None:
     for name, override in zip(override_names(job.overrides), job.overrides, strict=True):
         if name.partition(".")[0].partition("/")[0] in WITHOUT_EFFECT:
             raise ConfigError(
-                f"{override}: it would change nothing of an artefact, which has the tables and the "
-                "dense part of its checkpoint: leave it out"
+                f"{override}: has no effect on an artefact, which has the tables and the dense "
+                f"part of its checkpoint: leave {name} out"
             )
     from recapp.app.export_report import print_report
     from recapp.app.model_export import export_model

@@ -68,7 +68,7 @@ def predict(recipe: Predict, job: Job) -> float | None:
         metrics = run_recipe(recipe, job, "recapp.predict")
     except Stopped:
         if not external_rank():
-            console.note("finished parts are kept: the same command goes on")
+            console.note("the finished parts are kept: the same command continues the work")
         raise
     emit_json(metrics, recipe)
     return metrics.get("mean_score")

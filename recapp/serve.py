@@ -55,8 +55,8 @@ def serve(given: Serve, job: Job) -> None:
     for name in NEEDED:
         if find_spec(name) is None:
             raise ConfigError(
-                f"recapp.serve needs {name}, which is not there: in the clone of recapp, "
-                'pip install ".[serve]"'
+                f"recapp.serve needs {name}, which is not installed: in the clone of recapp, "
+                'run pip install ".[serve]"'
             )
     settings = replace(given, artefact=str(Path(given.artefact).expanduser().absolute()))
     if (here := rank_info()) is not None:

@@ -493,7 +493,9 @@ def test_far_more_ranks_than_cores_deserve_a_word(base, tmp_path, monkeypatch, c
             ]
         )
         assert (
-            capfd.readouterr().err.count(f"trainer.devices={ranks}: there are 2 cores here")
+            capfd.readouterr().err.count(
+                f"trainer.devices={ranks}: {ranks} ranks share the 2 cores"
+            )
             == notes
         )
 

@@ -219,7 +219,8 @@ def test_a_checkpoint_that_does_not_say_how_ids_were_read_is_read_as_hexadecimal
     assert match_stored(settings(logs), before).dataset.hex == ("user", "country")
     notes = capsys.readouterr().err.splitlines()
     assert len(notes) == 1 and notes[0].endswith(
-        "x.ckpt does not say how text ids were read: it was as hexadecimal, so it is now"
+        "x.ckpt does not say how text ids were read: they are read as hexadecimal, as in "
+        "earlier versions of recapp"
     )
     with pytest.raises(CheckpointError, match="on ids of country that were read as hexadecimal"):
         match_stored(settings(logs, "dataset.hex=[user]"), old)

@@ -48,15 +48,15 @@ def logs(tmp_path_factory):
         ),
         (
             [f"+{CHECKPOINT}.save_last=true"],
-            f"{CHECKPOINT}.save_last: cannot be set: last.ckpt is kept in any case",
+            f"{CHECKPOINT}.save_last: cannot be set: every run keeps last.ckpt",
         ),
         (
             [f"{CHECKPOINT}.filename=last"],
-            f"{CHECKPOINT}.filename=last: must be a name of its own beside last.ckpt",
+            f"{CHECKPOINT}.filename=last: must not begin with last.ckpt, which every run keeps",
         ),
         (
             [f"{CHECKPOINT}.filename='{{step:zz}}'"],
-            f"{CHECKPOINT}.filename={{step:zz}}: no pattern of a file name",
+            f"{CHECKPOINT}.filename={{step:zz}}: is no pattern of a file name",
         ),
         (
             [f"{CHECKPOINT}.filename='{{stp}}'"],

@@ -342,11 +342,11 @@ def whole(base):
 @pytest.mark.parametrize(
     ("number", "whom", "code", "words"),
     [
-        (signal.SIGINT, "command", 130, "the same command goes on"),
-        (signal.SIGTERM, "command", 143, "the same command goes on"),
+        (signal.SIGINT, "command", 130, "the same command continues the work"),
+        (signal.SIGTERM, "command", 143, "the same command continues the work"),
         (signal.SIGKILL, "command", -9, ""),
         (signal.SIGKILL, "rank", 1, "was ended by SIGKILL"),
-        (signal.SIGTERM, "rank", 143, "the same command goes on"),
+        (signal.SIGTERM, "rank", 143, "the same command continues the work"),
     ],
 )
 def test_a_command_that_was_killed_goes_on_to_the_same_scores(

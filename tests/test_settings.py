@@ -265,10 +265,10 @@ def line(tmp_path, monkeypatch, capfd):
                 "trainer.strategy: cannot be set: recapp's own shards the tables",
             ),
             ("trainer.profiler=simple", "needs a plus: +trainer.profiler=..."),
-            ("dataset.dense=[]", "dataset.dense=[]: dataset.naming=criteo has columns of its own"),
+            ("dataset.dense=[]", "dataset.dense=[]: dataset.naming=criteo reads all columns"),
             (
                 "dataset.sparse=[C1]",
-                "dataset.sparse=[C1]: dataset.naming=criteo has columns of its own",
+                "dataset.sparse=[C1]: dataset.naming=criteo reads all columns",
             ),
             ("metrics.names=[]", "metrics.names=[]: name at least one"),
             ("dataset.batch_size=1" + 400 * "0", "must be a number of 64 bits"),

@@ -115,7 +115,7 @@ def cpp_program(folder: Path) -> Path | None:
     """
     missing = missing_tools()
     if missing:
-        console.note(f"the C++ program is left out: {', '.join(missing)} is not here")
+        console.note(f"the C++ program is left out: {', '.join(missing)} is missing")
         return None
     console.note("building the C++ program (a minute) ...")
     try:
@@ -175,7 +175,7 @@ def _rows(recipe: Recipe, model: nn.Module) -> RawTable:
     source = validation_source(recipe)
     if source is not None:
         return example_rows(source, schema, min(source.rows, MOST_ROWS))
-    console.note("so every row is one and the same, whose vectors stay in the caches")
+    console.note("all batches repeat one made-up row, so its vectors stay in the caches")
     return made_up_rows(schema, embedding_lookups(model))
 
 

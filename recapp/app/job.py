@@ -57,8 +57,8 @@ def run_recipe(recipe: Train, job: Job, module: str) -> dict[str, Any]:
     ranks = 0 if external_rank() is not None else rank_count(devices, recipe.trainer.accelerator)
     if ranks > RANKS_PER_CORE * (cores := len(os.sched_getaffinity(0))):
         note(
-            f"trainer.devices={ranks}: there are {cores} cores here, which that many ranks share; "
-            "fewer are faster"
+            f"trainer.devices={ranks}: {ranks} ranks share the {cores} cores of this machine; "
+            "fewer ranks are faster"
         )
     to_stderr = recipe.format == "json"
     return run_on_ranks(to_plain(recipe), job, module, ranks, recipe.launch, to_stderr=to_stderr)

@@ -107,8 +107,8 @@ def export_model(
     options = options or Export()
     if Path(path).resolve() in Path(output).resolve().parents:
         raise ConfigError(
-            f"output={output}: lies in the checkpoint, with which it would be deleted: choose a "
-            "directory beside it"
+            f"output={output}: lies in the directory of the checkpoint, and would be deleted with "
+            "it: choose a directory beside the checkpoint"
         )
     with open_checkpoint(path, every_file) as snapshot:
         if recipe is None:
@@ -182,7 +182,7 @@ class _Exporter:
         """Return a probe: the model and the validation batches that measure it."""
         assert self.source is not None
         batches = validation_batches(self.source, self.recipe, self.options.report_rows)
-        console.note("measuring what each width costs on validation rows ...")
+        console.note("measuring the loss of each width on validation rows ...")
         return Probe(self._model, self._load_dense, batches, self._rows_of, self.recipe.built_task)
 
     def _least(self, probe: Probe) -> dict[str, DataType]:
@@ -302,7 +302,9 @@ class _Exporter:
         """
         if not self.options.compile:
             return None
-        console.note("compiling the dense part (half a minute or more; compile=false: without) ...")
+        console.note(
+            "compiling the dense part (half a minute or more; compile=false leaves it out) ..."
+        )
         try:
             dense = len(self.recipe.schema.numbers)
             raw, entry = compile_dense(model, self.recipe.built_task, dense)
@@ -323,8 +325,8 @@ class _Exporter:
         outputs = self.recipe.built_task.named(found, batch.rows, type(model).__name__)
         if not all(bool(torch.isfinite(values).all()) for values in outputs.values()):
             raise CheckpointError(
-                f"{self.snapshot.path} scores its validation rows with numbers that are not "
-                "finite: export another checkpoint"
+                f"checkpoint {self.snapshot.path} gives scores that are not finite for the rows of "
+                "the example: export another checkpoint"
             )
         return outputs
 

@@ -94,7 +94,10 @@ def load_model(
     if module is not None:
         return _own_module(comm, path, module, data)
     if data is not None:
-        raise ConfigError("data=...: a stored model reads rows by its settings: give module=, too")
+        raise ConfigError(
+            "data=...: needs module=...; the model of the stored settings reads rows by its own "
+            "columns: pass module, or leave data out"
+        )
     return load_on(comm, path, trust, check_rows, trust_compiled)
 
 

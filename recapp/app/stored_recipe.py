@@ -139,8 +139,8 @@ def match_stored(recipe: R, manifest: "Manifest") -> R:
         recipe = replace(recipe, dataset=replace(recipe.dataset, hex=hex))
         if not external_rank():
             note(
-                f"{short_path(manifest.folder)} does not say how text ids were read: "
-                "it was as hexadecimal, so it is now"
+                f"{short_path(manifest.folder)} does not say how text ids were read: they are read "
+                "as hexadecimal, as in earlier versions of recapp"
             )
     if stored is not None:
         recipe.schema.check_id_encoding(stored, str(manifest.folder))

@@ -37,7 +37,7 @@ def build(folder: str | Path, arrow: bool = True, sanitize: str = "") -> Path:
     """
     if missing := missing_tools():
         raise ConfigError(
-            f"{PROGRAM} cannot be built: {', '.join(missing)} is not here: install a C++ compiler "
+            f"{PROGRAM} cannot be built: {', '.join(missing)} is missing: install a C++ compiler "
             "(or name yours in CXX) and cmake"
         )
     options = {

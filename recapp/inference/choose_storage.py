@@ -112,16 +112,16 @@ def least_storage(
     trained = probe.measure({})
     if not bool(trained.scores.isfinite().all()):
         raise CheckpointError(
-            "quantize=auto: the checkpoint scores validation rows with numbers that are not "
-            "finite: export another checkpoint"
+            "quantize=auto: the checkpoint gives validation rows scores that are not finite: "
+            "export another checkpoint"
         )
     before = trained.cost
     title = probe.task.storage_measures[-1].title
     if math.isnan(before):
         raise ConfigError(
             f"quantize=auto: the {title} of the validation rows is not defined (they may have one "
-            "class only), so nothing tells what fewer bits cost: choose quantize=int8, or other "
-            "validation rows"
+            "class only), so the loss of fewer bits cannot be measured: choose quantize=int8, or "
+            "other validation rows"
         )
     try:
         cost = probe.measure(fixed).cost - before
@@ -136,8 +136,8 @@ def least_storage(
     ordered = sorted(moves, key=_worth, reverse=True)
     if cost > budget_ne:
         note(
-            f"quantize_tables alone costs {cost:.2g} of the {title}, more than budget_ne="
-            f"{budget_ne:g}: other tables are stored smaller only where all together stay within it"
+            f"the tables of quantize_tables alone cost {cost:.2g} of the {title}, more than "
+            f"budget_ne={budget_ne:g}: the other tables get fewer bits only if the sum is within it"
         )
     low = 0
     high = len(ordered)

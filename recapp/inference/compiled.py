@@ -217,8 +217,8 @@ def compile_dense(model: nn.Module, task: Task, dense: int) -> tuple[bytes, dict
     if others:
         both = f"{dtype} and {others[0]}".replace("torch.", "")
         raise NotCompiled(
-            f"its collections compute in {both}, and code takes vectors of one type: give the "
-            "tables of all collections one data_type"
+            f"its collections compute in {both}, and compiled code takes vectors of one type: "
+            "give the tables of all collections one data_type"
         )
     compiler = environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
@@ -227,7 +227,7 @@ def compile_dense(model: nn.Module, task: Task, dense: int) -> tuple[bytes, dict
         )
     machine = platform.machine()
     if machine == X86 and (lacking := _lacking(FLAGS_OF_V3)):
-        raise NotCompiled(f"this CPU lacks {', '.join(lacking)}, for which code is made")
+        raise NotCompiled(f"this CPU lacks {', '.join(lacking)}, which the compiled code needs")
     part = DenseOnly(model, task).eval()
     inputs, sizes = _example_inputs(part.inputs, dense, dtype)
     native = {"cpp.simdlen": 256, "cpp.march": "x86-64-v3"} if machine == X86 else {}
@@ -279,7 +279,9 @@ def load_compiled(artefact: Artefact, entry: Mapping[str, Any], model: nn.Module
     if lacking := _lacking(flags):
         raise NotCompiled(f"it needs {', '.join(lacking)}, which this CPU lacks")
     if made_with != _release(torch.__version__):
-        raise NotCompiled(f"it was made with torch {made_with}, and this is {torch.__version__}")
+        raise NotCompiled(
+            f"it was compiled with torch {made_with}, and this is {torch.__version__}"
+        )
     artefact.check(file)
     with _quiet():
         try:

@@ -52,10 +52,10 @@ class Export:
                 )
         if self.report_rows < 0:
             raise ConfigError(
-                f"report_rows={self.report_rows}: must be at least 0; 0 measures none"
+                f"report_rows={self.report_rows}: must be at least 0; 0 measures no rows"
             )
         if self.quantize == AUTO and not self.report_rows:
             raise ConfigError(
-                "quantize=auto report_rows=0: it measures tables on validation rows, so it needs "
-                "some: leave report_rows out, or choose quantize=int8"
+                "quantize=auto report_rows=0: quantize=auto measures tables on validation rows: "
+                "leave report_rows out, or choose quantize=int8"
             )

@@ -81,7 +81,7 @@ class TrainedTables:
         keys = self._filled(table, KEYS, torch.empty(shape, dtype=torch.int64))[:, 0]
         positions = positions_of(keys)
         if bool((positions[1:] <= positions[:-1]).any()):
-            raise CheckpointError(f"table {table.name}: its keys are not where they belong")
+            raise CheckpointError(f"table {table.name}: its keys are not in ascending positions")
         return positions
 
     def _shape(self, table: EmbeddingConfig, tensor: str, columns: int) -> tuple[int, int]:

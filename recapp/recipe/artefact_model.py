@@ -60,7 +60,7 @@ def load_dense(artefact: Artefact, model: nn.Module) -> None:
     except RecappError as error:
         raise artefact.damaged(str(error)) from error
     if odd := [*(set(missing) - tables), *unknown]:
-        raise artefact.damaged(f"the dense part of its settings is another one: {odd[0]}")
+        raise artefact.damaged(f"the dense part differs from its settings in {odd[0]}")
 
 
 def model_to_shard(artefact: Artefact, recipe: Recipe) -> nn.Module:

@@ -84,7 +84,7 @@ def build_callbacks(recipe: Train, folder: Path, *, logging: bool) -> list[Callb
                 )
             if wanted.arguments.get("save_last"):
                 raise ConfigError(
-                    f"callbacks.{name}.save_last: cannot be set: last.ckpt is kept in any case"
+                    f"callbacks.{name}.save_last: cannot be set: every run keeps last.ckpt"
                 )
             extra["dirpath"] = str(folder)
         if _is(kind, LearningRateMonitor) and not logging:
@@ -133,7 +133,7 @@ def _check_filename(
         ).name
     except (ValueError, LookupError, AttributeError, TypeError) as e:
         raise ConfigError(
-            f"{setting}={pattern}: no pattern of a file name ({e}); such as step_{{step:06d}}"
+            f"{setting}={pattern}: is no pattern of a file name ({e}): use step_{{step:06d}}"
         ) from e
     if unknown := sorted(asked - numbers.keys()) if known else []:
         raise ConfigError(
@@ -141,8 +141,8 @@ def _check_filename(
         )
     if name.startswith("last.ckpt") or "/" in pattern:
         raise ConfigError(
-            f"{setting}={pattern}: must be a name of its own beside last.ckpt, which is kept in "
-            "any case; such as step_{step:06d}"
+            f"{setting}={pattern}: must not begin with last.ckpt, which every run keeps, nor "
+            "contain a slash: use a pattern such as step_{step:06d}"
         )
 
 

@@ -106,8 +106,8 @@ def _check_columns_of_criteo(dataset: object, overrides: Sequence[str]) -> None:
     for key in ("dense", "sparse"):
         if dataset.get(key) or f"dataset.{key}" in named:
             raise ConfigError(
-                f"dataset.{key}={shown(dataset.get(key))}: dataset.naming=criteo has columns of "
-                "its own, all of which are read; set dataset.naming=exact to name others"
+                f"dataset.{key}={shown(dataset.get(key))}: dataset.naming=criteo reads all "
+                "columns of Criteo's logs; set dataset.naming=exact to name columns"
             )
 
 

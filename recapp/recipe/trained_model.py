@@ -60,7 +60,7 @@ class TrainedCheckpoint:
         filled = self._fill(placed(model, comm), comm, OF_MODEL)
         if filled.manifest.config != self.stored.manifest.config:
             raise CheckpointError(
-                f"checkpoint {filled.path} was replaced by one of other settings while it was "
+                f"checkpoint {filled.path} was replaced by one with other settings while it was "
                 "loaded: load it again"
             )
         return filled
@@ -136,14 +136,14 @@ class TrainedArtefact:
         if self.stored.manifest.info.get("compiled") is not None:
             try:
                 if next(model.parameters()).device.type != "cpu":
-                    raise NotCompiled("it is code for the CPU")
+                    raise NotCompiled("it runs only on the CPU")
                 entry = self.stored.manifest.entry("compiled", dict)
                 return load_compiled(self.stored, entry, model)
             except NotCompiled as error:
                 why = str(error)
         console.note(
-            f"trust_compiled=true: {console.short_path(self.stored.path)} runs without its "
-            f"compiled dense part, by the portable one: {why}"
+            f"trust_compiled=true: {console.short_path(self.stored.path)} runs its portable dense "
+            f"part instead of a compiled one: {why}"
         )
         return None
 

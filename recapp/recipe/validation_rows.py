@@ -24,7 +24,7 @@ def validation_source(recipe: Recipe) -> Source | None:
     try:
         val = rows_of(recipe).val
     except DataError as error:
-        console.note(f"validation rows are not here, so nothing is measured on them: {error}")
+        console.note(f"there are no validation rows here, so nothing is measured: {error}")
         return None
     return val if val.rows else None
 

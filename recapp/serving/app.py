@@ -221,8 +221,8 @@ class Server:
         self.admission.release(len(body))
         if len(body) and read_object(body) not in ({}, {"parameters": {}}):
             raise bad(
-                "parameters: none may be sent: the model is read again from the path that the "
-                "server was started with"
+                "parameters: a reload takes none: the server reads the model again from its own "
+                "artefact=..."
             )
         served = await self.model.reload()
         return _json({"name": served.name, "version": served.version})

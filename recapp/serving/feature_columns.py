@@ -72,7 +72,7 @@ def _by_name(tensors: Sequence[InputTensor], schema: Schema) -> dict[str, InputT
             near = suggest(tensor.name[:80], features)
             raise bad(f"input {tensor.name}: the model has no such feature; {near}")
         if tensor.name in given:
-            raise bad(f"input {tensor.name}: is there twice")
+            raise bad(f"input {tensor.name}: is sent twice")
         given[tensor.name] = tensor
     missing = [name for name in features if name not in given]
     if missing:

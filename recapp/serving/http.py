@@ -166,7 +166,7 @@ def _signals(http: uvicorn.Server, server: Server) -> Iterator[None]:
 
 def _stop(http: uvicorn.Server, server: Server) -> None:
     if not server.ends:
-        note("no new connections; what has come is answered")
+        note("no new connections; pending requests are answered")
     server.ends = True
     http.should_exit = True
 

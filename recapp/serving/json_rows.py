@@ -72,7 +72,7 @@ def _check_names(rows: Sequence[Mapping[str, Any]], features: Sequence[str]) -> 
                 if name not in row:
                     raise bad(
                         f"feature {name}: missing in row {number}, which has {field[:80]}; write "
-                        f"{name} if it is meant, and else null for {name}"
+                        f"{name} instead, or null for {name}"
                     )
 
 

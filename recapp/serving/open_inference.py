@@ -118,7 +118,7 @@ def _wanted(request: Mapping[str, Any], served: Served) -> list[Wanted]:
     for given in outputs:
         output = _output(given, everything, served.outputs)
         if any(output.name == other.name for other in wanted):
-            raise bad(f"output {output.name}: is there twice")
+            raise bad(f"output {output.name}: is named twice")
         wanted.append(output)
     return wanted
 
@@ -129,7 +129,9 @@ def _output(given: object, binary: bool, names: Sequence[str]) -> Wanted:
         raise bad(f"output {name!r:.40}: the model has none; {suggest(str(name)[:40], names)}")
     parameters = _parameters(given.get("parameters"), f"output {given['name']}: parameters")
     if parameters.get("classification"):
-        raise bad(f"output {given['name']}: classification is of classes; a score has none")
+        raise bad(
+            f"output {given['name']}: classification needs classes, which a score does not have"
+        )
     return Wanted(given["name"], _flag(parameters, "binary_data", binary))
 
 

@@ -75,7 +75,7 @@ class ModelInService:
             self._loads = False
         self._served = Served(before.name, scorer)
         self._counts.reloads["loaded"] += 1
-        note(f"version {scorer.version} is in service, {before.version} was before")
+        note(f"version {scorer.version} is in service instead of {before.version}")
         del before
         await asyncio.to_thread(give_back_unused)
         return self._served
@@ -94,7 +94,7 @@ def _checked(name: str) -> str:
     """
     if "/" in name or name in (".", "..") or not name.isprintable():
         raise ConfigError(
-            f"name={name}: no request could call a model so, because its name is a part of a path: "
+            f"name={name}: the name of a model is part of the paths of requests: "
             "choose a name of printable letters without a slash"
         )
     return name

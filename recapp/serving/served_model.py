@@ -169,8 +169,8 @@ def check_model(scorer: Scorer, before: Scorer | None = None) -> None:
             apart_N = (scores_N - expected_N).abs()
             if not bool((apart_N <= ROUNDING * expected_N.abs().clamp(min=1)).all()):
                 raise ConfigError(
-                    f"model {scorer.version} gives its example scores that are "
-                    f"{float(apart_N.max()):.2g} from those that were kept with it: export it again"
+                    f"model {scorer.version} gives its example scores that differ by "
+                    f"{float(apart_N.max()):.2g} from the stored ones: export it again"
                 )
 
 

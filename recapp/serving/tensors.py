@@ -80,7 +80,7 @@ class BinaryData:
         left = len(self._data) - self._taken
         if count > left:
             raise bad(
-                f"input {name}: {BINARY_SIZE}={count}, but {left} bytes are left behind the JSON"
+                f"input {name}: {BINARY_SIZE}={count}, but {left} bytes are left after the JSON"
             )
         self._taken += count
         return self._data[self._taken - count : self._taken]
@@ -93,7 +93,7 @@ class BinaryData:
         """
         if self._taken != len(self._data):
             raise bad(
-                f"{len(self._data)} bytes stand behind the JSON, but the {BINARY_SIZE} of the "
+                f"{len(self._data)} bytes come after the JSON, but the {BINARY_SIZE} of the "
                 f"inputs add up to {self._taken}"
             )
 
@@ -113,7 +113,7 @@ def read_tensor(given: object, binary: BinaryData) -> InputTensor:
     datatype = given.get("datatype")
     if not isinstance(datatype, str) or datatype not in ARROW_TYPES:
         near = suggest(str(datatype)[:40], ARROW_TYPES)
-        raise bad(f"input {name}: datatype {datatype!r:.40} is none; {near}")
+        raise bad(f"input {name}: datatype {datatype!r:.40} does not exist; {near}")
     count = _count(given.get("shape"), name)
     parameters = given.get("parameters")
     if not isinstance(parameters, Mapping | None):

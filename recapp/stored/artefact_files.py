@@ -86,6 +86,6 @@ def _check_sizes(raw: bytes) -> None:
         rows += sizes.rows
         values += sizes.values
         if rows > MOST_EXAMPLE_ROWS:
-            raise ValueError(f"it is said to have {rows:,} rows")
+            raise ValueError(f"it declares {rows:,} rows")
         if values > VALUES_PER_BYTE * len(raw):
-            raise ValueError(f"it is said to have {values:,} values in {len(raw):,} bytes")
+            raise ValueError(f"it declares {values:,} values in {len(raw):,} bytes")

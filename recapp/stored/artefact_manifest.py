@@ -136,7 +136,7 @@ class ArtefactManifest(Manifest):
             rows = own.rows if dynamic else table.num_embeddings
             said = (rows, table.embedding_dim, str(table.id_rule), table.min_key, dynamic)
             if said != (own.rows, own.dim, own.id_rule, own.min_key, own.keys is not None):
-                raise self.damaged(f"table {name} is another one in its settings")
+                raise self.damaged(f"table {name} differs from its settings")
 
     @property
     def lines(self) -> list[dict[str, Any]]:

@@ -453,7 +453,7 @@ def remove_checkpoint(path: str | Path, instead: str | Path | None = None) -> No
     for name in () if files.is_link(path) else files.links_to(path):
         if instead is None or files.real(Path(instead)) == files.real(path):
             raise CheckpointError(
-                f"{path} is what {name} leads to and was not removed: remove {name.name} first"
+                f"{path} was not removed, because {name} leads to it: remove {name.name} first"
             )
         files.link(name, Path(instead))
     files.delete(path)

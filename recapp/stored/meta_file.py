@@ -108,7 +108,7 @@ def _check_names(program: bytes) -> None:
     for code, name, _ in pickletools.genops(program):
         by_stack = code.name in ("STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4")
         if by_stack or (code.name == "GLOBAL" and name not in _ASKED_FOR):
-            raise ValueError(f"it asks for {name or code.name}")
+            raise ValueError(f"it names {name or code.name}, which is no plain type")
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -142,7 +142,7 @@ def test_two_processes_hold_the_rows_of_an_artefact_once(served):
 def test_without_a_compiler_the_program_is_left_out_with_a_note(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(inference_bench, "missing_tools", lambda: ["cmake"])
     assert cpp_program(tmp_path) is None
-    assert "the C++ program is left out: cmake is not here" in capsys.readouterr().err
+    assert "the C++ program is left out: cmake is missing" in capsys.readouterr().err
 
 
 def test_a_program_that_cannot_be_built_is_left_out_with_a_note(tmp_path, monkeypatch, capsys):

@@ -218,7 +218,7 @@ def test_without_arrow_it_reads_json_lines(made, tmp_path):
 
 def test_a_program_that_cannot_be_built_says_why(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(ConfigError, match="no-such-compiler is not here"):
+    with pytest.raises(ConfigError, match="no-such-compiler is missing"):
         build(tmp_path / "build")
 
 

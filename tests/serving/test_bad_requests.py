@@ -42,13 +42,13 @@ def shaped(shape):
             [*inputs(), tensor("usr", "INT64", [1])],
             "input usr: the model has no such feature; did you mean user?",
         ),
-        ([*inputs(), inputs()[0]], "input age: is there twice"),
+        ([*inputs(), inputs()[0]], "input age: is sent twice"),
         (
             inputs(age=tensor("age", "FP99", [1])),
-            "input age: datatype 'FP99' is none; known: BOOL, BYTES, FP16, FP32",
+            "input age: datatype 'FP99' does not exist; known: BOOL, BYTES, FP16, FP32",
         ),
-        (inputs(age=tensor("age", ["FP32"], [1])), "input age: datatype ['FP32'] is none; "),
-        (inputs(age=tensor("age", {}, [1])), "input age: datatype {} is none; known: BOOL, BYTES"),
+        (inputs(age=tensor("age", ["FP32"], [1])), "input age: datatype ['FP32'] does not exist; "),
+        (inputs(age=tensor("age", {}, [1])), "input age: datatype {} does not exist; known: BOOL"),
         (
             inputs(age=tensor("age", "FP32", [1, 2, 3]) | {"parameters": 5}),
             "input age: parameters must be an object, not 5",
@@ -120,7 +120,7 @@ def test_a_tensor_that_does_not_fit_is_named(given, said):
         ({"outputs": []}, "outputs: must be a list of objects with a name: score, logit"),
         ({"outputs": [{"name": "score", "parameters": {"classification": 3}}]}, "classification"),
         ({"outputs": [{"name": "score", "parameters": 3}]}, "output score: parameters: must be"),
-        ({"outputs": [{"name": "score"}, {"name": "score"}]}, "output score: is there twice"),
+        ({"outputs": [{"name": "score"}, {"name": "score"}]}, "output score: is named twice"),
         ({"parameters": []}, "parameters: must be an object"),
         ({"parameters": {"binary_data_output": 1}}, "parameter binary_data_output: must be true"),
     ],
@@ -169,7 +169,7 @@ def test_binary_data_must_add_up():
     def nothing(given):
         pass
 
-    assert "are left behind the JSON" in said(sized(10**9))
+    assert "are left after the JSON" in said(sized(10**9))
     assert "binary_data_size must be a number of bytes, not -1" in said(sized(-1))
     assert "binary_data_size must be a number of bytes, not True" in said(sized(True))
     assert "binary_data_size=16, but 3 values of FP64 have 24 bytes" in said(sized(16))
@@ -214,7 +214,7 @@ def renamed(name, other):
         ([renamed("user", "USER_")], "did you mean to write user for USER_?"),
         ([renamed("user", "who")], "null is a missing value; of other names the rows have who"),
         ([ROWS[0], renamed("user", "usr")], "feature user: missing in row 1, which has usr; write"),
-        ([ROWS[0], renamed("seen", "Seen")], "seen if it is meant, and else null for seen"),
+        ([ROWS[0], renamed("seen", "Seen")], "seen instead, or null for seen"),
         ([ROWS[0] | {"age": "old"}], "column age, row 0 holds 'old', which is not a number"),
         ([ROWS[0] | {"age": [1]}], "column age (dense feature age) has type list"),
         ([ROWS[0], ROWS[1] | {"user": "x"}], "feature user: holds a value that is no integer or"),

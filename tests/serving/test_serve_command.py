@@ -119,7 +119,7 @@ def test_a_taken_port_is_one_line(server, artefact, tmp_path):
         (["host=no.such.host.invalid"], "host=no.such.host.invalid: there is no such host"),
         (["host=192.0.2.1"], "host=192.0.2.1: this machine has no such address"),
         (["port=70000"], "port=70000: must be a whole number"),
-        (["port=0", "name=a/b"], "name=a/b: no request could call a model so"),
+        (["port=0", "name=a/b"], "name=a/b: the name of a model is part of the paths"),
         (["max_batch=0"], "max_batch=0: must be a whole number of at least 1"),
         (["max_row=5"], "unknown setting max_row: did you mean max_rows"),
     ],
@@ -149,8 +149,8 @@ def test_without_the_extra_it_says_how_to_install_it(artefact, tmp_path):
     )
     assert ran.returncode == 1
     assert ran.stderr == (
-        "error: recapp.serve needs uvicorn, which is not there: in the clone of recapp, "
-        'pip install ".[serve]"\n'
+        "error: recapp.serve needs uvicorn, which is not installed: in the clone of recapp, "
+        'run pip install ".[serve]"\n'
     )
 
 
@@ -171,7 +171,7 @@ def test_a_signal_lets_it_answer_what_has_come_and_ends_it_with_0(
     assert made.stop(number) == 0
     asking.join()
     assert answers[0][0] == 200
-    said = ["no new connections; what has come is answered", "ended"]
+    said = ["no new connections; pending requests are answered", "ended"]
     assert made.errors.splitlines()[-2:] == said
 
 
@@ -267,7 +267,10 @@ def test_a_client_that_never_ends_its_request_loses_its_connection(
         gone.sendall(head)
     assert made.ask("GET", "/v2/health/ready")[0] == 200
     assert made.stop() == 0
-    assert made.errors.splitlines() == ["no new connections; what has come is answered", "ended"]
+    assert made.errors.splitlines() == [
+        "no new connections; pending requests are answered",
+        "ended",
+    ]
 
 
 def test_a_flood_of_connections_is_closed_without_a_word_in_the_log(artefact, tmp_path):
@@ -293,7 +296,7 @@ def test_a_flood_of_connections_is_closed_without_a_word_in_the_log(artefact, tm
         process.terminate()
         said = process.stderr.read()
     assert process.returncode == 0
-    assert said.splitlines() == ["no new connections; what has come is answered", "ended"]
+    assert said.splitlines() == ["no new connections; pending requests are answered", "ended"]
 
 
 def _answers(host, port):

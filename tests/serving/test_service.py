@@ -363,7 +363,7 @@ NEW_COLUMN.raw_rows.schema = type(NEW_COLUMN.schema)(
         (KeyError("a fault"), "KeyError: 'a fault'"),
         (
             scorer(2, example=table(), expected={"score": DIRECT}),
-            "gives its example scores that are .* from those that were kept with it: export it",
+            "gives its example scores that differ by .* from the stored ones: export it",
         ),
         (NEW_COLUMN, r"reads other features than v1, which is in service \(cost, price\): start"),
     ],
@@ -416,14 +416,14 @@ def test_clients_may_not_say_where_a_model_comes_from():
             return [await client("POST", LOAD, body) for body in (named, b"?", {}, nothing)], wrong
 
     (named, broken, *plain), wrong = asyncio.run(ask())
-    assert named.status == 400 and named.error.startswith("parameters: none may be sent")
+    assert named.status == 400 and named.error.startswith("parameters: a reload takes none")
     assert broken.status == 400 and broken.error.startswith("the body is no JSON")
     assert wrong.status == 404 and [answer.status for answer in plain] == [200, 200]
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "a\nb"])
 def test_a_name_that_no_path_can_have_is_refused(name):
-    with pytest.raises(ConfigError, match="no request could call a model so"):
+    with pytest.raises(ConfigError, match="the name of a model is part of the paths"):
         ModelInService(scorer, name, Counts())
 
 

@@ -297,7 +297,7 @@ def test_a_checkpoint_that_a_link_leads_to_is_not_removed_without_another(tmp_pa
     run.validated(10, 0.5)
     with pytest.raises(
         checkpoint.CheckpointError,
-        match=r"is what .*last\.ckpt leads to and was not removed: remove last\.ckpt first",
+        match=r"was not removed, because .*last\.ckpt leads to it: remove last\.ckpt first",
     ):
         remove_checkpoint(tmp_path / "step_000010.ckpt")
     write(tmp_path / "other.ckpt", 20)

@@ -261,7 +261,10 @@ class OfRows(Clicks):
 
 @pytest.mark.parametrize(
     ("more", "says"),
-    [({"data": object()}, "give module=, too"), ({}, "so give model and data by hand")],
+    [
+        ({"data": object()}, "pass module, or leave data out"),
+        ({}, "so give model and data by hand"),
+    ],
 )
 def test_what_load_model_lacks_is_named(more, says, tmp_path):
     fitted(tmp_path)

@@ -21,7 +21,7 @@ from recapp.dataset.schema import Schema
 from recapp.errors import ConfigError
 from recapp.recipe.early_checks import check_training
 from recapp.recipe.model import build_model
-from recapp.recipe.model_tables import tables_of_model
+from recapp.recipe.model_tables import check_collections, tables_of_model
 from recapp.recipe.run_rows import rows_of
 from recapp.recipe.validation_rows import made_up_rows
 from recapp.settings.records import Constructor
@@ -267,6 +267,20 @@ def watched_by_any(logs, name):
     (logs / "mine/tables/any.yaml").write_text(tables)
     (logs / "mine/model/any.yaml").write_text(f"_target_: {__name__}.AnyCollections\n")
     return recipe("train", settings(logs, tables="any", model="any"), [logs / "mine"])
+
+
+class MoreByPlace(torch.nn.Module):
+    """A model whose further arguments have no names."""
+
+    def __init__(self, embedding_bag_collection, dense_in_features, *args):
+        super().__init__()
+
+
+def test_arguments_without_names_take_no_collection():
+    table = {"name": "item", "num_embeddings": 9, "embedding_dim": 4, "collection": "args"}
+    made = listed_tables([table], [{"table": "item", "feature": "item"}])
+    with pytest.raises(ConfigError, match="takes no args, the collection of item"):
+        check_collections(Constructor(f"{__name__}.MoreByPlace"), made.collections)
 
 
 def test_a_model_without_the_argument_is_told_what_makes_the_collection(logs):

@@ -37,6 +37,8 @@ UNPOOLED = (
     "tables.sequences=[column], or pooling: none of a listed table, combiner: none of a lookup"
 )
 """The settings that make lookups that do not pool."""
+BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+"""The kinds of parameters that take an argument of their name; a model's `*args` does not."""
 
 
 def tables_of_model(
@@ -89,8 +91,9 @@ def check_collections(model: Constructor, collections: Mapping[str, CollectionTa
         ConfigError: It does not; the error names the collection and the settings that make it.
     """
     where = f"model._target_={model.target}"
-    parameters = signature(find_constructor(model.target, "model")).parameters
-    takes_any = any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
+    every = signature(find_constructor(model.target, "model")).parameters
+    takes_any = any(each.kind is Parameter.VAR_KEYWORD for each in every.values())
+    parameters = {name: each for name, each in every.items() if each.kind in BY_NAME}
     for name, own in collections.items():
         outputs = ", ".join(lookup.output for lookup in own.lookups)
         if not name.isidentifier() or name == "self":

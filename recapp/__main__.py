@@ -17,7 +17,7 @@ COMMANDS = {
     "predict": "score raw rows by a checkpoint or an artefact, on any ranks",
     "export": "make an artefact of a checkpoint, served without the trainer",
     "plan": "explain, compare, export, check and scale sharding plans on paper",
-    "report": "draw what a run or a sweep has left as one page",
+    "report": "draw the results of a run or a sweep as one page",
     "serve": "answer requests for scores over HTTP, with a trained model",
     "bench": "measure recapp on this machine, beside other systems",
 }

@@ -173,7 +173,7 @@ def test_help_and_cfg_answer_without_running_anything(base, capsys):
         ("seed=range(3)", "seed=range(3): put -m in front"),
         ("foo", "cannot read 'foo': settings are key=value"),
         ("ckpt_path=/a=b", "cannot read 'ckpt_path=/a=b'"),
-        ("--hlep", "unrecognized arguments: --hlep; --help lists what there is"),
+        ("--hlep", "unrecognized arguments: --hlep; --help lists the settings"),
         ("--cfg", "argument --cfg/-c: expected one argument"),
         ("dataset=null", "dataset=null: choose one of generated, other"),
         ("dataset.path=${nope}", "dataset.path: Interpolation key 'nope' not found"),

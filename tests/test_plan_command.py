@@ -289,7 +289,7 @@ def test_growth_is_checked_against_runs_on_few_ranks(answer, base, capsys):
         "Checked against runs" in said
         and "-50%" in said
         and "+25%" in said
-        and "priced for toy" in said
+        and "predicted for the hardware toy" in said
     )
 
 

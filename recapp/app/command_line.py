@@ -111,7 +111,7 @@ def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str],
         return argument.startswith(("+", "~")) or ("=" in argument and not argument.startswith("-"))
 
     def complain(message: str) -> NoReturn:
-        raise ConfigError(f"{message}; --help lists what there is")
+        raise ConfigError(f"{message}; --help lists the settings")
 
     folders = {k + 1 for k, argument in enumerate(arguments) if argument in FLAGS}  # also `a=b`
     said = [k not in folders and is_override(argument) for k, argument in enumerate(arguments)]

@@ -484,7 +484,7 @@ def _unknown(name: str, known: Sequence[str]) -> str:
     if new_name(name, known) is not None:
         return unknown(name, known)
     if name in known:
-        return f"{name}: what was chosen does not set it, so it needs a plus: +{name}=..."
+        return f"{name}: the chosen options do not set it, so it needs a plus: +{name}=..."
     plus = (
         "; a setting of Lightning's Trainer that is not listed by --help trainer needs a plus: "
         f"+{name}=..."

@@ -295,8 +295,8 @@ def _print_checked(rows: list[Settings], hardware: str) -> None:
     if others:
         print(
             fill(
-                f"The runs' predictions are priced for {', '.join(others)}; "
-                "topology.hardware=FILE in training takes what growth is priced with.",
+                f"The runs were predicted for the hardware {', '.join(others)}, the table for "
+                f"{hardware}. Train with topology.hardware=FILE to predict both for one hardware.",
                 get_terminal_size((80, 24)).columns,
             )
         )

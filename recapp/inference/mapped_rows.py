@@ -28,7 +28,7 @@ def mapped_tables(artefact: Artefact) -> HeldTables:
     for t in artefact.manifest.tables:
         kind = (t.storage, t.dim, t.keys)
         if kinds.setdefault(t.file, kind) != kind:
-            raise artefact.damaged(f"table {t.name} is stored otherwise than others of {t.file}")
+            raise artefact.damaged(f"table {t.name} is not stored as the other tables of {t.file}")
         if t.file not in rows:
             rows[t.file] = _rows(artefact, t, raw[t.file])
         end = t.first_row + t.rows

@@ -367,7 +367,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:80]
-    text = f"{request.method} {path}: {error.detail}; the routes stand in docs/serving.md"
+    text = f"{request.method} {path}: {error.detail}; docs/serving.md lists the routes"
     return Response(
         written({"error": text}), error.status_code, dict(error.headers or {}), media_type=JSON
     )

@@ -506,7 +506,7 @@ def test_a_manifest_that_was_changed_is_refused(artefact):
         (lambda m: m.pop("outputs"), "outputs is missing"),
         (lambda m: m["tables"][0].update(start_hash=2**70), "start values of table C1"),
         (lambda m: m["tables"][0].update(start_range=1e400), "start values of table C1"),
-        (lambda m: m["tables"][1].update(storage="int4"), "C2 is stored otherwise than others"),
+        (lambda m: m["tables"][1].update(storage="int4"), "C2 is not stored as the other tables"),
         (lambda m: m.pop("config"), "config is missing"),
         (lambda m: m.pop("name"), "name is missing"),
     ],

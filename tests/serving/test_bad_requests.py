@@ -438,7 +438,7 @@ def test_what_is_not_there_is_a_404_that_says_what_is():
             assert said == "model clicks has no version v2; v1 is in service"
             answer = await client("GET", "/v3")
             assert answer.status == 404
-            assert answer.error == "GET /v3: Not Found; the routes stand in docs/serving.md"
+            assert answer.error == "GET /v3: Not Found; docs/serving.md lists the routes"
             answer = await client("GET", "/v2/models/clicks/infer")
             assert answer.status == 405 and "Method Not Allowed" in answer.error
 

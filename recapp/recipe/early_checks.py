@@ -26,6 +26,7 @@ from recapp.processes.rank_environment import external_rank, started_externally
 from recapp.recipe.model_tables import check_collections
 from recapp.recipe.monitors import check_callbacks, schedule_of
 from recapp.recipe.recipe import Recipe, Train
+from recapp.settings.check_settings import override_names
 from recapp.settings.records import to_plain
 from recapp.settings.renamed import target_of_today
 from recapp.settings.values import Paths, shown
@@ -144,8 +145,8 @@ def check_generated(recipe: Recipe, overrides: Sequence[str]) -> None:
         ConfigError: The data do not exist.
     """
     dataset = recipe.dataset
-    said = {override.lstrip("+").partition("=")[0] for override in overrides}
-    if not dataset.generate or said & {"dataset", "dataset.path", "experiment"}:
+    named = {"dataset", "dataset.path", "experiment"}.intersection(override_names(overrides))
+    if not dataset.generate or named:
         return
     assert isinstance(dataset.scaled.path, str)
     path = Path(dataset.scaled.path)

@@ -213,7 +213,7 @@ def test_without_validation_rows_the_example_is_made_up(checkpoint, logs, tmp_pa
     try:
         export(checkpoint, tmp_path / "art", quantize="int8")
         assert recapp.load_model(tmp_path / "art").example.num_rows == 1
-        assert "so nothing is measured on them" in capsys.readouterr().err
+        assert "so nothing is measured:" in capsys.readouterr().err
         with pytest.raises(ConfigError, match=r"quantize=auto: there are no validation rows"):
             export(checkpoint, tmp_path / "b", quantize="auto")
     finally:
@@ -283,7 +283,7 @@ def test_settings_that_change_nothing_of_an_artefact_are_refused(
     given = [f"ckpt_path={checkpoint}", f"output={tmp_path / 'art'}", override]
     assert main(given) == 1
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith(f"error: {override}: it would change nothing")
+    assert error.startswith(f"error: {override}: has no effect on an artefact")
     assert not (tmp_path / "art").exists()
 
 
@@ -408,7 +408,7 @@ def test_a_checkpoint_with_values_that_are_not_finite_is_refused(checkpoint, tmp
     for quantize in ("none", "int8"):
         with pytest.raises(CheckpointError, match=r"table C1, rows from 0 on: "):
             export(checkpoint, tmp_path / "art", report_rows=0, quantize=quantize)
-    with pytest.raises(CheckpointError, match="quantize=auto: the checkpoint scores validation"):
+    with pytest.raises(CheckpointError, match="quantize=auto: the checkpoint gives validation rows"):
         export(checkpoint, tmp_path / "art", quantize="auto")
 
 

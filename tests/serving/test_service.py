@@ -478,7 +478,7 @@ def test_more_connections_than_a_process_may_open_are_refused_at_the_start(monke
 
 def test_a_model_that_does_not_score_its_example_as_it_did_is_not_served():
     check_model(scorer(example=table(), expected={"score": DIRECT}))
-    with pytest.raises(ConfigError, match=r"scores that are 0\.\d+ from those that were kept"):
+    with pytest.raises(ConfigError, match=r"scores that differ by 0\.\d+ from the stored ones"):
         check_model(scorer(example=table(), expected={"score": DIRECT + 0.25}))
     broken = scorer(example=table())
     broken.model.score.weight.data *= float("inf")
@@ -494,7 +494,7 @@ def test_large_scores_may_differ_in_their_last_bits(apart, served):
     with torch.no_grad():
         model.model.score.bias += 1000.0
     model.expected = {"price": model.predict(table()) + apart}
-    refused = pytest.raises(ConfigError, match=r"scores that are 0\.1 from those that were kept")
+    refused = pytest.raises(ConfigError, match=r"scores that differ by 0\.1 from the stored ones")
     with nullcontext() if served else refused:
         check_model(model)
 

@@ -408,7 +408,9 @@ def test_a_checkpoint_with_values_that_are_not_finite_is_refused(checkpoint, tmp
     for quantize in ("none", "int8"):
         with pytest.raises(CheckpointError, match=r"table C1, rows from 0 on: "):
             export(checkpoint, tmp_path / "art", report_rows=0, quantize=quantize)
-    with pytest.raises(CheckpointError, match="quantize=auto: the checkpoint gives validation rows"):
+    with pytest.raises(
+        CheckpointError, match="quantize=auto: the checkpoint gives validation rows"
+    ):
         export(checkpoint, tmp_path / "art", quantize="auto")
 
 

@@ -10,7 +10,7 @@ import torch
 from trainer.runs import compose, fit, make_logs
 
 import recapp
-from recapp.app.export_model import export_model
+from recapp.app.model_export import export_model
 from recapp.errors import ArtefactError
 from recapp.inference.build_cpp import missing_tools
 from recapp.inference.export_settings import Export

@@ -21,6 +21,7 @@ MODULES = (
     "recapp.recipe.trained_model",
     "recapp.recipe.training",
     "recapp.reporting.summary",
+    "recapp.tasks.losses",
     "recapp.trainer.callbacks",
     "recapp.trainer.ending",
     "recapp.transport.ring",

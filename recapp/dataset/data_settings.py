@@ -13,6 +13,7 @@ from recapp.settings.values import IdRule, Natural, Paths, Positive, Rows, Width
 SCORE = "score"
 """The column of the scores."""
 ROWS_PER_BATCH = 4096
+Pieces = Annotated[int, Within(1, 1024)]
 BucketRule = Literal["log"] | Annotated[int, Within(2, 65_536)]
 
 
@@ -55,6 +56,8 @@ class DataSettings:
             number of quantiles.
         missing_flags: Whether to add a number that is 1 where a number is missing; or for which
             dense columns.
+        piecewise: The number of pieces, or the number by dense column, between quantiles of the
+            training rows; each piece is a further number.
         crosses: The columns of ids that are hashed together to a further id.
         min_frequency: The least frequency in the training rows of ids with a row of their own, for
             all features or by feature.
@@ -88,6 +91,7 @@ class DataSettings:
     dense_transform: Literal["log1p", "log3", "none"] = "log1p"
     buckets: BucketRule | dict[str, BucketRule] | None = None
     missing_flags: bool | tuple[str, ...] = False
+    piecewise: Pieces | dict[str, Pieces] | None = None
     crosses: tuple[tuple[str, ...], ...] = ()
     min_frequency: Positive | dict[str, Positive] | None = None
     id_rule: IdRule = "hash"

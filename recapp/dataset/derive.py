@@ -8,8 +8,8 @@ id MISSING, so row 0. An id of a vocabulary is its place plus one; an id that is
 id MISSING, so it shares row 0 with the other rare ones. A missing id is an id like others: if it is
 frequent, it has a place.
 
-Nothing but comparisons and integers decides, so C++ computes the same ids
-(`recapp/inference/cpp/derive.cpp`).
+Ids need only comparisons and integers, and numbers a subtraction and a division, so C++ computes
+the same bits (`recapp/inference/cpp/derive.cpp`).
 
 Shapes: N rows, S columns of a cross.
 """
@@ -61,6 +61,9 @@ class Columns:
             elif column.kind is Kind.MISSING:
                 missing_N = np.isnan(self.numbers[column.reads[0]])
                 self.numbers[column.name] = missing_N.astype(np.float32)
+            elif column.kind is Kind.PIECEWISE:
+                way_N = way_gone(self.numbers[column.reads[0]], _edges(column))
+                self.numbers[column.name] = way_N
             elif column.kind is Kind.CROSS:
                 self.ids[column.name] = crossed([self.ids[name] for name in column.reads])
             else:
@@ -112,6 +115,25 @@ def bucket_ids(numbers_N: Float32Array, edges: Float32Array) -> Int64Array:
     ids: Int64Array = np.searchsorted(edges, numbers_N, side="right").astype(np.int64) + 1
     ids[np.isnan(numbers_N)] = MISSING
     return ids
+
+
+def way_gone(numbers_N: Float32Array, ends: Float32Array) -> Float32Array:
+    """Return the part of the way from one value to another that numbers have gone, [N]: 0 at or
+    below the first, 1 at or above the second, linear between (piecewise linear encoding, Gorishniy
+    and others 2022, arXiv 2203.05556, where the outermost pieces go on beyond their ends). It is 0
+    for NaN.
+
+    Args:
+        numbers_N: The numbers.
+        ends: Two values, ascending; without them all is 0.
+    """
+    if not len(ends):
+        return np.zeros(len(numbers_N), dtype=np.float32)
+    with np.errstate(over="ignore"):
+        way_N: Float32Array = (numbers_N - ends[0]) / (ends[1] - ends[0])
+    way_N = np.minimum(np.maximum(way_N, np.float32(0)), np.float32(1))
+    way_N[np.isnan(numbers_N)] = 0
+    return way_N
 
 
 def places(ids: Int64Array, known: npt.NDArray[np.generic]) -> Int64Array:

@@ -2,6 +2,7 @@
 
     I1 (number)       --buckets-->     I1_bucket (id)     the settings dataset.buckets
     I1 (number)       --missing-->     I1_missing (number)        dataset.missing_flags
+    I1 (number)       --piecewise-->   I1_piece1 .. (numbers)     dataset.piecewise
     C1, C2 (ids)      --cross-->       C1_x_C2 (id)               dataset.crosses
     C1 (id)           --vocabulary-->  C1 (id)                    dataset.min_frequency
 
@@ -39,12 +40,14 @@ class Kind(StrEnum):
 
     buckets     a number -> an id, the number of edges at or below it
     missing     a number -> 1 where it is missing, else 0
+    piecewise   a number -> the part of the way from one value to the next that it has gone, 0 to 1
     cross       ids -> an id, their XXH64 hash
     vocabulary  an id -> its place among the ids that training rows often have
     """
 
     BUCKETS = "buckets"
     MISSING = "missing"
+    PIECEWISE = "piecewise"
     CROSS = "cross"
     VOCABULARY = "vocabulary"
 
@@ -57,10 +60,10 @@ class DerivedColumn:
         name: Its name; a vocabulary has that of the feature whose ids it replaces.
         kind: How it is computed.
         reads: The columns that it is computed from.
-        setting: The parameter of its kind: `log` or a number of quantiles for buckets, the least
-            frequency for a vocabulary.
-        values: The fitted values: the edges of buckets (float32), the ids of a vocabulary (int64),
-            both ascending; empty for kinds without. None before the fit.
+        setting: The parameter of its kind: `log` or a number of quantiles for buckets, such as
+            "2 of 8" for pieces, the least frequency for a vocabulary.
+        values: The fitted values, ascending: the edges of buckets, the two ends of a piece (both
+            float32), the ids of a vocabulary (int64); empty for kinds without. None before the fit.
     """
 
     name: str
@@ -82,7 +85,7 @@ class DerivedColumn:
     @property
     def is_new_number(self) -> bool:
         """Return whether it is a dense column of its own."""
-        return self.kind is Kind.MISSING
+        return self.kind in (Kind.MISSING, Kind.PIECEWISE)
 
     @property
     def rows(self) -> int | None:
@@ -127,6 +130,7 @@ def columns_of(
     made = [
         *_buckets(dataset, dense),
         *_missing_flags(dataset, dense),
+        *_pieces(dataset, dense),
     ]
     new_ids = [column.name for column in made if column.is_new_id]
     made += _crosses(dataset, [*sparse, *new_ids])
@@ -169,6 +173,20 @@ def _missing_flags(dataset: DataSettings, dense: Sequence[str]) -> list[DerivedC
     _check_known("dataset.missing_flags", names, dense, "dense column")
     return [
         DerivedColumn(f"{name}_missing", Kind.MISSING, (name,)) for name in dense if name in names
+    ]
+
+
+def _pieces(dataset: DataSettings, dense: Sequence[str]) -> list[DerivedColumn]:
+    chosen = dataset.piecewise
+    if chosen is None:
+        return []
+    counts = chosen if isinstance(chosen, Mapping) else dict.fromkeys(dense, chosen)
+    _check_known("dataset.piecewise", counts, dense, "dense column")
+    return [
+        DerivedColumn(f"{name}_piece{n}", Kind.PIECEWISE, (name,), f"{n} of {counts[name]}")
+        for name in dense
+        if name in counts
+        for n in range(1, counts[name] + 1)
     ]
 
 

@@ -1,6 +1,6 @@
 """Fit derived columns on the training rows, before training.
 
-    training rows --counts of each value--> edges of quantiles, ids of vocabularies
+    training rows --counts of each value--> edges of quantiles, ends of pieces, ids of vocabularies
 
 All training rows are read once for edges, and once more for vocabularies, because the ids of
 buckets may have one. Memory holds the distinct values and their counts, not the rows.
@@ -61,12 +61,13 @@ def fitted(schema: Schema, source: Source) -> Schema:
         source: The training rows, in the order of the files.
     """
     columns = list(schema.derived)
-    for kind, fit in ((Kind.BUCKETS, _fit_edges), (Kind.VOCABULARY, _fit_vocabularies)):
-        some = [c for c in columns if c.kind is kind and c.values is None]
+    of_numbers = (Kind.BUCKETS, Kind.PIECEWISE)
+    for kinds, fit in ((of_numbers, _fit_edges), ((Kind.VOCABULARY,), _fit_vocabularies)):
+        some = [c for c in columns if c.kind in kinds and c.values is None]
         before = [c for c in columns if c.values is not None]
         made = {c.key: c for c in fit(some, replace(schema, derived=tuple(before)), source)}
         columns = [made.get(c.key, c) for c in columns]
-        if kind is Kind.BUCKETS:
+        if fit is _fit_edges:
             columns = [_without_values(c) for c in columns]
     return replace(schema, derived=tuple(columns))
 
@@ -81,29 +82,50 @@ def _without_values(column: DerivedColumn) -> DerivedColumn:
 def _fit_edges(
     columns: Sequence[DerivedColumn], schema: Schema, source: Source
 ) -> list[DerivedColumn]:
-    """Fit the edges of buckets."""
-    some = [c for c in columns if c.setting != LOG]
-    counts = {c.key: Counts() for c in some}
-    if some:
-        dense = tuple(dict.fromkeys(c.reads[0] for c in some))
+    """Fit the edges of buckets and the ends of pieces."""
+    dense = tuple(dict.fromkeys(c.reads[0] for c in columns if c.setting != LOG))
+    counts = {name: Counts() for name in dense}
+    if dense:
         collate = Collate(
             replace(schema.unlabelled(), dense=dense, derived=()), source.bags, "none"
         )
         for file, first, chunk in arrow_chunks(source.only(dense)):
             rows_N = first + np.arange(chunk.num_rows)
             numbers_NI = collate.numbers(chunk, file.columns, file.path, rows_N)
-            for column in some:
-                values_N = numbers_NI[:, dense.index(column.reads[0])]
-                counts[column.key].add(values_N[~np.isnan(values_N)])
-    return [
-        replace(
-            c,
-            values=log_edges()
-            if c.setting == LOG
-            else quantile_edges(*counts[c.key].result(), int(c.setting)),
-        )
-        for c in columns
-    ]
+            for name, values_N in zip(dense, numbers_NI.T, strict=True):
+                counts[name].add(values_N[~np.isnan(values_N)])
+    return [replace(c, values=_edges_of(c, counts.get(c.reads[0]))) for c in columns]
+
+
+def _edges_of(column: DerivedColumn, counts: Counts | None) -> npt.NDArray[np.float32]:
+    """Return the fitted values of a column of buckets or of a piece."""
+    if column.setting == LOG:
+        return log_edges()
+    assert counts is not None
+    values, number = counts.result()
+    if column.kind is Kind.BUCKETS:
+        return quantile_edges(values, number, int(column.setting))
+    piece, _, pieces = str(column.setting).partition(" of ")
+    ends = ends_of_pieces(values, number, int(pieces))[int(piece) - 1 :][:2]
+    return ends if len(ends) == 2 else ends[:0]
+
+
+def ends_of_pieces(
+    values: Values, counts: npt.NDArray[np.int64], pieces: int
+) -> npt.NDArray[np.float32]:
+    """Return the ends of pieces between the extremes of some numbers, at their quantiles; fewer if
+    one value fills several pieces.
+
+    Args:
+        values: The distinct numbers, ascending.
+        counts: The number of each.
+        pieces: The number of pieces.
+    """
+    if not len(values):
+        return np.zeros(0, dtype=np.float32)
+    ranks = np.arange(pieces + 1, dtype=np.int64) * (int(counts.sum()) - 1) // pieces
+    places = np.searchsorted(np.cumsum(counts), ranks, side="right")
+    return np.unique(values[places]).astype(np.float32)
 
 
 def quantile_edges(

@@ -285,8 +285,8 @@ class Schema:
         odd += [f"without {words}" for words in here if words not in there]
         raise CheckpointError(
             f"checkpoint {checkpoint} was trained {odd[0] if odd else 'with another order'}: set "
-            "dataset.buckets, dataset.crosses, dataset.min_frequency and dataset.missing_flags as "
-            "it was trained"
+            "dataset.buckets, dataset.missing_flags, dataset.piecewise, dataset.crosses and "
+            "dataset.min_frequency as it was trained"
         )
 
     def resolve(self, arrow_schema: "pa.Schema", file: str) -> dict[str, str]:

@@ -200,8 +200,8 @@ class ClickData(LightningDataModule):
             values = self._on_rank_0(lambda: rows.fitted().schema.values)
         else:
             raise ConfigError(
-                "dataset.buckets, dataset.crosses, dataset.min_frequency and dataset.missing_flags "
-                "belong to a trained model: name its checkpoint, ckpt_path=..."
+                "dataset.buckets, dataset.missing_flags, dataset.piecewise, dataset.crosses and "
+                "dataset.min_frequency belong to a trained model: name it, ckpt_path=..."
             )
         self.schema = self.schema.with_values(values)
 

@@ -14,9 +14,9 @@ import pytest
 from recapp.dataset.click_rows import open_rows
 from recapp.dataset.collate import Collate
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.derive import bucket_ids, crossed, log_edges, places
+from recapp.dataset.derive import bucket_ids, crossed, log_edges, places, way_gone
 from recapp.dataset.derived_columns import LOG_EDGES, columns_of, derived_from
-from recapp.dataset.fit_columns import Counts, fitted, quantile_edges
+from recapp.dataset.fit_columns import Counts, ends_of_pieces, fitted, quantile_edges
 from recapp.dataset.raw_rows import RawRows
 from recapp.dataset.schema import Schema, TextIds, check_sizes, schema_of
 from recapp.dataset.source import open_source
@@ -103,6 +103,18 @@ def test_quantiles_hold_equal_shares_and_a_frequent_value_fills_several():
     assert quantile_edges(np.zeros(0, np.float32), np.zeros(0, np.int64), 8).tolist() == []
 
 
+def test_pieces_lie_between_quantiles_and_hold_a_number_between_0_and_1():
+    values = np.array([1, 2, 3, 5, 9], np.float32)
+    ends = ends_of_pieces(values, np.array([1, 1, 1, 1, 1]), 4)
+    assert ends.tolist() == [1, 2, 3, 5, 9]
+    numbers = np.array([-1e38, 1, 2.5, 4, 7, 9, 3e38, np.nan], np.float32)
+    pieces = [way_gone(numbers, ends[n : n + 2]) for n in range(4)]
+    assert pieces[1].tolist() == [0, 0, 0.5, 1, 1, 1, 1, 0]
+    assert pieces[3].tolist() == [0, 0, 0, 0, 0.5, 1, 1, 0]
+    assert ends_of_pieces(values, np.array([90, 1, 1, 1, 1]), 4).tolist() == [1, 9]
+    assert way_gone(numbers, ends[:0]).tolist() == [0] * 8
+
+
 def test_a_cross_is_the_xxh64_of_its_ids():
     rng = np.random.default_rng(1)
     for columns in (2, 3):
@@ -137,19 +149,22 @@ def test_derived_columns_stand_behind_those_of_the_logs(logs):
         schema(
             buckets={"a": "log", "b": 2},
             missing_flags=("a",),
+            piecewise={"b": 2},
             crosses=(("x", "y"), ("x", "a_bucket")),
             min_frequency={"x": 2, "many": 2, "x_x_y": 2},
         ),
         open_source(logs, schema()),
     )
     assert made.features == ("x", "y", "many", "a_bucket", "b_bucket", "x_x_y", "x_x_a_bucket")
-    assert made.numbers == ("a", "b", "a_missing")
+    assert made.numbers == ("a", "b", "a_missing", "b_piece1", "b_piece2")
     batch = batch_of(made, logs)
     assert batch.sparse.keys() == list(made.features)
     assert batch.dense_BI.T.tolist() == [
         [0, 1, 2, 3, 4, 5, 100, 0],
         [0, 0, 0, 0, 0, 9, 9, 9],
         [1, 0, 0, 0, 0, 0, 0, 1],
+        [0, 0, 0, 0, 0, 1, 1, 1],
+        [0] * 8,
     ]
     # 1, 7 and 9 are frequent; 8 shares the row of missing ids
     assert ids_of(batch, "x") == [2, 2, 2, MISSING, 3, 3, 1, 1]
@@ -166,7 +181,7 @@ def test_derived_columns_stand_behind_those_of_the_logs(logs):
     )
     assert [made.rows_of(name) for name in made.features] == [4, None, 3, LOG_EDGES + 2, 3, 3, None]
     none = Collate(made, frozenset({"many"}), "none").batch([])
-    assert none.sparse.keys() == list(made.features) and none.dense_BI.shape == (0, 3)
+    assert none.sparse.keys() == list(made.features) and none.dense_BI.shape == (0, 5)
 
 
 def test_only_training_rows_are_fitted(logs):
@@ -193,7 +208,10 @@ def test_without_derived_columns_nothing_changes(logs):
 
 
 def test_fitted_values_return_from_checkpoints_and_artefacts(logs):
-    of = fitted(schema(buckets={"a": 3, "b": "log"}, min_frequency=2), open_source(logs, schema()))
+    of = fitted(
+        schema(buckets={"a": 3, "b": "log"}, piecewise=3, min_frequency=2),
+        open_source(logs, schema()),
+    )
     from_checkpoint = values_in({"derived_values": plain_values(of.values)}, "best.ckpt")
     from_artefact = read_values(*written_values(of.derived))
     for found in (from_checkpoint, from_artefact):
@@ -250,6 +268,7 @@ def test_an_artefact_with_damaged_values_is_refused(logs, line):
     [
         ({"buckets": {"c": "log"}}, "dataset.buckets names c, which is no dense column"),
         ({"missing_flags": ("x",)}, "dataset.missing_flags names x, which is no dense column"),
+        ({"piecewise": {"x": 4}}, "dataset.piecewise names x, which is no dense column"),
         ({"crosses": (("x", "z"),)}, "dataset.crosses names z, which is no column of ids"),
         ({"crosses": (("x", "a_bucket"),)}, "dataset.crosses names a_bucket, which is no column"),
         ({"crosses": (("x",),)}, r"dataset.crosses: \[x\] must be 2 or 3 different columns"),

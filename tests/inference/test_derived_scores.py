@@ -22,6 +22,7 @@ DERIVED = (
     "dataset.min_frequency={C1: 2, C10: 3, I1_bucket: 2, C2_x_I2_bucket: 2}",
     "dataset.crosses=[[C2,I2_bucket],[C3,C4,C6]]",
     "dataset.missing_flags=[I1,I3]",
+    "dataset.piecewise={I4: 3}",
 )
 
 

@@ -22,6 +22,13 @@ Ids bucket_ids(const Artefact& artefact, const Derived& column, const std::vecto
   return made;
 }
 
+// Return the part of the way between the ends of a piece that a number has gone; 0 for NaN.
+float way_gone(const Derived& column, float number) {
+  if (column.edges.empty() || std::isnan(number)) return 0;
+  const float way = (number - column.edges[0]) / (column.edges[1] - column.edges[0]);
+  return std::min(std::max(way, 0.0F), 1.0F);
+}
+
 // Return the hashes of the ids of several features, one for each row.
 Ids crossed(const Artefact& artefact, const Derived& column, const Rows& rows) {
   Ids made;
@@ -75,6 +82,12 @@ void derive(const Artefact& artefact, const std::vector<float>& numbers, Rows& r
         for (std::size_t row = 0; row < count; ++row) {
           const bool missing = std::isnan(numbers[row * raw + column.reads[0]]);
           dense[row * artefact.numbers + column.makes] = missing ? 1.0F : 0.0F;
+        }
+        break;
+      case DerivedKind::piecewise:
+        for (std::size_t row = 0; row < count; ++row) {
+          dense[row * artefact.numbers + column.makes] =
+              way_gone(column, numbers[row * raw + column.reads[0]]);
         }
         break;
       case DerivedKind::cross:

@@ -199,7 +199,7 @@ std::vector<Input> read_inputs(const Json& compiled, const Artefact& artefact) {
 
 // Read the columns that are computed from others; their values are in a file.
 void read_derived(const Json& columns, Artefact& artefact) {
-  static const char* const kinds[] = {"buckets", "missing", "cross", "vocabulary"};
+  static const char* const kinds[] = {"buckets", "missing", "piecewise", "cross", "vocabulary"};
   if (!columns.is(Kind::array)) throw Damage("derived is of another type");
   std::vector<std::string> names = artefact.dense;
   names.insert(names.end(), artefact.sparse.begin(), artefact.sparse.end());
@@ -208,7 +208,11 @@ void read_derived(const Json& columns, Artefact& artefact) {
     made.kind = one_of<DerivedKind>(text(of, "kind"), kinds, "kind");
     made.first = static_cast<std::uint64_t>(integer(of, "first", 0, LARGEST));
     made.count = static_cast<std::uint64_t>(integer(of, "count", 0, LARGEST));
-    const bool of_numbers = made.kind == DerivedKind::buckets || made.kind == DerivedKind::missing;
+    const bool number = made.kind == DerivedKind::missing || made.kind == DerivedKind::piecewise;
+    const bool of_numbers = number || made.kind == DerivedKind::buckets;
+    if (made.kind == DerivedKind::piecewise && made.count != 0 && made.count != 2) {
+      throw Damage("derived: count of a piece");
+    }
     for (const std::string& name : texts(of, "reads")) {
       made.reads.push_back(index_of(of_numbers ? artefact.dense : artefact.features, name, "column"));
     }
@@ -222,8 +226,8 @@ void read_derived(const Json& columns, Artefact& artefact) {
       if (made.makes != made.reads[0]) throw Damage("derived: reads");
     } else {
       names.push_back(name);
-      made.makes = made.kind == DerivedKind::missing ? artefact.numbers++ : artefact.features.size();
-      if (made.kind != DerivedKind::missing) artefact.features.push_back(name);
+      made.makes = number ? artefact.numbers++ : artefact.features.size();
+      if (!number) artefact.features.push_back(name);
     }
     artefact.derived.push_back(std::move(made));
   }
@@ -246,7 +250,7 @@ void map_derived(Artefact& artefact) {
     }
     const std::uint8_t* at = artefact.derived_values->data() + 8 * column.first;
     bool ascends = true;
-    if (column.kind == DerivedKind::buckets) {
+    if (column.kind == DerivedKind::buckets || column.kind == DerivedKind::piecewise) {
       const double* edges = reinterpret_cast<const double*>(at);
       column.edges.assign(edges, edges + column.count);
       for (std::size_t i = 1; i < column.edges.size(); ++i) {

@@ -17,7 +17,7 @@ enum class Rule { error, hash, clamp, drop, dynamic };
 enum class Pooling { sum, mean, concat, none };
 enum class TextIds { hex, hashed, integers };
 enum class Transform { none, log1p, log3 };
-enum class DerivedKind { buckets, missing, cross, vocabulary };
+enum class DerivedKind { buckets, missing, piecewise, cross, vocabulary };
 
 struct Table {
   std::string name;
@@ -62,11 +62,11 @@ struct Output {
 // A column that is computed from others (recapp/dataset/derived_columns.py).
 struct Derived {
   DerivedKind kind = DerivedKind::buckets;
-  std::vector<std::size_t> reads;  // dense features of buckets and missing, else features with ids
+  std::vector<std::size_t> reads;  // features with ids of cross and vocabulary, else dense ones
   std::size_t makes = 0;           // the feature with ids, or the number
   std::uint64_t first = 0;         // of its values in the file
   std::uint64_t count = 0;
-  std::vector<float> edges;               // of buckets, ascending
+  std::vector<float> edges;               // of buckets, or the ends of a piece; ascending
   const std::int64_t* known = nullptr;    // ids of a vocabulary, ascending
 };
 

@@ -15,9 +15,11 @@ Shapes: B batch, K columns, L layers, E experts, R rank.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 
@@ -34,6 +36,29 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
     if bias and not layer.bias.is_meta:
         nn.init.zeros_(layer.bias)
     return layer
+
+
+def crossed(x: Tensor, factor: Tensor, gate: Tensor) -> Tensor:
+    """Return x + factor * gate, of three tensors of one shape."""
+    total: Tensor = _Crossed.apply(x, factor, gate)  # type: ignore[no-untyped-call]
+    return total
+
+
+class _Crossed(torch.autograd.Function):
+    """Adds a product in one pass, with a backward of two; that of `addcmul` takes four."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: Tensor, gate: Tensor) -> Tensor:
+        ctx.save_for_backward(factor, gate)
+        ctx.dtype = x.dtype
+        return torch.addcmul(x, factor, gate)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        factor, gate = ctx.saved_tensors
+        of_factor = (grad * gate).to(factor.dtype)
+        return grad.to(ctx.dtype), of_factor, (grad * factor).to(gate.dtype)
 
 
 class VectorCross(nn.Module):
@@ -100,7 +125,7 @@ class FullCross(nn.Module):
 
     def forward(self, first_BK: Tensor, x_BK: Tensor) -> Tensor:
         """Return x', [B, K], from x0 and x."""
-        return torch.addcmul(x_BK, first_BK, self.map(x_BK))
+        return crossed(x_BK, first_BK, self.map(x_BK))
 
 
 class LowRankCross(nn.Module):
@@ -120,7 +145,7 @@ class LowRankCross(nn.Module):
 
     def forward(self, first_BK: Tensor, x_BK: Tensor) -> Tensor:
         """Return x', [B, K], from x0 and x."""
-        return torch.addcmul(x_BK, first_BK, self.up(self.down(x_BK)))
+        return crossed(x_BK, first_BK, self.up(self.down(x_BK)))
 
 
 class MixtureCross(nn.Module):
@@ -152,7 +177,7 @@ class MixtureCross(nn.Module):
         low_BER = self.down(x_BK).tanh().view(-1, *self.inner.shape[:2])
         inner_EBR = torch.bmm(low_BER.transpose(0, 1), self.inner.mT).tanh()
         mixed_BER = inner_EBR.transpose(0, 1) * share_BE[:, :, None]
-        return torch.addcmul(x_BK, first_BK, self.up(mixed_BER.flatten(1)))
+        return crossed(x_BK, first_BK, self.up(mixed_BER.flatten(1)))
 
 
 class GatedCross(nn.Module):
@@ -169,7 +194,7 @@ class GatedCross(nn.Module):
 
     def forward(self, first_BK: Tensor, x_BK: Tensor) -> Tensor:
         """Return x', [B, K], from x0 and x."""
-        return torch.addcmul(x_BK, first_BK, self.map(x_BK) * self.gate(x_BK).sigmoid())
+        return crossed(x_BK, first_BK, self.map(x_BK) * self.gate(x_BK).sigmoid())
 
 
 class Crosses(nn.ModuleList):

@@ -13,11 +13,55 @@ F fields, D columns of a field.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from recapp.models.crosses import linear
+from recapp.models.crosses import crossed, linear
+from recapp.models.dropout import FastDropout
+
+
+class _Masked(torch.autograd.Function):
+    """Computes x + factor * ([h, h * ReLU(norm)] + b) in few passes over memory.
+
+    Autograd would copy both halves side by side, and add the gradients of h, and those of x where
+    x is the factor, in passes of their own.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, factor: Tensor, half: Tensor, norm: Tensor, bias: Tensor
+    ) -> Tensor:
+        columns = half.shape[-1]
+        mask = norm.relu()
+        dtype = torch.promote_types(half.dtype, bias.dtype)
+        gate = torch.empty(x.shape, dtype=dtype, device=x.device)
+        torch.add(half, bias[:columns], out=gate[..., :columns])
+        torch.mul(half, mask, out=gate[..., columns:])
+        gate[..., columns:] += bias[columns:]
+        ctx.own = factor is x
+        ctx.dtypes = (x.dtype, half.dtype, norm.dtype, bias.dtype)
+        ctx.save_for_backward(factor, half, mask, gate)
+        return torch.addcmul(x, factor, gate)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        factor, half, mask, gate = ctx.saved_tensors
+        of_gate = grad * factor
+        plain, masked = of_gate.chunk(2, -1)
+        of_half = torch.addcmul(plain, masked, mask)
+        of_norm = torch.ops.aten.threshold_backward(masked * half, mask, 0)
+        of_bias = of_gate.flatten(0, -2).sum(0)
+        of_x = torch.addcmul(grad, grad, gate) if ctx.own else grad
+        of_factor = None if ctx.own else (grad * gate).to(factor.dtype)
+        others = [
+            part.to(dtype)
+            for part, dtype in zip((of_x, of_half, of_norm, of_bias), ctx.dtypes, strict=True)
+        ]
+        return others[0], of_factor, *others[1:]
 
 
 class MaskedCross(nn.Module):
@@ -47,7 +91,7 @@ class MaskedCross(nn.Module):
         self.bias = nn.Parameter(torch.zeros(columns))
         self.batch_norm = nn.BatchNorm1d(heads) if batch_norm else nn.Identity()
         self.layer_norm = nn.LayerNorm(columns // 2) if layer_norm else nn.Identity()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = FastDropout(dropout)
 
     def forward(self, factor_BHK: Tensor, x_BHK: Tensor) -> Tensor:
         """Return x', [B, H, K].
@@ -57,9 +101,10 @@ class MaskedCross(nn.Module):
             x_BHK: The output of the layer before.
         """
         half_BHL = self.batch_norm(self.map(x_BHK))
-        masked_BHL = half_BHL * self.layer_norm(half_BHL).relu()
-        gate_BHK = torch.cat([half_BHL, masked_BHL], 2) + self.bias
-        kept: Tensor = self.dropout(torch.addcmul(x_BHK, factor_BHK, gate_BHK))
+        total: Tensor = _Masked.apply(  # type: ignore[no-untyped-call]
+            x_BHK, factor_BHK, half_BHL, self.layer_norm(half_BHL), self.bias
+        )
+        kept: Tensor = self.dropout(total)
         return kept
 
 
@@ -117,8 +162,8 @@ class QuadraticCross(nn.Module):
         self.by_field = (fields, heads, dim // heads)
         self.map = linear(columns, columns * rows)
         self.batch_norm = nn.BatchNorm1d(columns * rows) if batch_norm else nn.Identity()
-        self.row_dropout = nn.Dropout(dropout)
-        self.dropout = nn.Dropout(dropout)
+        self.row_dropout = FastDropout(dropout)
+        self.dropout = FastDropout(dropout)
 
     def forward(self, x_BK: Tensor) -> Tensor:
         """Return x', [B, K]."""
@@ -127,5 +172,5 @@ class QuadraticCross(nn.Module):
         factor_BK = x_BK
         if self.by_field[1] > 1:
             factor_BK = x_BK.view(-1, *self.by_field).transpose(1, 2).flatten(1)
-        kept: Tensor = self.dropout(torch.addcmul(x_BK, factor_BK, summed_BK))
+        kept: Tensor = self.dropout(crossed(x_BK, factor_BK, summed_BK))
         return kept

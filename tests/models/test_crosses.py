@@ -413,3 +413,20 @@ def test_dropouts_act_on_rows_and_outputs_in_training_only():
     assert 0.3 < (layer(x_BK) == 0).float().mean() < 0.7
     layer.eval()
     assert torch.equal(layer(x_BK), layer(x_BK))
+
+
+def test_crosses_under_bf16_autocast_have_gradients_of_the_input_dtype():
+    for layer in (FullCross(COLUMNS), LowRankCross(COLUMNS, 2), MixtureCross(COLUMNS, 2, 3)):
+        x_BK = torch.randn(SAMPLES, COLUMNS, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            close = layer(x_BK, x_BK)
+        close.float().sum().backward()
+        assert x_BK.grad.dtype == torch.float32 and x_BK.grad.isfinite().all()
+        torch.testing.assert_close(close.float(), layer(x_BK, x_BK), rtol=0.05, atol=0.05)
+    layer = MaskedCross(COLUMNS)
+    x_BHK = torch.randn(SAMPLES, 2, COLUMNS, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        close = layer(x_BHK, x_BHK)
+    close.float().sum().backward()
+    assert x_BHK.grad.dtype == torch.float32
+    torch.testing.assert_close(close.float(), layer(x_BHK, x_BHK), rtol=0.05, atol=0.05)

@@ -1,0 +1,62 @@
+"""Dropout whose masks are drawn four entries at a time.
+
+`torch.nn.Dropout` draws a number of the generator for each entry. On a core, for 4096 x 624
+entries, that takes 25 ms, forward alone; a 64-bit number for every four entries takes 8 ms. The
+share is rounded to 1 / 65536, and kept entries are scaled by the rounded share.
+
+Shapes: any.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+STEPS = 2**16
+"""The number of shares: a mask compares 16 random bits with a threshold."""
+
+
+class FastDropout(nn.Module):
+    """Sets a share of entries to 0 in training, and scales the others to keep the mean.
+
+    Args:
+        share: The share, at least 0 and less than 1.
+    """
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.dropped = min(round(share * STEPS), STEPS - 1)
+
+    def forward(self, entries: Tensor) -> Tensor:
+        """Return the entries, some of them 0 in training."""
+        if not self.training or not self.dropped:
+            return entries
+        kept: Tensor = _Dropped.apply(entries, self.dropped)  # type: ignore[no-untyped-call]
+        return kept
+
+    def extra_repr(self) -> str:
+        """Return the share as text."""
+        return f"{self.dropped / STEPS:.4g}"
+
+
+class _Dropped(torch.autograd.Function):
+    """Multiplies entries by 0 or by a constant above 1."""
+
+    @staticmethod
+    def forward(ctx: Any, entries: Tensor, dropped: int) -> Tensor:
+        count = entries.numel()
+        bits = torch.empty((count + 3) // 4, dtype=torch.int64, device=entries.device)
+        bits.random_(-(2**63), None)
+        bits_of_entries = bits.view(torch.int16)[:count].view(entries.shape)
+        factors = torch.empty_like(entries)
+        torch.ge(bits_of_entries, dropped - STEPS // 2, out=factors)
+        factors.mul_(STEPS / (STEPS - dropped))
+        ctx.save_for_backward(factors)
+        return entries * factors
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (factors,) = ctx.saved_tensors
+        return grad * factors, None

@@ -1,0 +1,46 @@
+"""Dropout with masks of 16 bits an entry."""
+
+import pytest
+import torch
+
+from recapp.models.dropout import FastDropout
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_share_of_entries_is_dropped_and_the_mean_stays(share):
+    torch.manual_seed(0)
+    kept = FastDropout(share)(torch.ones(501, 333))
+    assert kept.unique().tolist() == pytest.approx([0, 1 / (1 - share)], rel=1e-3)
+    assert (kept == 0).float().mean().item() == pytest.approx(share, abs=0.005)
+    assert kept.mean().item() == pytest.approx(1, abs=0.03)
+    columns = (kept == 0).float().mean(0)
+    assert columns.std() < 2 * (share * (1 - share) / 501) ** 0.5, "entries are independent"
+
+
+def test_gradients_are_those_of_the_same_mask():
+    entries = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    kept = FastDropout(0.5)(entries)
+    kept.backward(torch.ones_like(kept))
+    torch.testing.assert_close(entries.grad * entries, kept)
+
+
+def test_evaluation_and_a_share_of_zero_keep_the_entries():
+    entries = torch.randn(3, 5)
+    assert FastDropout(0.5).eval()(entries) is entries
+    assert FastDropout(0.0)(entries) is entries
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (1, 1), (3, 1, 5)])
+def test_any_shape_and_dtype_is_kept(shape):
+    for dtype in (torch.float64, torch.bfloat16):
+        kept = FastDropout(0.3)(torch.ones(shape, dtype=dtype))
+        assert kept.shape == shape and kept.dtype == dtype
+
+
+def test_equal_seeds_drop_the_same_entries():
+    def dropped(seed):
+        torch.manual_seed(seed)
+        return FastDropout(0.5)(torch.ones(20, 20))
+
+    assert torch.equal(dropped(1), dropped(1))
+    assert not torch.equal(dropped(1), dropped(2))

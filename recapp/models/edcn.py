@@ -14,6 +14,7 @@ Shapes: B batch, F fields, D columns of a field, K columns of all fields.
 import torch
 from torch import Tensor, nn
 
+from recapp.models.batch_norm import BatchNorm
 from recapp.models.cross_checks import check_edcn
 from recapp.models.crosses import VectorCross, linear
 from recapp.models.deep_and_cross import JointLogit
@@ -83,7 +84,7 @@ class Regulation(nn.Module):
         self.temperature = temperature
         self.weight = nn.Parameter(torch.ones(2, fields))
         self.norms = nn.ModuleList(
-            nn.BatchNorm1d(fields * dim) if batch_norm else nn.Identity() for _ in range(2)
+            BatchNorm(fields * dim) if batch_norm else nn.Identity() for _ in range(2)
         )
 
     def forward(self, x_BK: Tensor) -> list[Tensor]:
@@ -115,7 +116,7 @@ class EDCN(nn.Module):
         embedding_bag_collection: BagCollection,
         dense_in_features: int,
         cross_layers: int = 3,
-        bridge: str = "hadamard_product",
+        bridge: str = "pointwise_addition",
         temperature: float = 1.0,
         batch_norm: bool = True,
         dropout: float = 0.0,

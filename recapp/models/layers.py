@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from recapp.errors import ConfigError
+from recapp.models.batch_norm import BatchNorm
 from recapp.models.dice import Dice
 from recapp.models.widths import check_tower
 
@@ -87,7 +88,7 @@ class MLP(nn.Sequential):
             if place == len(layers) and not last_relu:
                 break
             if batch_norm:
-                modules.append(nn.BatchNorm1d(width_out))
+                modules.append(BatchNorm(width_out))
             modules.append(ACTIVATIONS[activation](width_out))
             if dropout:
                 modules.append(nn.Dropout(dropout))

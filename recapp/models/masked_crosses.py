@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from recapp.models.batch_norm import BatchNorm
 from recapp.models.crosses import crossed, linear
 from recapp.models.dropout import FastDropout
 
@@ -89,7 +90,7 @@ class MaskedCross(nn.Module):
         super().__init__()
         self.map = linear(columns, columns // 2, bias=False)
         self.bias = nn.Parameter(torch.zeros(columns))
-        self.batch_norm = nn.BatchNorm1d(heads) if batch_norm else nn.Identity()
+        self.batch_norm = BatchNorm(heads) if batch_norm else nn.Identity()
         self.layer_norm = nn.LayerNorm(columns // 2) if layer_norm else nn.Identity()
         self.dropout = FastDropout(dropout)
 
@@ -161,7 +162,7 @@ class QuadraticCross(nn.Module):
         self.rows = rows
         self.by_field = (fields, heads, dim // heads)
         self.map = linear(columns, columns * rows)
-        self.batch_norm = nn.BatchNorm1d(columns * rows) if batch_norm else nn.Identity()
+        self.batch_norm = BatchNorm(columns * rows) if batch_norm else nn.Identity()
         self.row_dropout = FastDropout(dropout)
         self.dropout = FastDropout(dropout)
 

@@ -23,6 +23,15 @@ CONF = Path(__file__).parents[2] / "conf/model"
 FEATURES = ("a", "b", "c")
 NUMBERS = 2
 FIELDS = NUMBERS + len(FEATURES)
+CLASSES = {
+    "fm": FM,
+    "fwfm": FwFM,
+    "ffm": FFM,
+    "onn": ONN,
+    "wide_and_deep": WideAndDeep,
+    "deepfm": DeepFM,
+    "xdeepfm": XDeepFM,
+}
 TOWER = {"layers": [6, 4], "activation": "relu", "batch_norm": False, "dropout": 0}
 
 
@@ -318,3 +327,25 @@ def test_columns_per_field_are_checked_before_ranks_start():
 def test_logistic_regression_names_the_numbers_it_was_made_for():
     with pytest.raises(ConfigError, match="the model was made for 1 dense features"):
         LogisticRegression(tables(1), 1)(samples_of(FEATURES, 2))
+
+
+CRITEO = [f"C{i}" for i in range(1, 27)]
+
+
+@pytest.mark.parametrize("name", ["fm", "fwfm", "ffm", "onn", "wide_and_deep", "deepfm", "xdeepfm"])
+def test_a_fresh_criteo_model_has_small_logits_for_large_numbers(name):
+    arguments, known = settings(name)
+    torch.manual_seed(0)
+    held = {
+        "embedding_bag_collection": tables_of(
+            dict.fromkeys(CRITEO, 156 if known.check_fields else 16), rows=100
+        ),
+        "wide": tables_of(dict.fromkeys(CRITEO, 1), rows=100),
+    }
+    found = samples_of(CRITEO, 13, samples=64, rows=100)
+    found.dense_BI.fill_(15.0)
+    with torch.no_grad():
+        logits_B = CLASSES[name](
+            **{each: held[each] for each in known.needs}, dense_in_features=13, **arguments
+        ).double()(found)
+    assert logits_B.abs().max() < 5

@@ -93,10 +93,10 @@ MODELS: Mapping[str, KnownModel] = {
     "recapp.models.fcn.FCN": KnownModel(cross_checks.check_fcn),
     "recapp.models.qnn_alpha.QNNAlpha": KnownModel(cross_checks.check_qnn_alpha),
     "recapp.models.logistic.LogisticRegression": KnownModel(fm_checks.check_nothing, (WIDE,)),
-    "recapp.models.fm.FM": KnownModel(fm_checks.check_one_dim, (BAGS, WIDE)),
-    "recapp.models.fwfm.FwFM": KnownModel(fm_checks.check_one_dim, (BAGS, WIDE)),
+    "recapp.models.fm.FM": KnownModel(fm_checks.check_pairs, (BAGS, WIDE)),
+    "recapp.models.fwfm.FwFM": KnownModel(fm_checks.check_pairs, (BAGS, WIDE)),
     "recapp.models.ffm.FFM": KnownModel(
-        fm_checks.check_one_dim, (BAGS, WIDE), fm_checks.check_field_aware
+        fm_checks.check_pairs, (BAGS, WIDE), fm_checks.check_field_aware
     ),
     "recapp.models.onn.ONN": KnownModel(fm_checks.check_deep, (BAGS,), fm_checks.check_field_aware),
     "recapp.models.wide_and_deep.WideAndDeep": KnownModel(

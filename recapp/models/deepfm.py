@@ -3,7 +3,8 @@ arXiv 1703.04247.
 
     logit = FM(x) + MLP(v_1 .. v_F side by side)
 
-The FM and the MLP share the vectors.
+The FM and the MLP share the vectors. With `normalise`, the sum over pairs is divided by the number
+of fields (`recapp/models/fm.py`).
 
 Shapes: B batch, F fields, D columns of a vector.
 """
@@ -32,6 +33,7 @@ class DeepFM(nn.Module):
         activation: The activation of the hidden layers.
         batch_norm: Whether the hidden layers have batch normalisation.
         dropout: The share of the hidden layers' outputs that training sets to 0.
+        normalise: Whether the sum over pairs is divided by the number of fields.
 
     Raises:
         ConfigError: The tables have several dims, or a width is not allowed.
@@ -46,9 +48,11 @@ class DeepFM(nn.Module):
         activation: str,
         batch_norm: bool,
         dropout: float,
+        normalise: bool = False,
     ) -> None:
         super().__init__()
         self.vectors = FieldVectors(embedding_bag_collection, dense_in_features, model="DeepFM")
+        self.scale = 1 / self.vectors.count if normalise else 1.0
         self.linear = LogisticRegression(wide, dense_in_features)
         self.deep = MLP(
             self.vectors.count * self.vectors.dim,
@@ -65,4 +69,4 @@ class DeepFM(nn.Module):
         vectors_BFD: Tensor = self.vectors(batch)
         linear_B: Tensor = self.linear(batch)
         deep_B1: Tensor = self.deep(vectors_BFD.flatten(1))
-        return linear_B + fm_term(vectors_BFD) + deep_B1.squeeze(1)
+        return linear_B + self.scale * fm_term(vectors_BFD) + deep_B1.squeeze(1)

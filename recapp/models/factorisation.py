@@ -69,7 +69,7 @@ class FwFMTerm(nn.Module):
     def __init__(self, fields: int) -> None:
         super().__init__()
         self.pairs = DotInteraction(fields)
-        self.weight_P = nn.Parameter(torch.ones(self.pairs.pairs))
+        self.weight_P = nn.Parameter(torch.full((self.pairs.pairs,), 1 / fields))
 
     def forward(self, vectors_BFD: Tensor) -> Tensor:
         """Return the term, [B]."""

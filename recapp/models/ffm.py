@@ -4,8 +4,11 @@
     logit = linear part + sum over i < j of <v_i,F(j), v_j,F(i)> x_i x_j
 
 Each id has one vector for each of the F fields, and meets the id of field j with its vector for j.
-A row of a table holds the F vectors side by side, so a table has F d columns. The paper leaves out
+A row of a table holds the F vectors side by side, so a table has F D columns. The paper leaves out
 the linear part for brevity.
+
+With `normalise`, samples have the length 1, as in the paper: with one id in each field, the value
+of an id is 1 / sqrt(F), and the sum is divided by F.
 
 Shapes: B batch, F fields, D columns of a vector for one field.
 """
@@ -23,9 +26,10 @@ class FFM(nn.Module):
     """Click logits of a linear part and the dot products of all pairs of field-aware vectors.
 
     Args:
-        embedding_bag_collection: The vectors of ids: all tables have F d columns.
+        embedding_bag_collection: The vectors of ids: all tables have F D columns.
         wide: The weights of ids: tables of dim 1 that start at 0.
         dense_in_features: The number of dense features of a sample.
+        normalise: Whether the sum over pairs is divided by the number of fields.
 
     Raises:
         ConfigError: The columns of the tables are no multiple of the number of fields.
@@ -36,9 +40,11 @@ class FFM(nn.Module):
         embedding_bag_collection: BagCollection,
         wide: BagCollection,
         dense_in_features: int,
+        normalise: bool = True,
     ) -> None:
         super().__init__()
         self.vectors = FieldAwareVectors(embedding_bag_collection, dense_in_features)
+        self.scale = 1 / self.vectors.count if normalise else 1.0
         self.linear = LogisticRegression(wide, dense_in_features)
         self.pairs = FieldAwarePairs(self.vectors.count)
 
@@ -47,4 +53,4 @@ class FFM(nn.Module):
         vectors_BFFD: Tensor = self.vectors(batch)
         linear_B: Tensor = self.linear(batch)
         pairs_BP: Tensor = self.pairs(vectors_BFFD)
-        return linear_B + pairs_BP.sum(1)
+        return linear_B + self.scale * pairs_BP.sum(1)

@@ -2,7 +2,10 @@
 
     logit = w_0 + sum over i of w_i x_i + sum over i < j of <v_i, v_j> x_i x_j
 
-An id has the value 1, a number its own, and each has a weight and a vector.
+An id has the value 1, a number its own, and each has a weight and a vector. With `normalise`, the
+values in the sum over pairs are divided by sqrt(F), as libffm and the paper of FFM do (Juan et al.,
+RecSys 2016): a sample with one id in each field has the length 1. The steps of all F vectors go in
+one direction at first; without `normalise` they need a rate that is several times lower.
 
 Shapes: B batch, F fields, D columns of a vector.
 """
@@ -23,6 +26,7 @@ class FM(nn.Module):
         embedding_bag_collection: The vectors of ids; all tables have one dim.
         wide: The weights of ids: tables of dim 1 that start at 0.
         dense_in_features: The number of dense features of a sample.
+        normalise: Whether the sum over pairs is divided by the number of fields.
 
     Raises:
         ConfigError: The tables have several dims.
@@ -33,13 +37,15 @@ class FM(nn.Module):
         embedding_bag_collection: BagCollection,
         wide: BagCollection,
         dense_in_features: int,
+        normalise: bool = False,
     ) -> None:
         super().__init__()
         self.vectors = FieldVectors(embedding_bag_collection, dense_in_features, model="FM")
+        self.scale = 1 / self.vectors.count if normalise else 1.0
         self.linear = LogisticRegression(wide, dense_in_features)
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute logits, [B]."""
         vectors_BFD: Tensor = self.vectors(batch)
         linear_B: Tensor = self.linear(batch)
-        return linear_B + fm_term(vectors_BFD)
+        return linear_B + self.scale * fm_term(vectors_BFD)

@@ -18,22 +18,25 @@ def check_nothing(arguments: Arguments, dims: Sequence[int]) -> None:
     """Check nothing: a logistic regression has no settings and no vectors."""
 
 
-def check_one_dim(arguments: Arguments, dims: Sequence[int]) -> None:
-    """Check a model without settings, whose vectors have one dim.
+def check_pairs(arguments: Arguments, dims: Sequence[int]) -> None:
+    """Check a model without an MLP, whose vectors have one dim.
 
     Raises:
-        ConfigError: The dims differ.
+        ConfigError: The dims differ, or `normalise` is no truth value.
     """
     check_same_dim("this model", dims)
+    _check_truth("normalise", arguments)
 
 
 def check_deep(arguments: Arguments, dims: Sequence[int]) -> None:
     """Check a model with an MLP, whose vectors have one dim.
 
     Raises:
-        ConfigError: The dims differ, or a setting of the MLP is not allowed.
+        ConfigError: The dims differ, `normalise` is no truth value, or a setting of the MLP is not
+            allowed.
     """
     check_same_dim("this model", dims)
+    _check_truth("normalise", arguments)
     _check_mlp(arguments)
 
 
@@ -91,3 +94,10 @@ def _check_mlp(arguments: Arguments) -> None:
         arguments.get("activation", "relu"),
         arguments.get("dropout", 0.0),
     )
+    _check_truth("batch_norm", arguments)
+
+
+def _check_truth(name: str, arguments: Arguments) -> None:
+    value = arguments.get(name, False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"model.{name}={value}: must be true or false")

@@ -27,7 +27,7 @@ class ONN(nn.Module):
     """Click logits of an MLP over copied vectors and the products of all pairs.
 
     Args:
-        embedding_bag_collection: The vectors of ids: all tables have F d columns.
+        embedding_bag_collection: The vectors of ids: all tables have F D columns.
         dense_in_features: The number of dense features of a sample.
         layers: The widths of the hidden layers of the MLP; the logit follows them.
         activation: The activation of the hidden layers.

@@ -88,9 +88,9 @@ def test_the_fwfm_term_weights_each_pair_by_its_own_number():
     check_model(FwFMTerm(4), fwfm, faults, [random_vectors(5, 4, 3)])
 
 
-def test_a_fresh_fwfm_term_is_an_fm_term():
+def test_a_fresh_fwfm_term_is_that_of_an_fm_per_field():
     vectors = random_vectors(5, 4, 3)
-    torch.testing.assert_close(FwFMTerm(4).double()(vectors), fm_term(vectors))
+    torch.testing.assert_close(FwFMTerm(4).double()(vectors), fm_term(vectors) / 4)
 
 
 def ffm(p, v):

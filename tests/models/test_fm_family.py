@@ -51,11 +51,11 @@ def dot(left_BD, right_BD):
 
 
 def bias(p):
-    return p["linear.bias"]
+    return 10 * p["linear.bias"]
 
 
 def weighted_numbers(p, x):
-    return sum(p["linear.weight_I"][i] * x.dense_BI[:, i] for i in range(NUMBERS))
+    return sum(10 * p["linear.weight_I"][i] * x.dense_BI[:, i] for i in range(NUMBERS))
 
 
 def weighted_ids(p, x):
@@ -111,16 +111,19 @@ def test_logistic_regression_is_linear_in_numbers_and_ids():
         return {f"linear.{name}": value for name, value in p.items()}
 
     faults = {
-        NO_BIAS: lambda p, x: linear(named(p), x) - p["bias"],
+        NO_BIAS: lambda p, x: linear(named(p), x) - 10 * p["bias"],
         "ids have no weights": lambda p, x: linear(named(p), x) - weighted_ids(named(p), x),
     }
     model = LogisticRegression(tables(1), NUMBERS)
     check_model(model, lambda p, x: linear(named(p), x), faults, [batch()])
 
 
-def test_fm_is_rendles():
+def test_fm_is_rendles_and_divides_by_the_fields_if_asked():
     def fm(p, x):
         return linear(p, x) + sum(pair_dots(p, x).values())
+
+    def normalised(p, x):
+        return linear(p, x) + sum(pair_dots(p, x).values()) / FIELDS
 
     faults = without_linear_parts(fm) | {
         "pairs are counted twice": lambda p, x: fm(p, x) + sum(pair_dots(p, x).values()),
@@ -132,6 +135,7 @@ def test_fm_is_rendles():
         ),
     }
     check_model(FM(tables(3), tables(1), NUMBERS), fm, faults, [batch()])
+    check_model(FM(tables(3), tables(1), NUMBERS, True), normalised, {"not": fm}, [batch()])
 
 
 def test_fwfm_weights_the_pairs_of_fields():
@@ -159,9 +163,13 @@ def field_aware(p, x, dim):
 def test_ffm_takes_the_vectors_for_each_other():
     def ffm(p, x, pair=lambda v, i, j: dot(v[i, j], v[j, i])):
         v = field_aware(p, x, 2)
-        return linear(p, x) + sum(pair(v, i, j) for i, j in combinations(range(FIELDS), 2))
+        pairs = sum(pair(v, i, j) for i, j in combinations(range(FIELDS), 2))
+        return linear(p, x) + pairs / FIELDS
 
     faults = without_linear_parts(ffm) | {
+        "samples are not normalised": lambda p, x: (
+            linear(p, x) + FIELDS * (ffm(p, x) - linear(p, x))
+        ),
         "vectors for the field itself": lambda p, x: ffm(
             p, x, lambda v, i, j: dot(v[i, i], v[j, j])
         ),
@@ -228,6 +236,13 @@ def test_deepfm_adds_an_fm_and_an_mlp_of_the_same_vectors():
     }
     model = DeepFM(tables(3), tables(1), NUMBERS, **TOWER)
     check_model(model, deepfm, faults, [batch()])
+    normalised = DeepFM(tables(3), tables(1), NUMBERS, **TOWER, normalise=True)
+    check_model(
+        normalised,
+        lambda p, x: linear(p, x) + sum(pair_dots(p, x).values()) / FIELDS + deep(p, x),
+        {"not": deepfm},
+        [batch()],
+    )
 
 
 def _unscaled(p, x):
@@ -299,6 +314,15 @@ def test_a_wrong_tower_is_refused_before_ranks_start(name):
         known.check({**arguments, "layers": [0]}, [8, 8])
     with pytest.raises(ConfigError, match=r"model.dropout=2: must be"):
         known.check({**arguments, "dropout": 2}, [8, 8])
+    with pytest.raises(ConfigError, match=r"model.batch_norm=yes: must be true or false"):
+        known.check({**arguments, "batch_norm": "yes"}, [8, 8])
+
+
+@pytest.mark.parametrize("name", ["fm", "ffm", "deepfm"])
+def test_a_sum_is_normalised_or_not(name):
+    arguments, known = settings(name)
+    with pytest.raises(ConfigError, match=r"model.normalise=2: must be true or false"):
+        known.check({**arguments, "normalise": 2}, [8, 8])
 
 
 def test_wrong_layers_of_a_cin_are_refused_before_ranks_start():

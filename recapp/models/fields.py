@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from recapp.errors import ConfigError
 from recapp.models.widths import check_same_dim
 from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.collections import BagCollection
 
 Numbers = Literal["vectors", "concat"]
@@ -82,13 +83,15 @@ class FieldVectors(nn.Module):
             ConfigError: The batch has another number of dense features.
         """
         dense_BI = numbers_of(batch, self.dense_in_features)
-        vectors_BK: Tensor = self.embedding_bag_collection(batch.sparse).values()
+        pooled: KeyedTensor = self.embedding_bag_collection(batch.sparse)
+        # Tables may have another dtype than the model, whose numbers have its own.
+        vectors_BK = pooled.values().to(dense_BI.dtype)
         if not self.dense_in_features:
             return vectors_BK
         if self.number_vectors_ID is None:
-            return torch.cat([dense_BI.to(vectors_BK.dtype), vectors_BK], 1)
+            return torch.cat([dense_BI, vectors_BK], 1)
         scaled_BID = dense_BI.unsqueeze(2) * self.number_vectors_ID
-        return torch.cat([scaled_BID.flatten(1).to(vectors_BK.dtype), vectors_BK], 1)
+        return torch.cat([scaled_BID.flatten(1), vectors_BK], 1)
 
     def extra_repr(self) -> str:
         """Return the numbers of fields and columns as text."""

@@ -356,7 +356,19 @@ def test_logistic_regression_names_the_numbers_it_was_made_for():
 CRITEO = [f"C{i}" for i in range(1, 27)]
 
 
-@pytest.mark.parametrize("name", ["fm", "fwfm", "ffm", "onn", "wide_and_deep", "deepfm", "xdeepfm"])
+@pytest.mark.parametrize("name", CLASSES)
+def test_fp64_tables_serve_a_float_model(name):
+    arguments, known = settings(name)
+    held = {"embedding_bag_collection": tables(5), "wide": tables(1)}
+    model = CLASSES[name](
+        **{each: held[each] for each in known.needs}, dense_in_features=NUMBERS, **arguments
+    )
+    samples = batch()
+    samples.dense_BI = samples.dense_BI.float()
+    assert model(samples).dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", CLASSES)
 def test_a_fresh_criteo_model_has_small_logits_for_large_numbers(name):
     arguments, known = settings(name)
     torch.manual_seed(0)

@@ -465,7 +465,7 @@ def hidden():
     names = ["a", "b", "c"]
     lengths = torch.ones(ids_NF.numel(), dtype=torch.int64)
     sparse = KeyedJaggedTensor(names, ids_NF.T.flatten(), lengths=lengths)
-    batch = Batch(torch.empty(len(ids_NF), 0), sparse, rate_N)
+    batch = Batch(torch.empty(len(ids_NF), 0, dtype=torch.float64), sparse, rate_N)
     return tables_of(dict.fromkeys(names, 4), rows=IDS), batch
 
 

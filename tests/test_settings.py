@@ -138,7 +138,7 @@ def test_words_stand_for_what_the_code_knows():
     of_programs = {"init_fn", "need_pos"}
     assert {field.name for field in dataclasses.fields(ListedTable)} == {
         field.name for field in dataclasses.fields(EmbeddingBagConfig)
-    } - of_programs | bounds
+    } - of_programs - {"member_of"} | bounds
 
 
 def test_what_recapp_sets_itself_is_what_lightning_takes():
@@ -175,7 +175,10 @@ def line(tmp_path, monkeypatch, capfd):
     one_of(
         3,
         [
-            ("+tables.l2=.01", "unknown setting tables.l2: known: tables.data_type, tables.dim, "),
+            (
+                "+tables.l2=.01",
+                "unknown setting tables.l2: known: tables.collections, tables.data_type, ",
+            ),
             ("+dataset.generate.negatives=4", "unknown setting dataset.generate.negatives"),
             ("+nothing=1", "unknown setting nothing"),
             (
@@ -302,7 +305,7 @@ def test_a_wrong_setting_is_refused_in_one_line_before_ranks_start(line, argumen
     one_of(
         3,
         [
-            ("task.pos_weight=0", "error: task.pos_weight=0: must be a number above 0"),
+            ("task.pos_weight=0", "task.pos_weight=0: must be a number above 0"),
             (
                 "+loss=focal",
                 "unknown setting loss: the loss is that of the task, for task=click binary "

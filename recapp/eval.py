@@ -92,13 +92,17 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     prepare_process(recipe)
     from recapp.reporting.summary import report_end
 
-    if measured := measure(recipe):
+    if measured := measure(recipe, job_dir):
         report_end(measured, recipe.built_task.known_measures, job_dir, recipe.format)
     leave_ranks()
 
 
-def measure(recipe: Eval) -> dict[str, Any]:
-    """Measure a stored model.
+def measure(recipe: Eval, job_dir: Path) -> dict[str, Any]:
+    """Measure a stored model. Rank 0 writes details into the job directory.
+
+    Args:
+        recipe: The settings.
+        job_dir: The directory in which the run writes.
 
     Returns:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
@@ -107,6 +111,8 @@ def measure(recipe: Eval) -> dict[str, Any]:
     from recapp.recipe.stored_columns import with_derived_values
     from recapp.recipe.trained_model import model_on_ranks
     from recapp.recipe.training import build_data
+    from recapp.reporting.details import intervals, write_details
+    from recapp.reporting.record import DETAILS_FILE
     from recapp.trainer.progress import TerminalProgress
 
     recipe = with_derived_values(recipe)
@@ -120,8 +126,13 @@ def measure(recipe: Eval) -> dict[str, Any]:
 
     if not trainer.is_global_zero:
         return {}
+    details = getattr(model.module, "details", {})
+    (job_dir / DETAILS_FILE).unlink(missing_ok=True)
+    if details:
+        write_details(details, job_dir, 0)
     return {
         **{name: float(value) for name, value in results[0].items()},
+        **intervals(details, recipe.split),
         "checkpoint": recipe.ckpt_path,
         "split": recipe.split,
         **model.facts(),

@@ -33,7 +33,13 @@ from recapp.errors import ConfigError, suggest
 BINS = 2**18  # a bin near 0 is 6e-5 logits wide; 4 MB of counts
 OCTAVES = 8  # the octaves of 1 + |logit| with bins; logits beyond +-255 share the outermost bins
 MANTISSA_BITS = 23  # in an IEEE fp32 number
+REPLICATE_BINS = 2**11  # of a metric with many weights for each sample
 BITS_OF_ONE = 127 << MANTISSA_BITS  # the number 1 as an integer
+
+
+def _of(replicates: int | None) -> tuple[int, ...]:
+    """Return the last dimensions of a state."""
+    return (replicates,) if replicates else ()
 
 
 def logit_bins(logits_B: Tensor) -> Tensor:
@@ -55,6 +61,8 @@ class _Counts(Metric):
 
     Args:
         soft_labels: Whether labels may lie between 0 and 1; if not, labels above 1/2 are clicks.
+        replicates: The number of weights of each sample, R; the metric is then a value for each.
+            Replicates have `REPLICATE_BINS` bins. None is one weight.
         kwargs: The arguments of `torchmetrics.Metric`.
     """
 
@@ -63,10 +71,13 @@ class _Counts(Metric):
     is_differentiable = False
     counts: Tensor
 
-    def __init__(self, soft_labels: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, soft_labels: bool = False, replicates: int | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.soft_labels = soft_labels
-        counts = torch.zeros(2, BINS + 1, dtype=torch.float64)
+        self._bins = REPLICATE_BINS if replicates else BINS
+        counts = torch.zeros(2, self._bins + 1, *_of(replicates), dtype=torch.float64)
         self.add_state("counts", counts, dist_reduce_fx="sum")
 
     def update(self, logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> None:
@@ -76,25 +87,26 @@ class _Counts(Metric):
             logits_B: Logits of any float dtype, [B].
             labels_B: 0 or 1, of any dtype, [B]; with `soft_labels` any number from 0 to 1, which
                 counts as so much of a click, and the rest of a non-click.
-            weights_B: The weights of the samples, [B]; None weighs each 1.
+            weights_B: The weights of the samples, [B]; None weighs each 1. With replicates [B, R].
         """
-        bin_B = logit_bins(logits_B.detach())
+        bin_B = logit_bins(logits_B.detach()) // (BINS // self._bins)
         one_B = torch.ones_like(bin_B, dtype=torch.float64)
         weight_B = one_B if weights_B is None else weights_B.double()
         if self.soft_labels:
-            click_B = weight_B * labels_B.double()
+            click_B = weight_B * labels_B.double().view(-1, *[1] * (weight_B.dim() - 1))
             self.counts[0].index_add_(0, bin_B, weight_B - click_B)
             self.counts[1].index_add_(0, bin_B, click_B)
             return
         # bincount would allocate and add 4 MB for each batch.
-        self.counts.view(-1).index_add_(0, bin_B + (labels_B > 0.5) * (BINS + 1), weight_B)
+        bin_B = bin_B + (labels_B > 0.5) * (self._bins + 1)
+        self.counts.view(-1, *self.counts.shape[2:]).index_add_(0, bin_B, weight_B)
 
     def _falling(self) -> tuple[Tensor, Tensor]:
         """Return the counts of all samples and of clicks from the highest bin to the lowest, [K];
         clicks are nan if a logit was nan.
         """
         others_K, clicks_K = self.counts[:, :-1].flip(1)
-        unknown = torch.where(self.counts[:, -1].sum() > 0, torch.nan, 1.0)
+        unknown = torch.where(self.counts[:, -1].sum(0) > 0, torch.nan, 1.0)
         return others_K + clicks_K, clicks_K * unknown
 
 
@@ -111,21 +123,21 @@ class AUC(_Counts):
         """Return the area, an fp64 scalar."""
         others_K, clicks_K, pairs = self._pairs()
         below_K = others_K.cumsum(0) - others_K
-        return (clicks_K * (below_K + others_K / 2)).sum() / pairs
+        return (clicks_K * (below_K + others_K / 2)).sum(0) / pairs
 
     def error_bound(self) -> Tensor:
         """Return the largest possible error of `compute`, an fp64 scalar."""
         others_K, clicks_K, pairs = self._pairs()
-        return (clicks_K * others_K).sum() / 2 / pairs
+        return (clicks_K * others_K).sum(0) / 2 / pairs
 
     def _pairs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the counts of non-clicks and clicks by bin, and the number of pairs."""
         others_K, clicks_K = self.counts[:, :-1]
-        pairs = others_K.sum() * clicks_K.sum()
+        pairs = others_K.sum(0) * clicks_K.sum(0)
         return (
             others_K,
             clicks_K,
-            torch.where(self.counts[:, -1].sum() + (pairs == 0) > 0, torch.nan, pairs),
+            torch.where(self.counts[:, -1].sum(0) + (pairs == 0) > 0, torch.nan, pairs),
         )
 
 
@@ -142,7 +154,7 @@ class PRAUC(_Counts):
         samples_K, clicks_K = self._falling()
         found_K = clicks_K.cumsum(0)
         precision_K = found_K / samples_K.cumsum(0).clamp(min=torch.finfo(torch.float64).tiny)
-        return (clicks_K * precision_K).sum() / found_K[-1]
+        return (clicks_K * precision_K).sum(0) / found_K[-1]
 
 
 class Lift(_Counts):
@@ -153,22 +165,21 @@ class Lift(_Counts):
 
     Args:
         top: The share of samples.
-        soft_labels: As for `AUC`.
-        kwargs: The arguments of `torchmetrics.Metric`.
+        kwargs: The arguments of `AUC`.
     """
 
-    def __init__(self, top: float = 0.1, soft_labels: bool = False, **kwargs: Any) -> None:
-        super().__init__(soft_labels, **kwargs)
+    def __init__(self, top: float = 0.1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.top = top
 
     def compute(self) -> Tensor:
         """Return the lift, an fp64 scalar; nan without a click."""
         samples_K, clicks_K = self._falling()
         above_K = samples_K.cumsum(0) - samples_K
-        room_K = self.top * samples_K.sum() - above_K
+        room_K = self.top * samples_K.sum(0) - above_K
         tiny = torch.finfo(torch.float64).tiny
         inside_K = (room_K / samples_K.clamp(min=tiny)).clamp(0, 1)
-        return (clicks_K * inside_K).sum() / clicks_K.sum() / self.top
+        return (clicks_K * inside_K).sum(0) / clicks_K.sum(0) / self.top
 
 
 _SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -184,7 +195,12 @@ _SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class _Sums(Metric):
-    """The base of metrics from fp64 sums over samples, in which counts are exact up to 2^53."""
+    """The base of metrics from fp64 sums over samples, in which counts are exact up to 2^53.
+
+    Args:
+        replicates: The number of weights of each sample, R; the metric is then a value for each.
+        kwargs: The arguments of `torchmetrics.Metric`.
+    """
 
     full_state_update = False
     is_differentiable = False
@@ -196,10 +212,11 @@ class _Sums(Metric):
     squares: Tensor
     distances: Tensor
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, replicates: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         for name in self.needs:
-            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+            zeros = torch.zeros(_of(replicates), dtype=torch.float64)
+            self.add_state(name, zeros, dist_reduce_fx="sum")
 
     def update(self, logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> None:
         """Add a batch.
@@ -207,13 +224,16 @@ class _Sums(Metric):
         Args:
             logits_B: Logits of any float dtype, [B].
             labels_B: 0 or 1, or any number between, of any dtype, [B].
-            weights_B: The weights of the samples, [B]; None weighs each 1.
+            weights_B: The weights of the samples, [B]; None weighs each 1. With replicates [B, R].
         """
         self._add(logits_B.detach().double(), labels_B.double(), weights_B)
 
     def _add(self, outputs_B: Tensor, labels_B: Tensor, weights_B: Tensor | None) -> None:
         for name in self.needs:
             terms_B = _SUMS[name](outputs_B, labels_B)
+            if weights_B is not None and weights_B.dim() == 2:
+                getattr(self, name).add_(terms_B @ weights_B.double())
+                continue
             terms_B = terms_B if weights_B is None else terms_B * weights_B
             getattr(self, name).add_(terms_B.sum())
 
@@ -324,7 +344,10 @@ _USUAL = ("auc", "log_loss", "normalized_entropy", "calibration")
 
 
 def click_metrics(
-    names: Sequence[str] = _USUAL, sync_on_compute: bool = True, soft_labels: bool = False
+    names: Sequence[str] = _USUAL,
+    sync_on_compute: bool = True,
+    soft_labels: bool = False,
+    replicates: int | None = None,
 ) -> dict[str, Metric]:
     """Return new metrics.
 
@@ -334,6 +357,7 @@ def click_metrics(
             `compute`.
         soft_labels: Whether labels may lie between 0 and 1; a label y then counts as y of a click
             and 1 - y of a non-click. RMSE and MAE compare predictions with y itself.
+        replicates: The number of weights of each sample, for a bootstrap; None is one.
 
     Returns:
         The metrics by name.
@@ -348,5 +372,5 @@ def click_metrics(
     for name in names:
         counted = _METRICS[name] in (AUC, PRAUC, Lift)
         given = {"soft_labels": soft_labels} if counted else {}
-        made[name] = _METRICS[name](sync_on_compute=sync_on_compute, **given)
+        made[name] = _METRICS[name](sync_on_compute=sync_on_compute, replicates=replicates, **given)
     return made

@@ -318,8 +318,8 @@ def test_a_wrong_setting_is_refused_in_one_line_before_ranks_start(line, argumen
             ),
             (
                 "+metrics.recall={_target_: torchmetrics.Recall}",
-                "metrics.names chooses of those of the task, and a task of your own measures "
-                "others",
+                "metrics.names chooses of those of the task, +metrics.extra.NAME._target_=... adds "
+                "one of torchmetrics, and a task",
             ),
             ("+metrics.name=[auc]", "unknown setting metrics.name: did you mean metrics.names?"),
             (

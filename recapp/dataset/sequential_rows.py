@@ -8,6 +8,7 @@ Training reads shuffled batches (`BatchStream`).
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from recapp.dataset.collate import Collate
 from recapp.dataset.data_file import DataFile, chunks
+from recapp.dataset.decode import decode_ids
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.rows import Int64Array, Rows
 from recapp.dataset.schema import Schema
@@ -24,6 +26,7 @@ from recapp.dataset.source import Source
 from recapp.sparse.batch import MISSING
 
 COUNTED_ROWS = 65_536
+COUNTED_VALUES = 2**20  # different values whose frequencies are in memory
 ROWS_PER_ID = 4  # rows of a table for each distinct id: few ids share a row, even later ones
 GROWTH = 1.05  # if distinct ids grow by this factor over the second half, expect many more
 PlainRow = Mapping[str, Any]
@@ -188,6 +191,33 @@ def check_values(
     some = replace(some, label=tuple(labels), soft_labels=soft, derived=())
     for _ in decoded_chunks(first, some):
         pass
+
+
+def frequent_values(
+    source: Source, schema: Schema, column: str, most: int
+) -> list[tuple[str, int]]:
+    """Return text and id of the most frequent values of a sparse feature of single ids, the most
+    frequent first.
+
+    Rare values are forgotten where there are more than `COUNTED_VALUES` of them.
+
+    Args:
+        source: The rows.
+        schema: The columns of the rows.
+        column: The feature.
+        most: The largest number of values.
+    """
+    counts: Counter[Any] = Counter()
+    for file, _, chunk in arrow_chunks(source.only([column])):
+        counts.update(_decoded(chunk.column(file.columns[column])).to_pylist())
+        if len(counts) > COUNTED_VALUES:
+            counts = Counter(dict(counts.most_common(COUNTED_VALUES // 2)))
+    found: dict[int, str] = {}
+    for value, _ in counts.most_common(most):
+        (number,) = decode_ids(pa.array([value]), schema.text_ids(column)).tolist()
+        text = "missing" if number == MISSING else str(_plain(value))
+        found.setdefault(number, text)
+    return [(text, number) for number, text in found.items()]
 
 
 def _add(seen: dict[str, np.ndarray], source: Source, schema: Schema) -> list[int]:

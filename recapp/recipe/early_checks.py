@@ -12,14 +12,14 @@ This file imports neither torch nor Lightning: that would take the seconds that 
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recapp.console import note, short_path
 from recapp.dataset.data_settings import DataSettings
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, suggest
 from recapp.models.catalogue import MODELS
 from recapp.processes.launch import gpu_count, rank_count
 from recapp.processes.rank_environment import external_rank, started_externally
@@ -60,6 +60,7 @@ def check_data(recipe: Train, *, test: bool = False) -> None:
     schema = recipe.labelled_schema
     if not schema.labels:
         raise ConfigError(NO_LABEL)
+    _check_metrics(recipe, schema)
     if isinstance(recipe.tables, TablesOfDataset):
         check_sizes(recipe.dataset, schema)
     if started_externally():
@@ -72,7 +73,7 @@ def check_data(recipe: Train, *, test: bool = False) -> None:
     named = {"path": dataset.path, "val_path": dataset.val_path}
     for key, paths in ({"test_path": dataset.test_path} if test else named).items():
         if paths is not None and dataset.generate is None:
-            _check_files(paths, schema, f"dataset.{key}")
+            _check_files(paths, schema, f"dataset.{key}", recipe.metrics.columns)
     if not test and dataset.generate:
         from recapp.dataset.synthetic import check_directory
 
@@ -105,8 +106,31 @@ def note_no_validation_rows(recipe: Train) -> None:
         )
 
 
-def _check_files(paths: Any, schema: "Schema", setting: str) -> None:
-    """Check that files exist, and that the first one with rows has the columns of the schema."""
+def _check_metrics(recipe: Train, schema: "Schema") -> None:
+    """Check that the data have what metrics read.
+
+    Raises:
+        ConfigError: A column is no sparse column, or sample weights would not count.
+    """
+    for column, setting in recipe.metrics.columns.items():
+        if column not in schema.sparse:
+            raise ConfigError(
+                f"{setting}={column}: no sparse column: {suggest(column, schema.sparse)}"
+            )
+    if schema.weights and recipe.metrics.extra:
+        name = next(iter(recipe.metrics.extra))
+        raise ConfigError(
+            f"metrics.extra.{name}: metrics of torchmetrics count no weights, and dataset.weight "
+            "names some: leave one of them out"
+        )
+
+
+def _check_files(
+    paths: Any, schema: "Schema", setting: str, read_by_metrics: Mapping[str, str]
+) -> None:
+    """Check that files exist, and that the first one with rows has the columns of the schema, and
+    single ids in those that metrics read.
+    """
     from recapp.dataset.files import file_names
     from recapp.dataset.source import (
         labels_that_may_be_wrong,
@@ -122,6 +146,11 @@ def _check_files(paths: Any, schema: "Schema", setting: str) -> None:
     if not source.segments:
         return
     schema.check_crosses(source.bags)
+    for column in source.bags.intersection(read_by_metrics):
+        raise ConfigError(
+            f"{read_by_metrics[column]}={column}: the column has a list of ids in a row: choose "
+            "one of single ids"
+        )
     ids = text_that_must_be_integers(source, schema)
     numbers = text_that_may_be_no_number(source, schema)
     labels = labels_that_may_be_wrong(source, schema)
@@ -217,6 +246,11 @@ def check_training(recipe: Train) -> None:
             collections = recipe.model_tables.collections
             lookups = {name: own.lookups for name, own in collections.items()}
             known.check_lookups(recipe.model.arguments, lookups)
+    if recipe.metrics.bootstrap:
+        raise ConfigError(
+            f"metrics.bootstrap={recipe.metrics.bootstrap}: intervals are of recapp.eval: "
+            "python -m recapp.eval ckpt_path=DIR metrics.bootstrap=200"
+        )
     check_callbacks(recipe)
     schedule_of(recipe)
     if not started_externally():

@@ -24,6 +24,7 @@ from recapp.processes.launch import LaunchSettings
 from recapp.settings.records import Constructor, Made, absent, composed, in_hand, not_a_setting
 from recapp.settings.values import Within, shown
 from recapp.tables.table_settings import ListedTables, TablesOfDataset
+from recapp.tasks.metric_settings import MetricSettings
 from recapp.trainer.trainer_settings import CallbackSettings, LoggerSettings, TrainerSettings
 
 if TYPE_CHECKING:
@@ -195,24 +196,6 @@ class Recipe(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricSettings:
-    """The group `metrics`.
-
-    Args:
-        names: The metrics to measure, out of those of the task; None measures all of them.
-
-    Raises:
-        ConfigError: The list is empty.
-    """
-
-    names: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.names == ():
-            raise ConfigError("metrics.names=[]: name at least one, such as [auc]")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Train(Recipe):
     """The settings of `python -m recapp.train`. Commands that read a stored model have them, too.
 
@@ -236,14 +219,14 @@ class Train(Recipe):
 
     @cached_property
     def built_task(self) -> "Task":
-        """Return the task, with the metrics that `metrics.names` chooses.
+        """Return the task, with the metrics that the group `metrics` chooses and adds.
 
         Raises:
-            ConfigError: The task does not exist, or does not know a metric.
+            ConfigError: The task does not exist, does not know a metric, or a metric does not fit.
         """
         from recapp.recipe.task_of_run import build_task
 
-        return build_task(self.task, self.metrics.names)
+        return build_task(self.task, self.metrics.names, self.metrics)
 
     @cached_property
     def labelled_schema(self) -> "Schema":

@@ -8,24 +8,34 @@ from collections.abc import Sequence
 from recapp.errors import ConfigError, RecappError, suggest
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor
+from recapp.tasks.metric_settings import GAUC, MetricSettings
 from recapp.tasks.task import Task
 
 CLICK = Constructor("recapp.tasks.click.ClickTask")
 """The task of settings that an older recapp stored, without a task."""
 
 
-def build_task(settings: Constructor | None, names: Sequence[str] | None = None) -> Task:
+def build_task(
+    settings: Constructor | None,
+    names: Sequence[str] | None = None,
+    metrics: MetricSettings | None = None,
+) -> Task:
     """Return the task that settings name.
 
     Args:
         settings: The group `task`; None in settings that an older recapp stored, without a task.
-        names: The metrics to measure, `metrics.names`; None measures all of the task's metrics.
+        names: The metrics to measure, `metrics.names`; None measures the task's usual metrics.
+        metrics: The metrics to add to those of the task; None adds none.
 
     Raises:
         ConfigError: The task does not exist, refuses its settings or does not know a metric; its
             outputs are none or share a name; or its metrics do not fit together.
     """
     given = settings or CLICK
+    if metrics and names and GAUC in names:
+        if metrics.group is None:
+            raise ConfigError(f"metrics.names has {GAUC}: set metrics.group=COLUMN, which adds it")
+        names = [name for name in names if name != GAUC] or None
     kind = find_constructor(given.target, "task")
     try:
         made = kind(names=names, **given.arguments)
@@ -40,6 +50,10 @@ def build_task(settings: Constructor | None, names: Sequence[str] | None = None)
         )
     if fault := _fault_of_outputs(made) or _fault_of_metrics(made):
         raise ConfigError(f"task._target_={given.target}: {fault}")
+    if metrics and metrics.adds:
+        from recapp.recipe.added_metrics import added_metrics  # imports torch
+
+        made.add(added_metrics(made, metrics))
     return made
 
 

@@ -7,6 +7,8 @@ start keeps the files of an earlier run.
     performance.json    time and memory of the run, written at the end
     predicted.json      the prediction of the planner before the first step: `step_ms` and
                         `<phase>_ms`, for the step or for each entry of `ranks`
+    details.json        metrics by slice and other details of validations, if there are any
+                        (recapp/reporting/details.py)
     metrics.json        the results of the run, written at the end
     error.json          the reason of a failure or a stop: {"error": one line}, with "status" after
                         a stop; missing if the run ended well
@@ -47,6 +49,7 @@ from recapp.reporting.phases import PHASES
 from recapp.tasks.click import CLICK
 from recapp.tasks.measures import Measures, measures_from
 
+DETAILS_FILE = "details.json"
 ERROR_FILE = "error.json"
 METRICS_FILE = "metrics.json"
 PERFORMANCE_FILE = "performance.json"
@@ -151,7 +154,8 @@ def claim_directory(directory: Path, measures: Measures | None = None) -> None:
         measures: The metrics of the run's task; None writes no `task.json`, so that reports take
             the click metrics.
     """
-    for name in (METRICS_FILE, ERROR_FILE, PERFORMANCE_FILE, PREDICTED_FILE, TASK_FILE):
+    results = (METRICS_FILE, PERFORMANCE_FILE, PREDICTED_FILE, TASK_FILE, DETAILS_FILE)
+    for name in (*results, ERROR_FILE):
         (directory / name).unlink(missing_ok=True)
     publish_settings(directory)
     if measures is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from recapp.console import note, print_table, short_path
 from recapp.errors import TrainingError
+from recapp.reporting.details import print_slices, read_details, with_interval
 from recapp.reporting.record import METRICS_FILE, write_measures, write_metrics
 from recapp.tasks.measures import Measures
 from recapp.tasks.task import Output
@@ -46,6 +47,7 @@ def report_end(
         of = f" (step {behind} of {steps})" if behind != steps else ""
         result = f"checkpoint  {short_path(metrics['checkpoint'])}{of}"
         _print(_lines_of_run(metrics, split, measures), result, directory)
+        print_slices(read_details(directory, behind))
 
 
 def report_prediction(
@@ -89,7 +91,8 @@ def _lines_of_run(
 ) -> Iterator[tuple[str, str]]:
     for measure in measures:
         if (key := f"{split}_{measure.name}") in metrics:
-            yield f"{SPLITS[split]} {measure.title}", _score(metrics[key])
+            found = _score(metrics[key]) + with_interval(metrics, key)
+            yield f"{SPLITS[split]} {measure.title}", found
     best = measures.get(measures.best)
     if best and (drawn := metrics.get(f"hidden_model_{best.name}")):
         yield f"{best.title} of the model that drew the labels", _score(drawn)

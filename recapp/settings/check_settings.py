@@ -53,7 +53,8 @@ INSTEAD = {  # pattern of the full name -> the end of a sentence that begins wit
         "a task of your own computes any (CONTRIBUTING.md, A task)"
     ),
     r"metrics\..+": (
-        "metrics.names chooses of those of the task, and a task of your own measures others "
+        "metrics.names chooses of those of the task, +metrics.extra.NAME._target_=... adds one of "
+        "torchmetrics, and a task of your own measures others "
         "(CONTRIBUTING.md, A task)"
     ),
 }

@@ -11,6 +11,7 @@ an artefact cannot run code.
 | callbacks.NAME                           | a class of lightning.pytorch.callbacks                |
 | logger.NAME                              | recapp's, Lightning's CSVLogger and TensorBoardLogger |
 | model                                    | recapp's models, by name                              |
+| metrics.extra.NAME                       | a class of torchmetrics                               |
 | task                                     | recapp's tasks, by name                               |
 | anywhere else, in arguments and in lists | a class of any of these homes, of torch.nn or of      |
 |                                          | torchmetrics                                          |
@@ -74,6 +75,10 @@ SCHEDULERS = Home("torch.optim.lr_scheduler", "torch.optim.lr_scheduler.LRSchedu
 CALLBACKS = Home("lightning.pytorch.callbacks", "lightning.pytorch.callbacks.Callback")
 MODULES = Home("torch.nn", "torch.nn.Module")
 METRICS = Home("torchmetrics", "torchmetrics.Metric")
+OF_CLICKS = tuple(
+    Home(f"torchmetrics.{room}", "torchmetrics.Metric")
+    for room in ("classification", "regression", "retrieval")
+)
 OF_CONF = (
     "torch.optim.Adam",
     "torch.optim.Adagrad",
@@ -109,6 +114,7 @@ SLOTS: Mapping[str, Slot] = {
     "callbacks.*": _slot(LINES, CALLBACKS),
     "logger.*": _slot(LOGGERS, bases=[LOGGER]),
     "model": _slot(MODELS, bases=[MODULES.base]),
+    "metrics.extra.*": _slot((), METRICS, *OF_CLICKS),
     "task": _slot(TASKS, bases=["recapp.tasks.task.Task"]),
 }
 ELSEWHERE = _slot(
@@ -240,7 +246,7 @@ def _judged(value: Any, where: str, trust: Sequence[str]) -> Any:
 
 
 def _judge(target: str, where: str, trust: Sequence[str]) -> None:
-    slot = re.sub(r"^(callbacks|logger)\.[^.\[\]]+$", r"\1.*", where)
+    slot = re.sub(r"^(callbacks|logger|metrics\.extra)\.[^.\[\]]+$", r"\1.*", where)
     slot = re.sub(r"^(optimizer\.sparse\.tables)\..+$", r"\1.*", slot)
     names, homes, bases = SLOTS.get(slot, ELSEWHERE)
     if target in names or any(_is_class_of(target, home) for home in homes):

@@ -48,11 +48,11 @@ Shapes: B samples of a batch on this rank.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from recapp.errors import ConfigError, suggest
 from recapp.tasks.measures import Measure, Measures
@@ -103,6 +103,32 @@ class Output:
         return values.sigmoid() if self.activation == "sigmoid" else values
 
 
+class AddedMetric(Protocol):
+    """A metric or a detail that settings add to a task (`recapp.tasks.added.Added`)."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def measure(self) -> Measure | None:
+        """The description of a metric; None for a detail."""
+
+    @property
+    def make(self) -> "Callable[[bool], Metric]":
+        """Makes it; takes `sync_on_compute`."""
+
+    def feed(
+        self,
+        metric: "Metric",
+        outputs: "Mapping[str, Tensor]",
+        labels: "Mapping[str, Tensor]",
+        weights: "Mapping[str, Tensor]",
+        batch: "Batch",
+    ) -> None:
+        """Update a result of `make` with a batch."""
+
+
 class Task(ABC):
     """The base class of tasks: a subclass names outputs and metrics, and computes the loss.
 
@@ -124,6 +150,7 @@ class Task(ABC):
     best: ClassVar[str]
     storage_metric: ClassVar[str] = ""
     """The name of a metric in `known`; empty takes `best`."""
+    _added: "Mapping[str, AddedMetric]" = {}  # noqa: RUF012 (never changed)
 
     def __init_subclass__(cls) -> None:
         """Refuse own `scores`: the program of an artefact knows only `outputs`."""
@@ -145,7 +172,18 @@ class Task(ABC):
     @property
     def known_measures(self) -> Measures:
         """The descriptions of all metrics that the task knows, chosen or not."""
-        return Measures(self.known, self.best)
+        added = [one.measure for one in self._added.values() if one.measure]
+        return Measures((*self.known, *added), self.best)
+
+    def add(self, added: "Sequence[AddedMetric]") -> None:
+        """Measure more than the metrics of the task, as the group `metrics` asks.
+
+        Args:
+            added: The metrics and details.
+        """
+        self._added = {one.name: one for one in added}
+        measures = [one.measure for one in added if one.measure]
+        self.measures = Measures((*self.measures.metrics, *measures), self.best)
 
     @property
     def storage_measures(self) -> tuple[Measure, ...]:
@@ -179,7 +217,18 @@ class Task(ABC):
 
     def make_metrics(self, sync_on_compute: bool = True) -> "dict[str, Metric]":
         """Return new metrics by name, one for each of `measures`."""
-        return {one.name: self.make_metric(one.name, sync_on_compute) for one in self.measures}
+        return {
+            one.name: self._added[one.name].make(sync_on_compute)
+            if one.name in self._added
+            else self.make_metric(one.name, sync_on_compute)
+            for one in self.measures
+        }
+
+    def make_details(self) -> "dict[str, Metric]":
+        """Return new details of validation by name, such as metrics by slice. Their `compute`
+        covers the batches of all ranks.
+        """
+        return {one.name: one.make(True) for one in self._added.values() if one.measure is None}
 
     def labels(self, batch: "Batch") -> "dict[str, Tensor]":
         """Return the label of each output, by the output's name, each [B]."""
@@ -251,10 +300,13 @@ class Task(ABC):
         labels = self.labels(batch)
         weights = self.weights(batch)
         for name, metric in metrics.items():
+            if name in self._added:
+                self._added[name].feed(metric, outputs, labels, weights, batch)
+                continue
             measure = self.known_measures.get(name)
             read = (measure.output if measure else "") or self.outputs[0].name
             given = {}
-            if read in weights and _takes_weights(type(metric)):
+            if read in weights and takes_weights(type(metric)):
                 given = {"weights_B": weights[read]}
             metric.update(outputs[read].detach().float(), labels[read], **given)
 
@@ -317,7 +369,7 @@ class Task(ABC):
 
 
 @cache
-def _takes_weights(metric: type) -> bool:
+def takes_weights(metric: type) -> bool:
     """Return whether the `update` of a class of metrics takes sample weights."""
     return "weights_B" in signature(metric.update).parameters  # type: ignore[attr-defined]
 

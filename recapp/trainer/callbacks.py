@@ -21,6 +21,7 @@ from recapp.engine.state import EngineObserver
 from recapp.models.layer_table import layer_table
 from recapp.planner.topology import hosts_in_blocks
 from recapp.processes.process_status import command_age, process_age
+from recapp.reporting.details import write_details
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock, quartiles
 from recapp.reporting.plan_explanation import plan_rows, rank_rows, table_uses
 from recapp.reporting.record import claim_directory, write_performance
@@ -42,7 +43,8 @@ IN_MB = {  # columns of the start report, each in one unit
 
 class ClaimDirectory(BatchCallback):
     """Claims the run's directory (`recapp/reporting/record.py`) just before the run writes its
-    first file there: the first row of a curve, or a checkpoint.
+    first file there: the first row of a curve, the details of a validation, or a checkpoint. Writes
+    these details.
 
     Args:
         directory: The directory of the run.
@@ -58,15 +60,23 @@ class ClaimDirectory(BatchCallback):
         """Claim the directory if loggers write after this step."""
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if trainer.loggers and trainer.global_step % every == 0:
-            self._claim(trainer)
+            self.claim(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write `details.json` if a validation of training has details, such as metrics by slice."""
+        if isinstance(pl_module, TaskModule) and pl_module.details:
+            self.claim(trainer)
+            if trainer.is_global_zero:
+                write_details(pl_module.details, self.directory, trainer.global_step)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Claim the directory, because a checkpoint is about to be written."""
-        self._claim(trainer)
+        self.claim(trainer)
 
-    def _claim(self, trainer: Trainer) -> None:
+    def claim(self, trainer: Trainer) -> None:
+        """Claim the directory, unless that is done."""
         if trainer.is_global_zero and not self._done:
             claim_directory(self.directory, self.measures)
         self._done = True

@@ -39,7 +39,7 @@ from recapp.dataset.prediction_input import (
     open_input,
 )
 from recapp.dataset.schema import Schema, Values
-from recapp.dataset.sequential_rows import example_rows, plain_rows
+from recapp.dataset.sequential_rows import example_rows, frequent_values, plain_rows
 from recapp.dataset.source import Source
 from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
 from recapp.errors import ConfigError
@@ -360,6 +360,18 @@ class ClickData(LightningDataModule):
             ConfigError: `dataset.test_path` is not set.
         """
         return self._measured(self._rows.test())
+
+    def frequent_values(self, column: str, most: int, *, test: bool) -> list[tuple[str, int]]:
+        """Return text and id of the most frequent values of a sparse column in the validation
+        rows, or in the test rows.
+
+        Args:
+            column: The sparse column.
+            most: The largest number of values.
+            test: Whether to count the test rows.
+        """
+        source = self._rows.test() if test else self._rows.val
+        return frequent_values(source, self.schema, column, most)
 
     def _measured(self, source: Source) -> BatchLoader:
         stream = self._rows.measuring_stream(source, *self._rank)

@@ -29,8 +29,10 @@ from recapp.optim.schedule import Plateau
 from recapp.sparse.batch import Batch
 from recapp.tasks.click import CLICK, ClickTask
 from recapp.tasks.measures import Measures
+from recapp.tasks.slices import SLICES, Slices
 from recapp.tasks.task import Task, one_or_all
 from recapp.trainer.batch_callback import ends_step
+from recapp.trainer.data_protocols import datamodule_of
 
 
 @runtime_checkable
@@ -88,6 +90,10 @@ class TaskModule(LightningModule):
         self.train_metrics = MetricCollection(
             {name: metric for name, metric in own if name in running}, compute_groups=False
         )
+        self._details: Any = task.make_details()
+        self._details_of_device = nn.ModuleList(self._details.values())
+        self.details: dict[str, Any] = {}
+        """The details of the last validation or test, as plain values by name."""
         self.model: nn.Module | None = None
         self._loss_sum = torch.zeros(())
         self._loss_steps = 0
@@ -217,17 +223,27 @@ class TaskModule(LightningModule):
         """Add a batch to the metrics. An empty batch adds nothing, but takes part in the
         exchange.
         """
-        self._update(self.val_metrics, self.outputs(batch), batch)
+        outputs = self.outputs(batch)
+        self._update(self.val_metrics, outputs, batch)
+        if self._details:
+            self.task.update(self._details, outputs, batch)
 
     def on_validation_epoch_start(self) -> None:
-        """Reset the validation metrics."""
+        """Reset the validation metrics and details."""
         self.val_metrics.reset()
+        for detail in self._details.values():
+            detail.reset()
+            if isinstance(detail, Slices):
+                data = datamodule_of(self.trainer)
+                test = self.trainer.state.fn == TrainerFn.TESTING
+                detail.set_values(data.frequent_values(detail.column, SLICES, test=test))
 
     def on_validation_epoch_end(self) -> None:
         """Log `val_<metric>` over all ranks, with the same numbers on each rank. Then step a
         `ReduceLROnPlateau`, so that the checkpoint of this validation holds its new state. A
         `Plateau` may end the run.
         """
+        self.details = {name: detail.record() for name, detail in self._details.items()}
         measured = {f"val_{name}": value for name, value in self.val_metrics.compute().items()}
         for name, value in measured.items():
             self.log(name, value, prog_bar=name in self.task.measures.shown)
@@ -263,6 +279,7 @@ class TaskModule(LightningModule):
 
     def on_test_epoch_end(self) -> None:
         """Log `test_<metric>` over all ranks, with the same numbers on each rank."""
+        self.details = {name: detail.record() for name, detail in self._details.items()}
         for name, value in self.val_metrics.compute().items():
             self.log(f"test_{name}", value)
 

@@ -1,0 +1,133 @@
+"""The details of validations in a run's directory, `details.json`: metrics by slice, calibration by
+bucket, values of a bootstrap.
+
+    {"validations": [{"step": 400, "by C1": [{"value": "a1", "rows": 120, "auc": .71, ...}, ...],
+                      "buckets": [{"rows": ..., "predicted": .03, "clicks": .02}, ...],
+                      "bootstrap": {"drawn": [...], "metrics": {"auc": [...], ...}}}, ...]}
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from recapp.console import Column, print_table
+from recapp.reporting.record import DETAILS_FILE, read_document, write_whole
+
+KEPT = 50  # validations of a run
+WORST = 10  # slices of a column that are shown
+BY = "by "
+ORDERS = {
+    "auc": 1,
+    "rmse": -1,
+}  # the first metric that slices have orders them: 1 if larger is better
+TITLES = {"auc": "AUC", "log_loss": "log loss", "rmse": "RMSE"}
+
+
+def write_details(details: Mapping[str, Any], directory: Path, step: int) -> None:
+    """Add the details of a validation to `details.json`.
+
+    Args:
+        details: The details by name.
+        directory: The directory of the run.
+        step: The step of training after which they were measured.
+    """
+    earlier = [one for one in _validations(directory) if one.get("step") != step]
+    found = [*earlier[1 - KEPT :], {"step": step, **details}]
+    write_whole(directory / DETAILS_FILE, json.dumps({"validations": found}) + "\n")
+
+
+def read_details(directory: Path, step: object = None) -> dict[str, Any]:
+    """Return the details of the validation after a step, or of the last one; empty if there are
+    none.
+    """
+    found = _validations(directory)
+    same = [one for one in found if one.get("step") == step]
+    return dict((same or found or [{}])[-1])
+
+
+def _validations(directory: Path) -> list[dict[str, Any]]:
+    document = read_document(directory / DETAILS_FILE) or {}
+    found = document.get("validations")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def slices_of(details: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield each column of `metrics.by`, with its slices, the worst first."""
+    for name, slices in details.items():
+        if name.startswith(BY) and slices:
+            yield name.removeprefix(BY), worst_first(slices)
+
+
+def worst_first(slices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the slices in which the metric is known, the worst first, then the others."""
+    key = key_of(slices)
+
+    def order(one: Mapping[str, Any]) -> tuple[bool, float]:
+        value = one.get(key)
+        return value is None, (value or 0.0) * ORDERS[key]
+
+    return [dict(one) for one in sorted(slices, key=order)]
+
+
+def key_of(slices: Sequence[Mapping[str, Any]]) -> str:
+    """Return the metric that orders slices."""
+    return next(name for name in ORDERS if name in slices[0])
+
+
+def columns_of_slices(slices: Sequence[Mapping[str, Any]], column: str) -> list[Column]:
+    """Return the columns of a table of slices."""
+    numbers = [name for name in slices[0] if name not in ("value", "rows", "other")]
+    return [
+        Column("value", column),
+        Column("rows", "rows", ","),
+        *(Column(name, TITLES.get(name, name), ".5f") for name in numbers),
+    ]
+
+
+def print_slices(details: Mapping[str, Any]) -> None:
+    """Print the worst slices of each column."""
+    for column, slices in slices_of(details):
+        print()
+        shown = slices[:WORST]
+        of = f"{len(shown)} of {len(slices)}" if len(slices) > WORST else f"{len(slices)}"
+        print_table(
+            shown, columns_of_slices(slices, column), title=f"Worst slices by {column}: {of}"
+        )
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the values of a bootstrap: their quantiles .025 and .975, as
+    `numpy.quantile` interpolates; None if a value is not finite.
+    """
+    if not values or any(
+        value is None or abs(value) == float("inf") or value != value for value in values
+    ):
+        return None
+    ordered = sorted(values)
+
+    def quantile(share: float) -> float:
+        at = share * (len(ordered) - 1)
+        low = int(at)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+
+    return quantile(0.025), quantile(0.975)
+
+
+def intervals(details: Mapping[str, Any], split: str) -> dict[str, float]:
+    """Return the ends of the intervals of a bootstrap, as entries of `metrics.json`: `val_auc_low`
+    and `val_auc_high`.
+    """
+    found: dict[str, float] = {}
+    for name, values in details.get("bootstrap", {}).get("metrics", {}).items():
+        if ends := interval(values):
+            found |= {f"{split}_{name}_low": ends[0], f"{split}_{name}_high": ends[1]}
+    return found
+
+
+def with_interval(metrics: Mapping[str, Any], key: str) -> str:
+    """Return the interval of a metric in words, ` (.73 to .75)`; empty if there is none."""
+    low = metrics.get(f"{key}_low")
+    high = metrics.get(f"{key}_high")
+    return "" if low is None or high is None else f" ({low:.5f} to {high:.5f})"

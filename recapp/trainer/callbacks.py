@@ -63,7 +63,7 @@ class ClaimDirectory(BatchCallback):
             self.claim(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write `details.json` if a validation of training has details, such as metrics by slice."""
+        """Write `details.json` if a validation of training has details, such as slices."""
         if isinstance(pl_module, TaskModule) and pl_module.details:
             self.claim(trainer)
             if trainer.is_global_zero:

@@ -22,9 +22,12 @@ from recapp.dataset.schema import Schema, TextIds, check_sizes, schema_of
 from recapp.dataset.source import open_source
 from recapp.dataset.text import ids_of_text
 from recapp.errors import CheckpointError, ConfigError, DataError
+from recapp.recipe.model_tables import tables_of_model
+from recapp.settings.records import Constructor
 from recapp.sparse.batch import MISSING
 from recapp.stored.derived_values import plain_values, read_values, values_in, written_values
 from recapp.tables.table_settings import TablesOfDataset
+from recapp.trainer.datamodule import ClickData
 
 NUMBERS = ("a", "b")
 IDS = ("x", "y", "many")
@@ -308,3 +311,30 @@ def test_sizes_are_those_of_the_columns_or_of_all_features():
 def test_an_unlabelled_schema_keeps_its_derived_columns():
     assert schema(buckets="log").unlabelled().derived == schema(buckets="log").derived
     assert isinstance(schema(), Schema)
+
+
+def test_features_that_read_one_table_have_no_vocabularies_of_their_own():
+    shared = TablesOfDataset(source="dataset", shared={"y": "x"})
+    model = Constructor("recapp.models.published_dlrm.DLRM")
+    for least, feature in ((2, "x"), ({"y": 2}, "y")):
+        of = settings(min_frequency=least)
+        with pytest.raises(ConfigError, match=rf"numbers the ids of {feature} anew, and . reads"):
+            tables_of_model(shared, of, schema_of(of, shared), model)
+    kept = settings(min_frequency={"many": 2})
+    assert tables_of_model(shared, kept, schema_of(kept, shared), model)
+
+
+def test_data_without_a_trained_model_are_only_fitted_by_training(logs):
+    of = replace(settings(buckets="log"), path=logs)
+    data = ClickData(of, schema(buckets="log"))
+    with pytest.raises(ConfigError, match=r"belong to a trained model: name it, ckpt_path="):
+        data.setup("validate")
+    data.setup("fit")
+    assert not data.schema.fits and len(data.derived_values()) == 2
+
+
+def test_an_artefact_whose_piece_has_one_end_is_refused(logs):
+    of = fitted(schema(piecewise={"a": 1}), open_source(logs, schema()))
+    raw, (line,) = written_values(of.derived)
+    with pytest.raises(ValueError, match="a_piece1 has 1 ends"):
+        read_values(raw, [{**line, "count": 1}])

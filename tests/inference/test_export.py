@@ -485,7 +485,7 @@ def test_a_manifest_that_was_changed_is_refused(artefact):
     [
         (
             lambda m: m.update(version=9),
-            "has format recapp-artefact 9, but this recapp reads format recapp-artefact 2",
+            "has format recapp-artefact 9, but this recapp reads format recapp-artefact 3",
         ),
         (lambda m: m["tables"][0].update(rows=-1), "table C1 of -1 rows"),
         (lambda m: m["tables"][0].update(rows="7"), "rows='7'"),

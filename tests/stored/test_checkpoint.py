@@ -287,7 +287,7 @@ def block_entry(saved, **entries):
         (lambda p: edit(p, blocks=block_entry(p, dtype="load")), "is damaged: ValueError"),
         (
             lambda p: edit(p, version=99),
-            "has format recapp 99, but this recapp reads format recapp 3: use a later recapp",
+            "has format recapp 99, but this recapp reads format recapp 4: use a later recapp",
         ),
     ],
 )

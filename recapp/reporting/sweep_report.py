@@ -18,6 +18,8 @@ from recapp.errors import ConfigError
 from recapp.reporting import comparison, page
 from recapp.reporting.about import foot
 from recapp.reporting.comparison import finite
+from recapp.reporting.detail_figures import part_of_details
+from recapp.reporting.details import read_details
 from recapp.reporting.drawing import spec_of
 from recapp.reporting.metric_figures import curve_file, curve_title, curves
 from recapp.reporting.page import Gallery
@@ -59,6 +61,8 @@ def run_page(run: Run, gallery: Gallery, defaults: Defaults) -> tuple[str, list[
         for name in names
     ]
     parts += gallery.part("Training", [], shown)
+    step = run.metrics.get("checkpoint_step") if run.metrics else None
+    parts += part_of_details(read_details(run.directory, step), gallery)
     if run.metrics:
         speed = [page.paragraph(text) for text in _speed(run)]
         own = [
@@ -222,16 +226,18 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
             yield f"{above}{name}", value
 
 
-def evaluation_page(run: Run, defaults: Defaults) -> tuple[str, list[str]]:
+def evaluation_page(run: Run, gallery: Gallery, defaults: Defaults) -> tuple[str, list[str]]:
     """Return the title and the parts of an evaluation's page.
 
     Args:
         run: An evaluation that has ended, with or without success.
+        gallery: Collects the pictures.
         defaults: Composes the default settings for some options of groups.
     """
     rows = ROWS.get(str(run.split), str(run.split))
     parts = _opening(run, rows, str(run.split), _said_of_evaluation(run, rows))
     if run.metrics:
+        parts += part_of_details(read_details(run.directory), gallery)
         parts += [
             page.heading("Settings that differ from the defaults"),
             settings_table(
@@ -299,7 +305,7 @@ def write_report(folder: Path, defaults: Defaults = lambda chosen: {}) -> list[d
     if comparison.jobs_of(folder):
         title, parts = sweep_page(runs, gallery)
     elif runs[0].split:
-        title, parts = evaluation_page(runs[0], defaults)
+        title, parts = evaluation_page(runs[0], gallery, defaults)
     else:
         title, parts = run_page(runs[0], gallery, defaults)
     path = page.write_page(folder / REPORT_FILE, title, parts)

@@ -13,6 +13,7 @@ from test_metrics import of_all_samples
 from recapp.errors import ConfigError
 from recapp.metrics import click_metrics
 from recapp.recipe.task_of_run import build_task
+from recapp.reporting.detail_figures import part_of_details
 from recapp.reporting.details import (
     interval,
     intervals,
@@ -20,6 +21,7 @@ from recapp.reporting.details import (
     slices_of,
     write_details,
 )
+from recapp.reporting.page import Gallery
 from recapp.settings.records import Constructor
 from recapp.sparse.batch import MISSING, Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -344,3 +346,18 @@ def test_details_are_kept_by_step_and_slices_shown_worst_first(tmp_path):
     ((column, found),) = slices_of(details)
     assert column == "C1" and [one["value"] for one in found] == ["c", "a", "b"]
     assert read_details(tmp_path / "none") == {}
+
+
+def test_a_report_draws_calibration_and_slices(tmp_path):
+    buckets = [{"rows": 5.0, "predicted": n / 10, "clicks": n / 11} for n in range(1, 6)]
+    slices = [
+        {"value": f"v{n}", "rows": n, "auc": n / 20 if n else None, "other": n == 12}
+        for n in range(13)
+    ]
+    gallery = Gallery(tmp_path)
+    parts = part_of_details({"buckets": buckets, "by C1": slices, "bootstrap": {}}, gallery)
+    page = "".join(parts)
+    assert "Calibration by bucket" in page and "Worst slices by C1" in page
+    assert (tmp_path / "calibration.png").is_file() and (tmp_path / "slices_by_C1.png").is_file()
+    assert "v1 (1) 0.05000; v2 (2) 0.10000" in page and "v0" not in page
+    assert part_of_details({}, gallery) == []

@@ -162,6 +162,15 @@ class FinalMLP(nn.Module):
         self.second = tower("model.second_layers", second_layers)
         self.fusion = HeadFusion(first_layers[-1], second_layers[-1], heads)
 
+    def flops_per_sample(self) -> float:
+        """Return the operations per sample beyond two for each weight, with backward.
+
+        The number is negative for gates of a learnt vector, which run once for all samples.
+        """
+        gates = ((self.first_context, self.first_gate), (self.second_context, self.second_gate))
+        once = [gate for context, gate in gates if context.constant_1D is not None]
+        return -6.0 * sum(p.numel() for gate in once for p in gate.parameters())
+
     def forward(self, batch: Batch) -> Tensor:
         """Compute logits, [B]."""
         flat_BK = self.fields.flat(batch)

@@ -101,6 +101,13 @@ def test_gates_start_near_one():
     assert (factors_BK - 1).abs().max() < 0.5
 
 
+def test_a_gate_of_a_learnt_vector_costs_nothing_per_sample():
+    made = model()
+    once = sum(p.numel() for p in made.second_gate.parameters())
+    assert made.flops_per_sample() == -6 * once
+    assert model(second_numbers=True).flops_per_sample() == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -89,7 +89,8 @@ class DIN(nn.Module):
         behaviour_LW, sample_L = self.histories.flat(self.embedding_collection(batch.sparse))
         samples = flat_BK.shape[0]
         target_BW = self.histories.target(flat_BK)
-        weight_L = self.attention(target_BW[sample_L.clamp(max=samples - 1)], behaviour_LW)
+        target_LW = target_BW.index_select(0, sample_L.clamp(max=samples - 1))
+        weight_L = self.attention(target_LW, behaviour_LW)
         if self.softmax:
             weight_L = _softmax(weight_L, sample_L, samples)
         # One row more than samples, for values that no sample has.
@@ -105,4 +106,4 @@ def _softmax(score_L: Tensor, sample_L: Tensor, samples: int) -> Tensor:
     largest_B = largest_B.scatter_reduce(0, sample_L, score_L.detach(), "amax")
     power_L = (score_L - largest_B[sample_L]).exp()
     total_B = score_L.new_zeros(samples + 1).index_add(0, sample_L, power_L)
-    return power_L / total_B[sample_L]
+    return power_L / total_B.index_select(0, sample_L)

@@ -102,7 +102,11 @@ class Histories:
 
 
 def _rows(jagged: JaggedTensor, row: Tensor, exists: Tensor) -> Tensor:
-    """Return rows of a sequence's vectors, and zeros where a row does not exist."""
+    """Return rows of a sequence's vectors, and zeros where a row does not exist.
+
+    An index in brackets would be shorter, but its backward adds in any order on several threads.
+    """
     values_LD = jagged.values()
     with_zeros = torch.cat([values_LD, values_LD.new_zeros(1, values_LD.shape[1])])
-    return with_zeros[torch.where(exists, row, values_LD.shape[0])]
+    row = torch.where(exists, row, values_LD.shape[0])
+    return with_zeros.index_select(0, row.flatten()).view(*row.shape, values_LD.shape[1])

@@ -6,6 +6,9 @@ from the files in its directory.
 A sweep of `recapp.train` writes its report at the end. This command writes it again, or writes the
 report of a single run. It measures nothing and starts no rank. The page needs neither network nor
 scripts.
+
+`python -m recapp.report compare a=DIR b=DIR` compares two evaluations of the same rows that have a
+bootstrap (`metrics.bootstrap`).
 """
 
 if __name__ == "__main__":
@@ -13,6 +16,7 @@ if __name__ == "__main__":
 
     end_on_signals()  # before the imports below, which take a while
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,13 @@ from recapp.processes.rank_process import leave
 from recapp.recipe.commands import Report
 
 COLUMNS = (console.Column("what", "what"), console.Column("file", "file"))
+DIFFERENCE = (
+    console.Column("title", "metric"),
+    *(console.Column(name, name, ".5f") for name in ("a", "b")),
+    console.Column("difference", "b - a", "+.5f"),
+    *(console.Column(name, name, "+.5f") for name in ("low", "high")),
+    console.Column("verdict", "verdict"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +45,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments; None takes those of the process.
     """
-    return run("report", report, writes=False, argv=argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["compare"]:
+        return run("report", compare, verbs=("compare",), writes=False, argv=arguments)
+    return run("report", report, writes=False, argv=arguments)
+
+
+def compare(settings: Report, job: Job) -> None:
+    """Print whether the metrics of two evaluations of the same rows differ by more than noise, and
+    draw that.
+
+    Raises:
+        ConfigError: An evaluation is missing or has no bootstrap, or they are of different rows.
+    """
+    if not settings.a or not settings.b:
+        raise ConfigError("a and b must be given: compare a=DIR b=DIR, directories of recapp.eval")
+    from recapp.reporting.paired import differences, picture
+
+    b = Path(settings.b).expanduser()
+    rows = differences(Path(settings.a).expanduser(), b)
+    console.emit(rows, settings.format, DIFFERENCE)
+    if settings.format == "text":
+        try:
+            (file,) = picture(rows).write(b, "png")
+        except OSError as error:
+            raise ConfigError(f"b={b}: cannot be written ({error.strerror})") from error
+        print(f"\npicture     {console.short_path(file)}")
 
 
 def report(settings: Report, job: Job) -> None:
@@ -43,6 +79,8 @@ def report(settings: Report, job: Job) -> None:
     Raises:
         ConfigError: There is no run, or a file cannot be written.
     """
+    if not settings.path:
+        raise ConfigError("path must be given: path=...")
     from recapp.reporting.sweep_report import write_report
 
     try:

@@ -102,7 +102,9 @@ class Bench(Command):
 class Report(Command):
     """The settings of `python -m recapp.report`."""
 
-    path: str = composed()
+    path: str | None = None
+    a: str | None = None
+    b: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from recapp.reporting.details import (
     write_details,
 )
 from recapp.reporting.page import Gallery
+from recapp.reporting.paired import differences, picture
 from recapp.settings.records import Constructor
 from recapp.sparse.batch import MISSING, Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -361,3 +362,35 @@ def test_a_report_draws_calibration_and_slices(tmp_path):
     assert (tmp_path / "calibration.png").is_file() and (tmp_path / "slices_by_C1.png").is_file()
     assert "v1 (1) 0.05000; v2 (2) 0.10000" in page and "v0" not in page
     assert part_of_details({}, gallery) == []
+
+
+def evaluation(folder, values, drawn, auc):
+    """The directory of an evaluation with the values of a bootstrap."""
+    folder.mkdir()
+    found = {"drawn": drawn, "metrics": {"auc": values, "calibration": values}}
+    write_details({"bootstrap": found}, folder, 0)
+    metrics = {"split": "val", "val_auc": auc, "val_calibration": auc}
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    return folder
+
+
+def test_two_evaluations_differ_if_the_interval_of_paired_differences_leaves_out_0(tmp_path):
+    random = np.random.default_rng(2)
+    noise = random.normal(0, 0.01, 100)
+    own = random.normal(0, 0.001, 100)
+    drawn = [1.0] * 100
+    a = evaluation(tmp_path / "a", (0.7 + noise).tolist(), drawn, 0.7)
+    better = evaluation(tmp_path / "b", (0.705 + noise + own).tolist(), drawn, 0.705)
+    same = evaluation(tmp_path / "c", (0.7 + noise + own).tolist(), drawn, 0.7)
+    auc, calibration = differences(a, better)
+    assert (auc["verdict"], calibration["verdict"]) == ("b is better", "differs")
+    assert auc["low"] < 0.005 < auc["high"] and auc["difference"] == pytest.approx(0.005)
+    assert differences(better, a)[0]["verdict"] == "a is better"
+    assert {row["verdict"] for row in differences(a, same)} == {"noise"}
+    assert "AUC +0.00500, b is better" in picture([auc]).alt
+    other = evaluation(tmp_path / "d", [0.7] * 100, [2.0] * 100, 0.7)
+    with pytest.raises(ConfigError, match="were measured on other rows"):
+        differences(a, other)
+    (other / "details.json").unlink()
+    with pytest.raises(ConfigError, match=r"^b=.*has no bootstrap: python -m recapp\.eval"):
+        differences(a, other)

@@ -27,6 +27,8 @@ PLANS = {
     "data_parallel": [],
     "mixed": [],
 }
+BEST_AUC = 0.76  # of one member after three epochs; seeds differ by .003
+BEST_LOG_LOSS = 0.488
 LEAST_AUC = 0.757
 MOST_LOG_LOSS = 0.490
 SHORT_OF_THE_HIDDEN_MODEL = {"auc": 0.015, "log_loss": 0.03}
@@ -81,6 +83,12 @@ def test_pooled_tables_train_as_well(train, seeds):
     found = train("pooled", "+plan=mixed", "plan.mode=pooled")
     for name, apart in POOLED_APART.items():
         assert found[name] == pytest.approx(seeds[0][name], rel=apart), name
+
+
+def test_a_member_of_the_best_recipe_beats_the_defaults_on_real_logs(train, seeds):
+    found = train("best", "experiment=criteo_best", "ensemble=1")
+    assert found["val_auc"] >= max(BEST_AUC, *(run["val_auc"] for run in seeds))
+    assert found["val_log_loss"] <= BEST_LOG_LOSS
 
 
 def test_a_model_of_real_logs_is_evaluated_from_its_checkpoint_alone(jobs, base, seeds):

@@ -10,6 +10,7 @@ loggers and schedulers work as in any module.
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -127,6 +128,7 @@ class TaskModule(LightningModule):
         batches of different sizes.
         """
         assert self.model is not None
+        self._seed_layers(batch_idx)
         found = self.model(batch)
         outputs = self.task.named(found, batch.rows, type(self.model).__name__)
         loss = self.task.loss(outputs, batch)
@@ -140,6 +142,16 @@ class TaskModule(LightningModule):
             self.log(f"train_{name}", extra.detach(), batch_size=batch.rows)
             loss = loss + extra
         return loss
+
+    def _seed_layers(self, batch_idx: int) -> None:
+        """Seed torch's random numbers, which dropout draws, for a batch.
+
+        They depend on the seed of the run, the epoch, the batch and the rank alone: so a run draws
+        the same numbers under every plan, and after a resume.
+        """
+        numbers = (self._seed, self.current_epoch, batch_idx, self.global_rank)
+        digest = blake2b(repr(numbers).encode(), digest_size=7).digest()
+        torch.manual_seed(int.from_bytes(digest, "little"))
 
     def _loss_of(self, batch: Batch) -> Callable[[Tensor | Mapping[str, Tensor]], Tensor]:
         """Return the task's loss on a batch, as a function of what a model returned."""

@@ -28,6 +28,7 @@ from recapp.settings.check_settings import find_constructor
 from recapp.settings.option_files import conf_dir
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.stored.checkpoint import load_table
 from recapp.stored.stored_model import open_stored
 from recapp.tables.collections import collections_in
 from recapp.tables.named_collections import BAGS, SEQUENCES
@@ -166,20 +167,28 @@ def many(folder, tmp_path):
     return copy(folder, tmp_path / "logs")
 
 
+def state_of(job):
+    """The dense part of a run's last checkpoint, and its weights of tables."""
+    last = job / "checkpoints/last.ckpt"
+    with open_stored(last, wanted=lambda manifest: [manifest.dense_file]) as model:
+        tables = {name: load_table(last, name) for name in model.manifest.shapes}
+        return {**model.dense(), **tables}
+
+
 @pytest.mark.full
-def test_two_plans_train_every_model_to_the_same_bits(many, jobs, tmp_path):
-    dense = []
-    for plan in ("row_wise", "table_wise"):
-        wanted, mine = all_models(many, f"+plan={plan}")
-        job = tmp_path / plan
-        metrics = jobs.train(job, *wanted, folders=[mine])
-        last = job / "checkpoints/last.ckpt"
-        with open_stored(last, wanted=lambda manifest: [manifest.dense_file]) as model:
-            dense.append({**validation(metrics), **model.dense()})
-    first, second = dense
+def test_every_model_trains_to_the_same_bits_under_two_plans_and_across_a_resume(
+    many, jobs, tmp_path
+):
+    wanted, mine = all_models(many, "+plan=row_wise")
+    expected = validation(jobs.train(tmp_path / "one", *wanted, folders=[mine]))
+    jobs.train(tmp_path / "part", *wanted, "trainer.max_steps=3", folders=[mine])
+    on = (f"ckpt_path={tmp_path}/part/checkpoints/last.ckpt", "trust=[many_models]")
+    more = ("+plan=table_wise", "trainer.max_steps=6")
+    found = validation(jobs.train(tmp_path / "rest", *on, *more, folders=[mine]))
+    assert found == expected
+    first, second = (state_of(tmp_path / name) for name in ("one", "rest"))
     assert first.keys() == second.keys() and len(first) > len(TARGETS)
-    odd = [key for key, value in first.items() if not np.array_equal(value, second[key])]
-    assert not odd
+    assert [key for key, value in first.items() if not np.array_equal(value, second[key])] == []
 
 
 @pytest.mark.full

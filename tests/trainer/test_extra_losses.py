@@ -1,5 +1,7 @@
 """Losses that a model adds to that of its task."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -31,9 +33,10 @@ class Branches(nn.Module):
 def module_of(model):
     module = TaskModule(ClickTask(), lambda: model, lambda parameters: None)
     module.configure_model()
+    module._trainer = SimpleNamespace(accumulate_grad_batches=1, current_epoch=0, global_rank=0)
     module.logged = {}
     module.log = lambda name, value, **_: module.logged.update({name: float(value)})
-    module._mean_loss = lambda loss: loss
+    module._mean_loss = lambda loss, *_: loss
     return module
 
 

@@ -278,7 +278,7 @@ class MoreByPlace(torch.nn.Module):
 
 def test_arguments_without_names_take_no_collection():
     table = {"name": "item", "num_embeddings": 9, "embedding_dim": 4, "collection": "args"}
-    made = listed_tables([table], [{"table": "item", "feature": "item"}])
+    made = listed_tables(listed([table], [{"table": "item", "feature": "item"}]))
     with pytest.raises(ConfigError, match="takes no args, the collection of item"):
         check_collections(Constructor(f"{__name__}.MoreByPlace"), made.collections)
 

@@ -17,6 +17,7 @@ MODULES = (
     "recapp.recipe.row_rules",
     "recapp.recipe.run_callbacks",
     "recapp.recipe.run_metrics",
+    "recapp.recipe.stored_columns",
     "recapp.recipe.strategy_of_run",
     "recapp.recipe.trained_model",
     "recapp.recipe.training",

@@ -84,7 +84,7 @@ class DLRM(nn.Module):
         self.top = MLP(inputs, top_layers, last_relu=False, setting="model.top_layers")
         self.dense_in_features = dense_in_features
         self._lookups = lookups
-        self.wide = wide
+        self.wide_weights = wide
 
     def flops_per_sample(self) -> float:
         """Return the floating-point operations of the interaction per sample, with backward.
@@ -112,9 +112,9 @@ class DLRM(nn.Module):
         dots_BP = self.interaction(joined_BK.view(shape))
         top_BK = dots_BP if bottom_BD is None else torch.cat([bottom_BD, dots_BP], 1)
         logits_B: Tensor = self.top(top_BK).squeeze(1)
-        if self.wide is None:
+        if self.wide_weights is None:
             return logits_B
-        return logits_B + self.wide(batch.sparse).values().sum(1)
+        return logits_B + self.wide_weights(batch.sparse).values().sum(1)
 
     def _joined(self, bottom_BD: Tensor | None, pooled: KeyedTensor) -> Tensor:
         """Return all vectors side by side, [B, K], each of the interaction's width."""

@@ -115,7 +115,7 @@ def test_the_loss_is_averaged_without_reading_it_off_its_device():
     module._trainer = SimpleNamespace(global_step=0, log_every_n_steps=4)
     for step, loss in enumerate((1.0, 2.0, 6.0)):
         module._trainer.global_step = step
-        mean = module._mean_loss(torch.tensor(loss).as_subclass(NoReading))
+        mean = module._mean_loss(torch.tensor(loss).as_subclass(NoReading), begins=True)
         assert isinstance(mean, NoReading)
     assert float(mean.as_subclass(torch.Tensor)) == 3.0
 

@@ -110,6 +110,7 @@ def test_a_key_of_a_dynamic_table_keeps_its_row(logs, tmp_path):
 def test_an_epoch_has_start_values_of_its_own():
     class Table:
         name = "C1"
+        member_of = None
 
     assert len({start_hash(Table, 1, epoch) for epoch in range(50)}) == 50
     assert start_hash(Table, 1, 0) == start_hash(Table, 1)

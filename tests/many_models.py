@@ -5,7 +5,7 @@ serve the tests of all of them.
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
-from recapp.metrics import AUC
+from recapp.metrics import LogLoss
 from recapp.settings.check_settings import find_constructor
 from recapp.tasks.measures import Measure
 from recapp.tasks.task import Output, Task
@@ -47,12 +47,11 @@ class ManyModels(nn.Module):
 class ManyTask(Task):
     """The label of clicks for every output."""
 
-    known = (Measure("auc", "AUC", "max"),)
-    best = "auc"
-
     def __init__(self, names=None, models=()):
-        super().__init__(names)
         self.outputs = tuple(Output(name, column=f"{name}_score") for name in models)
+        self.known = tuple(Measure(f"{n}_loss", f"{n} loss", "min", output=n) for n in models)
+        self.best = f"{models[0]}_loss"
+        super().__init__(names)
 
     def loss(self, outputs, batch):
         """Return the sum of the losses of all models."""
@@ -60,5 +59,5 @@ class ManyTask(Task):
         return sum(cross_entropy(each, label_B, reduction="sum") for each in outputs.values())
 
     def make_metric(self, name, sync_on_compute):
-        """Return the AUC of the first output."""
-        return AUC(sync_on_compute=sync_on_compute)
+        """Return the log loss of an output."""
+        return LogLoss(sync_on_compute=sync_on_compute)

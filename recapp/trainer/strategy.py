@@ -56,6 +56,7 @@ from recapp.stored.training_state import check_state, state_must_fit
 from recapp.trainer.accumulation import Accumulation
 from recapp.trainer.clip_tables import clip_tables_too, update_in_step
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
+from recapp.trainer.layer_statistics import running_statistics
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
 from recapp.trainer.run_plan import (
@@ -81,7 +82,7 @@ from recapp.trainer.started_ranks import (
 from recapp.trainer.stored_tables import StoredTables
 from recapp.trainer.whole_checkpoint import read_for_lightning
 from recapp.transport.choose_transport import make_comm
-from recapp.transport.communicator import Comm
+from recapp.transport.communicator import Comm, average_over_ranks
 from recapp.transport.dense_gradients import AverageOverRanks, hook_of
 from recapp.transport.waits import mean_hidden
 
@@ -298,8 +299,9 @@ class EmbeddingShardingStrategy(DDPStrategy):
         if self.clip_tables:
             clip_tables_too(trainer, self.optimizers, self.sharded_tables())
         elif batches > 1:
-            setting = f"accumulate_grad_batches={batches}"
-            update_in_step(self.optimizers, self.sharded_tables(), setting)
+            update_in_step(
+                self.optimizers, self.sharded_tables(), f"accumulate_grad_batches={batches}"
+            )
 
     def _check_settings(self, trainer: Trainer) -> None:
         if trainer.precision == "16-mixed":
@@ -353,6 +355,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
             model, self.comm, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs
         )
         self.average = hook_of(wrapped)
+        self._statistics = running_statistics(model)
         return wrapped
 
     def _remove_stop_broadcast(self, trainer: Trainer) -> None:
@@ -411,11 +414,13 @@ class EmbeddingShardingStrategy(DDPStrategy):
         **kwargs: Any,
     ) -> Any:
         """Run forward and backward, and step. Gradients of several batches are those of one large
-        batch before they are clipped.
+        batch before they are clipped. Running statistics are averaged over ranks.
         """
         if self._accumulation is not None:
             closure = self._accumulation.ended_by(closure, optimizer, self.sharded_tables())
-        return super().optimizer_step(optimizer, closure, model, **kwargs)
+        found = super().optimizer_step(optimizer, closure, model, **kwargs)
+        average_over_ranks(self._statistics)
+        return found
 
     def batch_to_device(
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0

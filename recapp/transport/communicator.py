@@ -188,6 +188,20 @@ def raise_together(mine: Exception | None, error_W: Sequence[str | None], failed
             raise RankError(f"rank {rank} {failed}: {text}")
 
 
+def average_over_ranks(tensors: Sequence[Tensor]) -> None:
+    """Replace tensors of one dtype by their averages over the ranks of the default process group.
+    All ranks get the same bits.
+    """
+    if not tensors or not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    for tensor, averaged in zip(tensors, parts, strict=True):
+        tensor.copy_(averaged.view_as(tensor))
+
+
 def wait_for_all() -> None:
     """Wait for all ranks of the default process group, if there is one."""
     if dist.is_available() and dist.is_initialized():

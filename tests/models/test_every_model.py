@@ -186,6 +186,9 @@ def test_every_model_trains_to_the_same_bits_under_two_plans_and_across_a_resume
     more = ("+plan=table_wise", "trainer.max_steps=6")
     found = validation(jobs.train(tmp_path / "rest", *on, *more, folders=[mine]))
     assert found == expected
+    last = f"ckpt_path={tmp_path}/rest/checkpoints/last.ckpt"
+    measured = validation(jobs.evaluate(tmp_path / "eval", last, "trust=[many_models]"))
+    assert measured == expected
     first, second = (state_of(tmp_path / name) for name in ("one", "rest"))
     assert first.keys() == second.keys() and len(first) > len(TARGETS)
     assert [key for key, value in first.items() if not np.array_equal(value, second[key])] == []

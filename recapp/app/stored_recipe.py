@@ -147,8 +147,6 @@ def match_stored(recipe: R, manifest: "Manifest") -> R:
     rows = {name: shape.rows for name, shape in manifest.shapes.items() if shape.rows}
     dataset = recipe.dataset
     sized = bool(dataset.table_rows or dataset.cardinality or dataset.generate)
-    if dataset.min_frequency is not None:
-        sized = len(dataset.table_rows or ()) == len(features)
     known = all(name in rows for name in features)
     if sized or not known or not isinstance(recipe.tables, TablesOfDataset):
         return recipe

@@ -73,8 +73,7 @@ class ClickRows:
         Args:
             most: The largest allowed number of rows of a hashed table; None for tables that grow.
         """
-        given = self.settings.table_rows or [n + 1 for n in self.settings.cardinality or ()]
-        return table_rows(self.train, self.schema, most, given)
+        return table_rows(self.train, self.schema, most)
 
     def fitted(self) -> "ClickRows":
         """Return the same rows with derived columns that are fitted on the training rows."""

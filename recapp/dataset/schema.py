@@ -161,6 +161,13 @@ class Schema:
         known = [column.rows for column in self.derived if column.name == feature]
         return known[-1] if known else None
 
+    def vocabulary_rows(self, feature: str) -> int | None:
+        """Return the number of rows that a feature's table has for a fitted vocabulary; None
+        without one.
+        """
+        own = (column for column in self.derived if column.name == feature)
+        return next((column.rows for column in own if column.kind is Kind.VOCABULARY), None)
+
     def is_hash(self, feature: str) -> bool:
         """Return whether any integer may be an id of a derived feature."""
         own = [column.kind for column in self.derived if column.name == feature]

@@ -119,9 +119,7 @@ def _decoded(column: pa.Array) -> pa.Array:
     return column
 
 
-def table_rows(
-    source: Source, schema: Schema, most: int | None, given: Sequence[int] = ()
-) -> list[int]:
+def table_rows(source: Source, schema: Schema, most: int | None) -> list[int]:
     """Return the number of rows of each feature's table, in schema order.
 
     A table of buckets or of a vocabulary has a row for each id. Others are sized by their ids.
@@ -135,10 +133,8 @@ def table_rows(
         source: The rows.
         schema: The columns of the rows.
         most: The largest allowed number of rows of a hashed table; None for tables that grow.
-        given: The numbers of rows that settings give to the first features.
     """
-    exact = dict(zip(schema.features, given, strict=False))
-    exact |= {name: rows for name in schema.features if (rows := schema.rows_of(name)) is not None}
+    exact = {name: rows for name in schema.features if (rows := schema.rows_of(name)) is not None}
     counted = min(source.rows, COUNTED_ROWS)
     seen = {name: np.zeros(0, dtype=np.int64) for name in schema.features if name not in exact}
     few = _add(seen, source.slice(0, counted // 2), schema)

@@ -257,7 +257,11 @@ class _TablesOfColumns:
                 raise ConfigError(f"{setting}={shown(named)}: names {name} twice: name it once")
 
     def _rows(self, column: str) -> int:
-        """Return the number of rows that the settings give to the table of a column."""
+        """Return the number of rows of the table of a column: those of its vocabulary, else those
+        that the settings give.
+        """
+        if (known := self.schema.vocabulary_rows(column)) is not None:
+            return known
         place = self.columns.index(column)
         if self.dataset.table_rows and place < len(self.dataset.table_rows):
             return self.dataset.table_rows[place]
@@ -265,10 +269,7 @@ class _TablesOfColumns:
             return self.dataset.cardinality[place] + 1
         if (derived := self.schema.rows_of(column)) is not None:
             return derived
-        if self.settings.grow:
-            return EXPECTED_ROWS
-        assert self.settings.max_rows is not None
-        return self.settings.max_rows
+        return self.settings.max_rows or EXPECTED_ROWS  # until ids are counted, if they are
 
     def _table(
         self, name: str, readers: Sequence[str], own: FurtherTables, pooling: str

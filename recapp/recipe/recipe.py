@@ -129,13 +129,10 @@ class Recipe(Command):
 
         Hashed and dynamic tables do if neither `cardinality` nor `table_rows` sets a size. For a
         dynamic table the count becomes its expected rows. Generated data are not counted, because
-        their `table_rows` define the ids. A table of a vocabulary always gets the size of its
-        vocabulary.
+        their `table_rows` define the ids.
         """
         if not isinstance(self.tables, TablesOfDataset):
             return False
-        if self.dataset.min_frequency is not None:
-            return self.derived_values is None
         hashed = self.tables.grow or (self.tables.id_rule or self.dataset.id_rule) == "hash"
         data = self.dataset
         return hashed and not (data.table_rows or data.cardinality or data.generate)

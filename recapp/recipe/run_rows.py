@@ -49,36 +49,42 @@ def statistics_of(
 
 
 def sized_on_paper(recipe: OnPaper) -> OnPaper:
-    """Return a recipe whose tables are sized by their ids, as in training. Print the source of the
-    sizes.
+    """Return a recipe whose derived columns are fitted and whose tables are sized by their ids, as
+    in training. Print the source of the sizes.
 
-    Sizes are assumed, and no ids counted, if `statistics=assumed` or the data do not exist.
+    Sizes are assumed, and no rows read, if `statistics=assumed` or the data do not exist.
     """
-    if not recipe.counts_ids:
+    if not recipe.counts_ids and not recipe.schema.fits:
         return recipe
-    most = recipe.most_rows
     why = "statistics=assumed"
     if recipe.statistics != "assumed":
         try:
-            rows = rows_of(recipe).fitted()
-            values = rows.schema.values or None
-            counted = rows.table_rows(most)
-            console.note(
-                f"tables are sized by the distinct ids of the first {COUNTED_ROWS:,} "
-                "training rows, as in training"
-            )
-            return recipe.sized(counted, values)
+            return _sized(recipe)
         except DataError as error:
             why = str(error)
-    assert isinstance(recipe.tables, TablesOfDataset)
-    if recipe.tables.grow:
+    tables = recipe.tables
+    if not recipe.counts_ids or not isinstance(tables, TablesOfDataset):
+        console.note(f"tables of derived columns have the rows that settings say: {why}")
+    elif tables.grow:
         console.note(f"every dynamic table is assumed to have {EXPECTED_ROWS:,} rows: {why}")
     else:
-        console.note(
-            f"every table is assumed to have tables.max_rows={most} rows, no ids were counted: "
-            f"{why}"
-        )
+        most = f"tables.max_rows={tables.max_rows}" if tables.max_rows else f"{EXPECTED_ROWS:,}"
+        console.note(f"every table is assumed to have {most} rows, no ids were counted: {why}")
     return recipe
+
+
+def _sized(recipe: OnPaper) -> OnPaper:
+    """Return a recipe whose derived columns are fitted and whose tables are sized by their ids."""
+    rows = rows_of(recipe).fitted()
+    values = rows.schema.values or None
+    if not recipe.counts_ids:
+        return recipe.sized(None, values)
+    counted = rows.table_rows(recipe.most_rows)
+    console.note(
+        f"tables are sized by the distinct ids of the first {COUNTED_ROWS:,} training rows, as in "
+        "training"
+    )
+    return recipe.sized(counted, values)
 
 
 def write_generated(dataset: DataSettings) -> None:

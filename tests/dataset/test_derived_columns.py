@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from jobs import recipe
 
 from recapp.dataset.click_rows import open_rows
 from recapp.dataset.collate import Collate
@@ -23,6 +24,7 @@ from recapp.dataset.source import open_source
 from recapp.dataset.text import ids_of_text
 from recapp.errors import CheckpointError, ConfigError, DataError
 from recapp.recipe.model_tables import tables_of_model
+from recapp.recipe.run_rows import sized_on_paper
 from recapp.settings.records import Constructor
 from recapp.sparse.batch import MISSING
 from recapp.stored.derived_values import plain_values, read_values, values_in, written_values
@@ -322,6 +324,43 @@ def test_features_that_read_one_table_have_no_vocabularies_of_their_own():
             tables_of_model(shared, of, schema_of(of, shared), model)
     kept = settings(min_frequency={"many": 2})
     assert tables_of_model(shared, kept, schema_of(kept, shared), model)
+
+
+@pytest.mark.parametrize(
+    ("own", "sizes"),
+    [
+        (["dataset.id_rule=clamp"], [3, 200_000]),
+        (["dataset.id_rule=hash", "tables.max_rows=50"], [3, 50]),
+        (["dataset.id_rule=hash", "tables.max_rows=null"], [3, 16]),
+        (["dataset.id_rule=error", "dataset.table_rows=[70,60]"], [3, 60]),
+    ],
+)
+def test_a_vocabulary_sizes_its_own_table_only(logs, own, sizes):
+    named = ["dataset=custom", f"dataset.path={logs}", "dataset.sparse=[x,many]"]
+    of = recipe("plan", [*named, "dataset.val_share=1/4", "dataset.min_frequency={x: 2}", *own])
+    assert [t.name for t in of.model_tables.tables] == ["x", "many"]  # before any row is read
+    made = sized_on_paper(of)
+    assert [table.num_embeddings for table in made.model_tables.tables] == sizes
+    assert made.dataset.table_rows == of.dataset.table_rows or of.counts_ids
+
+
+def test_a_vocabulary_leaves_generated_data_as_they_are(tmp_path):
+    of = recipe("train", [f"dataset.path={tmp_path}/new", "dataset.min_frequency=2"])
+    known = {c.key: np.arange(5) for c in of.schema.derived}
+    sized = of.sized(None, known)
+    assert not of.counts_ids and sized.dataset.table_rows == of.dataset.table_rows
+    assert {table.num_embeddings for table in sized.model_tables.tables} == {6}
+
+
+def test_on_paper_without_rows_derived_columns_are_assumed(logs, capsys):
+    named = ["dataset=custom", "dataset.sparse=[x]", "dataset.dense=[a]", "dataset.buckets=2"]
+    named += ["dataset.id_rule=error", "dataset.cardinality=[9]", f"dataset.path={logs}"]
+    rows = [t.num_embeddings for t in sized_on_paper(recipe("plan", named)).model_tables.tables]
+    of = recipe("plan", [*named, "statistics=assumed"])
+    assert sized_on_paper(of) is of and rows == [10, 3]
+    assert (
+        "tables of derived columns have the rows that settings say: st" in capsys.readouterr().err
+    )
 
 
 def test_data_without_a_trained_model_are_only_fitted_by_training(logs):

@@ -226,6 +226,14 @@ def test_a_checkpoint_that_does_not_say_how_ids_were_read_is_read_as_hexadecimal
         match_stored(settings(logs, "dataset.hex=[user]"), old)
 
 
+def test_groups_need_ids_of_their_own(logs):
+    group = ["metrics.group=user", "metrics.by=[user]"]
+    check_data(settings(logs, *group, "dataset.min_frequency={country: 2}"))
+    says = r"^metrics\.group=user: dataset\.min_frequency gives all rare ids of user one id"
+    with pytest.raises(ConfigError, match=says):
+        check_data(settings(logs, *group, "dataset.min_frequency=2"))
+
+
 def test_labels_that_are_fractions_need_a_task_that_takes_them(tmp_path):
     columns = {"share": [0.0, 0.3, 1.0], "stars": [3.5, -1.0, 2.0], "user": [1, 2, 3]}
     pq.write_table(pa.table(columns), tmp_path / "f.parquet")

@@ -14,13 +14,14 @@ from jobs import validation
 
 import recapp
 from recapp import predict
-from recapp.app.stored_recipe import recipe_of_stored
+from recapp.app.stored_recipe import recipe_of_stored, stored_settings
 from recapp.engine.engine_settings import EngineSettings
 from recapp.errors import ArtefactError
 from recapp.stored.artefact_files import example_table
 from recapp.stored.artefact_manifest import EXAMPLE
 from recapp.stored.checkpoint import read_manifest, static_table, verify
 from recapp.stored.stored_model import open_artefact, read_stored
+from recapp.tasks.click import ClickTask
 
 OLD = Path(__file__).parent / "fixtures" / "before_stored"
 EXPECTED = json.loads((OLD / "expected.json").read_text())
@@ -87,6 +88,17 @@ def test_a_group_that_it_does_not_store_has_its_defaults():
     assert recipe_of_stored(without("engine")).engine == EngineSettings()
     for name in ("trainer", "launch", "planner", "topology", "metrics"):
         assert recipe_of_stored(without(name)).seed
+
+
+def test_who_only_scores_makes_none_of_its_metrics():
+    metrics = {"names": ["auc"], "group": "C1", "extra": {"f1": {"_target_": "not_here.F1"}}}
+    manifest = without("metrics")
+    manifest.info["config"]["metrics"] = metrics
+    assert recipe_of_stored(manifest).built_task.measures == ClickTask().measures
+    for command in ("train", "eval"):
+        assert stored_settings(manifest.config, command)["metrics"]["names"] == ["auc"]
+    for command in ("predict", "export"):
+        assert "metrics" not in stored_settings(manifest.config, command)
 
 
 @pytest.mark.parametrize("name", ["dataset", "model", "tables", "optimizer"])

@@ -28,17 +28,20 @@ R = TypeVar("R", bound=Recipe)
 OF_THE_INVOCATION = ("format", "trust", "resume_data", "hydra")
 READING = ("eval", "predict", "export")
 """The commands that make no loggers. So the loggers of a stored model need no trust there."""
+SCORING = ("predict", "export")
+"""The commands that measure none of the metrics of a stored model's group `metrics`."""
 
 
 def recipe_of_stored(manifest: "Manifest", trust: Sequence[str] = ()) -> Train:
-    """Return the recipe that a stored model was trained with, checked for trust.
+    """Return the recipe that a stored model was trained with, checked for trust, without the group
+    `metrics`.
 
     Raises:
         ConfigError: `trust` is not a list of packages.
         CheckpointError: The settings are damaged, or name a constructor that may not be called.
         ArtefactError: The settings are damaged.
     """
-    settings = judged(stored_settings(manifest.config, "eval"), trust)
+    settings = judged(stored_settings(manifest.config, "predict"), trust)
     choices = settings.pop("choices", {})
     plain = still_known(settings, "eval")[0]
     if "tables" in plain:
@@ -77,7 +80,8 @@ def stored_settings(settings: Mapping[str, Any], command: str) -> dict[str, Any]
     Raises:
         CheckpointError: The settings are not plain.
     """
-    taken = {name: value for name, value in settings.items() if name not in OF_THE_INVOCATION}
+    left_out = (*OF_THE_INVOCATION, *(["metrics"] if command in SCORING else []))
+    taken = {name: value for name, value in settings.items() if name not in left_out}
     return marked(taken | ({"logger": {}} if command in READING else {}))
 
 

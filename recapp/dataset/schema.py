@@ -154,6 +154,11 @@ class Schema:
         """The fitted values of the derived columns, by key."""
         return {column.key: column.values for column in self.derived if column.values is not None}
 
+    @property
+    def vocabularies(self) -> "Mapping[str, npt.NDArray[np.generic] | None]":
+        """The ids of each feature that has a vocabulary, ascending; None before the fit."""
+        return {one.name: one.values for one in self.derived if one.kind is Kind.VOCABULARY}
+
     def rows_of(self, feature: str) -> int | None:
         """Return the number of rows that a table for the ids of a feature has, if these are derived
         and few; else None.

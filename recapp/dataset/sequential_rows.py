@@ -19,6 +19,7 @@ import pyarrow as pa
 from recapp.dataset.collate import Collate
 from recapp.dataset.data_file import DataFile, chunks
 from recapp.dataset.decode import decode_ids
+from recapp.dataset.derive import places
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.rows import Int64Array, Rows
 from recapp.dataset.schema import Schema
@@ -195,7 +196,8 @@ def frequent_values(
     """Return text and id of the most frequent values of a sparse feature of single ids, the most
     frequent first.
 
-    Rare values are forgotten where there are more than `COUNTED_VALUES` of them.
+    Rare values are forgotten where there are more than `COUNTED_VALUES` of them. The id is that of
+    a batch: a value of a vocabulary has its place, and a value without a place is left out.
 
     Args:
         source: The rows.
@@ -208,11 +210,14 @@ def frequent_values(
         counts.update(_decoded(chunk.column(file.columns[column])).to_pylist())
         if len(counts) > COUNTED_VALUES:
             counts = Counter(dict(counts.most_common(COUNTED_VALUES // 2)))
+    known = schema.vocabularies.get(column)
     found: dict[int, str] = {}
     for value, _ in counts.most_common(most):
-        (number,) = decode_ids(pa.array([value]), schema.text_ids(column)).tolist()
-        text = "missing" if number == MISSING else str(_plain(value))
-        found.setdefault(number, text)
+        ids = decode_ids(pa.array([value]), schema.text_ids(column))
+        text = "missing" if ids[0] == MISSING else str(_plain(value))
+        place = ids if known is None else places(ids, known)
+        if known is None or place[0] != MISSING:
+            found.setdefault(int(place[0]), text)
     return [(text, number) for number, text in found.items()]
 
 

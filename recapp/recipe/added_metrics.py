@@ -8,9 +8,9 @@ from inspect import signature
 from typing import Any
 
 import torch
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
-from recapp.errors import ConfigError, suggest
+from recapp.errors import ConfigError
 from recapp.metrics import MAE, RMSE, click_metrics
 from recapp.recipe.constructors import make
 from recapp.settings.records import Constructor
@@ -35,17 +35,17 @@ REPLICATED = (
 """The metrics of recapp that a bootstrap measures, by their usual names."""
 
 
-def added_metrics(task: Task, settings: MetricSettings) -> list[Added]:
+def added_metrics(task: Task, output: Output, settings: MetricSettings) -> list[Added]:
     """Return the metrics and details to add.
 
     Args:
         task: The task.
+        output: The output of the task that they read.
         settings: The group `metrics`.
 
     Raises:
         ConfigError: A metric does not fit the task.
     """
-    output = _output(task, settings.output)
     clicks = output.activation == "sigmoid"
     for name, given in (("group", settings.group), ("buckets", settings.buckets)):
         if given is not None and not clicks:
@@ -76,13 +76,6 @@ def added_metrics(task: Task, settings: MetricSettings) -> list[Added]:
     return added
 
 
-def _output(task: Task, name: str | None) -> Output:
-    outputs = {output.name: output for output in task.outputs}
-    if name is not None and name not in outputs:
-        raise ConfigError(f"metrics.output={name}: {suggest(name, outputs)}")
-    return task.outputs[0] if name is None else outputs[name]
-
-
 def _made(kind: Any, /, *args: Any, **settings: Any) -> Metric:
     """Return a metric; the last positional argument is `sync_on_compute`."""
     *first, sync_on_compute = args
@@ -105,23 +98,24 @@ def _bootstrap(task: Task, output: Output, replicates: int) -> Any:
         ConfigError: None of them can be measured on samples of the rows.
     """
     clicks = output.activation == "sigmoid"
+    kinds = {"rmse": RMSE, "mae": MAE}
+    able = REPLICATED if clicks else tuple(kinds)
     wanted = [
         one.name
         for one in task.measures
-        if one.name in REPLICATED and one.output in ("", output.name)
+        if one.name in able and (one.output or task.outputs[0].name) == output.name
     ]
     if not wanted:
         raise ConfigError(
             f"metrics.bootstrap={replicates}: none of the metrics "
-            f"{', '.join(one.name for one in task.measures)} has intervals; these have: "
-            f"{', '.join(REPLICATED)}"
+            f"{', '.join(one.name for one in task.measures)} has intervals for the output "
+            f"{output.name}; these have: {', '.join(able)}"
         )
 
     def made(sync_on_compute: bool) -> Metric:
         if clicks:
             metrics = click_metrics(wanted, sync_on_compute, output.soft, replicates)
         else:
-            kinds = {"rmse": RMSE, "mae": MAE}
             metrics = {
                 name: kinds[name](sync_on_compute=sync_on_compute, replicates=replicates)
                 for name in wanted
@@ -143,6 +137,9 @@ def _extra(
         ConfigError: It does not fit.
     """
     where = f"metrics.extra.{name}"
+    taken_names = hasattr(MetricCollection({}), name) or name in ("buckets", "bootstrap")
+    if taken_names or "." in name or " " in name:
+        raise ConfigError(f"{where}: cannot be a name: choose another without dots and blanks")
     if name in (GAUC, *(one.name for one in task.known)):
         raise ConfigError(f"{where}: is a metric of the task: give yours another name")
     metric = make(settings, where)
@@ -159,7 +156,10 @@ def _extra(
         raise ConfigError(f"{says}: is of several classes: choose its Binary one, or task: binary")
     if "indexes" in taken and group is None:
         raise ConfigError(f"{says}: measures groups: set metrics.group=COLUMN")
-    whole = type(metric).__module__.startswith(("torchmetrics.classification", "torchmetrics.retr"))
+    whole = any(
+        kind.__module__.startswith(("torchmetrics.classification", "torchmetrics.retrieval"))
+        for kind in type(metric).__mro__
+    )
     if whole and (output.soft or output.real):
         kind = "any number" if output.real else "between 0 and 1"
         raise ConfigError(f"{says}: needs labels of 0 or 1, and those of the task may be {kind}")

@@ -110,13 +110,21 @@ def _check_metrics(recipe: Train, schema: "Schema") -> None:
     """Check that the data have what metrics read.
 
     Raises:
-        ConfigError: A column is no sparse column, or sample weights would not count.
+        ConfigError: A column is no sparse column, groups have no ids of their own, or sample
+            weights would not count.
     """
     for column, setting in recipe.metrics.columns.items():
         if column not in schema.sparse:
             raise ConfigError(
                 f"{setting}={column}: no sparse column: {suggest(column, schema.sparse)}"
             )
+    group = recipe.metrics.group
+    if group in schema.vocabularies:
+        raise ConfigError(
+            f"metrics.group={group}: dataset.min_frequency gives all rare ids of {group} one id, "
+            "which would be one group: name other columns in dataset.min_frequency, such as "
+            "{C1: 2}, or another metrics.group"
+        )
     if schema.weights and recipe.metrics.extra:
         name = next(iter(recipe.metrics.extra))
         raise ConfigError(

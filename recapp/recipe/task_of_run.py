@@ -9,7 +9,7 @@ from recapp.errors import ConfigError, RecappError, suggest
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor
 from recapp.tasks.metric_settings import GAUC, MetricSettings
-from recapp.tasks.task import Task
+from recapp.tasks.task import Output, Task
 
 CLICK = Constructor("recapp.tasks.click.ClickTask")
 """The task of settings that an older recapp stored, without a task."""
@@ -32,10 +32,10 @@ def build_task(
             outputs are none or share a name; or its metrics do not fit together.
     """
     given = settings or CLICK
-    if metrics and names and GAUC in names:
-        if metrics.group is None:
+    if metrics and names is not None:
+        if GAUC in names and metrics.group is None:
             raise ConfigError(f"metrics.names has {GAUC}: set metrics.group=COLUMN, which adds it")
-        names = [name for name in names if name != GAUC] or None
+        names = [name for name in names if name not in (GAUC, *metrics.extra)]
     kind = find_constructor(given.target, "task")
     try:
         made = kind(names=names, **given.arguments)
@@ -50,11 +50,20 @@ def build_task(
         )
     if fault := _fault_of_outputs(made) or _fault_of_metrics(made):
         raise ConfigError(f"task._target_={given.target}: {fault}")
-    if metrics and metrics.adds:
+    output = _output_of(made, metrics.output) if metrics else None
+    if metrics and output and metrics.adds:
         from recapp.recipe.added_metrics import added_metrics  # imports torch
 
-        made.add(added_metrics(made, metrics))
+        made.add(added_metrics(made, output, metrics))
     return made
+
+
+def _output_of(task: Task, name: str | None) -> Output:
+    """Return the output that `metrics.output` names; None is the first."""
+    outputs = {output.name: output for output in task.outputs}
+    if name is not None and name not in outputs:
+        raise ConfigError(f"metrics.output={name}: {suggest(name, outputs)}")
+    return task.outputs[0] if name is None else outputs[name]
 
 
 def _fault_of_outputs(task: Task) -> str | None:

@@ -20,6 +20,7 @@ from recapp.dataset.derived_columns import LOG_EDGES, columns_of, derived_from
 from recapp.dataset.fit_columns import Counts, ends_of_pieces, fitted, quantile_edges
 from recapp.dataset.raw_rows import RawRows
 from recapp.dataset.schema import Schema, TextIds, check_sizes, schema_of
+from recapp.dataset.sequential_rows import frequent_values
 from recapp.dataset.source import open_source
 from recapp.dataset.text import ids_of_text
 from recapp.errors import CheckpointError, ConfigError, DataError
@@ -263,6 +264,16 @@ def test_an_artefact_with_damaged_values_is_refused(logs, line):
         read_values(raw, [damaged])
     with pytest.raises(ValueError, match="not ascending"):
         read_values(raw[::-1], [known])
+
+
+def test_the_frequent_values_of_a_vocabulary_have_the_ids_of_batches(logs):
+    source = open_source(logs, schema())
+    of = fitted(schema(min_frequency={"x": 2, "y": 3}), source)
+    batch = batch_of(of, logs)
+    found = dict(frequent_values(source, of, "x", 4))
+    assert found == {"7": 2, "9": 3, "1": 1}
+    assert [found.get(value, MISSING) for value in "77789911"] == ids_of(batch, "x")
+    assert dict(frequent_values(source, of, "y", 9)) == {"u": ids_of(batch, "y")[0]}
 
 
 # ---- bad input

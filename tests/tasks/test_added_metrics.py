@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from test_metrics import of_all_samples
+from torchmetrics.classification import BinaryAccuracy
 
 from recapp.errors import ConfigError
 from recapp.metrics import click_metrics
@@ -27,8 +28,11 @@ from recapp.settings.records import Constructor
 from recapp.sparse.batch import MISSING, Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tasks.bootstrap import keys_of_rows, poisson_weights
+from recapp.tasks.click import ClickTask
+from recapp.tasks.measures import Measure
 from recapp.tasks.metric_settings import MetricSettings
 from recapp.tasks.slices import SLICES
+from recapp.tasks.task import Output, Task
 
 CLICK = Constructor("recapp.tasks.click.ClickTask")
 RATING = Constructor("recapp.tasks.rating.RatingTask")
@@ -272,6 +276,28 @@ def test_intervals_of_a_bootstrap_are_its_quantiles():
 EXTRA = "torchmetrics.classification."
 
 
+class PriceAndClick(ClickTask):
+    """A task whose metrics read other outputs by default than `metrics.output` may name."""
+
+    known = (Measure("auc", "AUC", "max"), Measure("rmse", "RMSE", "min", output="click"))
+    storage_metric = "auc"
+
+    def __init__(self, names=None, order=("price", "click")):
+        Task.__init__(self, names)
+        kinds = {
+            "price": Output("price", activation="identity", column="price"),
+            "click": Output("click"),
+        }
+        self.outputs = tuple(kinds[name] for name in order)
+
+
+SHOP = Constructor(f"{PriceAndClick.__module__}.PriceAndClick")
+
+
+class Lenient(BinaryAccuracy):
+    """A metric of a user's module that is one of torchmetrics."""
+
+
 def with_extra(target, task=CLICK, **settings):
     extra = {"mine": Constructor(target, settings.pop("arguments", {}))}
     return build_task(task, None, MetricSettings(extra=extra, **settings))
@@ -317,7 +343,14 @@ def test_a_metric_of_torchmetrics_that_does_not_fit_is_refused(target, settings,
     ("task", "settings", "says"),
     [
         (CLICK, {"names": ("gauc",)}, "metrics.names has gauc: set metrics.group=COLUMN"),
-        (CLICK, {"output": "logt", "buckets": 5}, r"metrics.output=logt: did you mean logit\?"),
+        (CLICK, {"output": "logt"}, r"metrics.output=logt: did you mean logit\?"),
+        (CLICK, {"names": ("auc", "auk")}, r"metrics.names has auk: did you mean auc\?"),
+        (
+            SHOP,
+            {"bootstrap": 20},
+            "metrics.bootstrap=20: none of the metrics auc, rmse has intervals for the output "
+            "price; these have: rmse, mae",
+        ),
         (RATING, {"buckets": 5}, "metrics.buckets=5: the output rating is a number and no click"),
         (RATING, {"group": "C1"}, "metrics.group=C1: the output rating is a number and no click"),
         (
@@ -325,12 +358,50 @@ def test_a_metric_of_torchmetrics_that_does_not_fit_is_refused(target, settings,
             {"extra": {"auc": Constructor(f"{EXTRA}BinaryAUROC")}},
             "metrics.extra.auc: is a metric of the task: give yours another name",
         ),
+        *(
+            (
+                CLICK,
+                {"extra": {name: Constructor(f"{EXTRA}BinaryAUROC")}},
+                f"metrics.extra.{name}: cannot be a name: choose another without dots and blanks",
+            )
+            for name in ("buckets", "bootstrap", "keys", "reset", "f.1", "by C1")
+        ),
     ],
 )
 def test_settings_that_do_not_fit_the_task_are_refused(task, settings, says):
     found = MetricSettings(**settings)
     with pytest.raises(ConfigError, match=f"^{says}"):
         build_task(task, found.names, found)
+
+
+def test_a_bootstrap_measures_the_metrics_of_its_output():
+    settings = MetricSettings(bootstrap=20, output="click")
+    (bootstrap,) = build_task(SHOP, None, settings).make_details().values()
+    assert list(bootstrap.metrics) == ["rmse"]
+    turned = Constructor(SHOP.target, {"order": ("click", "price")})
+    (bootstrap,) = build_task(turned, None, settings).make_details().values()
+    assert list(bootstrap.metrics) == ["auc", "rmse"]
+
+
+def test_names_may_name_what_is_added():
+    extra = {"f1": Constructor(f"{EXTRA}BinaryF1Score")}
+    for names, found in (
+        (("gauc",), ["gauc", "f1"]),
+        (("auc", "f1"), ["auc", "gauc", "f1"]),
+    ):
+        settings = MetricSettings(names=names, group="C1", extra=extra)
+        assert list(build_task(CLICK, names, settings).make_metrics(False)) == found
+
+
+def test_a_subclass_of_a_metric_of_torchmetrics_gets_whole_labels():
+    task = with_extra(f"{Lenient.__module__}.Lenient")
+    metric = task.make_metrics(False)["mine"]
+    batch = next(batches(torch.ones(2), torch.ones(2), torch.tensor([1, 1]), False, [2]))
+    task.update({"mine": metric}, {"logit": torch.tensor([3.0, -3.0])}, batch)
+    assert metric.compute() == 0.5
+    rated = Constructor(RATING.target)
+    with pytest.raises(ConfigError, match="needs labels of 0 or 1"):
+        with_extra(f"{Lenient.__module__}.Lenient", task=rated)
 
 
 def test_details_are_kept_by_step_and_slices_shown_worst_first(tmp_path):

@@ -41,6 +41,7 @@ def line(tmp_path, monkeypatch, capfd):
         ),
         (["tables=dynamic"], "table C1 has a fixed number of rows in the checkpoint, but grows by"),
         (["tables=sample"], "tables."),
+        (["tables.shared={C2: C1}"], "the checkpoint has a table C2, which the settings do not "),
         (["model.top_layers=[8,1]"], "the model's top.0.weight is "),
         (["model.bottom_layers=[32,16]"], "the model's bottom.0.weight is "),
         (["model.bottom_layers=[16]"], "the model's bottom."),

@@ -2,8 +2,11 @@
 it.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,6 +16,7 @@ from recapp.app.compose import with_absolute_paths
 from recapp.app.stored_recipe import match_stored
 from recapp.errors import CheckpointError, ConfigError, DataError
 from recapp.recipe.early_checks import check_data
+from recapp.recipe.stored_checks import check_fits_checkpoint
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.rectangles import StoredBlock
 
@@ -192,6 +196,48 @@ def test_tables_that_would_be_counted_have_the_checkpoints_sizes(logs, tmp_path)
     assert rows("dataset.cardinality=[5,6]") is None
     assert rows("dataset.table_rows=[7,9]") == (7, 9)
     assert rows(manifest=checkpoint(tmp_path, {"user": 64}, ids=PLAIN)) is None
+
+
+def test_a_table_that_the_settings_do_not_make_is_no_table_to_leave_out(logs, tmp_path):
+    manifest = checkpoint(tmp_path, {"user": 64, "country": 8, "wide_user": 64})
+    tables = settings(logs).model_tables.tables
+    with pytest.raises(CheckpointError, match="has a table wide_user, which the settings do not"):
+        manifest.check_tables(tables)
+    checkpoint(tmp_path, {"user": 64}).check_tables(tables)
+
+
+def test_fitted_columns_have_the_rows_of_the_checkpoint(logs, tmp_path, monkeypatch):
+    own = ["dataset.dense=[age]", "dataset.buckets=8", "dataset.cardinality=[9,9]"]
+    of = settings(logs, *own, "dataset.id_rule=error")
+    manifest = checkpoint(tmp_path, {"user": 10, "country": 10, "age_bucket": 4}, config={})
+    values = {"age_bucket.buckets": np.array([2, 3], dtype=np.float32)}
+    stored = SimpleNamespace(
+        manifest=manifest, kind=manifest.kind, dense=dict, derived_values=lambda: values
+    )
+    seen = []
+
+    def opened(path, wanted):
+        seen.extend(wanted(manifest))
+        return nullcontext(stored)
+
+    monkeypatch.setattr("recapp.stored.stored_model.open_stored", opened)
+    monkeypatch.setattr("recapp.recipe.stored_checks._check_dense", lambda *_: None)
+    check_fits_checkpoint(replace(of, ckpt_path="x.ckpt"), ["tables.dim=16"])
+    assert set(seen) == {"meta.pt"}
+
+
+@pytest.mark.parametrize(
+    ("config", "version"),
+    [
+        ({}, 2),
+        ({"tables": {"wide": None, "collections": None}, "ensemble": 1}, 2),
+        ({"tables": {"wide": True}}, 4),
+        ({"tables": {"collections": {"more": {}}}}, 4),
+        ({"ensemble": 2}, 4),
+    ],
+)
+def test_a_reader_that_would_drop_tables_refuses_the_checkpoint(tmp_path, config, version):
+    assert checkpoint(tmp_path, {"user": 64}, config=config).version == version
 
 
 def test_another_reading_of_ids_than_the_checkpoints_is_refused(logs, tmp_path, capsys):

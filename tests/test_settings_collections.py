@@ -349,3 +349,11 @@ def test_wide_weights_are_made_if_the_settings_ask_or_the_model_requires_them():
 def test_wrong_names_of_further_collections_are_refused(tables, words):
     with pytest.raises(ConfigError, match=words):
         made_of_columns(**tables)
+
+
+def test_a_further_table_with_the_name_of_a_columns_table_is_refused():
+    dataset = DataSettings(path="logs", sparse=("a", "wide_a"))
+    tables = TablesOfDataset(wide=True)
+    model = Constructor("recapp.models.published_dlrm.DLRM")
+    with pytest.raises(ConfigError, match="two tables are called wide_a"):
+        tables_of_model(tables, dataset, Schema("clicked", (), dataset.sparse), model)

@@ -14,7 +14,14 @@ from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor
 from recapp.settings.renamed import target_of_today
 from recapp.settings.values import shown
-from recapp.tables.config import DataType, EmbeddingConfig, IdRule, PoolingType, table_config
+from recapp.tables.config import (
+    DataType,
+    EmbeddingConfig,
+    IdRule,
+    PoolingType,
+    check_tables,
+    table_config,
+)
 from recapp.tables.dynamic import DYNAMIC, EXPECTED_ROWS, DynamicRows
 from recapp.tables.listed import listed_tables
 from recapp.tables.lookups import lookups_of
@@ -205,6 +212,7 @@ class _TablesOfColumns:
             tables = self._further(name, own)
             made += tables
             named += [(name, replace(x, output=x.feature)) for x in lookups_of(tables)]
+        check_tables(made)
         return model_tables(made, named)
 
     def _tables(self) -> list[EmbeddingConfig]:

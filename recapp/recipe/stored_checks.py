@@ -58,11 +58,17 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
         return
     from recapp.recipe.model import build_model
     from recapp.recipe.model_tables import check_features
+    from recapp.recipe.stored_columns import derived_by, files_of_values
     from recapp.stored.stored_model import open_stored
 
     assert recipe.ckpt_path is not None
     check_features(recipe.model_tables.tables, recipe.schema)
-    with open_stored(recipe.ckpt_path, wanted=lambda manifest: [manifest.dense_file]) as stored:
+
+    def wanted(manifest: "Manifest") -> list[str]:
+        return [manifest.dense_file, *files_of_values(manifest, recipe)]
+
+    with open_stored(recipe.ckpt_path, wanted=wanted) as stored:
+        recipe = derived_by(recipe, stored)
         members = stored.manifest.config.get("ensemble", 1)
         if members != recipe.ensemble:
             kind = stored.manifest.kind
@@ -70,9 +76,11 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
                 f"ensemble={recipe.ensemble}: the {kind.name} has an ensemble of {members}: leave "
                 "out the setting, or train anew"
             )
-        for table in (table for own in recipe.members for table in own.tables):
+        tables = {table.name: table for own in recipe.members for table in own.tables}
+        for table in tables.values():
             rows = None if recipe.counts_ids else table.num_embeddings
             _check_table(stored.manifest, table, rows)
+        stored.manifest.check_left_out(tables)
         _check_dense(build_model(recipe, on_paper=True), stored.dense(), stored.kind)
 
 

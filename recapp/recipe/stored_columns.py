@@ -4,6 +4,7 @@ recipe, ckpt_path -> recipe whose schema computes the columns as training did
 """
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from recapp.recipe.recipe import Recipe, Train
@@ -25,7 +26,7 @@ def with_derived_values(recipe: T) -> T:
     """
     if recipe.ckpt_path is None or not recipe.schema.derived:
         return recipe
-    with open_stored(recipe.ckpt_path, wanted=_files) as stored:
+    with open_stored(recipe.ckpt_path, wanted=partial(files_of_values, recipe=recipe)) as stored:
         return derived_by(recipe, stored)
 
 
@@ -36,6 +37,8 @@ def derived_by(recipe: R, stored: StoredModel) -> R:
     return recipe.sized(None, stored.derived_values())
 
 
-def _files(manifest: Any) -> Iterable[str]:
-    """Select the files that hold fitted values."""
+def files_of_values(manifest: Any, recipe: Recipe) -> Iterable[str]:
+    """Select the files that hold the fitted values of a recipe's derived columns, if it has any."""
+    if not recipe.schema.derived:
+        return []
     return [META] if isinstance(manifest, CheckpointManifest) else [DERIVED_FILE]

@@ -6,8 +6,8 @@ The entry `"row_orders": {"C1": {"order": "mixed", "multiplier": m, "shift": s}}
 mixed rows: row r of the R rows of C1 is stored as row (m r + s) mod R.
 
 Version 1 has no checksum; it is read with a note. A reader of version 2 does not know row orders,
-so a manifest with row orders has version 3. A reader of version 3 does not know derived columns, so
-a manifest with derived columns has version 4.
+so a manifest with row orders has version 3. A reader of version 3 knows neither derived columns nor
+`tables.wide`, `tables.collections` and `ensemble`, so a manifest with one of them has version 4.
 """
 
 from dataclasses import dataclass
@@ -62,8 +62,10 @@ class CheckpointManifest(Manifest):
 
     @property
     def version(self) -> int:
-        """The version of the format: 4 with derived columns, else 3 with row orders, else 2."""
-        if self.derives:
+        """The version of the format: 4 with derived columns, further collections or an ensemble,
+        else 3 with row orders, else 2.
+        """
+        if self.derives or self._has_further_tables:
             return self.kind.version
         return WITH_ROW_ORDERS if ROW_ORDERS in self.info else WITHOUT_ROW_ORDERS
 
@@ -72,6 +74,15 @@ class CheckpointManifest(Manifest):
         """Whether the model reads derived columns, whose fitted values the plain part has."""
         ids = self.info.get("ids")
         return isinstance(ids, dict) and bool(ids.get(DERIVED))
+
+    @property
+    def _has_further_tables(self) -> bool:
+        """Whether settings that a reader of version 3 drops make some of the tables."""
+        config = self.info.get("config")
+        found = config if isinstance(config, dict) else {}
+        tables = found.get("tables")
+        made = tables if isinstance(tables, dict) else {}
+        return bool(made.get("wide") or made.get("collections") or found.get("ensemble", 1) != 1)
 
     @property
     def in_use(self) -> tuple[str, ...]:

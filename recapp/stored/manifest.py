@@ -16,7 +16,7 @@ import os
 import re
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -134,13 +134,29 @@ class Manifest(ABC):
         return {}
 
     def check_tables(self, tables: Sequence[EmbeddingConfig]) -> None:
-        """Check that the tables of the settings are the stored tables, unless they are compared
-        when their rows are read.
+        """Check that the settings make all stored tables. Others are compared when their rows are
+        read.
 
         Raises:
-            RecappError: A table differs.
+            RecappError: The settings do not make a table.
         """
-        return
+        self.check_left_out({table.name for table in tables})
+
+    def check_left_out(self, tables: Container[str]) -> None:
+        """Check that no stored table is left out, which would change the scores.
+
+        Args:
+            tables: The names of the tables that the settings make.
+
+        Raises:
+            RecappError: The settings do not make a table.
+        """
+        for name in self.shapes:
+            if name not in tables:
+                raise self.kind.error(
+                    f"the {self.kind.name} has a table {name}, which the settings do not make: set "
+                    "dataset, tables and model as they were when it was saved"
+                )
 
     @property
     def config(self) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     from recapp.reporting.summary import report_end
 
     if measured := measure(recipe, job_dir):
-        report_end(measured, recipe.built_task.known_measures, job_dir, recipe.format)
+        report_end(measured, recipe.built_task, job_dir, recipe.format)
     leave_ranks()
 
 
@@ -111,7 +111,7 @@ def measure(recipe: Eval, job_dir: Path) -> dict[str, Any]:
     from recapp.recipe.stored_columns import with_derived_values
     from recapp.recipe.trained_model import model_on_ranks
     from recapp.recipe.training import build_data
-    from recapp.reporting.details import intervals, write_details
+    from recapp.reporting.details import intervals, note_no_interval, write_details
     from recapp.reporting.record import DETAILS_FILE
     from recapp.trainer.progress import TerminalProgress
 
@@ -130,6 +130,7 @@ def measure(recipe: Eval, job_dir: Path) -> dict[str, Any]:
     (job_dir / DETAILS_FILE).unlink(missing_ok=True)
     if details:
         write_details(details, job_dir, 0)
+        note_no_interval(details)
     return {
         **{name: float(value) for name, value in results[0].items()},
         **intervals(details, recipe.split),

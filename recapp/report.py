@@ -27,7 +27,7 @@ from recapp.app.job import Job
 from recapp.app.recipe_of_job import default_settings
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
-from recapp.recipe.commands import Report
+from recapp.recipe.commands import VERBS, Report
 
 COLUMNS = (console.Column("what", "what"), console.Column("file", "file"))
 DIFFERENCE = (
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["compare"]:
-        return run("report", compare, verbs=("compare",), writes=False, argv=arguments)
+        return run("report", compare, verbs=VERBS["report"], writes=False, argv=arguments)
     return run("report", report, writes=False, argv=arguments)
 
 

@@ -112,7 +112,7 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     recipe = with_derived_values(recipe)
     measured, stopped = fit(recipe, job_dir)
     if measured:
-        report_end(measured, recipe.built_task.known_measures, job_dir, recipe.format)
+        report_end(measured, recipe.built_task, job_dir, recipe.format)
     if measured and stopped:
         checkpoint = console.short_path(measured["last_checkpoint"])
         console.note(f"to go on: python -m recapp.train ckpt_path={checkpoint}")

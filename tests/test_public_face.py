@@ -183,6 +183,8 @@ def test_a_command_behind_recapp_is_the_module_itself():
         ("recapp train exp", ["experiment="]),
         ("recapp eval experiment=hug", ["hugectr_notebook "]),
         ("recapp plan explain exp", []),
+        ("recapp report comp", ["compare "]),
+        ("recapp report pat", ["path="]),
         ("recapp nothing x", []),
     ],
 )
@@ -223,5 +225,6 @@ def test_the_verbs_are_those_of_the_commands():
 
     assert tuple(plan.VERBS) == commands.VERBS["plan"]
     by_ranks = MEASUREMENTS.keys() - {"calibrate"}
+    assert commands.VERBS["report"] == ("compare",)
     # one that trains a model first, and one that runs whole commands
     assert set(commands.VERBS["bench"]) == by_ranks | {"inference", "start"}

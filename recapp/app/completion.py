@@ -56,7 +56,8 @@ def candidates(line: str, commands: Iterable[str]) -> list[str]:
     command, *behind = words
     verbs = VERBS.get(command, ())
     if verbs and not set(verbs) & set(behind):
-        return [f"{verb} " for verb in verbs if verb.startswith(last)]
+        begun = [f"{verb} " for verb in verbs if verb.startswith(last)]
+        return [*begun, *_settings(command, last, line)] if command == "report" else begun
     if command not in commands:
         return []
     return _settings(command, last, line)

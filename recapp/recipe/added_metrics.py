@@ -3,12 +3,15 @@
 This file imports torch; only settings that add something need it.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from inspect import signature
 from typing import Any
 
 import torch
+from torch import Tensor
 from torchmetrics import Metric, MetricCollection
+from torchmetrics.utilities import dim_zero_cat
 
 from recapp.errors import ConfigError
 from recapp.metrics import MAE, RMSE, click_metrics
@@ -163,29 +166,39 @@ def _extra(
     if whole and (output.soft or output.real):
         kind = "any number" if output.real else "between 0 and 1"
         raise ConfigError(f"{says}: needs labels of 0 or 1, and those of the task may be {kind}")
-    update = partial(_add_extra, whole=whole, column=group if "indexes" in taken else None)
-    _try(metric, says, whole=whole, indexes="indexes" in taken)
+    indexes = "indexes" in taken
+    empty = _try(metric, says, whole=whole, indexes=indexes)
+    update = partial(_add_extra, whole=whole, column=group if indexes else None, empty=empty)
     better = {True: "max", False: "min", None: None}[metric.higher_is_better]
     measure = Measure(name, name.replace("_", " "), better, output.name)
 
     def made(sync_on_compute: bool) -> Metric:
         found: Metric = make(settings, where)
         found.sync_on_compute = sync_on_compute
+        found._to_sync = sync_on_compute
+        for state, default in found._defaults.items():
+            if isinstance(default, list) and found._reductions[state] is None:
+                found._reductions[state] = dim_zero_cat  # one exchange whatever a rank's batches
         return found
 
     return Added(name, output, made, update, measure)
 
 
-def _add_extra(metric: Any, sample: Sample, whole: bool, column: str | None) -> None:
-    if not len(sample.label_B):
-        return  # some metrics of torchmetrics refuse an empty batch
+def _add_extra(
+    metric: Any, sample: Sample, whole: bool, column: str | None, empty: Mapping[str, Tensor]
+) -> None:
+    if not len(sample.label_B):  # some metrics of torchmetrics refuse an empty batch
+        for state, values in empty.items():  # a rank without rows exchanges the same dtypes
+            getattr(metric, state).append(values.to(sample.label_B.device))
+        metric._update_count += 1  # else it warns that it had no batch
+        return
     target_B = sample.label_B.long() if whole else sample.label_B
     given = {"indexes": sample.ids(column)} if column else {}
     metric.update(sample.score_B, target_B, **given)
 
 
-def _try(metric: Any, says: str, *, whole: bool, indexes: bool) -> None:
-    """Update a metric with a few samples.
+def _try(metric: Any, says: str, *, whole: bool, indexes: bool) -> dict[str, Tensor]:
+    """Update a metric with a few samples, and return its lists of rows, without rows.
 
     Raises:
         ConfigError: It refuses them, or its value is not one number.
@@ -198,8 +211,14 @@ def _try(metric: Any, says: str, *, whole: bool, indexes: bool) -> None:
         value = metric.compute()
     except Exception as error:
         raise ConfigError(f"{says}: {' '.join(str(error).split())}") from error
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+    if not isinstance(value, Tensor) or value.numel() != 1:
         found = type(value).__name__
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             found = f"a tensor of shape {list(value.shape)}"
         raise ConfigError(f"{says}: its value is {found}: must be one number")
+    lists = {name: getattr(metric, name) for name in metric._defaults}
+    return {
+        name: rows[0].new_empty(0, *rows[0].shape[1:])
+        for name, rows in lists.items()
+        if isinstance(rows, list) and rows
+    }

@@ -154,5 +154,6 @@ VERBS = {
         "serve",
         "start",
     ),
+    "report": ("compare",),
 }
-"""The verbs of `plan` and `bench`: a verb is the first word after the command."""
+"""The verbs of commands: a verb is the first word after the command. `report` needs none."""

@@ -7,11 +7,12 @@ bucket, values of a bootstrap.
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recapp.console import Column, print_table
+from recapp.console import Column, note, print_table
 from recapp.reporting.record import DETAILS_FILE, read_document, write_whole
 
 KEPT = 50  # validations of a run
@@ -24,26 +25,40 @@ ORDERS = {
 TITLES = {"auc": "AUC", "log_loss": "log loss", "rmse": "RMSE"}
 
 
-def write_details(details: Mapping[str, Any], directory: Path, step: int) -> None:
-    """Add the details of a validation to `details.json`.
+def write_details(
+    details: Mapping[str, Any], directory: Path, step: int, best: int | None = None
+) -> None:
+    """Add the details of a validation to `details.json`, which keeps the last `KEPT` ones.
 
     Args:
-        details: The details by name.
+        details: The details by name. A number that is not finite becomes null.
         directory: The directory of the run.
         step: The step of training after which they were measured.
+        best: The step of the best checkpoint so far, whose details are kept, too.
     """
     earlier = [one for one in _validations(directory) if one.get("step") != step]
-    found = [*earlier[1 - KEPT :], {"step": step, **details}]
-    write_whole(directory / DETAILS_FILE, json.dumps({"validations": found}) + "\n")
+    of_best = [one for one in earlier[: 1 - KEPT] if best is not None and one.get("step") == best]
+    found = [*of_best, *earlier[1 - KEPT :], {"step": step, **_finite(details)}]
+    text = json.dumps({"validations": found}, allow_nan=False)
+    write_whole(directory / DETAILS_FILE, f"{text}\n")
+
+
+def _finite(value: Any) -> Any:
+    """Return plain values with None for each number that is not finite."""
+    if isinstance(value, Mapping):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_details(directory: Path, step: object = None) -> dict[str, Any]:
-    """Return the details of the validation after a step, or of the last one; empty if there are
-    none.
+    """Return the details of the validation after a step; None is the last one. The result is empty
+    if there are none.
     """
     found = _validations(directory)
-    same = [one for one in found if one.get("step") == step]
-    return dict((same or found or [{}])[-1])
+    same = [one for one in found if step is None or one.get("step") == step]
+    return dict((same or [{}])[-1])
 
 
 def _validations(directory: Path) -> list[dict[str, Any]]:
@@ -124,6 +139,16 @@ def intervals(details: Mapping[str, Any], split: str) -> dict[str, float]:
         if ends := interval(values):
             found |= {f"{split}_{name}_low": ends[0], f"{split}_{name}_high": ends[1]}
     return found
+
+
+def note_no_interval(details: Mapping[str, Any]) -> None:
+    """Print the metrics of a bootstrap that have no interval."""
+    metrics = details.get("bootstrap", {}).get("metrics", {})
+    if unknown := [name for name, values in metrics.items() if interval(values) is None]:
+        note(
+            f"{', '.join(unknown)}: no interval, as it cannot be computed on some of the samples "
+            "of the rows, such as those of one class only: measure more rows"
+        )
 
 
 def with_interval(metrics: Mapping[str, Any], key: str) -> str:

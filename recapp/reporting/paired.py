@@ -28,14 +28,16 @@ def differences(a: Path, b: Path) -> list[dict[str, Any]]:
         b: The directory of the other one.
 
     Raises:
-        ConfigError: One has no bootstrap, or they were measured on different rows.
+        ConfigError: One does not exist or has no bootstrap, or they were measured on different
+            rows.
     """
     first = _bootstrap("a", a)
     second = _bootstrap("b", b)
     if first["drawn"] != second["drawn"]:
         raise ConfigError(
-            f"a={a} b={b}: were measured on other rows, other columns or with another "
-            "metrics.bootstrap: evaluate both on the same data"
+            f"a={a} b={b}: were measured on other rows, by models of other columns (a row is known "
+            "by its values as the model reads them) or with another metrics.bootstrap: evaluate "
+            "models of the same columns on the same data"
         )
     measures = read_measures(a, b)
     values = [_values(one) for one in (a, b)]
@@ -65,6 +67,8 @@ def differences(a: Path, b: Path) -> list[dict[str, Any]]:
 
 
 def _bootstrap(side: str, directory: Path) -> dict[str, Any]:
+    if not directory.is_dir():
+        raise ConfigError(f"{side}={directory}: no such directory")
     found: dict[str, Any] | None = read_details(directory).get("bootstrap")
     if not found:
         raise ConfigError(

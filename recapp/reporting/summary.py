@@ -10,21 +10,20 @@ from recapp.errors import TrainingError
 from recapp.reporting.details import print_slices, read_details, with_interval
 from recapp.reporting.record import METRICS_FILE, write_measures, write_metrics
 from recapp.tasks.measures import Measures
-from recapp.tasks.task import Output
+from recapp.tasks.metric_settings import GAUC
+from recapp.tasks.task import Output, Task
 
 SPLITS = {"val": "validation", "test": "test"}
 HIDDEN_SHARE = "hidden_share_"
 
 
-def report_end(
-    measured: Mapping[str, Any], measures: Measures, directory: Path, format: str
-) -> None:
+def report_end(measured: Mapping[str, Any], task: Task, directory: Path, format: str) -> None:
     """Write `metrics.json` and `task.json` of a training run or an evaluation, and print its
     summary.
 
     Args:
         measured: The content of `metrics.json`.
-        measures: The metrics of the task.
+        task: The task.
         directory: The directory of the run.
         format: The format of the printed result; `json` prints no summary.
 
@@ -32,14 +31,22 @@ def report_end(
         TrainingError: A metric that is defined on any rows is not a finite number.
     """
     split = measured.get("split", "val")
+    measures = task.known_measures
     _refuse_nan(measured, split, measures)
     write_measures(measures, directory)
     metrics = write_metrics(measured, directory)
-    if undefined := [n for n in metrics.get("undefined", []) if n.startswith(f"{split}_")]:
+    of_task = {f"{split}_{measure.name}" for measure in task.known}
+    undefined = [name for name in metrics.get("undefined", []) if name.startswith(f"{split}_")]
+    if own := [name for name in undefined if name in of_task]:
         note(
-            f"{', '.join(undefined)} cannot be computed: the {SPLITS[split]} rows are of one "
+            f"{', '.join(own)} cannot be computed: the {SPLITS[split]} rows are of one "
             "class only; choose others with "
             f"dataset.{'test_path' if split == 'test' else 'val_share or dataset.val_path'}"
+        )
+    if added := [name for name in undefined if name not in of_task]:
+        note(
+            f"{', '.join(added)} cannot be computed on the {SPLITS[split]} rows"
+            + (": no group has both classes" if f"{split}_{GAUC}" in added else "")
         )
     if format == "text":
         behind = metrics.get("checkpoint_step")

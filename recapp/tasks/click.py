@@ -42,7 +42,7 @@ class ClickTask(Task):
             and 1 - y of a non-click, in the loss and in metrics.
 
     Raises:
-        ConfigError: A number is out of its range.
+        ConfigError: A number is out of its range, or would do nothing.
     """
 
     known: tuple[Measure, ...] = (
@@ -82,6 +82,13 @@ class ClickTask(Task):
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not least <= value <= most:
                 raise ConfigError(f"task.{name}={value}: must be {allowed}")
+        for name in ("label_smoothing", "pos_weight", "focal"):
+            value = self._loss_settings[name]
+            if ranking == 1 and value != (1 if name == "pos_weight" else 0):
+                raise ConfigError(
+                    f"task.{name}={value}: does nothing with task.ranking={ranking}, the loss of "
+                    f"pairs alone: leave task.{name} out, or choose task.ranking below 1"
+                )
         plain = (label_smoothing, pos_weight, exponent, ranking) == (0, 1, 0, 0)
         if not plain:  # the loss of training is no log loss: they have no picture in common
             self.known = tuple(

@@ -43,12 +43,15 @@ class ClickLoss:
         """Return the loss, a scalar; 0 for an empty batch.
 
         The part of single samples is a sum divided by B; the pairwise part is a weighted mean over
-        the pairs of the batch, without smoothing.
+        the pairs of the batch, without smoothing, times the mean weight, so that the share is the
+        same for weights of any size.
         """
         alone = self._single(logits_B, labels_B, weights_B) / max(len(logits_B), 1)
         if not self.ranking:
             return alone
         pairs = mean_of_pairs(logits_B, labels_B, weights_B)
+        if weights_B is not None:
+            pairs = pairs * (weights_B.sum() / max(len(weights_B), 1))
         return (1 - self.ranking) * alone + self.ranking * pairs
 
     def _single(self, logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None) -> Tensor:

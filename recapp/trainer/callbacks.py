@@ -28,6 +28,7 @@ from recapp.reporting.record import claim_directory, write_performance
 from recapp.tasks.measures import Measures
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.data_protocols import resumable_data
+from recapp.trainer.keep_last import step_of_best
 from recapp.trainer.module import TaskModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy, strategy_of
 from recapp.transport.choose_transport import describe
@@ -67,7 +68,8 @@ class ClaimDirectory(BatchCallback):
         if isinstance(pl_module, TaskModule) and pl_module.details:
             self.claim(trainer)
             if trainer.is_global_zero:
-                write_details(pl_module.details, self.directory, trainer.global_step)
+                step = trainer.global_step
+                write_details(pl_module.details, self.directory, step, step_of_best(trainer))
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

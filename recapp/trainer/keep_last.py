@@ -11,6 +11,7 @@ every moment.
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.console import note
-from recapp.stored.checkpoint import link_checkpoint
+from recapp.errors import CheckpointError
+from recapp.stored.checkpoint import link_checkpoint, read_manifest
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.local_files import files_at
 from recapp.stored.training_state import state_must_fit
@@ -108,6 +110,14 @@ class KeepLast(BatchCallback, Checkpoint):
         callbacks = _model_checkpoints(trainer)
         best = [c.best_model_path for c in callbacks if c.best_model_path and c.monitor]
         return best[0] if best else str(self.path)
+
+
+def step_of_best(trainer: Trainer) -> int | None:
+    """Return the step of the best checkpoint so far; None if there is none."""
+    best = [c.best_model_path for c in _model_checkpoints(trainer) if c.monitor]
+    with suppress(CheckpointError):  # deleted since
+        return read_manifest(best[0]).step if best and best[0] else None
+    return None
 
 
 def _model_checkpoints(trainer: Trainer) -> list[ModelCheckpoint]:

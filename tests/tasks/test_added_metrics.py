@@ -16,14 +16,17 @@ from recapp.metrics import click_metrics
 from recapp.recipe.task_of_run import build_task
 from recapp.reporting.detail_figures import part_of_details
 from recapp.reporting.details import (
+    KEPT,
     interval,
     intervals,
+    note_no_interval,
     read_details,
     slices_of,
     write_details,
 )
 from recapp.reporting.page import Gallery
 from recapp.reporting.paired import differences, picture
+from recapp.reporting.summary import report_end
 from recapp.settings.records import Constructor
 from recapp.sparse.batch import MISSING, Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -383,6 +386,17 @@ def test_a_bootstrap_measures_the_metrics_of_its_output():
     assert list(bootstrap.metrics) == ["auc", "rmse"]
 
 
+def test_the_note_of_an_undefined_metric_has_its_own_reason(tmp_path, capsys):
+    task = build_task(CLICK, None, MetricSettings(group="C1"))
+    measured = {"status": "ok", "val_auc": math.nan, "val_gauc": math.nan, "val_log_loss": 0.3}
+    report_end(measured, task, tmp_path, "json")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("val_auc cannot be computed: the validation rows are of one class only")
+    assert second == (
+        "val_gauc cannot be computed on the validation rows: no group has both classes"
+    )
+
+
 def test_names_may_name_what_is_added():
     extra = {"f1": Constructor(f"{EXTRA}BinaryF1Score")}
     for names, found in (
@@ -391,6 +405,38 @@ def test_names_may_name_what_is_added():
     ):
         settings = MetricSettings(names=names, group="C1", extra=extra)
         assert list(build_task(CLICK, names, settings).make_metrics(False)) == found
+
+
+@pytest.mark.parametrize(
+    ("target", "cut"),
+    [
+        ("torchmetrics.retrieval.RetrievalMRR", [120, 0, 151, 30]),
+        ("torchmetrics.retrieval.RetrievalMRR", [0, 301]),
+        (f"{EXTRA}BinaryAUROC", [0, 200, 0, 101]),
+    ],
+)
+def test_ranks_with_other_numbers_of_batches_or_rows_exchange_the_same_tensors(target, cut):
+    logits, labels, weights, groups = rows()
+    task = with_extra(target, group="C1")
+    parts = list(zip(logits.split(cut), batches(labels, weights, groups, False, cut), strict=True))
+    *ranks, whole = ({"mine": task.make_metrics(False)["mine"]} for _ in range(3))
+    for number, (logits_B, batch) in enumerate(parts):
+        for metrics in (ranks[number % 2], whole):
+            task.update(metrics, {"logit": logits_B}, batch)
+    sent = []
+    for metrics in ranks:
+        own = []
+        metrics["mine"].sync(
+            lambda tensor, group, own=own: [own.append(tensor) or tensor],
+            distributed_available=lambda: True,
+        )
+        metrics["mine"].unsync()
+        sent.append(own)
+    assert [(one.dtype, one.ndim) for one in sent[0]] == [(one.dtype, one.ndim) for one in sent[1]]
+    both = zip(*sent, strict=True)
+    first = ranks[0]["mine"]
+    first.sync(lambda tensor, group: list(next(both)), distributed_available=lambda: True)
+    assert first.compute().item() == pytest.approx(whole["mine"].compute().item(), rel=1e-5)
 
 
 def test_a_subclass_of_a_metric_of_torchmetrics_gets_whole_labels():
@@ -417,7 +463,25 @@ def test_details_are_kept_by_step_and_slices_shown_worst_first(tmp_path):
     details = read_details(tmp_path, 20)
     ((column, found),) = slices_of(details)
     assert column == "C1" and [one["value"] for one in found] == ["c", "a", "b"]
-    assert read_details(tmp_path / "none") == {}
+    assert read_details(tmp_path / "none") == read_details(tmp_path, 30) == {}
+    assert read_details(tmp_path)["step"] == 10
+
+
+def test_details_of_the_best_step_are_kept_however_many_come_later(tmp_path):
+    for step in range(1, KEPT + 10):
+        write_details({"buckets": []}, tmp_path, step, best=min(step, 3))
+    held = json.loads((tmp_path / "details.json").read_text())["validations"]
+    assert [one["step"] for one in held] == [3, *range(10, KEPT + 10)]
+
+
+def test_a_number_of_details_that_is_not_finite_is_null_and_has_no_interval(tmp_path, capsys):
+    found = {"bootstrap": {"metrics": {"auc": [0.5, math.nan], "mae": [0.1, 0.2]}}}
+    write_details(found, tmp_path, 0)
+    assert "NaN" not in (tmp_path / "details.json").read_text()
+    details = read_details(tmp_path)
+    assert details["bootstrap"]["metrics"] == {"auc": [0.5, None], "mae": [0.1, 0.2]}
+    note_no_interval(details)
+    assert capsys.readouterr().err.startswith("auc: no interval, as it cannot be computed on some")
 
 
 def test_a_report_draws_calibration_and_slices(tmp_path):
@@ -462,6 +526,8 @@ def test_two_evaluations_differ_if_the_interval_of_paired_differences_leaves_out
     other = evaluation(tmp_path / "d", [0.7] * 100, [2.0] * 100, 0.7)
     with pytest.raises(ConfigError, match="were measured on other rows"):
         differences(a, other)
+    with pytest.raises(ConfigError, match=r"^a=.*none: no such directory$"):
+        differences(tmp_path / "none", a)
     (other / "details.json").unlink()
     with pytest.raises(ConfigError, match=r"^b=.*has no bootstrap: python -m recapp\.eval"):
         differences(a, other)

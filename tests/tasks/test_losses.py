@@ -98,8 +98,13 @@ def test_a_share_of_the_loss_is_that_of_pairs_and_the_rest_that_of_samples():
     alone = ClickLoss().mean(logits_B, labels_B, weights_B)
     pairs = mean_of_pairs(logits_B, labels_B, weights_B)
     both = ClickLoss(ranking=0.25).mean(logits_B, labels_B, weights_B)
+    pairs = pairs * weights_B.mean()
     torch.testing.assert_close(both, 0.75 * alone + 0.25 * pairs, **CLOSE)
     torch.testing.assert_close(ClickLoss(ranking=1).mean(logits_B, labels_B, weights_B), pairs)
+    doubled = ClickLoss(ranking=0.25).mean(logits_B, labels_B, 2 * weights_B)
+    torch.testing.assert_close(doubled, 2 * both, **CLOSE)
+    none = torch.zeros(0)
+    assert ClickLoss(ranking=0.25).mean(none, none, none) == 0
 
 
 @pytest.mark.parametrize("labels", [[], [1.0, 1.0], [0.0]])
@@ -165,6 +170,11 @@ def test_a_loss_that_is_no_log_loss_is_not_drawn_with_it():
         ({"focal": -1}, r"task\.focal=-1: must be a number of 0 or more"),
         ({"ranking": 1.5}, r"task\.ranking=1\.5: must be a share, from 0 to 1"),
         ({"ranking": "some"}, r"task\.ranking=some: must be a share, from 0 to 1"),
+        (
+            {"ranking": 1, "pos_weight": 2},
+            r"task\.pos_weight=2: does nothing with task\.ranking=1, the loss of pairs alone: l",
+        ),
+        ({"ranking": 1.0, "focal": 2}, r"task\.focal=2: does nothing with task\.ranking=1\.0"),
         ({"ranking": math.nan}, r"task\.ranking=nan: must be a share, from 0 to 1"),
     ],
 )

@@ -20,7 +20,7 @@ from recapp.stored.checkpoint import read_manifest, read_meta, verify, write_che
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import write_meta
-from recapp.trainer.keep_last import KeepLast
+from recapp.trainer.keep_last import KeepLast, step_of_best
 from recapp.transport.communicator import Comm
 
 
@@ -68,6 +68,7 @@ def test_the_earlier_best_stays_the_best_where_it_is(logs, tmp_path, first, base
     best, last = first
     trainer, named = train(logs, tmp_path / base, 0.6, ckpt=last, epochs=2)
     assert named == best and named.is_absolute() and read_manifest(named).step == 18
+    assert step_of_best(trainer) == 18
     assert float(trainer.checkpoint_callbacks[0].best_model_score) == pytest.approx(0.7)
     assert read_manifest(tmp_path / base / "checkpoints/last.ckpt").step == 36
     again, named = train(

@@ -16,6 +16,7 @@ from recapp.console import note
 from recapp.errors import CheckpointError, ConfigError, suggest
 from recapp.inference.storage import QUANTIZE, row_bytes
 from recapp.tables.config import DataType, EmbeddingConfig
+from recapp.tables.named_collections import of_all_members
 
 if TYPE_CHECKING:
     from recapp.inference.probe import Probe
@@ -68,6 +69,7 @@ def storage_by_hand(
             raise ConfigError(
                 f"quantize_tables.{pattern}: the model has no such table; {suggest(pattern, names)}"
             )
+    of_tables = of_all_members(of_tables, tables)
     made = {}
     for table in tables:
         said = [v for pattern, v in of_tables.items() if fnmatchcase(table.name, pattern)]

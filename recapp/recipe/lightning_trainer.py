@@ -34,6 +34,7 @@ from recapp.recipe.recipe import Train
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest
+from recapp.tables.named_collections import of_all_members
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.restart_tables import RestartTables
 from recapp.trainer.strategy import EmbeddingShardingStrategy
@@ -69,7 +70,8 @@ def build_callbacks(recipe: Train, folder: Path, *, logging: bool) -> list[Callb
         ConfigError: A callback cannot be used here, or its settings are wrong.
     """
     restarts = recipe.optimizer.restart_tables
-    made: list[Callback] = [RestartTables(restarts)] if restarts else []
+    all_members = of_all_members(dict.fromkeys(restarts), recipe.all_tables) if restarts else ()
+    made: list[Callback] = [RestartTables(list(all_members))] if restarts else []
     measured = measured_by(recipe)
     known = all_known(recipe)
     for name, wanted in recipe.callbacks.items():

@@ -8,7 +8,7 @@
 neither, the planner decides within `planner.constraints`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan
 from recapp.sharding.sharding_types import sharding_type
 from recapp.tables.collections import embedding_lookups, embedding_tables
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.named_collections import of_all_members
 from recapp.tables.row_order import RowOrderName
 
@@ -121,9 +122,9 @@ def build_plan(recipe: Recipe, problem: PlanningProblem) -> ShardingPlan:
         made = plan_by_rules(
             problem.tables,
             topology,
-            _rules(plan),
+            _rules(plan, problem.tables),
             name=plan.name or "custom",
-            overrides=of_all_members(plan.tables or {}, recipe.ensemble),
+            overrides=of_all_members(plan.tables or {}, problem.tables),
             mode=plan.mode or "auto",
             column_width=plan.column_width or 64,
             row_order=plan.row_order or "natural",
@@ -150,8 +151,8 @@ def best_plan(recipe: Recipe, problem: PlanningProblem) -> Outcome:
     register_own_types(recipe)
     plan = recipe.plan or PlanSettings()
     constraints = build_constraints(
-        recipe.planner.constraints or {},
-        of_all_members(plan.tables or {}, recipe.ensemble),
+        of_all_members(recipe.planner.constraints or {}, problem.tables),
+        of_all_members(plan.tables or {}, problem.tables),
         plan.mode or recipe.planner.mode,
         None if plan.rules is not None else plan.row_order,
     )
@@ -222,8 +223,12 @@ def build_constraints(
     return found
 
 
-def _rules(plan: PlanSettings) -> list[PlanRule]:
+def _rules(plan: PlanSettings, tables: Sequence[EmbeddingConfig]) -> list[PlanRule]:
     rules = [read_rule(r, f"plan.rules[{i}]") for i, r in enumerate(plan.rules or ())]
+    rules = [
+        replace(r, tables=list(of_all_members(dict.fromkeys(r.tables), tables))) if r.tables else r
+        for r in rules
+    ]
     if plan.dp_max_rows is not None and plan.dp_max_rows not in [r.rows_at_most for r in rules]:
         raise PlanError(
             f"plan.dp_max_rows={plan.dp_max_rows}: no rule of this plan asks for it; choose "

@@ -30,6 +30,7 @@ from recapp.trainer.trainer_settings import CallbackSettings, LoggerSettings, Tr
 if TYPE_CHECKING:
     from recapp.dataset.schema import Schema, Values
     from recapp.optim.named_rules import Rules
+    from recapp.tables.config import EmbeddingConfig
     from recapp.tables.named_collections import ModelTables
     from recapp.tasks.task import Task
 
@@ -173,7 +174,7 @@ class Recipe(Command):
         from recapp.tables.named_collections import of_all_members
 
         found = rules_of(self.optimizer.sparse)
-        return of_all_members(found, self.ensemble) if isinstance(found, Mapping) else found
+        return of_all_members(found, self.all_tables) if isinstance(found, Mapping) else found
 
     @cached_property
     def model_tables(self) -> "ModelTables":
@@ -190,6 +191,11 @@ class Recipe(Command):
         from recapp.tables.named_collections import member_tables
 
         return [member_tables(self.model_tables, number) for number in range(self.ensemble)]
+
+    @property
+    def all_tables(self) -> "list[EmbeddingConfig]":
+        """Return the tables of all members."""
+        return [table for member in self.members for table in member.tables]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,7 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
                 f"ensemble={recipe.ensemble}: the {kind.name} has an ensemble of {members}: leave "
                 "out the setting, or train anew"
             )
-        tables = {table.name: table for own in recipe.members for table in own.tables}
+        tables = {table.name: table for table in recipe.all_tables}
         for table in tables.values():
             rows = None if recipe.counts_ids else table.num_embeddings
             _check_table(stored.manifest, table, rows)

@@ -10,8 +10,9 @@ lookups that do not have a usual collection each; a table or lookup may name ano
 collections may read the same table.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from recapp.errors import ConfigError
@@ -21,8 +22,6 @@ from recapp.tables.lookups import TableLookup
 T = TypeVar("T")
 BAGS = "embedding_bag_collection"
 SEQUENCES = "embedding_collection"
-GLOB = "*?["
-"""The characters that make a name a glob."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +55,26 @@ def member_name(table: str, number: int) -> str:
     return f"{table}__{number + 1}" if number else table
 
 
-def of_all_members(by_table: Mapping[str, T], members: int) -> dict[str, T]:
-    """Return entries by table name or glob for the tables of all members of an ensemble. An entry
-    for a table of a later member stays as it is.
+def of_all_members(by_table: Mapping[str, T], tables: Iterable[EmbeddingConfig]) -> dict[str, T]:
+    """Return entries by table name or glob for the tables of all members of an ensemble. Each table
+    of a later member gets the entry of its own name, else that of the table of the first member,
+    else that of the last glob that matches one of the two names.
+
+    Args:
+        by_table: The entries.
+        tables: The tables of all members.
     """
-    of_members = {
-        member_name(table, number): entry
-        for table, entry in by_table.items()
-        for number in range(1, members)
-        if not set(GLOB) & set(table)
-    }
-    return {**of_members, **by_table}
+    made = dict(by_table)
+    for table in tables:
+        if table.member_of is None or table.name in by_table:
+            continue
+        names = (table.name, table.member_of)
+        globs = [p for p in by_table if any(fnmatchcase(name, p) for name in names)]
+        if table.member_of in by_table:
+            made[table.name] = by_table[table.member_of]
+        elif globs and not fnmatchcase(table.name, globs[-1]):
+            made[table.name] = by_table[globs[-1]]
+    return made
 
 
 def member_tables(tables: ModelTables, number: int) -> ModelTables:

@@ -1,5 +1,8 @@
 """An ensemble: its members train as runs alone would, and the mean of their outputs is measured."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 from jobs import validation
@@ -7,10 +10,18 @@ from runs import compose, fit, make_logs
 from torch import nn
 
 from recapp.errors import CheckpointError
+from recapp.inference.choose_storage import storage_by_hand
 from recapp.models.ensemble import Ensemble
+from recapp.optim.named_rules import pick
+from recapp.planner.planner_settings import Machines, PlanSettings
+from recapp.planner.problem import PlanningProblem
+from recapp.planner.topology import topology_of
+from recapp.recipe.lightning_trainer import build_callbacks
+from recapp.recipe.plan_of_run import build_plan
 from recapp.recipe.stored_checks import check_fits_checkpoint
 from recapp.stored.checkpoint import load_table, read_manifest
-from recapp.tables.named_collections import member_name
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.named_collections import member_name, of_all_members
 
 MEMBERS = 3
 SEED = 5
@@ -61,6 +72,28 @@ def test_rules_of_tables_and_names_of_a_plan_hold_for_all_members(logs):
         "C1__2": 0.5,
         "C2*": 1,
     }
+
+
+def test_every_setting_by_table_holds_for_all_members():
+    first = [EmbeddingBagConfig(100, 4, name, feature_names=[name]) for name in ("C1", "C2", "I1")]
+    later = [replace(t, name=member_name(t.name, 1), member_of=t.name) for t in first]
+    tables = first + later
+    given = {"C?": "a", "*1": "b", "I1": "c", "C2__2": "d"}
+    made = of_all_members(given, tables)
+    assert {t.name: pick(made, t.name) for t in later} == {"C1__2": "b", "C2__2": "d", "I1__2": "c"}
+    assert of_all_members({"C*": "a", "*": "b"}, tables) == {"C*": "a", "*": "b"}
+    stored = storage_by_hand(tables, {"C?": "int8"})
+    assert list(stored) == ["C1", "C2", "C1__2", "C2__2"]
+    problem = PlanningProblem(tables, topology_of(Machines(ranks=2), 2, "cpu"))
+    rules = ({"type": "row_wise", "tables": ["C?"]}, {"type": "table_wise"})
+    by_hand = build_plan(SimpleNamespace(plan=PlanSettings(rules=rules)), problem)
+    assert {n for n, s in by_hand.tables.items() if s.sharding_type == "row_wise"} == set(stored)
+
+
+def test_tables_of_all_members_begin_anew(logs, tmp_path):
+    wanted = compose(logs, "ensemble=2", "optimizer.restart_tables=[C1,'C?']", "callbacks=none")
+    made = build_callbacks(wanted, tmp_path, logging=False)[0]
+    assert {"C1__2", "C9__2"} <= set(made.tables) and "C10__2" not in made.tables
 
 
 def test_a_stored_ensemble_keeps_its_number_of_members(trained, logs):

@@ -407,6 +407,11 @@ def test_names_may_name_what_is_added():
         assert list(build_task(CLICK, names, settings).make_metrics(False)) == found
 
 
+def test_a_metric_is_tried_without_other_ranks(monkeypatch):
+    monkeypatch.setattr("torchmetrics.metric.jit_distributed_available", lambda: True)
+    with_extra(f"{EXTRA}BinaryAUROC")  # nobody would answer
+
+
 @pytest.mark.parametrize(
     ("target", "cut"),
     [

@@ -16,7 +16,7 @@ def check_count(setting: str, value: Any) -> None:
     """Check that a setting is a whole number of at least 1.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The value is not a whole number of at least 1.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{setting}={value}: must be a whole number of at least 1")
@@ -26,7 +26,7 @@ def check_choice(setting: str, value: Any, choices: Sequence[str]) -> None:
     """Check that a setting is one of some words.
 
     Raises:
-        ConfigError: It is none of them.
+        ConfigError: The value is not one of the words.
     """
     if value not in choices:
         raise ConfigError(f"{setting}={value}: {suggest(str(value), choices)}")
@@ -46,7 +46,7 @@ def check_factor(setting: str, value: Any) -> None:
     """Check that a setting is a number above 0.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The value is not a number above 0.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise ConfigError(f"{setting}={value}: must be a number above 0")
@@ -87,7 +87,8 @@ def check_finalmlp(
     second_layers: Sequence[int],
     heads: int,
     gate_layers: Sequence[int],
-    dropout: float,
+    first_dropout: float,
+    second_dropout: float,
 ) -> None:
     """Check the settings of FinalMLP, `recapp.models.finalmlp.FinalMLP`.
 
@@ -95,8 +96,10 @@ def check_finalmlp(
         ConfigError: The heads do not divide the last width of an MLP, or another setting is not
             allowed.
     """
+    check_share("model.first_dropout", first_dropout)
+    check_share("model.second_dropout", second_dropout)
     for setting, layers in (("first_layers", first_layers), ("second_layers", second_layers)):
-        check_tower(f"model.{setting}", layers, dropout=dropout)
+        check_tower(f"model.{setting}", layers)
         check_divides("model.heads", heads, f"model.{setting}[{len(layers) - 1}]", layers[-1])
     check_hidden("model.gate_layers", gate_layers)
 
@@ -106,7 +109,8 @@ def check_finalnet(
     second_layers: Sequence[int],
     residual: str,
     activation: str,
-    dropout: float,
+    first_dropout: float,
+    second_dropout: float,
 ) -> None:
     """Check the settings of FinalNet, `recapp.models.finalnet.FinalNet`.
 
@@ -114,7 +118,9 @@ def check_finalnet(
         ConfigError: A width is odd under `residual=concat`, or another setting is not allowed.
     """
     check_choice("model.residual", residual, ("sum", "concat"))
-    check_tower("model.first_layers", first_layers, activation, dropout)
+    check_share("model.first_dropout", first_dropout)
+    check_share("model.second_dropout", second_dropout)
+    check_tower("model.first_layers", first_layers, activation)
     check_hidden("model.second_layers", second_layers)
     for setting, layers in (("first_layers", first_layers), ("second_layers", second_layers)):
         odd = [width for width in layers if width % 2]
@@ -215,7 +221,7 @@ def check_step(item: int, position: int, heads: int) -> None:
         heads: The number of heads.
 
     Raises:
-        ConfigError: They do not.
+        ConfigError: The number of heads does not divide the columns of a step, or is below 1.
     """
     step = f"the {item} columns of an item + model.position_dim={position}, together "
     check_divides("model.heads", heads, step.strip(), item + position)

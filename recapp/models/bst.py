@@ -110,7 +110,8 @@ class BST(nn.Module):
         found = self.embedding_collection(batch.sparse)
         past_BTD, past_BT = self.histories.latest(found, self.max_length)
         target_BD = self.histories.target(flat_BK)
-        items_BTD = torch.cat([target_BD[:, None], past_BTD], 1)
+        # Tables may have another dtype than the model.
+        items_BTD = torch.cat([target_BD[:, None], past_BTD.to(flat_BK.dtype)], 1)
         there_BT = torch.cat([torch.ones_like(past_BT[:, :1]), past_BT], 1)
         samples, steps, _ = items_BTD.shape
         position_BTP = self.position_TP.to(items_BTD.dtype).expand(samples, steps, -1)

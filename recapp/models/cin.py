@@ -72,8 +72,8 @@ class CINLayer(nn.Module):
     def forward(self, last_BDG: Tensor, first_BDF: Tensor) -> Tensor:
         """Return the vectors of this layer, [B, D, H].
 
-        Both orders of the double sum have the same products; the one that keeps fewer numbers is
-        taken.
+        The double sum can be computed in two orders with equally many products. This takes the
+        order that needs less memory.
         """
         width, before, fields = self.weight_HGF.shape
         if width < fields:

@@ -48,7 +48,7 @@ class DeepFM(nn.Module):
         activation: str,
         batch_norm: bool,
         dropout: float,
-        normalise: bool = False,
+        normalise: bool = True,
     ) -> None:
         super().__init__()
         self.vectors = FieldVectors(embedding_bag_collection, dense_in_features, model="DeepFM")

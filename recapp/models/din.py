@@ -12,6 +12,9 @@ strong an interest is. Hidden layers have Dice, or PReLU.
 Dice takes its statistics from the behaviours that exist: no padding takes part, so the result does
 not depend on any. An empty history gives a sum of zeros.
 
+The number of behaviours is not known to the planner, which counts the work of the activation unit
+once for each sample.
+
 Shapes: B batch, L behaviours of all samples, W columns of a behaviour, K columns of all inputs.
 """
 
@@ -86,7 +89,8 @@ class DIN(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Compute logits, [B]."""
         flat_BK = self.fields.flat(batch)
-        behaviour_LW, sample_L = self.histories.flat(self.embedding_collection(batch.sparse))
+        found_LW, sample_L = self.histories.flat(self.embedding_collection(batch.sparse))
+        behaviour_LW = found_LW.to(flat_BK.dtype)  # tables may have another dtype than the model
         samples = flat_BK.shape[0]
         target_BW = self.histories.target(flat_BK)
         target_LW = target_BW.index_select(0, sample_L.clamp(max=samples - 1))

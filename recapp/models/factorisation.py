@@ -60,7 +60,7 @@ class FwFMTerm(nn.Module):
     """The field-weighted term: the sum over pairs of r_ij <v_i, v_j>, [B].
 
     The weight r_ij is one learnt number for each pair of fields (arXiv 1806.03514, equation 5). The
-    weights start at 1, where the term is an FM's.
+    weights start at 1 / F: the term of a normalised FM.
 
     Args:
         fields: The number of fields, F.

@@ -94,7 +94,8 @@ class FCN(nn.Module):
         self, outputs: Mapping[str, Tensor], batch: Batch, loss: Callable[[Tensor], Tensor]
     ) -> dict[str, Tensor]:
         """Return the two terms that Tri-BCE adds to the loss, by name; gradients reach both
-        factors of a term.
+        factors of a term. The factors are means over the batch, so that gradients added up over
+        several batches are not those of one large batch.
 
         Args:
             outputs: What `forward` returned in training.

@@ -4,10 +4,10 @@
          \\-- x gate 2 -- MLP 2 -- y_BY --+
 
 Two MLPs read the same fields, each through a gate: factors 2 sigmoid(MLP(context)), one for each
-column, which start near 1. A context is columns with tables of their own, the collections
-`first_context` and `second_context`: a table that a gate shared with the fields would have to serve
-both. The numbers may be part of a context, with vectors of their own. A gate without a context
-reads a learnt vector.
+column, which start near 1. The context of a gate is columns, which the collections `first_context`
+and `second_context` name. A gate has tables of its own, because one table would have to be good for
+the gate and for the MLP. The numbers may be part of a context, with vectors of their own. A gate
+without a context reads a learnt vector.
 
 Shapes: B batch, I dense features, D columns of a field, K columns of all fields, C columns of a
 context, X and Y outputs of the MLPs, H heads.
@@ -62,7 +62,8 @@ class GateContext(nn.Module):
         if self.number_vectors_ID is not None:
             parts.append((batch.dense_BI.unsqueeze(2) * self.number_vectors_ID).flatten(1))
         if self.tables is not None:
-            parts.append(self.tables(batch.sparse).values())
+            # Tables may have another dtype than the gate.
+            parts.append(self.tables(batch.sparse).values().to(batch.dense_BI.dtype))
         return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
 
@@ -117,8 +118,10 @@ class FinalMLP(nn.Module):
         second_layers: The widths of the second MLP.
         heads: The number of heads of the fusion, a divisor of the last widths of both MLPs.
         gate_layers: The hidden widths of the MLP of a gate.
-        dropout: The share of the columns of both MLPs that dropout sets to zero.
-        batch_norm: Whether both MLPs normalise their layers over the batch.
+        first_dropout: The share of the columns of the first MLP that dropout sets to zero.
+        second_dropout: The same for the second MLP.
+        first_batch_norm: Whether the first MLP normalises its layers over the batch.
+        second_batch_norm: Whether the second MLP does.
 
     Raises:
         ConfigError: The heads do not divide the last width of an MLP, or another setting is not
@@ -137,11 +140,15 @@ class FinalMLP(nn.Module):
         second_layers: Sequence[int] = (1000,),
         heads: int = 200,
         gate_layers: Sequence[int] = (800,),
-        dropout: float = 0.0,
-        batch_norm: bool = False,
+        first_dropout: float = 0.2,
+        second_dropout: float = 0.3,
+        first_batch_norm: bool = True,
+        second_batch_norm: bool = True,
     ) -> None:
         super().__init__()
-        check_finalmlp(first_layers, second_layers, heads, gate_layers, dropout)
+        check_finalmlp(
+            first_layers, second_layers, heads, gate_layers, first_dropout, second_dropout
+        )
         self.fields = FieldVectors(embedding_bag_collection, dense_in_features, model="FinalMLP")
         columns = self.fields.columns
 
@@ -151,15 +158,24 @@ class FinalMLP(nn.Module):
         def gate(read: GateContext) -> ContextGate:
             return ContextGate(read.columns, columns, gate_layers, setting="model.gate_layers")
 
-        def tower(setting: str, layers: Sequence[int]) -> MLP:
-            return MLP(columns, layers, setting=setting, batch_norm=batch_norm, dropout=dropout)
-
         self.first_context = context(first_context, first_numbers)
         self.second_context = context(second_context, second_numbers)
         self.first_gate = gate(self.first_context)
         self.second_gate = gate(self.second_context)
-        self.first = tower("model.first_layers", first_layers)
-        self.second = tower("model.second_layers", second_layers)
+        self.first = MLP(
+            columns,
+            first_layers,
+            setting="model.first_layers",
+            batch_norm=first_batch_norm,
+            dropout=first_dropout,
+        )
+        self.second = MLP(
+            columns,
+            second_layers,
+            setting="model.second_layers",
+            batch_norm=second_batch_norm,
+            dropout=second_dropout,
+        )
         self.fusion = HeadFusion(first_layers[-1], second_layers[-1], heads)
 
     def flops_per_sample(self) -> float:

@@ -4,12 +4,14 @@
     fields -- [gates] -- layers of block 1 -- linear -- a_B --+
          \\------------- layers of block 2 -- linear -- b_B --+-- (a_B + b_B) / 2 = logits_B
 
-A factorised interaction layer multiplies two linear maps of its input, h1 and h2, column by column,
-and keeps h2 beside or under the product. A stack of n layers so has products of up to 2^n columns.
+A factorised interaction layer multiplies two linear maps of its input, h1 and h2, column by column.
+The output is h2 beside the product ("concat") or h2 plus the product ("sum"). A stack of n layers
+has products of up to 2^n columns.
 
-With two blocks each block also learns the prediction of both: the loss is BCE(mean) + BCE(a, p) +
-BCE(b, p), where p is the probability of the mean without its gradient. FuxiCTR 2.0.2 to 2.3.3 never
-added these terms (reczoo/FuxiCTR, issue 122), so numbers from there are of another model.
+With two blocks, each block is also trained towards the mean prediction of the two blocks: the loss
+is BCE(mean) + BCE(a, p) + BCE(b, p), where p is the probability of the mean without its gradient.
+FuxiCTR 2.0.2 to 2.3.3 never added these terms (reczoo/FuxiCTR, issue 122), so numbers from there
+are of another model.
 
 Shapes: B batch, F fields, D columns of a field, K input columns of a layer, W output columns.
 """
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from recapp.models.attention_checks import check_finalnet
+from recapp.models.batch_norm import BatchNorm
 from recapp.models.fields import FieldVectors
 from recapp.models.gates import FieldGate
 from recapp.models.layers import ACTIVATIONS, published_linear
@@ -69,7 +72,9 @@ class FinalNet(nn.Module):
         gate: Whether the first block reads gated fields, too.
         activation: The activation behind each layer and its normalisation; "none" is allowed.
         batch_norm: Whether each layer's output is normalised over the batch.
-        dropout: The share of the columns of each layer's output that dropout sets to zero.
+        first_dropout: The share of the columns that dropout sets to zero behind each layer of the
+            first block.
+        second_dropout: The same for the second block.
 
     Raises:
         ConfigError: A setting is not allowed, such as an odd width under `residual=concat`.
@@ -85,25 +90,30 @@ class FinalNet(nn.Module):
         gate: bool = False,
         activation: str = "relu",
         batch_norm: bool = True,
-        dropout: float = 0.0,
+        first_dropout: float = 0.1,
+        second_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_finalnet(first_layers, second_layers, residual, activation, dropout)
+        check_finalnet(
+            first_layers, second_layers, residual, activation, first_dropout, second_dropout
+        )
         self.fields = FieldVectors(embedding_bag_collection, dense_in_features, model="FinalNet")
         columns = self.fields.columns
         self.gate = FieldGate(self.fields.count) if gate else None
 
-        def block(inputs: int, layers: Sequence[int]) -> nn.Sequential:
+        def block(inputs: int, layers: Sequence[int], dropout: float) -> nn.Sequential:
             modules: list[nn.Module] = []
             for width_in, width_out in pairwise([inputs, *layers]):
                 modules.append(FactorisedLayer(width_in, width_out, residual))
-                modules += [nn.BatchNorm1d(width_out)] if batch_norm else []
+                modules += [BatchNorm(width_out)] if batch_norm else []
                 modules.append(ACTIVATIONS[activation](width_out))
                 modules += [nn.Dropout(dropout)] if dropout else []
             return nn.Sequential(*modules, published_linear(layers[-1], 1))
 
-        self.first = block(2 * columns if gate else columns, first_layers)
-        self.second = block(columns, second_layers) if second_layers else None
+        self.first = block(2 * columns if gate else columns, first_layers, first_dropout)
+        self.second = None
+        if second_layers:
+            self.second = block(columns, second_layers, second_dropout)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Compute logits and the logits of each block, [B] each."""

@@ -3,9 +3,10 @@
     logit = w_0 + sum over i of w_i x_i + sum over i < j of <v_i, v_j> x_i x_j
 
 An id has the value 1, a number its own, and each has a weight and a vector. With `normalise`, the
-values in the sum over pairs are divided by sqrt(F), as libffm and the paper of FFM do (Juan et al.,
-RecSys 2016): a sample with one id in each field has the length 1. The steps of all F vectors go in
-one direction at first; without `normalise` they need a rate that is several times lower.
+sum over pairs is divided by F. This is the rule of libffm and of the paper of FFM (Juan et al.,
+RecSys 2016) for a sample with one id in each field: they divide by the sum of the squared values.
+At first all F vectors move in one direction, so without `normalise` they need a rate that is
+several times lower.
 
 Shapes: B batch, F fields, D columns of a vector.
 """
@@ -37,7 +38,7 @@ class FM(nn.Module):
         embedding_bag_collection: BagCollection,
         wide: BagCollection,
         dense_in_features: int,
-        normalise: bool = False,
+        normalise: bool = True,
     ) -> None:
         super().__init__()
         self.vectors = FieldVectors(embedding_bag_collection, dense_in_features, model="FM")

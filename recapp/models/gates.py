@@ -18,9 +18,10 @@ from recapp.models.layers import MLP, published_linear
 class FieldGate(nn.Module):
     """The feature gating of FinalNet (SIGIR 2023, doi 10.1145/3539618.3591988).
 
-    The gate of a column of a field is a linear function of that column of all fields. The result
-    has the fields, and then the fields times their gates: [B, F, D] -> [B, 2 F, D]. Weights start
-    at 0 and biases at 1, so that all gates start at 1, as in the authors' code (reczoo/FuxiCTR).
+    For each column d, a linear layer over the F values x[:, d] gives the F gates of that column.
+    The result has the fields, and then the fields times their gates: [B, F, D] -> [B, 2 F, D].
+    Weights start at 0 and biases at 1, so that all gates start at 1, as in the authors' code
+    (reczoo/FuxiCTR).
 
     Args:
         fields: The number of fields, F.
@@ -71,7 +72,8 @@ class MaskBlock(nn.Module):
 
     The mask is a function of the embeddings as they were looked up, before any normalisation: two
     linear layers with a ReLU between them and nothing after the second. The output is
-    ReLU(LN(W (mask * hidden))), and W has no bias: [B, K] and [B, W] -> [B, V].
+    dropout(ReLU(LN(W (mask * hidden)))), and W has no bias: [B, K] and [B, W] -> [B, V]. The paper
+    has no dropout; that of reczoo/FuxiCTR stands in the same place.
 
     Args:
         columns: The columns of the embeddings, K.
@@ -79,10 +81,17 @@ class MaskBlock(nn.Module):
         width: The columns of the output, V.
         ratio: The width of the mask's hidden layer, divided by `hidden`.
         norm: Whether the output is normalised before the ReLU.
+        dropout: The share of the output's columns that dropout sets to zero.
     """
 
     def __init__(
-        self, columns: int, hidden: int, width: int, ratio: float, norm: bool = True
+        self,
+        columns: int,
+        hidden: int,
+        width: int,
+        ratio: float,
+        norm: bool = True,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         aggregated = max(1, round(ratio * hidden))
@@ -90,6 +99,7 @@ class MaskBlock(nn.Module):
         self.projection = published_linear(aggregated, hidden)
         self.layer = published_linear(hidden, width, bias=False)
         self.norm = nn.LayerNorm(width) if norm else None
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, embeddings_BK: Tensor, hidden_BW: Tensor) -> Tensor:
         """Return the masked and transformed vector, [B, V].
@@ -100,7 +110,9 @@ class MaskBlock(nn.Module):
         """
         mask_BW = self.projection(torch.relu(self.aggregation(embeddings_BK)))
         output_BV: Tensor = self.layer(mask_BW * hidden_BW)
-        return torch.relu(output_BV if self.norm is None else self.norm(output_BV))
+        normal_BV = output_BV if self.norm is None else self.norm(output_BV)
+        kept_BV: Tensor = self.dropout(torch.relu(normal_BV))
+        return kept_BV
 
 
 class FieldNorm(nn.Module):

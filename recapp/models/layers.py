@@ -50,7 +50,7 @@ ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {
 
 
 class MLP(nn.Sequential):
-    """Linear layers, each with an activation, or all but the last with one.
+    """Linear layers with an activation behind each, or behind each but the last.
 
         x_BK - Linear - [BatchNorm] - activation - [Dropout] - Linear - ... - y_BK
 

@@ -69,7 +69,8 @@ class MaskedCross(nn.Module):
     """A layer of ECN or LCN, arXiv 2407.13349.
 
     The form is that of the authors' program (github.com/salmon1802/FCN): the bias of all K columns
-    is added behind the mask. All heads share the weights.
+    is added behind the mask. All heads share the weights. Biases start at 0; that program draws
+    their start values uniformly between 0 and 1.
 
     Args:
         columns: The columns of a head, K, an even number.

@@ -10,8 +10,8 @@
 Mixing cuts each token into as many pieces as there are tokens, so T must divide D. With `experts`
 above 1 each token has several FFNs, and a router with a ReLU weighs them: sum_j ReLU(r_tj) FFN_tj.
 The sum of these weights is an extra loss, which makes most of them zero. All experts are computed
-here, so routing changes the function and not the cost; the paper's second router, which training
-reads while serving reads the first, is left out.
+here, so routing changes the function and not the cost. The paper trains with two routers and serves
+with one. This model has one.
 
 Shapes: B batch, T tokens, D columns of a token, K columns of all fields, P columns of a piece, E
 experts.

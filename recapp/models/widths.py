@@ -57,7 +57,7 @@ def check_share(setting: str, share: float) -> None:
     """Check a share of at least 0 and less than 1, such as a dropout.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The value is not a number of at least 0 and less than 1.
     """
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
         raise ConfigError(f"{setting}={share}: must be at least 0 and less than 1, such as 0.1")
@@ -96,7 +96,7 @@ def check_divides(setting: str, parts: int, width_of: str, width: int) -> None:
         width: The width.
 
     Raises:
-        ConfigError: It does not, or is less than 1.
+        ConfigError: The number does not divide the width, or is below 1.
     """
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1 or width % parts:
         fits = [n for n in range(1, width + 1) if width % n == 0]

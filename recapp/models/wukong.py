@@ -10,9 +10,9 @@
             normalised, and an MLP that gives m_F vectors
     LCB(X)  a linear compression block: W_L X, which gives m_L vectors
 
-X X^T Y is computed as X (X^T Y), so its cost is linear in the number of vectors. If m_F + m_L
-differs from the number of vectors that enter, a linear map of the vectors stands for X_i in the
-residual. The paper also has an Y that depends on the sample; here Y is a parameter.
+X X^T Y is computed as X (X^T Y), so its cost is linear in the number of vectors. A layer returns
+m_F + m_L vectors. If another number of vectors enters, the residual adds a learnt linear map of X_i
+in place of X_i. The paper also has a Y that depends on the sample; here Y is a parameter.
 
 Shapes: B batch, N vectors that enter a layer, D columns of a vector, M vectors that leave it, k
 columns of Y.

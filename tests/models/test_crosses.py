@@ -174,13 +174,13 @@ def mixture(p, x0, x, share=softmax, inner=torch.tanh, core=True, gate=None, bia
 
 
 def test_a_mixture_of_experts_has_a_softmax_over_experts_and_tanh_in_the_low_rank():
-    def mean(gates_E):
-        return torch.full_like(gates_E, 1 / EXPERTS) + 0 * gates_E
+    def of_one(gates_E):
+        return torch.ones_like(gates_E) + 0 * gates_E
 
     faults = {
         "gates without softmax": rows(partial(mixture, share=lambda gates_E: gates_E)),
         "gates of sigmoids": rows(partial(mixture, share=torch.sigmoid)),
-        "softmax over one expert, as on a wrong axis": rows(partial(mixture, share=mean)),
+        "softmax over one expert, as on a wrong axis": rows(partial(mixture, share=of_one)),
         "no tanh": rows(partial(mixture, inner=lambda low: low)),
         "no inner matrix": rows(partial(mixture, core=False)),
         "no bias": rows(partial(mixture, bias=0)),
@@ -366,11 +366,22 @@ FIELDS = 3
 DIM = 4
 
 
-def quadratic(p, x_BK, heads=1, activation=torch.relu, after=lambda x: x, residual=True, rows=2):
+def quadratic(
+    p,
+    x_BK,
+    heads=1,
+    activation=torch.relu,
+    after=lambda x: x,
+    residual=True,
+    rows=2,
+    normal=lambda p, mapped: mapped,
+):
     """The Khatri-Rao product column by column."""
     columns = FIELDS * DIM
+    mapped = [[row @ x_K for row in p["map.weight"]] for x_K in x_BK]
+    mapped = normal(p, torch.stack([torch.stack(each) + p["map.bias"] for each in mapped]))
     samples = []
-    for x_K in x_BK:
+    for x_K, mapped_M in zip(x_BK, mapped, strict=True):
         order = [
             field * DIM + head * (DIM // heads) + c
             for head in range(heads)
@@ -381,9 +392,7 @@ def quadratic(p, x_BK, heads=1, activation=torch.relu, after=lambda x: x, residu
         for k in range(columns):
             total = 0
             for r in range(rows):
-                row = r * columns + k
-                h = activation(p["map.weight"][row] @ x_K + p["map.bias"][row])
-                total = total + x_K[order[k]] * h
+                total = total + x_K[order[k]] * activation(mapped_M[r * columns + k])
             out.append(after(total) + (x_K[k] if residual else 0))
         samples.append(torch.stack(out))
     return torch.stack(samples)
@@ -405,13 +414,34 @@ def test_a_quadratic_cross_is_the_khatri_rao_product_of_qnn_alpha(heads):
     check_model(layer, paper, faults, [random_vectors(3, FIELDS * DIM)])
 
 
+def test_a_batch_norm_of_a_quadratic_cross_stands_before_the_relu_of_each_row():
+    def normal(p, mapped_BM):
+        spread_M = (p["batch_norm.running_var"] + 1e-5).sqrt()
+        normal_BM = (mapped_BM - p["batch_norm.running_mean"]) / spread_M
+        return normal_BM * p["batch_norm.weight"] + p["batch_norm.bias"]
+
+    def behind(p, x_BK):
+        rectified = partial(quadratic, activation=lambda h: h)
+        return rectified(p, x_BK, normal=lambda p, mapped: normal(p, mapped.relu()))
+
+    # Under the statistics of a batch, the bias before the batch norm has no gradient.
+    layer = QuadraticCross(FIELDS, DIM, 2, batch_norm=True).eval()
+    layer.batch_norm.running_mean.normal_(generator=torch.Generator().manual_seed(2))
+    faults = {"no batch norm": quadratic, "a batch norm behind the ReLU": behind}
+    check_model(layer, partial(quadratic, normal=normal), faults, [random_vectors(3, FIELDS * DIM)])
+
+
 def test_dropouts_act_on_rows_and_outputs_in_training_only():
     torch.manual_seed(0)
     layer = QuadraticCross(2, 3, 4, dropout=0.5)
     x_BK = torch.ones(50, 6)
-    assert not torch.equal(layer(x_BK), layer(x_BK))
     assert 0.3 < (layer(x_BK) == 0).float().mean() < 0.7
-    layer.eval()
+    layer.dropout = torch.nn.Identity()
+    assert not torch.equal(layer(x_BK), layer(x_BK))  # the dropout of rows
+    assert not (layer(x_BK) == 0).any()
+    layer.row_dropout = torch.nn.Identity()
+    assert torch.equal(layer(x_BK), layer(x_BK))
+    layer = QuadraticCross(2, 3, 4, dropout=0.5).eval()
     assert torch.equal(layer(x_BK), layer(x_BK))
 
 

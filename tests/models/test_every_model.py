@@ -80,9 +80,9 @@ def folder(stored):
     return stored.made(logs)
 
 
-def built(folder, name):
+def built(folder, name, *more):
     """The model of its settings with whole tables, and a batch of the training rows."""
-    found = recipe("train", settings(folder, name))
+    found = recipe("train", settings(folder, name, *more))
     check_training(found)
     torch.manual_seed(1)
     model = build_model(found)
@@ -114,31 +114,54 @@ def test_a_model_gives_a_logit_for_each_sample_and_trains_all_its_weights(name, 
     def outputs_of(batch):
         return found.built_task.named(model(batch), batch.rows, name)
 
-    def loss_of(outputs):
-        return found.built_task.loss(found.built_task.named(outputs, batch.rows, name), batch)
+    def trained_loss(batch):
+        def loss_of(outputs):
+            return found.built_task.loss(found.built_task.named(outputs, batch.rows, name), batch)
 
-    raw = model(batch)
-    loss = loss_of(raw)
-    if hasattr(model, "extra_losses"):
-        loss = loss + sum(model.extra_losses(raw, batch, loss_of).values())
-    loss.backward()
-    assert 0 < loss.item() < 20
+        raw = model(batch)
+        loss = loss_of(raw)
+        if hasattr(model, "extra_losses"):
+            loss = loss + sum(model.extra_losses(raw, batch, loss_of).values())
+        loss.backward()
+        return loss.item()
+
+    assert 0 < trained_loss(batch) < 20
     idle = [key for key, p in model.named_parameters() if p.requires_grad and p.grad is None]
     assert not idle
+    # The ranks of the last batch of an epoch may have one row or none.
+    assert 0 < trained_loss(first_rows(batch, 1)) < 20
+    assert trained_loss(first_rows(batch, 0)) == 0
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
     model.eval()
     (logits_B,) = outputs_of(batch).values()
     assert logits_B.isfinite().all()
     assert logits_B.std() > 0 or name == "logistic"  # its weights start at 0
-    assert outputs_of(no_rows_of(batch))["logit"].shape == (0,)
+    assert outputs_of(first_rows(batch, 0))["logit"].shape == (0,)
 
 
-def no_rows_of(batch):
-    """The batch that a rank without samples gets."""
-    sparse = batch.sparse
-    none = KeyedJaggedTensor(
-        sparse.keys(), sparse.values()[:0], lengths=sparse.lengths()[:0], stride=0
-    )
-    return Batch(batch.dense_BI[:0], none, batch.labels_B[:0])
+def first_rows(batch, rows):
+    """The batch that a rank with so many samples gets."""
+    names = batch.sparse.keys()
+    features = [batch.sparse[name] for name in names]
+    lengths = torch.cat([each.lengths()[:rows] for each in features])
+    ids = torch.cat([each.values()[: int(each.lengths()[:rows].sum())] for each in features])
+    sparse = KeyedJaggedTensor(names, ids, lengths=lengths, stride=rows)
+    return Batch(batch.dense_BI[:rows], sparse, batch.labels_B[:rows])
+
+
+CONTEXT = "tables.collections={first_context: {dim: 4, columns: [item]}}"
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [*((name, ()) for name in TARGETS), ("finalmlp", (CONTEXT,))]
+)
+def test_fp64_tables_serve_a_float_model(name, more, folder):
+    found, model, batch = built(folder, name, "tables.data_type=fp64", *more)
+    assert {p.dtype for _, tables in collections_in(model) for p in tables.parameters()} == {
+        torch.float64
+    }
+    outputs = found.built_task.named(model(batch), batch.rows, name)
+    assert outputs["logit"].dtype == torch.float32
 
 
 def all_models(folder, *more):

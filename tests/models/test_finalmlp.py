@@ -59,6 +59,8 @@ def finalmlp(p, batch, factor=2, shared=False, heads=HEADS, products=True):
 
 def model(**settings):
     sizes = {"first_layers": [5, 4], "second_layers": [6], "heads": HEADS, "gate_layers": [3]}
+    sizes |= {"first_dropout": 0.0, "second_dropout": 0.0}
+    sizes |= {"first_batch_norm": False, "second_batch_norm": False}
     return FinalMLP(tables_of(dict.fromkeys(FEATURES, 3)), 2, **(sizes | settings))
 
 
@@ -101,6 +103,19 @@ def test_gates_start_near_one():
     assert (factors_BK - 1).abs().max() < 0.5
 
 
+def kinds(mlp):
+    return [type(each).__name__ for each in mlp]
+
+
+def test_each_mlp_has_its_own_dropout_and_batch_norm():
+    made = model(first_dropout=0.2, second_batch_norm=True)
+    assert kinds(made.first) == 2 * ["Linear", "ReLU", "Dropout"] and made.first[2].p == 0.2
+    assert kinds(made.second) == ["Linear", "BatchNorm", "ReLU"]
+    other = model(first_batch_norm=True, second_dropout=0.3)
+    assert kinds(other.first) == 2 * ["Linear", "BatchNorm", "ReLU"]
+    assert kinds(other.second) == ["Linear", "ReLU", "Dropout"] and other.second[2].p == 0.3
+
+
 def test_a_gate_of_a_learnt_vector_costs_nothing_per_sample():
     made = model()
     once = sum(p.numel() for p in made.second_gate.parameters())
@@ -115,6 +130,8 @@ def test_a_gate_of_a_learnt_vector_costs_nothing_per_sample():
         ({"first_layers": [4, 5]}, r"model.heads=2: must divide model.first_layers\[1\]=5: 1, 5"),
         ({"second_layers": []}, r"model.second_layers=\[\]: must be a list"),
         ({"gate_layers": [-1]}, "-1 is no width"),
+        ({"first_dropout": 1}, "model.first_dropout=1: must be at least 0 and less than 1"),
+        ({"second_dropout": -1}, "model.second_dropout=-1: must be at least 0"),
     ],
 )
 def test_wrong_settings_are_refused(settings, words):

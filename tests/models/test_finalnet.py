@@ -61,7 +61,11 @@ def finalnet(p, batch, gate=None, mean=True, **form):
 
 def model(**settings):
     tables = tables_of(dict.fromkeys(FEATURES, 3))
-    return FinalNet(tables, 2, **({"first_layers": [6, 4], "second_layers": [4, 6]} | settings))
+    return FinalNet(
+        tables,
+        2,
+        **({"first_layers": [6, 4], "second_layers": [4, 6], "first_dropout": 0.0} | settings),
+    )
 
 
 @pytest.mark.parametrize("residual", ["concat", "sum"])
@@ -166,11 +170,25 @@ def test_one_block_has_no_further_loss():
         ({"residual": "none"}, "model.residual=none: "),
         ({"first_layers": []}, r"model.first_layers=\[\]: must be a list"),
         ({"activation": "rleu"}, "model.activation=rleu: did you mean relu"),
+        ({"first_dropout": 1}, "model.first_dropout=1: must be at least 0 and less than 1"),
+        ({"second_dropout": -1}, "model.second_dropout=-1: must be at least 0"),
     ],
 )
 def test_wrong_settings_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         model(**settings)
+
+
+def shares(block):
+    return [each.p for each in block if isinstance(each, torch.nn.Dropout)]
+
+
+def test_each_block_has_its_own_dropout_behind_each_layer():
+    made = model(first_dropout=0.1, second_dropout=0.4)
+    assert (shares(made.first), shares(made.second)) == ([0.1, 0.1], [0.4, 0.4])
+    assert [type(each).__name__ for each in made.first[:4]] == [
+        *("FactorisedLayer", "BatchNorm", "ReLU", "Dropout")
+    ]
 
 
 def test_odd_widths_are_right_for_a_sum():

@@ -94,6 +94,20 @@ def test_without_normalisations_it_is_the_form_of_the_quoted_runs():
     )
 
 
+@pytest.mark.parametrize("form", ["serial", "parallel"])
+def test_dropout_is_the_last_layer_of_each_block(form):
+    batch = samples_of(FEATURES, dense=2)
+    made = model(form=form, dropout=0.5).double()
+    raw_BK = made.fields(batch).flatten(1)
+    assert [block.dropout.p for block in made.blocks] == [0.5, 0.5]
+    block = made.blocks[0]
+    torch.manual_seed(1)
+    dropped = (block(raw_BK, raw_BK) == 0) & (made.eval().blocks[0](raw_BK, raw_BK) > 0)
+    assert dropped.any() and not dropped.all()
+    block.dropout.register_forward_hook(lambda module, given, output: torch.full_like(output, 3))
+    assert (block(raw_BK, raw_BK) == 3).all()
+
+
 def test_the_mask_is_wider_than_what_it_masks_by_the_ratio():
     made = MaskNet(tables_of(dict.fromkeys(FEATURES, 10)), 0, block_layers=[400, 300])
     widths = [(b.aggregation.out_features, b.layer.in_features) for b in made.blocks]

@@ -18,7 +18,7 @@ def mixed(p, name, vectors):
     return [sum(w * v_BD for w, v_BD in zip(row_N, vectors, strict=True)) for row_N in p[f"{name}"]]
 
 
-def factorised(p, name, vectors, triangle=False, norm=True, end=lambda values: values):
+def factorised(p, name, vectors, triangle=False, norm_products=True, end=lambda values: values):
     """Return reshape(MLP(LN(flat(X X^T Y))))."""
     weight_kN = p[f"{name}.projection.weight"]
     products = []
@@ -30,7 +30,7 @@ def factorised(p, name, vectors, triangle=False, norm=True, end=lambda values: v
                     total_B = total_B + (vectors[i] * other_BD).sum(1) * row_N[j]
             products.append(total_B if torch.is_tensor(total_B) else 0 * vectors[0][:, 0])
     flat_BK = torch.stack(products, 1)
-    if norm:
+    if norm_products:
         flat_BK = layer_norm(flat_BK, p[f"{name}.norm.weight"], p[f"{name}.norm.bias"])
     made_BK = end(tower(p, f"{name}.mlp", flat_BK, relu))
     return [made_BK[:, m * DIM : (m + 1) * DIM] for m in range(MADE)]
@@ -64,7 +64,7 @@ def model(dense=2, **settings):
 FAULTS = {
     "no residual": {"residual": False},
     "no normalisation of a layer's output": {"norm": False},
-    "products are not normalised": {"form": "norm"},
+    "products are not normalised": {"norm_products": False},
     "each product once, as in a DLRM": {"triangle": True},
     "a ReLU behind the block": {"end": relu},
     "compressed vectors first": {"order": -1},
@@ -72,17 +72,6 @@ FAULTS = {
 
 
 def form(change):
-    if change == {"form": "norm"}:
-
-        def without(p, batch):
-            plain = {
-                name: torch.ones_like(value) * float(name.endswith("weight"))
-                for name, value in p.items()
-                if ".factorisation.norm." in name
-            }
-            return wukong({**p, **plain}, batch)
-
-        return without
     return lambda p, x: wukong(p, x, **change)
 
 

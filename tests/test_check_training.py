@@ -48,6 +48,7 @@ def line(tmp_path, monkeypatch, capfd):
                 [f"{CHECKPOINT}.monitor=val_loss"],
                 f"set {CHECKPOINT}.monitor=val_log_loss {CHECKPOINT}.mode=min",
             ),
+            (["optimizer.restart_tables=['D*']"], "optimizer.restart_tables: D*: no such table"),
             ([f"{CHECKPOINT}.monitor=val_log_loss"], f"{CHECKPOINT}.mode=max: a smaller val_log_"),
             (
                 ["+callbacks.e={_target_: lightning.pytorch.callbacks.EarlyStopping, "

@@ -26,6 +26,7 @@ from recapp.recipe.run_rows import rows_of
 from recapp.recipe.validation_rows import made_up_rows
 from recapp.settings.records import Constructor
 from recapp.tables.listed import listed_tables
+from recapp.tables.named_collections import BAGS
 from recapp.tables.table_settings import FurtherTables, TablesOfDataset
 
 ROWS = 1200
@@ -290,9 +291,9 @@ def test_a_model_without_the_argument_is_told_what_makes_the_collection(logs):
         check_training(recipe("train", wanted))
 
 
-def made_of_columns(model="watch_model.Watch", **tables):
+def made_of_columns(model="watch_model.Watch", table_dims=None, **tables):
     """The tables of `tables=from_dataset` for the columns user, item and history."""
-    dataset = DataSettings(path="logs", sparse=("user", "item", "history"))
+    dataset = DataSettings(path="logs", sparse=("user", "item", "history"), table_dims=table_dims)
     return tables_of_model(
         TablesOfDataset(dim=4, max_rows=50, **tables),
         dataset,
@@ -344,6 +345,19 @@ def test_wide_weights_are_made_if_the_settings_ask_or_the_model_requires_them():
         ({"shared": {"history": "item", "item": "user"}}, "no sparse column with a table of its"),
         ({"collections": {"c": FurtherTables(columns=("itme",))}}, "tables.collections.c.columns"),
         ({"collections": {"wide": FurtherTables()}, "wide": True}, "leave tables.wide=null"),
+        (
+            {"collections": {"c": FurtherTables(columns=())}},
+            r"collections.c.columns=\[\]: makes no",
+        ),
+        ({"collections": {BAGS: FurtherTables()}}, "has the name of the columns' own tables"),
+        (
+            {"shared": {"history": "item"}, "model": "recapp.models.logistic.LogisticRegression"},
+            r"the model has further collections alone \(wide\)",
+        ),
+        (
+            {"shared": {"history": "item"}, "table_dims": {"history": 8}},
+            r"history reads the table of item \(tables.shared\): leave it out, or name item",
+        ),
     ],
 )
 def test_wrong_names_of_further_collections_are_refused(tables, words):

@@ -30,7 +30,7 @@ from recapp.settings.check_settings import override_names
 from recapp.settings.records import to_plain
 from recapp.settings.renamed import target_of_today
 from recapp.settings.values import Paths, shown
-from recapp.tables.named_collections import BAGS
+from recapp.tables.named_collections import BAGS, of_all_members
 from recapp.tables.table_settings import TablesOfDataset
 
 if TYPE_CHECKING:
@@ -239,7 +239,8 @@ def check_training(recipe: Train) -> None:
     Raises:
         ConfigError: The layers are invalid or do not fit the tables, the model does not take a
             collection of tables, the weights do not fit in memory, a callback cannot be used or
-            monitors a metric that is not measured, or a share of an epoch is less than a batch.
+            monitors a metric that is not measured, tables cannot begin anew, or a share of an
+            epoch is less than a batch.
     """
     known = MODELS.get(target_of_today(recipe.model.target))
     if known is None or known.needs != (BAGS,) or not recipe.tables.only_bags:
@@ -261,9 +262,20 @@ def check_training(recipe: Train) -> None:
         )
     check_callbacks(recipe)
     schedule_of(recipe)
+    if recipe.optimizer.restart_tables:
+        _check_restarts(recipe)
     if not started_externally():
         _check_memory(recipe)
         _check_shares(recipe)
+
+
+def _check_restarts(recipe: Train) -> None:
+    """Check the names of the tables that begin anew, and that those of one rule do so together."""
+    from recapp.optim.named_rules import rules_of, tables_that_restart  # imports torch
+
+    tables = recipe.all_tables
+    patterns = of_all_members(dict.fromkeys(recipe.optimizer.restart_tables), tables)
+    tables_that_restart(list(patterns), rules_of(recipe.rules, [table.name for table in tables]))
 
 
 def _check_memory(recipe: Train) -> None:

@@ -198,6 +198,11 @@ class _TablesOfColumns:
         if settings.wide or (settings.wide is None and WIDE in needs and WIDE not in further):
             further[WIDE] = FurtherTables(init_range=0.0)
         only_further = BAGS not in needs and bool(further) and not settings.sequences
+        if only_further and settings.shared:
+            raise ConfigError(
+                f"tables.shared={shown(settings.shared)}: the model has further collections alone "
+                f"({', '.join(further)}), and their columns share no tables: leave it null"
+            )
         made = [] if only_further else self._tables()
         named = [
             (
@@ -227,6 +232,12 @@ class _TablesOfColumns:
                     f"no sparse column with a table of its own; {suggest(owner, owners)}"
                 )
         dims = self.dataset.table_dims or {}
+        for column in shared:
+            if column in dims:
+                raise ConfigError(
+                    f"dataset.table_dims={shown(dims)}: {column} reads the table of "
+                    f"{shared[column]} (tables.shared): leave it out, or name {shared[column]}"
+                )
         made = []
         for column in self.columns:
             if column in shared:
@@ -243,6 +254,13 @@ class _TablesOfColumns:
     def _further(self, name: str, own: FurtherTables) -> list[EmbeddingConfig]:
         """Return the tables of a further collection."""
         setting = f"tables.collections.{name}.columns"
+        if name in (BAGS, SEQUENCES):
+            raise ConfigError(
+                f"tables.collections.{name}: has the name of the columns' own tables: give it "
+                "another, such as context"
+            )
+        if own.columns == ():
+            raise ConfigError(f"{setting}=[]: makes no table: name columns, or null for all")
         if own.columns is not None:
             self._check_columns(setting, own.columns)
         pooled = [column for column in self.columns if column not in self.settings.sequences]
@@ -285,7 +303,7 @@ class _TablesOfColumns:
         """Return a table that some columns read."""
         settings = self.settings
         rule = settings.id_rule or (IdRule.ERROR if settings.grow else self.dataset.id_rule)
-        if not settings.grow and self.schema.is_hash(readers[0]):
+        if not settings.grow and any(self.schema.is_hash(reader) for reader in readers):
             rule = "hash"
         rows = max(self._rows(column) for column in readers)
         if rule == "hash" and not settings.grow and settings.max_rows is not None:

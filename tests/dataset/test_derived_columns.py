@@ -374,6 +374,14 @@ def test_on_paper_without_rows_derived_columns_are_assumed(logs, capsys):
     )
 
 
+def test_a_table_that_a_cross_reads_is_hashed():
+    shared = TablesOfDataset(shared={"x_x_y": "x"})
+    of = settings(crosses=(("x", "y"),), id_rule="error", cardinality=(9, 9, 9))
+    model = Constructor("recapp.models.published_dlrm.DLRM")
+    made = tables_of_model(shared, of, schema_of(of, shared), model)
+    assert [str(t.id_rule) for t in made.tables] == ["hash", "error", "error"]
+
+
 def test_data_without_a_trained_model_are_only_fitted_by_training(logs):
     of = replace(settings(buckets="log"), path=logs)
     data = ClickData(of, schema(buckets="log"))

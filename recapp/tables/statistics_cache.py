@@ -34,6 +34,7 @@ def read_cached(
     tables: Sequence[EmbeddingConfig],
     samples: int = 1,
     lookups: Sequence[TableLookup] | None = None,
+    derived: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, TableStatistics] | None:
     """Return the cached measurement for exactly these files and tables.
 
@@ -42,11 +43,12 @@ def read_cached(
         tables: The tables of the model.
         samples: The least number of measured samples.
         lookups: The lookups of the tables; None takes the lookups that the tables declare.
+        derived: The settings of derived columns, which determine their ids, as plain values.
 
     Returns:
         Statistics by table; None if there is no measurement, or one with too few samples.
     """
-    key = _key(files, tables, lookups)
+    key = _key(files, tables, lookups, derived)
     path = _path(files)
     for entry in _read(path) if key and path else []:
         if entry.get("key") == key and entry.get("samples", 0) >= samples:
@@ -61,6 +63,7 @@ def write_cached(
     statistics: Mapping[str, TableStatistics],
     samples: int,
     lookups: Sequence[TableLookup] | None = None,
+    derived: Sequence[Mapping[str, Any]] = (),
 ) -> Path | None:
     """Write a measurement to the user's cache.
 
@@ -70,11 +73,12 @@ def write_cached(
         statistics: The statistics of each table.
         samples: The number of measured samples.
         lookups: The lookups of the tables; None takes the lookups that the tables declare.
+        derived: The settings of derived columns, which determine their ids, as plain values.
 
     Returns:
         The path of the file; None if the cache cannot be written.
     """
-    key = _key(files, tables, lookups)
+    key = _key(files, tables, lookups, derived)
     path = _path(files)
     if not key or path is None:
         return None
@@ -136,6 +140,7 @@ def _key(
     files: Sequence[str | Path],
     tables: Sequence[EmbeddingConfig],
     lookups: Sequence[TableLookup] | None,
+    derived: Sequence[Mapping[str, Any]],
 ) -> str:
     """Return the key of a measurement; an empty text if a data file is absent."""
     identity: list[Any] = []
@@ -161,6 +166,8 @@ def _key(
             for t in tables
         ]
     )
+    if derived:
+        identity.append([dict(column) for column in derived])
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest() if files else ""
 
 

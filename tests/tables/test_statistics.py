@@ -212,6 +212,12 @@ def test_what_other_lookups_measured_is_not_read(data):
     write_cached(data, [table()], known, 64, twice)
     assert read_cached(data, [table()]) is None
     assert read_cached(data, [table()], lookups=twice) == known
+    columns = [{"name": "b", "kind": "buckets", "reads": ["a"], "setting": 8}]
+    assert read_cached(data, [table()], lookups=twice, derived=columns) is None
+    write_cached(data, [table()], known, 64, twice, columns)
+    assert read_cached(data, [table()], lookups=twice, derived=columns) == known
+    other = [columns[0] | {"setting": 16}]
+    assert read_cached(data, [table()], lookups=twice, derived=other) is None
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def line(tmp_path, monkeypatch, capfd):
             ),
             (
                 "metrics.names=[auc,ndcg]",
-                "ndcg: known: auc, calibration, log_loss, normalized_entropy",
+                "ndcg: known: auc, calibration, lift, log_loss, mae, normalized_entropy",
             ),
             ("dataset.val_share=1.5", "dataset.val_share=1.5: must be a share of the rows"),
             ("dataset.val_share=half", "dataset.val_share=half: must be a fraction such as 1/7"),

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recapp.models.layers import MLP, published_linear
+from recapp.models.dropout import FastDropout
+from recapp.models.layers import MLP, xavier_linear
 from recapp.models.widths import check_divides
 
 
@@ -47,10 +48,10 @@ class FieldAttention(nn.Module):
         super().__init__()
         check_divides("model.heads", heads, "model.width", width)
         self.heads = heads
-        self.query = published_linear(dim, width, bias=False)
-        self.key = published_linear(dim, width, bias=False)
-        self.value = published_linear(dim, width, bias=False)
-        self.residual = published_linear(dim, width, bias=False)
+        self.query = xavier_linear(dim, width, bias=False)
+        self.key = xavier_linear(dim, width, bias=False)
+        self.value = xavier_linear(dim, width, bias=False)
+        self.residual = xavier_linear(dim, width, bias=False)
 
     def forward(self, fields_BFD: Tensor) -> Tensor:
         """Return the fields after attention, [B, F, W]."""
@@ -84,15 +85,15 @@ class TransformerLayer(nn.Module):
         super().__init__()
         check_divides("model.heads", heads, "width", width)
         self.heads = heads
-        self.query = published_linear(width, width, bias=False)
-        self.key = published_linear(width, width, bias=False)
-        self.value = published_linear(width, width, bias=False)
-        self.output = published_linear(width, width, bias=False)
+        self.query = xavier_linear(width, width, bias=False)
+        self.key = xavier_linear(width, width, bias=False)
+        self.value = xavier_linear(width, width, bias=False)
+        self.output = xavier_linear(width, width, bias=False)
         self.first_norm = nn.LayerNorm(width)
-        self.hidden = published_linear(width, feed_forward)
-        self.back = published_linear(feed_forward, width)
+        self.hidden = xavier_linear(width, feed_forward)
+        self.back = xavier_linear(feed_forward, width)
         self.second_norm = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = FastDropout(dropout)
 
     def forward(self, steps_BTW: Tensor, there_BT: Tensor) -> Tensor:
         """Return the steps after the layer, [B, T, W].

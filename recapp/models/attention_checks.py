@@ -5,51 +5,20 @@ file does not import torch. Each function has the names of the model's settings 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from recapp.errors import ConfigError, suggest
-from recapp.models.widths import check_divides, check_share, check_tower, check_widths
+from recapp.models.widths import (
+    NUMBERS,
+    check_choice,
+    check_count,
+    check_divides,
+    check_factor,
+    check_hidden,
+    check_share,
+    check_tower,
+    check_widths,
+)
 from recapp.tables.lookups import TableLookup
-
-
-def check_count(setting: str, value: Any) -> None:
-    """Check that a setting is a whole number of at least 1.
-
-    Raises:
-        ConfigError: The value is not a whole number of at least 1.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{setting}={value}: must be a whole number of at least 1")
-
-
-def check_choice(setting: str, value: Any, choices: Sequence[str]) -> None:
-    """Check that a setting is one of some words.
-
-    Raises:
-        ConfigError: The value is not one of the words.
-    """
-    if value not in choices:
-        raise ConfigError(f"{setting}={value}: {suggest(str(value), choices)}")
-
-
-def check_hidden(setting: str, layers: Sequence[int]) -> None:
-    """Check the widths of hidden layers, which may be none.
-
-    Raises:
-        ConfigError: A width is not allowed.
-    """
-    if not isinstance(layers, list | tuple) or layers:
-        check_widths(setting, layers)
-
-
-def check_factor(setting: str, value: Any) -> None:
-    """Check that a setting is a number above 0.
-
-    Raises:
-        ConfigError: The value is not a number above 0.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ConfigError(f"{setting}={value}: must be a number above 0")
 
 
 def check_autoint(
@@ -175,7 +144,7 @@ def check_rankmixer(
     check_divides("model.tokens", tokens, "model.width", width)
     if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or sparsity < 0:
         raise ConfigError(f"model.sparsity={sparsity}: must be a number of at least 0")
-    check_choice("model.numbers", numbers, ("vectors", "concat"))
+    check_choice("model.numbers", numbers, NUMBERS)
 
 
 def check_din(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from recapp.models.attention import FieldAttention
 from recapp.models.attention_checks import check_autoint
 from recapp.models.fields import FieldVectors
-from recapp.models.layers import MLP, published_linear
+from recapp.models.layers import MLP, xavier_linear
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 
@@ -57,7 +57,7 @@ class AutoInt(nn.Module):
         self.fields = FieldVectors(embedding_bag_collection, dense_in_features, model="AutoInt")
         dims = [self.fields.dim, *[width] * attention_layers]
         self.layers = nn.ModuleList(FieldAttention(dim, width, heads) for dim in dims[:-1])
-        self.score = published_linear(self.fields.count * width, 1)
+        self.score = xavier_linear(self.fields.count * width, 1)
         self.width = width
         self.deep = None
         if deep_layers:

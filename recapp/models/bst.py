@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from recapp.models.attention import TransformerLayer
 from recapp.models.attention_checks import check_bst, check_step
 from recapp.models.fields import FieldVectors
-from recapp.models.layers import MLP
+from recapp.models.layers import logit_mlp
 from recapp.models.sequences import Histories
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection, SequenceCollection
@@ -85,11 +85,9 @@ class BST(nn.Module):
             TransformerLayer(width, heads, feed_forward or 4 * width, dropout)
             for _ in range(transformer_layers)
         )
-        self.top = MLP(
+        self.top = logit_mlp(
             self.fields.columns + (max_length + 1) * width,
-            [*layers, 1],
-            last_relu=False,
-            setting="model.layers",
+            layers,
             activation="leaky_relu",
             dropout=dropout,
         )

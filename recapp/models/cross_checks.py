@@ -6,8 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from recapp.errors import ConfigError, suggest
-from recapp.models.widths import check_divides, check_same_dim, check_share, check_widths
+from recapp.errors import ConfigError
+from recapp.models.widths import (
+    NUMBERS,
+    check_choice,
+    check_count,
+    check_divides,
+    check_factor,
+    check_hidden,
+    check_logit_layers,
+    check_same_dim,
+    check_share,
+    check_truth,
+    check_widths,
+)
 
 CROSSES = ("full", "low_rank", "mixture")
 """The maps of a cross layer of DCN-V2."""
@@ -15,64 +27,30 @@ STRUCTURES = ("parallel", "stacked")
 """Where the tower of a cross network is."""
 BRIDGES = ("hadamard_product", "pointwise_addition", "concatenation", "attention_pooling")
 """How EDCN joins its two networks after a layer."""
-NUMBERS = ("vectors", "concat")
-"""What numbers become."""
-
-
-def _whole(setting: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{setting}={value}: must be a whole number of at least 1")
-
-
-def _positive(setting: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-        raise ConfigError(f"{setting}={value}: must be a number above 0, such as 1")
-
-
-def _one_of(known: Sequence[str], setting: str, value: Any) -> None:
-    if value not in known:
-        raise ConfigError(f"{setting}={value}: {suggest(str(value), known)}")
-
-
-def _truth(setting: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{setting}={value}: must be true or false")
-
-
-def _tower(setting: str, value: Any) -> None:
-    if not (isinstance(value, list | tuple) and not value):  # without layers, there is no tower
-        check_widths(setting, value)
-
-
-def _top(setting: str, value: Any) -> None:
-    if check_widths(setting, value)[-1] != 1:
-        raise ConfigError(
-            f"{setting}={list(value)}: the last layer is the logit and must be 1, e.g. [256,128,1]"
-        )
 
 
 CHECKS: Mapping[str, Callable[[str, Any], object]] = {
-    "cross": partial(_one_of, CROSSES),
-    "structure": partial(_one_of, STRUCTURES),
-    "bridge": partial(_one_of, BRIDGES),
-    "numbers": partial(_one_of, NUMBERS),
-    "cross_layers": _whole,
-    "exponential_layers": _whole,
-    "linear_layers": _whole,
-    "quadratic_layers": _whole,
-    "rank": _whole,
-    "experts": _whole,
-    "rows": _whole,
-    "heads": _whole,
-    "layers": _tower,
+    "cross": partial(check_choice, choices=CROSSES),
+    "structure": partial(check_choice, choices=STRUCTURES),
+    "bridge": partial(check_choice, choices=BRIDGES),
+    "numbers": partial(check_choice, choices=NUMBERS),
+    "cross_layers": check_count,
+    "exponential_layers": check_count,
+    "linear_layers": check_count,
+    "quadratic_layers": check_count,
+    "rank": check_count,
+    "experts": check_count,
+    "rows": check_count,
+    "heads": check_count,
+    "layers": check_hidden,
     "bottom_layers": check_widths,
-    "top_layers": _top,
-    "temperature": _positive,
+    "top_layers": check_logit_layers,
+    "temperature": check_factor,
     "dropout": check_share,
     "exponential_dropout": check_share,
     "linear_dropout": check_share,
-    "batch_norm": _truth,
-    "layer_norm": _truth,
+    "batch_norm": check_truth,
+    "layer_norm": check_truth,
 }
 """The check of each setting of the cross networks, by its name."""
 

@@ -22,20 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-
-def xavier(weight: Tensor, inputs: int, outputs: int) -> None:
-    """Draw the start values of a weight: normal with deviation sqrt(2 / (inputs + outputs))."""
-    if not weight.is_meta:  # it has no values, and to draw them torch would import its compiler
-        nn.init.normal_(weight, 0.0, (2 / (inputs + outputs)) ** 0.5)
-
-
-def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
-    """Return a linear layer with Xavier-normal weights and a bias of zero."""
-    layer = nn.Linear(inputs, outputs, bias)
-    xavier(layer.weight, inputs, outputs)
-    if bias and not layer.bias.is_meta:
-        nn.init.zeros_(layer.bias)
-    return layer
+from recapp.models.layers import xavier, xavier_linear
 
 
 def crossed(x: Tensor, factor: Tensor, gate: Tensor) -> Tensor:
@@ -121,7 +108,7 @@ class FullCross(nn.Module):
 
     def __init__(self, columns: int) -> None:
         super().__init__()
-        self.map = linear(columns, columns)
+        self.map = xavier_linear(columns, columns)
 
     def forward(self, first_BK: Tensor, x_BK: Tensor) -> Tensor:
         """Return x', [B, K], from x0 and x."""
@@ -140,8 +127,8 @@ class LowRankCross(nn.Module):
 
     def __init__(self, columns: int, rank: int) -> None:
         super().__init__()
-        self.down = linear(columns, rank, bias=False)
-        self.up = linear(rank, columns)
+        self.down = xavier_linear(columns, rank, bias=False)
+        self.up = xavier_linear(rank, columns)
 
     def forward(self, first_BK: Tensor, x_BK: Tensor) -> Tensor:
         """Return x', [B, K], from x0 and x."""
@@ -163,10 +150,10 @@ class MixtureCross(nn.Module):
 
     def __init__(self, columns: int, rank: int, experts: int) -> None:
         super().__init__()
-        self.gate = linear(columns, experts, bias=False)
-        self.down = linear(columns, experts * rank, bias=False)
+        self.gate = xavier_linear(columns, experts, bias=False)
+        self.down = xavier_linear(columns, experts * rank, bias=False)
         self.inner = nn.Parameter(torch.zeros(experts, rank, rank))
-        self.up = linear(experts * rank, columns)
+        self.up = xavier_linear(experts * rank, columns)
         xavier(self.down.weight, columns, rank)
         xavier(self.inner, rank, rank)
         xavier(self.up.weight, rank, columns)
@@ -189,8 +176,8 @@ class GatedCross(nn.Module):
 
     def __init__(self, columns: int) -> None:
         super().__init__()
-        self.map = linear(columns, columns)
-        self.gate = linear(columns, columns, bias=False)
+        self.map = xavier_linear(columns, columns)
+        self.gate = xavier_linear(columns, columns, bias=False)
 
     def forward(self, first_BK: Tensor, x_BK: Tensor) -> Tensor:
         """Return x', [B, K], from x0 and x."""

@@ -8,17 +8,14 @@ Shapes: B batch, K columns of all numbers and vectors.
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
-
 from recapp.models.cross_checks import check_crosses
 from recapp.models.crosses import VectorCrosses
-from recapp.models.deep_and_cross import DeepAndCross
-from recapp.models.fields import FieldVectors, Numbers
-from recapp.sparse.batch import Batch
+from recapp.models.deep_and_cross import DeepAndCrossModel
+from recapp.models.fields import Numbers
 from recapp.tables.collections import BagCollection
 
 
-class DCN(nn.Module):
+class DCN(DeepAndCrossModel):
     """Click logits of a cross network beside a tower.
 
     Args:
@@ -45,7 +42,6 @@ class DCN(nn.Module):
         dropout: float = 0.0,
         numbers: Numbers = "concat",
     ) -> None:
-        super().__init__()
         check_crosses(
             {
                 "cross_layers": cross_layers,
@@ -56,17 +52,12 @@ class DCN(nn.Module):
             },
             [x.dim for x in embedding_bag_collection.lookups],
         )
-        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, numbers=numbers)
-        columns = self.fields.columns
-        self.logit = DeepAndCross(
-            columns,
-            VectorCrosses(columns, cross_layers),
+        super().__init__(
+            embedding_bag_collection,
+            dense_in_features,
+            lambda columns: VectorCrosses(columns, cross_layers),
             layers,
+            numbers=numbers,
             batch_norm=batch_norm,
             dropout=dropout,
         )
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Compute logits, [B]."""
-        logits_B: Tensor = self.logit(self.fields.flat(batch))
-        return logits_B

@@ -14,17 +14,16 @@ Shapes: B batch, K columns of all numbers and vectors.
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
 
 from recapp.models.cross_checks import check_crosses
 from recapp.models.crosses import Crosses, FullCross, LowRankCross, MixtureCross
-from recapp.models.deep_and_cross import DeepAndCross
-from recapp.models.fields import FieldVectors, Numbers
-from recapp.sparse.batch import Batch
+from recapp.models.deep_and_cross import DeepAndCrossModel
+from recapp.models.fields import Numbers
 from recapp.tables.collections import BagCollection
 
 
-class DCNv2(nn.Module):
+class DCNv2(DeepAndCrossModel):
     """Click logits of a cross network with matrices, beside or below a tower.
 
     Args:
@@ -59,7 +58,6 @@ class DCNv2(nn.Module):
         dropout: float = 0.0,
         numbers: Numbers = "concat",
     ) -> None:
-        super().__init__()
         check_crosses(
             {
                 "cross": cross,
@@ -74,23 +72,22 @@ class DCNv2(nn.Module):
             },
             [x.dim for x in embedding_bag_collection.lookups],
         )
-        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, numbers=numbers)
-        columns = self.fields.columns
-        make: dict[str, Callable[[], nn.Module]] = {
-            "full": partial(FullCross, columns),
-            "low_rank": partial(LowRankCross, columns, rank),
-            "mixture": partial(MixtureCross, columns, rank, experts),
+        make: dict[str, Callable[[int], nn.Module]] = {
+            "full": FullCross,
+            "low_rank": partial(LowRankCross, rank=rank),
+            "mixture": partial(MixtureCross, rank=rank, experts=experts),
         }
-        self.logit = DeepAndCross(
-            columns,
-            Crosses(make[cross]() for _ in range(cross_layers)),
+
+        def crosses(columns: int) -> nn.Module:
+            return Crosses(make[cross](columns) for _ in range(cross_layers))
+
+        super().__init__(
+            embedding_bag_collection,
+            dense_in_features,
+            crosses,
             layers,
+            numbers=numbers,
             structure=structure,
             batch_norm=batch_norm,
             dropout=dropout,
         )
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Compute logits, [B]."""
-        logits_B: Tensor = self.logit(self.fields.flat(batch))
-        return logits_B

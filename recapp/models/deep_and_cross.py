@@ -8,14 +8,16 @@
 Shapes: B batch, K columns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recapp.models.crosses import xavier
-from recapp.models.layers import MLP
+from recapp.models.fields import FieldVectors, Numbers
+from recapp.models.layers import MLP, xavier
+from recapp.sparse.batch import Batch
+from recapp.tables.collections import BagCollection
 
 
 class JointLogit(nn.Module):
@@ -90,4 +92,43 @@ class DeepAndCross(nn.Module):
         else:
             parts = [crossed_BK, self.tower(first_BK)]
         logits_B: Tensor = self.logit(*parts)
+        return logits_B
+
+
+class DeepAndCrossModel(nn.Module):
+    """Click logits of a cross network and a tower over all inputs: the base of DCN, DCN-V2 and
+    GDCN, which differ in the layers of the cross network.
+
+    Args:
+        embedding_bag_collection: A module that is a `BagCollection`; tables may have any dims.
+        dense_in_features: The number of dense features of a sample.
+        make_crosses: Makes the cross network for a number of columns.
+        layers: The widths of the tower; without any there is only the cross network.
+        numbers: The form of numbers (`recapp/models/fields.py`).
+        structure: `parallel` or `stacked`.
+        batch_norm: Whether a batch norm precedes each ReLU of the tower.
+        dropout: The share of the tower's outputs that a training step sets to 0.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: BagCollection,
+        dense_in_features: int,
+        make_crosses: Callable[[int], nn.Module],
+        layers: Sequence[int],
+        *,
+        numbers: Numbers,
+        structure: str = "parallel",
+        batch_norm: bool,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, numbers=numbers)
+        columns = self.fields.columns
+        crosses = make_crosses(columns)
+        self.logit = DeepAndCross(columns, crosses, layers, structure, batch_norm, dropout)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Compute logits, [B]."""
+        logits_B: Tensor = self.logit(self.fields.flat(batch))
         return logits_B

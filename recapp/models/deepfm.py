@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from recapp.models.factorisation import fm_term
 from recapp.models.fields import FieldVectors
-from recapp.models.layers import MLP
+from recapp.models.layers import logit_mlp
 from recapp.models.logistic import LogisticRegression
-from recapp.models.widths import check_widths
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 
@@ -54,11 +53,9 @@ class DeepFM(nn.Module):
         self.vectors = FieldVectors(embedding_bag_collection, dense_in_features, model="DeepFM")
         self.scale = 1 / self.vectors.count if normalise else 1.0
         self.linear = LogisticRegression(wide, dense_in_features)
-        self.deep = MLP(
+        self.deep = logit_mlp(
             self.vectors.count * self.vectors.dim,
-            [*check_widths("model.layers", layers), 1],
-            last_relu=False,
-            setting="model.layers",
+            layers,
             activation=activation,
             batch_norm=batch_norm,
             dropout=dropout,

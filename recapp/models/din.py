@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from recapp.models.attention import TargetAttention
 from recapp.models.attention_checks import check_din
 from recapp.models.fields import FieldVectors
-from recapp.models.layers import MLP
+from recapp.models.layers import logit_mlp
 from recapp.models.sequences import Histories
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection, SequenceCollection
@@ -76,11 +76,9 @@ class DIN(nn.Module):
             width, attention_layers, activation, setting="model.attention_layers"
         )
         self.softmax = softmax
-        self.top = MLP(
+        self.top = logit_mlp(
             self.fields.columns + width,
-            [*layers, 1],
-            last_relu=False,
-            setting="model.layers",
+            layers,
             activation=activation,
             batch_norm=batch_norm,
             dropout=dropout,

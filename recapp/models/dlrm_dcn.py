@@ -12,13 +12,14 @@ Shapes: B batch, I dense features, D bottom output, K columns of the bottom outp
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch import Tensor, nn
 
-from recapp.errors import ConfigError
 from recapp.models.cross_checks import check_crosses
 from recapp.models.crosses import Crosses, LowRankCross
-from recapp.models.layers import MLP
+from recapp.models.fields import numbers_of
+from recapp.models.layers import MLP, published_linear
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.collections import BagCollection
@@ -59,16 +60,17 @@ class DLRM_DCN(nn.Module):
                 "rank": rank,
             }
         )
+        mlp = partial(MLP, make_linear=published_linear)
         self.bottom = None
         columns = sum(x.columns for x in embedding_bag_collection.lookups)
         if dense_in_features:
-            self.bottom = MLP(dense_in_features, bottom_layers, setting="model.bottom_layers")
+            self.bottom = mlp(dense_in_features, bottom_layers, setting="model.bottom_layers")
             columns += bottom_layers[-1]
             # The bottom MLP's output goes into this room, which saves a copy of the vectors.
             embedding_bag_collection.leave_room(bottom_layers[-1])
         self.embedding_bag_collection = embedding_bag_collection
         self.crosses = Crosses(LowRankCross(columns, rank) for _ in range(cross_layers))
-        self.top = MLP(columns, top_layers, last_relu=False, setting="model.top_layers")
+        self.top = mlp(columns, top_layers, last_relu=False, setting="model.top_layers")
         self.dense_in_features = dense_in_features
 
     def forward(self, batch: Batch) -> Tensor:
@@ -80,12 +82,7 @@ class DLRM_DCN(nn.Module):
         Raises:
             ConfigError: The batch has another number of dense features.
         """
-        dense_BI = batch.dense_BI
-        if dense_BI.dim() != 2 or dense_BI.shape[1] != self.dense_in_features:
-            raise ConfigError(
-                f"the model was made for {self.dense_in_features} dense features and got a batch "
-                f"of shape {list(dense_BI.shape)}: dataset.dense must be the one it was made with"
-            )
+        dense_BI = numbers_of(batch, self.dense_in_features)
         # Tables come first, so that backward reaches them last, and DDP reduces all dense gradients
         # during the exchange and update of rows.
         pooled: KeyedTensor = self.embedding_bag_collection(batch.sparse)

@@ -21,11 +21,12 @@ class FastDropout(nn.Module):
     """Sets a share of entries to 0 in training, and scales the others to keep the mean.
 
     Args:
-        share: The share, at least 0 and less than 1.
+        share: The share, at least 0 and less than 1. The attribute has torch's name, `p`.
     """
 
     def __init__(self, share: float) -> None:
         super().__init__()
+        self.p = share
         self.dropped = min(round(share * STEPS), STEPS - 1)
 
     def forward(self, entries: Tensor) -> Tensor:
@@ -37,7 +38,7 @@ class FastDropout(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the share as text."""
-        return f"{self.dropped / STEPS:.4g}"
+        return f"{self.p:.4g}"
 
 
 class _Dropped(torch.autograd.Function):

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from recapp.models.batch_norm import BatchNorm
 from recapp.models.cross_checks import check_edcn
-from recapp.models.crosses import VectorCross, linear
+from recapp.models.crosses import VectorCross
 from recapp.models.deep_and_cross import JointLogit
 from recapp.models.fields import FieldVectors
-from recapp.models.layers import MLP
+from recapp.models.layers import MLP, xavier_linear
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 
@@ -42,9 +42,9 @@ class Bridge(nn.Module):
         if kind == "attention_pooling":
             self.attention = nn.ModuleList(
                 nn.Sequential(
-                    linear(columns, columns),
+                    xavier_linear(columns, columns),
                     nn.ReLU(inplace=True),
-                    linear(columns, columns, bias=False),
+                    xavier_linear(columns, columns, bias=False),
                     nn.Softmax(dim=1),
                 )
                 for _ in range(2)

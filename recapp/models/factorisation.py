@@ -12,12 +12,11 @@ Shapes: B batch, F fields, D columns of a vector, P = F (F - 1) / 2 pairs.
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from recapp.models.layers import DotInteraction
+from recapp.models.layers import DotInteraction, indices_of_pairs
 
 
 def fm_term(vectors_BFD: Tensor) -> Tensor:
@@ -93,12 +92,9 @@ class FieldAwarePairs(nn.Module):
     def __init__(self, fields: int) -> None:
         super().__init__()
         self.fields = fields
-        # numpy, because torch would import its compiler for indices on the meta device
-        row_P, col_P = np.tril_indices(fields, -1)
-        entry_FF = np.full((fields, fields), len(row_P))
-        entry_FF[row_P, col_P] = entry_FF[col_P, row_P] = np.arange(len(row_P))
-        self.register_buffer("pair_P", torch.tensor(row_P * fields + col_P), persistent=False)
-        self.register_buffer("entry_FF", torch.tensor(entry_FF.flatten()), persistent=False)
+        pair_P, entry_FF = indices_of_pairs(fields)
+        self.register_buffer("pair_P", pair_P, persistent=False)
+        self.register_buffer("entry_FF", entry_FF, persistent=False)
 
     @property
     def pairs(self) -> int:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from recapp.models.cross_checks import check_fcn
-from recapp.models.crosses import linear
 from recapp.models.fields import FieldVectors
+from recapp.models.layers import xavier_linear
 from recapp.models.masked_crosses import MaskedCross, MaskedCrosses
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
@@ -77,7 +77,7 @@ class FCN(nn.Module):
         for name, number in layers.items():
             one = partial(make, dropouts[name])
             self.crosses[name] = MaskedCrosses(one, number, exponential=name == "exponential")
-        self.logits = nn.ModuleDict({name: linear(columns, 1) for name in layers})
+        self.logits = nn.ModuleDict({name: xavier_linear(columns, 1) for name in layers})
 
     def forward(self, batch: Batch) -> Tensor | dict[str, Tensor]:
         """Compute logits, [B]; in training, also those of each network, by name."""

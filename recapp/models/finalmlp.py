@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from recapp.models.attention_checks import check_finalmlp
 from recapp.models.fields import FieldVectors
 from recapp.models.gates import ContextGate
-from recapp.models.layers import MLP, published_linear
+from recapp.models.layers import MLP, xavier_linear
 from recapp.models.widths import check_divides
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
@@ -83,7 +83,7 @@ class HeadFusion(nn.Module):
         super().__init__()
         check_divides("model.heads", heads, "model.first_layers[-1]", first)
         check_divides("model.heads", heads, "model.second_layers[-1]", second)
-        self.linear = published_linear(first + second, 1)
+        self.linear = xavier_linear(first + second, 1)
         shape = (heads, first // heads, second // heads)
         self.weight_HXY = nn.Parameter(torch.empty(shape))
         if not self.weight_HXY.is_meta:

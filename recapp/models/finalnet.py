@@ -21,13 +21,14 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from recapp.models.attention_checks import check_finalnet
 from recapp.models.batch_norm import BatchNorm
+from recapp.models.dropout import FastDropout
 from recapp.models.fields import FieldVectors
 from recapp.models.gates import FieldGate
-from recapp.models.layers import ACTIVATIONS, published_linear
+from recapp.models.layers import ACTIVATIONS, xavier_linear
+from recapp.models.mean_teacher import losses_of_mean
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 
@@ -47,7 +48,7 @@ class FactorisedLayer(nn.Module):
     def __init__(self, columns: int, width: int, residual: str) -> None:
         super().__init__()
         self.concat = residual == "concat"
-        self.both = published_linear(columns, width if self.concat else 2 * width)
+        self.both = xavier_linear(columns, width if self.concat else 2 * width)
 
     def forward(self, input_BK: Tensor) -> Tensor:
         """Return the linear map and the products, [B, W]."""
@@ -107,8 +108,8 @@ class FinalNet(nn.Module):
                 modules.append(FactorisedLayer(width_in, width_out, residual))
                 modules += [BatchNorm(width_out)] if batch_norm else []
                 modules.append(ACTIVATIONS[activation](width_out))
-                modules += [nn.Dropout(dropout)] if dropout else []
-            return nn.Sequential(*modules, published_linear(layers[-1], 1))
+                modules += [FastDropout(dropout)] if dropout else []
+            return nn.Sequential(*modules, xavier_linear(layers[-1], 1))
 
         self.first = block(2 * columns if gate else columns, first_layers, first_dropout)
         self.second = None
@@ -141,12 +142,5 @@ class FinalNet(nn.Module):
         """
         if "second" not in outputs:
             return {}
-        mean_B = outputs["logit"].detach().sigmoid()
-        weights_B = next(iter(batch.weights.values()), None)
-        return {
-            f"{name}_block": binary_cross_entropy_with_logits(
-                outputs[name], mean_B, weights_B, reduction="sum"
-            )
-            / max(batch.rows, 1)
-            for name in ("first", "second")
-        }
+        branches = {f"{name}_block": outputs[name] for name in ("first", "second")}
+        return losses_of_mean(outputs["logit"], branches, batch)

@@ -5,13 +5,18 @@ torch.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recapp.errors import ConfigError, suggest
-from recapp.models.widths import check_same_dim, check_tower, check_widths
+from recapp.errors import ConfigError
+from recapp.models.widths import (
+    NUMBERS,
+    check_choice,
+    check_same_dim,
+    check_tower,
+    check_truth,
+    check_widths,
+)
 
 Arguments = Mapping[str, Any]
 """The settings of a model, without `_target_`."""
-NUMBERS = ("concat", "vectors")
-"""How numbers enter an MLP: as columns, or each as a multiple of a vector."""
 
 
 def check_nothing(arguments: Arguments, dims: Sequence[int]) -> None:
@@ -25,7 +30,7 @@ def check_pairs(arguments: Arguments, dims: Sequence[int]) -> None:
         ConfigError: The dims differ, or `normalise` is no truth value.
     """
     check_same_dim("this model", dims)
-    _check_truth("normalise", arguments)
+    check_truth("model.normalise", arguments.get("normalise", False))
 
 
 def check_deep(arguments: Arguments, dims: Sequence[int]) -> None:
@@ -36,7 +41,7 @@ def check_deep(arguments: Arguments, dims: Sequence[int]) -> None:
             allowed.
     """
     check_same_dim("this model", dims)
-    _check_truth("normalise", arguments)
+    check_truth("model.normalise", arguments.get("normalise", False))
     _check_mlp(arguments)
 
 
@@ -48,8 +53,7 @@ def check_wide_and_deep(arguments: Arguments, dims: Sequence[int]) -> None:
             not allowed.
     """
     numbers = arguments.get("numbers")
-    if numbers not in NUMBERS:
-        raise ConfigError(f"model.numbers={numbers}: {suggest(str(numbers), NUMBERS)}")
+    check_choice("model.numbers", numbers, NUMBERS)
     if numbers == "vectors":
         check_same_dim("Wide & Deep", dims)
     _check_mlp(arguments)
@@ -94,10 +98,4 @@ def _check_mlp(arguments: Arguments) -> None:
         arguments.get("activation", "relu"),
         arguments.get("dropout", 0.0),
     )
-    _check_truth("batch_norm", arguments)
-
-
-def _check_truth(name: str, arguments: Arguments) -> None:
-    value = arguments.get(name, False)
-    if not isinstance(value, bool):
-        raise ConfigError(f"model.{name}={value}: must be true or false")
+    check_truth("model.batch_norm", arguments.get("batch_norm", False))

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from recapp.models.layers import MLP, published_linear
+from recapp.models.dropout import FastDropout
+from recapp.models.layers import MLP, xavier_linear
 
 
 class FieldGate(nn.Module):
@@ -95,11 +96,11 @@ class MaskBlock(nn.Module):
     ) -> None:
         super().__init__()
         aggregated = max(1, round(ratio * hidden))
-        self.aggregation = published_linear(columns, aggregated)
-        self.projection = published_linear(aggregated, hidden)
-        self.layer = published_linear(hidden, width, bias=False)
+        self.aggregation = xavier_linear(columns, aggregated)
+        self.projection = xavier_linear(aggregated, hidden)
+        self.layer = xavier_linear(hidden, width, bias=False)
         self.norm = nn.LayerNorm(width) if norm else None
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.dropout = FastDropout(dropout)
 
     def forward(self, embeddings_BK: Tensor, hidden_BW: Tensor) -> Tensor:
         """Return the masked and transformed vector, [B, V].

@@ -11,17 +11,14 @@ Shapes: B batch, K columns of all fields.
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
-
 from recapp.models.cross_checks import check_crosses
 from recapp.models.crosses import Crosses, GatedCross
-from recapp.models.deep_and_cross import DeepAndCross
-from recapp.models.fields import FieldVectors, Numbers
-from recapp.sparse.batch import Batch
+from recapp.models.deep_and_cross import DeepAndCrossModel
+from recapp.models.fields import Numbers
 from recapp.tables.collections import BagCollection
 
 
-class GDCN(nn.Module):
+class GDCN(DeepAndCrossModel):
     """Click logits of a gated cross network, beside or below a tower.
 
     Args:
@@ -50,7 +47,6 @@ class GDCN(nn.Module):
         dropout: float = 0.0,
         numbers: Numbers = "vectors",
     ) -> None:
-        super().__init__()
         check_crosses(
             {
                 "cross_layers": cross_layers,
@@ -62,18 +58,13 @@ class GDCN(nn.Module):
             },
             [x.dim for x in embedding_bag_collection.lookups],
         )
-        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, numbers=numbers)
-        columns = self.fields.columns
-        self.logit = DeepAndCross(
-            columns,
-            Crosses(GatedCross(columns) for _ in range(cross_layers)),
+        super().__init__(
+            embedding_bag_collection,
+            dense_in_features,
+            lambda columns: Crosses(GatedCross(columns) for _ in range(cross_layers)),
             layers,
+            numbers=numbers,
             structure=structure,
             batch_norm=batch_norm,
             dropout=dropout,
         )
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Compute logits, [B]."""
-        logits_B: Tensor = self.logit(self.fields.flat(batch))
-        return logits_B

@@ -17,20 +17,33 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from recapp.errors import ConfigError
 from recapp.models.batch_norm import BatchNorm
 from recapp.models.dice import Dice
-from recapp.models.widths import check_tower
+from recapp.models.dropout import FastDropout
+from recapp.models.widths import check_tower, check_widths
+
+
+def xavier(weight: Tensor, inputs: int, outputs: int) -> None:
+    """Draw the start values of a weight: normal with deviation sqrt(2 / (inputs + outputs))."""
+    if not weight.is_meta:  # it has no values, and to draw them torch would import its compiler
+        nn.init.normal_(weight, 0.0, (2 / (inputs + outputs)) ** 0.5)
+
+
+def xavier_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+    """Return a linear layer with Xavier-normal weights and a bias of zero."""
+    layer = nn.Linear(inputs, outputs, bias)
+    xavier(layer.weight, inputs, outputs)
+    if bias and not layer.bias.is_meta:
+        nn.init.zeros_(layer.bias)
+    return layer
 
 
 def published_linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
     """Return a linear layer with the start values of the published DLRM.
 
-    Weights are normal with standard deviation sqrt(2 / (in + out)), biases with sqrt(1 / out)
+    Weights are Xavier normal, biases normal with standard deviation sqrt(1 / out)
     (facebookresearch/dlrm, `dlrm_s_pytorch.py: create_mlp`).
     """
-    layer = nn.Linear(in_features, out_features, bias)
-    if layer.weight.is_meta:  # it has no values, and to draw them torch would import its compiler
-        return layer
-    nn.init.normal_(layer.weight, 0.0, (2 / (in_features + out_features)) ** 0.5)
-    if bias:
+    layer = xavier_linear(in_features, out_features, bias)
+    if bias and not layer.bias.is_meta:
         nn.init.normal_(layer.bias, 0.0, (1 / out_features) ** 0.5)
     return layer
 
@@ -64,6 +77,7 @@ class MLP(nn.Sequential):
         activation: The name of the activation, one of `ACTIVATIONS`.
         batch_norm: Whether batch normalisation stands before each activation.
         dropout: The share of outputs that training sets to 0 behind each activation.
+        make_linear: Makes a linear layer from the numbers of its columns.
 
     Raises:
         ConfigError: A width is no whole number of at least 1, the activation does not exist, or
@@ -79,20 +93,60 @@ class MLP(nn.Sequential):
         activation: str = "relu",
         batch_norm: bool = False,
         dropout: float = 0.0,
+        make_linear: Callable[[int, int], nn.Linear] = xavier_linear,
     ) -> None:
         check_tower(setting, layers, activation, dropout)
         widths = [in_features, *layers]
         modules: list[nn.Module] = []
         for place, (width_in, width_out) in enumerate(pairwise(widths), 1):
-            modules.append(published_linear(width_in, width_out))
+            modules.append(make_linear(width_in, width_out))
             if place == len(layers) and not last_relu:
                 break
             if batch_norm:
                 modules.append(BatchNorm(width_out))
             modules.append(ACTIVATIONS[activation](width_out))
             if dropout:
-                modules.append(nn.Dropout(dropout))
+                modules.append(FastDropout(dropout))
         super().__init__(*modules)
+
+
+def logit_mlp(
+    in_features: int,
+    layers: Sequence[int],
+    *,
+    activation: str = "relu",
+    batch_norm: bool = False,
+    dropout: float = 0.0,
+) -> MLP:
+    """Return an `MLP` with the hidden layers of the setting `model.layers`, which the logit
+    follows: [B, in_features] -> [B, 1].
+
+    Raises:
+        ConfigError: A setting is not allowed.
+    """
+    return MLP(
+        in_features,
+        [*check_widths("model.layers", layers), 1],
+        last_relu=False,
+        setting="model.layers",
+        activation=activation,
+        batch_norm=batch_norm,
+        dropout=dropout,
+    )
+
+
+def indices_of_pairs(count: int) -> tuple[Tensor, Tensor]:
+    """Return the places of the pairs of F vectors in the flat [F, F] matrix of all products, and
+    the pair of each entry of this matrix, int64 [P] and [F * F].
+
+    The pairs are the lower triangle without the diagonal. The entries of the diagonal have the
+    number P, one after the last pair.
+    """
+    # numpy, because torch would import its compiler for indices on the meta device
+    row_P, col_P = np.tril_indices(count, -1)
+    entry_FF = np.full((count, count), len(row_P))
+    entry_FF[row_P, col_P] = entry_FF[col_P, row_P] = np.arange(len(row_P))
+    return torch.tensor(row_P * count + col_P), torch.tensor(entry_FF.flatten())
 
 
 class DotInteraction(nn.Module):
@@ -116,14 +170,9 @@ class DotInteraction(nn.Module):
     def __init__(self, vectors: int) -> None:
         super().__init__()
         self.vectors = vectors
-        # numpy, because torch would import its compiler for indices on the meta device
-        row_P, col_P = np.tril_indices(vectors, -1)
-        # The inverse map: the pair of each entry of the full product. The diagonal maps to one
-        # entry after the last pair, which is zero.
-        entry_FF = np.full((vectors, vectors), len(row_P))
-        entry_FF[row_P, col_P] = entry_FF[col_P, row_P] = np.arange(len(row_P))
-        self.register_buffer("pair_P", torch.tensor(row_P * vectors + col_P), persistent=False)
-        self.register_buffer("entry_FF", torch.tensor(entry_FF.flatten()), persistent=False)
+        pair_P, entry_FF = indices_of_pairs(vectors)
+        self.register_buffer("pair_P", pair_P, persistent=False)
+        self.register_buffer("entry_FF", entry_FF, persistent=False)
 
     @property
     def pairs(self) -> int:

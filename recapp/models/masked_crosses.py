@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from recapp.models.batch_norm import BatchNorm
-from recapp.models.crosses import crossed, linear
+from recapp.models.crosses import crossed
 from recapp.models.dropout import FastDropout
+from recapp.models.layers import xavier_linear
 
 
 class _Masked(torch.autograd.Function):
@@ -89,7 +90,7 @@ class MaskedCross(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.map = linear(columns, columns // 2, bias=False)
+        self.map = xavier_linear(columns, columns // 2, bias=False)
         self.bias = nn.Parameter(torch.zeros(columns))
         self.batch_norm = BatchNorm(heads) if batch_norm else nn.Identity()
         self.layer_norm = nn.LayerNorm(columns // 2) if layer_norm else nn.Identity()
@@ -162,7 +163,7 @@ class QuadraticCross(nn.Module):
         columns = fields * dim
         self.rows = rows
         self.by_field = (fields, heads, dim // heads)
-        self.map = linear(columns, columns * rows)
+        self.map = xavier_linear(columns, columns * rows)
         self.batch_norm = BatchNorm(columns * rows) if batch_norm else nn.Identity()
         self.row_dropout = FastDropout(dropout)
         self.dropout = FastDropout(dropout)

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from recapp.models.factorisation import FieldAwarePairs
 from recapp.models.field_aware import FieldAwareVectors
-from recapp.models.layers import MLP
-from recapp.models.widths import check_widths
+from recapp.models.layers import logit_mlp
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 
@@ -51,11 +50,9 @@ class ONN(nn.Module):
         super().__init__()
         self.vectors = FieldAwareVectors(embedding_bag_collection, dense_in_features)
         self.pairs = FieldAwarePairs(self.vectors.count)
-        self.deep = MLP(
+        self.deep = logit_mlp(
             self.vectors.count * self.vectors.dim + self.pairs.pairs,
-            [*check_widths("model.layers", layers), 1],
-            last_relu=False,
-            setting="model.layers",
+            layers,
             activation=activation,
             batch_norm=batch_norm,
             dropout=dropout,

@@ -16,6 +16,7 @@ Shapes: B batch, I dense features, F lookups, D bottom output, P pairs, K column
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -61,9 +62,10 @@ class DLRM(nn.Module):
         super().__init__()
         check_dlrm(bottom_layers, top_layers)
         self.interaction_dim = dim = bottom_layers[-1]
+        mlp = partial(MLP, make_linear=published_linear)
         self.bottom = None
         if dense_in_features:
-            self.bottom = MLP(dense_in_features, bottom_layers, setting="model.bottom_layers")
+            self.bottom = mlp(dense_in_features, bottom_layers, setting="model.bottom_layers")
         self.embedding_bag_collection = embedding_bag_collection
         lookups = embedding_bag_collection.lookups
         odd = {x.table.name: x.dim for x in lookups if x.dim != dim}
@@ -81,7 +83,7 @@ class DLRM(nn.Module):
                 "second one, or a number"
             )
         inputs = self.interaction.pairs + (dim if self.bottom is not None else 0)
-        self.top = MLP(inputs, top_layers, last_relu=False, setting="model.top_layers")
+        self.top = mlp(inputs, top_layers, last_relu=False, setting="model.top_layers")
         self.dense_in_features = dense_in_features
         self._lookups = lookups
         self.wide_weights = wide

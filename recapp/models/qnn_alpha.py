@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recapp.models.cross_checks import check_qnn_alpha
-from recapp.models.crosses import linear
 from recapp.models.fields import FieldVectors
+from recapp.models.layers import xavier_linear
 from recapp.models.masked_crosses import QuadraticCross
+from recapp.models.mean_teacher import losses_of_mean
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 
@@ -62,7 +63,7 @@ class QNNAlpha(nn.Module):
         self.fields = FieldVectors(embedding_bag_collection, dense_in_features, numbers="vectors")
         layer = (self.fields.count, self.fields.dim, rows, heads, batch_norm, dropout)
         self.layers = nn.Sequential(*(QuadraticCross(*layer) for _ in range(quadratic_layers)))
-        self.logit = linear(self.fields.columns, 1)
+        self.logit = xavier_linear(self.fields.columns, 1)
         self.passes = 2 if dropout else 1
 
     def forward(self, batch: Batch) -> Tensor | dict[str, Tensor]:
@@ -88,15 +89,8 @@ class QNNAlpha(nn.Module):
             batch: The samples, whose first weights multiply the cross entropies.
             loss: The loss of logits against the labels, which is not used.
         """
-        mean_B = outputs["logit"].detach().sigmoid()
-        weights_B = next(iter(batch.weights.values()), None)
-        return {
-            f"{name}_pass_loss": functional.binary_cross_entropy_with_logits(
-                outputs[name], mean_B, weights_B, reduction="sum"
-            )
-            / max(batch.rows, 1)
-            for name in PASSES
-        }
+        branches = {f"{name}_pass_loss": outputs[name] for name in PASSES}
+        return losses_of_mean(outputs["logit"], branches, batch)
 
     def flops_per_sample(self) -> float:
         """Return the operations of the second pass of training."""

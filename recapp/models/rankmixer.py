@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from recapp.models.attention_checks import check_rankmixer
 from recapp.models.fields import FieldVectors, Numbers
-from recapp.models.layers import published_linear
+from recapp.models.layers import xavier_linear
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 
@@ -164,7 +164,7 @@ class RankMixer(nn.Module):
         self.blocks = nn.ModuleList(
             MixerBlock(tokens, width, expansion, experts) for _ in range(blocks)
         )
-        self.score = published_linear(width, 1)
+        self.score = xavier_linear(width, 1)
 
     def forward(self, batch: Batch) -> Tensor | dict[str, Tensor]:
         """Compute logits, [B]; with routers also the sum of the weights of all experts, [B]."""

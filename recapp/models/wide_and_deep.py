@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from recapp.models.fields import FieldVectors, Numbers
-from recapp.models.layers import MLP
+from recapp.models.layers import logit_mlp
 from recapp.models.logistic import LogisticRegression
-from recapp.models.widths import check_widths
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 
@@ -54,11 +53,9 @@ class WideAndDeep(nn.Module):
             embedding_bag_collection, dense_in_features, numbers, model="Wide & Deep"
         )
         self.linear = LogisticRegression(wide, dense_in_features)
-        self.deep = MLP(
+        self.deep = logit_mlp(
             self.vectors.columns,
-            [*check_widths("model.layers", layers), 1],
-            last_relu=False,
-            setting="model.layers",
+            layers,
             activation=activation,
             batch_norm=batch_norm,
             dropout=dropout,

@@ -3,11 +3,16 @@ widths before it starts ranks.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from recapp.errors import ConfigError, suggest
 
 ACTIVATION_NAMES = ("relu", "leaky_relu", "prelu", "dice", "sigmoid", "tanh", "gelu", "none")
 """The activations of a stack of layers."""
+
+
+NUMBERS = ("vectors", "concat")
+"""The forms of numbers in models of fields (`recapp/models/fields.py`)."""
 
 
 def check_widths(setting: str, widths: Sequence[int]) -> list[int]:
@@ -105,6 +110,68 @@ def check_divides(setting: str, parts: int, width_of: str, width: int) -> None:
         )
 
 
+def check_count(setting: str, value: Any) -> None:
+    """Check that a setting is a whole number of at least 1.
+
+    Raises:
+        ConfigError: The value is not a whole number of at least 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{setting}={value}: must be a whole number of at least 1")
+
+
+def check_choice(setting: str, value: Any, choices: Sequence[str]) -> None:
+    """Check that a setting is one of some words.
+
+    Raises:
+        ConfigError: The value is not one of the words.
+    """
+    if value not in choices:
+        raise ConfigError(f"{setting}={value}: {suggest(str(value), choices)}")
+
+
+def check_hidden(setting: str, layers: Sequence[int]) -> None:
+    """Check the widths of hidden layers, which may be none.
+
+    Raises:
+        ConfigError: A width is not allowed.
+    """
+    if not isinstance(layers, list | tuple) or layers:
+        check_widths(setting, layers)
+
+
+def check_factor(setting: str, value: Any) -> None:
+    """Check that a setting is a number above 0.
+
+    Raises:
+        ConfigError: The value is not a number above 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+        raise ConfigError(f"{setting}={value}: must be a number above 0, such as 1")
+
+
+def check_truth(setting: str, value: Any) -> None:
+    """Check that a setting is true or false.
+
+    Raises:
+        ConfigError: The value is neither.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{setting}={value}: must be true or false")
+
+
+def check_logit_layers(setting: str, layers: Sequence[int]) -> None:
+    """Check the widths of layers whose last is the logit.
+
+    Raises:
+        ConfigError: A width is not allowed, or the last is not 1.
+    """
+    if check_widths(setting, layers)[-1] != 1:
+        raise ConfigError(
+            f"{setting}={list(layers)}: the last layer is the logit and must be 1, e.g. [256,128,1]"
+        )
+
+
 def check_dlrm(bottom_layers: Sequence[int], top_layers: Sequence[int]) -> None:
     """Check the widths of a DLRM, `recapp.models.published_dlrm.DLRM`.
 
@@ -116,8 +183,4 @@ def check_dlrm(bottom_layers: Sequence[int], top_layers: Sequence[int]) -> None:
         ConfigError: There is no layer, or a width is not allowed.
     """
     check_widths("model.bottom_layers", bottom_layers)
-    if check_widths("model.top_layers", top_layers)[-1] != 1:
-        raise ConfigError(
-            f"model.top_layers={list(top_layers)}: the last layer is the logit and must be 1, "
-            "e.g. [256,128,1]"
-        )
+    check_logit_layers("model.top_layers", top_layers)

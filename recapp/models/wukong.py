@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from recapp.models.attention_checks import check_wukong
 from recapp.models.fields import FieldVectors
-from recapp.models.layers import MLP, published_linear
+from recapp.models.layers import MLP, xavier_linear
 from recapp.models.widths import check_same_dim
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
@@ -41,7 +41,7 @@ class VectorMix(nn.Module):
 
     def __init__(self, vectors: int, mixed: int) -> None:
         super().__init__()
-        self.mix = published_linear(vectors, mixed, bias=False)
+        self.mix = xavier_linear(vectors, mixed, bias=False)
 
     def forward(self, vectors_BND: Tensor) -> Tensor:
         """Return the combinations, [B, M, D]."""
@@ -61,7 +61,7 @@ class FactorisationBlock(nn.Module):
 
     def __init__(self, vectors: int, dim: int, made: int, rank: int, layers: Sequence[int]) -> None:
         super().__init__()
-        self.projection = published_linear(vectors, rank, bias=False)
+        self.projection = xavier_linear(vectors, rank, bias=False)
         self.norm = nn.LayerNorm(vectors * rank)
         self.mlp = MLP(vectors * rank, [*layers, made * dim], last_relu=False, setting="layers")
         self.made = made

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from recapp.models.cin import CIN
 from recapp.models.fields import FieldVectors
-from recapp.models.layers import MLP, published_linear
+from recapp.models.layers import logit_mlp, xavier_linear
 from recapp.models.logistic import LogisticRegression
-from recapp.models.widths import check_widths
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 
@@ -54,12 +53,10 @@ class XDeepFM(nn.Module):
         self.vectors = FieldVectors(embedding_bag_collection, dense_in_features, model="xDeepFM")
         self.linear = LogisticRegression(wide, dense_in_features)
         self.cin = CIN(self.vectors.count, cin_layers, setting="model.cin_layers")
-        self.cin_out = published_linear(self.cin.columns, 1, bias=False)
-        self.deep = MLP(
+        self.cin_out = xavier_linear(self.cin.columns, 1, bias=False)
+        self.deep = logit_mlp(
             self.vectors.count * self.vectors.dim,
-            [*check_widths("model.layers", layers), 1],
-            last_relu=False,
-            setting="model.layers",
+            layers,
             activation=activation,
             batch_norm=batch_norm,
             dropout=dropout,

@@ -6,6 +6,7 @@ from torch import nn
 
 from recapp.errors import ConfigError
 from recapp.models.batch_norm import BatchNorm
+from recapp.models.dropout import FastDropout
 from recapp.models.fields import FieldVectors
 from recapp.models.layers import MLP
 from recapp.sparse.batch import Batch
@@ -74,7 +75,7 @@ def test_vectors_of_several_dims_and_other_batches_are_refused():
 def test_a_tower_has_norms_activations_and_dropout_in_their_order():
     tower = MLP(5, [4, 3, 1], last_relu=False, activation="prelu", batch_norm=True, dropout=0.2)
     kinds = [type(layer) for layer in tower]
-    block = [nn.Linear, BatchNorm, nn.PReLU, nn.Dropout]
+    block = [nn.Linear, BatchNorm, nn.PReLU, FastDropout]
     assert kinds == [*block, *block, nn.Linear]
     assert [type(layer) for layer in MLP(5, [4, 3])] == [nn.Linear, nn.ReLU] * 2
 

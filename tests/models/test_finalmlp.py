@@ -109,11 +109,11 @@ def kinds(mlp):
 
 def test_each_mlp_has_its_own_dropout_and_batch_norm():
     made = model(first_dropout=0.2, second_batch_norm=True)
-    assert kinds(made.first) == 2 * ["Linear", "ReLU", "Dropout"] and made.first[2].p == 0.2
+    assert kinds(made.first) == 2 * ["Linear", "ReLU", "FastDropout"] and made.first[2].p == 0.2
     assert kinds(made.second) == ["Linear", "BatchNorm", "ReLU"]
     other = model(first_batch_norm=True, second_dropout=0.3)
     assert kinds(other.first) == 2 * ["Linear", "BatchNorm", "ReLU"]
-    assert kinds(other.second) == ["Linear", "ReLU", "Dropout"] and other.second[2].p == 0.3
+    assert kinds(other.second) == ["Linear", "ReLU", "FastDropout"] and other.second[2].p == 0.3
 
 
 def test_a_gate_of_a_learnt_vector_costs_nothing_per_sample():

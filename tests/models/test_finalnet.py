@@ -8,6 +8,7 @@ from formulas import fields_of, linear, relu
 from transcription import check_model, samples_of, tables_of
 
 from recapp.errors import ConfigError
+from recapp.models.dropout import FastDropout
 from recapp.models.finalnet import FinalNet
 from recapp.models.gates import FieldGate
 
@@ -180,14 +181,14 @@ def test_wrong_settings_are_refused(settings, words):
 
 
 def shares(block):
-    return [each.p for each in block if isinstance(each, torch.nn.Dropout)]
+    return [each.p for each in block if isinstance(each, FastDropout)]
 
 
 def test_each_block_has_its_own_dropout_behind_each_layer():
     made = model(first_dropout=0.1, second_dropout=0.4)
     assert (shares(made.first), shares(made.second)) == ([0.1, 0.1], [0.4, 0.4])
     assert [type(each).__name__ for each in made.first[:4]] == [
-        *("FactorisedLayer", "BatchNorm", "ReLU", "Dropout")
+        *("FactorisedLayer", "BatchNorm", "ReLU", "FastDropout")
     ]
 
 

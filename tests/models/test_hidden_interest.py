@@ -79,10 +79,10 @@ def attention():
         [EmbeddingConfig(name="items", feature_names=["history"], **config)]
     )
     sequences.share("items", bags)
-    return DIN(bags, sequences, 0, attention_layers=[16], layers=[16])
+    return DIN(bags, sequences, 0, attention_layers=[36], layers=[200, 80])
 
 
-def auc_after(model, steps=300, rate=0.02):
+def auc_after(model, steps=300, rate=0.01):
     draw = torch.Generator().manual_seed(2)
     optimizer = torch.optim.Adam(model.parameters(), rate)
     for _ in range(steps):

@@ -62,10 +62,14 @@ class ClickRows:
         settings = self.settings
         return self._stream(self.train, settings.batch_size, settings.shuffle_rows, rank, world)
 
-    def measuring_stream(self, source: Source, rank: int = 0, world: int = 1) -> BatchStream:
-        """Return the stream of a rank's part of a source, each row once, in file order."""
+    def measuring_stream(
+        self, source: Source, rank: int = 0, world: int = 1, *, numbered: bool = False
+    ) -> BatchStream:
+        """Return the stream of a rank's part of a source, each row once, in file order; with
+        `numbered`, its batches have the numbers of their rows.
+        """
         size = self.settings.val_batch_size or self.settings.batch_size
-        return self._stream(source, size, 0, rank, world, training=False)
+        return self._stream(source, size, 0, rank, world, training=False, numbered=numbered)
 
     def table_rows(self, most: int | None) -> list[int]:
         """Return the table size of each feature (`sequential_rows.table_rows`).
@@ -119,6 +123,7 @@ class ClickRows:
         world: int,
         *,
         training: bool = True,
+        numbered: bool = False,
     ) -> BatchStream:
         return BatchStream(
             source,
@@ -131,6 +136,7 @@ class ClickRows:
             world=world,
             training=training,
             dense_transform=self.settings.dense_transform,
+            numbered=numbered,
         )
 
 

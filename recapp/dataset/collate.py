@@ -172,11 +172,13 @@ class Collate:
         schema: The columns and their uses.
         bags: The sparse features whose columns are lists.
         transform: A key of DENSE_TRANSFORMS.
+        numbered: Whether batches have the numbers of their rows.
     """
 
     schema: Schema
     bags: frozenset[str]
     transform: str
+    numbered: bool = False
 
     def __post_init__(self) -> None:
         self.schema.check_crosses(self.bags)
@@ -282,6 +284,7 @@ class Collate:
             np.zeros((0, len(self.schema.targets)), dtype=np.float32),
             np.zeros((0, len(self.single_features)), dtype=np.int64),
             tuple(Bags.of(empty, empty) for _ in self.bags),
+            empty if self.numbered else None,
         )
 
     def batch(self, parts: list[Rows]) -> Batch:
@@ -302,6 +305,7 @@ class Collate:
             ),
             {name: targets[name] for name in self.schema.labels},
             {name: targets[column] for name, column in self.schema.weights.items()},
+            None if rows.row_numbers_N is None else torch.from_numpy(rows.row_numbers_N.copy()),
         )
 
     def _keys_major(self, rows: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -352,4 +356,11 @@ def join_batches(parts: list[Batch]) -> Batch:
         {name: torch.cat([target_of(part)[name] for part in parts]) for name in target_of(parts[0])}
         for target_of in (attrgetter("labels"), attrgetter("weights"))
     )
-    return Batch(torch.cat([part.dense_BI for part in parts]), sparse, labels, weights)
+    numbers = [part.row_numbers_B for part in parts if part.row_numbers_B is not None]
+    return Batch(
+        torch.cat([part.dense_BI for part in parts]),
+        sparse,
+        labels,
+        weights,
+        torch.cat(numbers) if numbers else None,
+    )

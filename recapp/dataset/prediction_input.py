@@ -130,7 +130,7 @@ class PredictionInput:
     ) -> InputBatch:
         made = collate.batch(held)
         table = pa.Table.from_batches(kept, self.kept)
-        return InputBatch(made.dense_BI, made.sparse, made.labels, made.weights, first, table)
+        return InputBatch(made.dense_BI, made.sparse, made.labels, made.weights, None, first, table)
 
     def _kept(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
         """Return the kept columns of a chunk, in the types of the output."""

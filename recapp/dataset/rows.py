@@ -4,6 +4,7 @@
     targets_NT  [N, T]  labels, then weights
     ids_NS      [N, S]  the single id of each row and single-valued feature
     bags                values_L, offsets_N1 of each multi-valued feature
+    row_numbers_N  [N]  the place of each row in the data set, where it is wanted
 
 Shapes: N rows of a chunk, I dense columns, T columns of labels and weights, S single-valued
 features, L ids of a bag feature. Arrays are row-major, because lanes gather rows.
@@ -61,12 +62,14 @@ class Rows:
         targets_NT: Labels and weights, [N, T].
         ids_NS: Ids of single-valued features, [N, S].
         bags: The bags of each multi-valued feature, in schema order.
+        row_numbers_N: The place of each row in the data set, [N]; None where nobody wants it.
     """
 
     dense_NI: Float32Array
     targets_NT: Float32Array
     ids_NS: Int64Array
     bags: tuple[Bags, ...]
+    row_numbers_N: Int64Array | None = None
 
     def __len__(self) -> int:
         return len(self.targets_NT)
@@ -76,7 +79,11 @@ class Rows:
         last = min(last, len(self))
         bags = tuple(bag.slice(first, last) for bag in self.bags)
         return Rows(
-            self.dense_NI[first:last], self.targets_NT[first:last], self.ids_NS[first:last], bags
+            self.dense_NI[first:last],
+            self.targets_NT[first:last],
+            self.ids_NS[first:last],
+            bags,
+            None if self.row_numbers_N is None else self.row_numbers_N[first:last],
         )
 
     def skip(self, count: int) -> "Rows":
@@ -86,7 +93,10 @@ class Rows:
     def take(self, rows_M: Int64Array) -> "Rows":
         """Return the given rows, in the given order."""
         bags = tuple(bag.take(rows_M) for bag in self.bags)
-        return Rows(self.dense_NI[rows_M], self.targets_NT[rows_M], self.ids_NS[rows_M], bags)
+        numbers = None if self.row_numbers_N is None else self.row_numbers_N[rows_M]
+        return Rows(
+            self.dense_NI[rows_M], self.targets_NT[rows_M], self.ids_NS[rows_M], bags, numbers
+        )
 
 
 def join(parts: Sequence[Rows]) -> Rows:
@@ -100,9 +110,11 @@ def join(parts: Sequence[Rows]) -> Rows:
         )
         for same in zip(*(part.bags for part in parts), strict=True)
     )
+    numbers = [part.row_numbers_N for part in parts if part.row_numbers_N is not None]
     return Rows(
         np.concatenate([part.dense_NI for part in parts]),
         np.concatenate([part.targets_NT for part in parts]),
         np.concatenate([part.ids_NS for part in parts]),
         bags,
+        np.concatenate(numbers) if numbers else None,
     )

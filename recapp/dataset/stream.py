@@ -23,6 +23,7 @@ would hold nearly the whole row group until the last lane takes its range.
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -179,8 +180,9 @@ def _stream(
     number, row_group, first, _ = source.segments[segment]
     file = source.files[number]
     wanted = stretches + np.array([first, first, 0], dtype=np.int64)
+    before = sum(other.starts[-1] for other in source.files[:number]) if collate.numbered else None
     for begin, chunk in chunks(file, row_group, int(wanted[-1, 1])):
-        parts = _hand_out(chunk, begin, wanted, file.starts[row_group], file, collate)
+        parts = _hand_out(chunk, begin, wanted, file.starts[row_group], file, before, collate)
         if parts:
             yield parts
 
@@ -191,9 +193,12 @@ def _hand_out(
     wanted: IntArray,
     file_row: int,
     file: DataFile,
+    before: int | None,
     collate: Collate,
 ) -> list[tuple[int, Rows]]:
-    """Decode the wanted rows of a chunk, lane by lane, and split them into the lanes' parts."""
+    """Decode the wanted rows of a chunk, lane by lane, and split them into the lanes' parts. With
+    `before`, the number of rows in the files before, rows get their numbers in the data set.
+    """
     end = begin + chunk.num_rows
     inside = wanted[
         np.searchsorted(wanted[:, 1], begin, side="right") : np.searchsorted(wanted[:, 0], end)
@@ -211,6 +216,8 @@ def _hand_out(
     else:
         chunk = chunk.take(pa.array(rows_N - begin))
     decoded = collate.rows(chunk, file.columns, file.path, rows_N + file_row)
+    if before is not None:
+        decoded = replace(decoded, row_numbers_N=rows_N + (file_row + before))
     lanes, starts = np.unique(inside[:, 2], return_index=True)
     bounds = np.append(np.concatenate(([0], np.cumsum(lengths)))[starts], len(decoded)).tolist()
     return [
@@ -250,6 +257,7 @@ class BatchStream(IterableDataset[Any]):
             ranks yield the same number of batches, with empty batches at the end of a rank without
             further rows.
         dense_transform: A key of `collate.DENSE_TRANSFORMS`.
+        numbered: Whether batches have the numbers of their rows, `Batch.row_numbers_B`.
 
     Raises:
         ConfigError: The numbers do not fit together.
@@ -268,6 +276,7 @@ class BatchStream(IterableDataset[Any]):
         world: int = 1,
         training: bool = True,
         dense_transform: str = "log1p",
+        numbered: bool = False,
     ) -> None:
         check_order(batch_size, lanes, world, shuffle_rows)
         check_transform(dense_transform)
@@ -297,7 +306,7 @@ class BatchStream(IterableDataset[Any]):
         self.first_batch = 0
         self._share = batch_size // lanes
         self._deal = deal([segment.rows for segment in source.segments], lanes, shuffle_rows)
-        self._collate = Collate(schema, source.bags, dense_transform)
+        self._collate = Collate(schema, source.bags, dense_transform, numbered)
 
     def __len__(self) -> int:
         """Return the number of global batches of a whole epoch, independent of the position."""

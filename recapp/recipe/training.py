@@ -51,6 +51,7 @@ def build_data(
         max_table_rows=recipe.most_rows,
         scoring=scoring,
         resume_data=recipe.resume_data,
+        number_rows=recipe.metrics.bootstrap is not None,
     )
 
 

@@ -33,11 +33,10 @@ def differences(a: Path, b: Path) -> list[dict[str, Any]]:
     """
     first = _bootstrap("a", a)
     second = _bootstrap("b", b)
-    if first["drawn"] != second["drawn"]:
+    if any(first.get(each) != second.get(each) for each in ("drawn", "rows")):
         raise ConfigError(
-            f"a={a} b={b}: were measured on other rows, by models of other columns (a row is known "
-            "by its values as the model reads them) or with another metrics.bootstrap: evaluate "
-            "models of the same columns on the same data"
+            f"a={a} b={b}: were measured on other rows or labels, with another metrics.bootstrap "
+            "or by an older recapp: evaluate both on the same data"
         )
     measures = read_measures(a, b)
     values = [_values(one) for one in (a, b)]

@@ -4,6 +4,7 @@
     sparse     KeyedJaggedTensor       raw ids as the logs have them; B bags per feature
     labels     name -> float32 [B]     what the model learns; none where rows are only scored
     weights    name -> float32 [B]     how much a row counts in the loss of that label
+    row_numbers_B      int64 [B]       which row of the data set a sample is, where this is wanted
 
 A batch moves as one: to a device, into page-locked memory, along with a stream. B may be 0: ranks
 pad evaluation with empty batches.
@@ -41,6 +42,8 @@ class Batch:
             `label`.
         weights: Weights of the samples in the loss of each label, by label name, each float32 [B].
             Without weights, samples weigh 1 in the loss of a label.
+        row_numbers_B: The place of each sample in the data set: files in their order, rows in
+            theirs, counted from 0, int64 [B]; None where nobody asked the reader for it.
 
     Raises:
         DataError: The parts have different B, or weights have no label.
@@ -50,6 +53,7 @@ class Batch:
     sparse: KeyedJaggedTensor
     labels: dict[str, Tensor]
     weights: dict[str, Tensor]
+    row_numbers_B: Tensor | None
 
     def __init__(
         self,
@@ -57,11 +61,13 @@ class Batch:
         sparse: KeyedJaggedTensor,
         labels_B: Tensor | Mapping[str, Tensor],
         weights: Mapping[str, Tensor] | None = None,
+        row_numbers_B: Tensor | None = None,
     ) -> None:
         self.dense_BI = dense_BI
         self.sparse = sparse
         self.labels = {LABEL: labels_B} if isinstance(labels_B, Tensor) else dict(labels_B)
         self.weights = dict(weights or {})
+        self.row_numbers_B = row_numbers_B
         if strange := self.weights.keys() - self.labels.keys():
             raise DataError(
                 f"a batch with weights of {min(strange)}, which is not one of its labels "
@@ -70,6 +76,8 @@ class Batch:
         counted = [("dense rows", self.rows), ("bags per feature", sparse.stride())]
         counted += [("labels", len(label_B)) for label_B in self.labels.values()]
         counted += [("weights", len(weight_B)) for weight_B in self.weights.values()]
+        if row_numbers_B is not None:
+            counted.append(("row numbers", len(row_numbers_B)))
         if len({count for _, count in counted}) > 1:
             *most, last = dict.fromkeys(f"{count} {what}" for what, count in counted)
             raise DataError(
@@ -132,7 +140,14 @@ class Batch:
 
     def _parts(self) -> list[Tensor | KeyedJaggedTensor]:
         """Return all parts; the ids are one part."""
-        return [self.dense_BI, self.sparse, *self.labels.values(), *self.weights.values()]
+        numbers = () if self.row_numbers_B is None else (self.row_numbers_B,)
+        return [
+            self.dense_BI,
+            self.sparse,
+            *self.labels.values(),
+            *self.weights.values(),
+            *numbers,
+        ]
 
     def _changed(self, change: Callable[[Any], Any]) -> Self:
         """Return a batch with `change` applied to each part."""
@@ -141,4 +156,6 @@ class Batch:
         made.sparse = change(self.sparse)
         made.labels = {name: change(label_B) for name, label_B in self.labels.items()}
         made.weights = {name: change(weight_B) for name, weight_B in self.weights.items()}
+        if self.row_numbers_B is not None:
+            made.row_numbers_B = change(self.row_numbers_B)
         return made

@@ -6,11 +6,11 @@ so batches and ranks do not matter, and memory is bounded (Hanley and MacGibbon 
 non-parametric bootstrap samples using Poisson frequencies"; Chamandy et al. 2012, "Estimating
 Uncertainty for Massive Data Streams").
 
-The numbers of a row follow from a hash of its label, numbers and ids. Thus they are the same for
-another model, number of ranks and batch size, and the difference of two models on the same samples
-of rows is known by subtraction. Rows that are equal in everything are drawn together.
+The numbers of a row follow from its place in the data set. Thus they are the same for another model
+(also one of other columns), number of ranks and batch size, and the difference of two models on the
+same samples of rows is known by subtraction.
 
-Shapes: B samples of a batch on this rank, L ids, R replicates.
+Shapes: B samples of a batch on this rank, R replicates.
 """
 
 import math
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from recapp.sparse.batch import Batch
+from recapp.errors import ConfigError
 from recapp.tasks.added import Detail, Sample
 
 
@@ -51,27 +51,11 @@ def _shifted(numbers: Tensor, shift: int) -> Tensor:
     return (numbers >> shift) & ((1 << (64 - shift)) - 1)
 
 
-def keys_of_rows(batch: Batch) -> Tensor:
-    """Return a hash of the label, the numbers and the ids of each row, int64 [B]."""
-    rows = batch.rows
-    parts = [
-        batch.dense_BI.float(),
-        *(label_B.float()[:, None] for label_B in batch.labels.values()),
-    ]
-    bits_BC = torch.cat(parts, 1).view(torch.int32).long()
-    places_C = torch.arange(1, bits_BC.shape[1] + 1, device=bits_BC.device) * STEP
-    keys_B = _mixed(bits_BC + places_C).sum(1)
-    lengths_FB = batch.sparse.lengths().long()
-    at_L = torch.arange(len(lengths_FB), device=keys_B.device).repeat_interleave(lengths_FB)
-    if rows and len(at_L):
-        feature_L = at_L // rows + 1
-        hashed_L = _mixed(batch.sparse.values().long() ^ (feature_L * FACTORS[0]))
-        keys_B.index_add_(0, at_L % rows, hashed_L)
-    return _mixed(keys_B)
-
-
-def poisson_weights(keys_B: Tensor, replicates: int) -> Tensor:
-    """Return numbers with the distribution Poisson(1), fp64 [B, R], equal for equal keys."""
+def poisson_weights(row_numbers_B: Tensor, replicates: int) -> Tensor:
+    """Return numbers with the distribution Poisson(1), fp64 [B, R], which follow from the number of
+    a row.
+    """
+    keys_B = _mixed(row_numbers_B * STEP)
     numbers_R = torch.arange(1, replicates + 1, device=keys_B.device) * STEP
     uniform_BR = _shifted(_mixed(keys_B[:, None] + numbers_R), 64 - BITS)
     limits = torch.tensor(LIMITS, device=keys_B.device)
@@ -89,6 +73,7 @@ class Bootstrap(Detail):
 
     full_state_update = False
     weights: Tensor
+    rows: Tensor
 
     def __init__(self, metrics: Mapping[str, Metric], replicates: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -96,14 +81,26 @@ class Bootstrap(Detail):
         self.replicates = replicates
         zeros = torch.zeros(replicates, dtype=torch.float64)
         self.add_state("weights", zeros, dist_reduce_fx="sum")
+        self.add_state("rows", torch.zeros(1, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, sample: Sample) -> None:
         """Add a batch.
 
         Args:
             sample: The samples.
+
+        Raises:
+            ConfigError: The batch has no numbers of its rows.
         """
-        weight_BR = poisson_weights(keys_of_rows(sample.batch), self.replicates)
+        row_numbers_B = sample.batch.row_numbers_B
+        if row_numbers_B is None:
+            raise ConfigError(
+                f"metrics.bootstrap={self.replicates}: draws rows by number, and the batches "
+                "have none: read them with ClickData(number_rows=True)"
+            )
+        bits_B = sample.label_B.float().view(torch.int32).long()
+        self.rows += _mixed(_mixed(row_numbers_B * STEP) ^ bits_B).sum()
+        weight_BR = poisson_weights(row_numbers_B, self.replicates)
         self.weights += weight_BR.sum(0)
         if sample.weight_B is not None:
             weight_BR = weight_BR * sample.weight_B.double()[:, None]
@@ -116,14 +113,16 @@ class Bootstrap(Detail):
         for metric in self.metrics.values():
             metric.reset()
 
-    def compute(self) -> Tensor:
-        """Return the number of drawn rows of each sample, [R]."""
-        return self.weights
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """Return the number of drawn rows of each sample, [R], and the sum of a hash of the number
+        and the label of each row, int64 [1].
+        """
+        return self.weights, self.rows
 
     def record(self) -> dict[str, Any]:
-        """Return the values of each metric, and the number of drawn rows: two models that were
-        measured on the same rows have the same numbers of drawn rows.
+        """Return the values of each metric, the numbers of drawn rows, and the sum of hashes of the
+        rows: two models that were measured on the same rows agree in both.
         """
-        drawn = self.compute().tolist()
+        drawn, rows = self.compute()
         values = {name: metric.compute().tolist() for name, metric in self.metrics.items()}
-        return {"drawn": drawn, "metrics": values}
+        return {"drawn": drawn.tolist(), "rows": int(rows), "metrics": values}

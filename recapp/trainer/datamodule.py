@@ -103,6 +103,8 @@ class ClickData(LightningDataModule):
         scoring: The rows that `Trainer.predict` scores; None for no prediction.
         resume_data: The action if training resumes inside an epoch and its training files differ
             from the files of the checkpoint: "check" raises an error, "ignore" goes on with a note.
+        number_rows: Whether batches of validation and test rows have the numbers of their rows,
+            which a bootstrap needs.
 
     Raises:
         ConfigError: `resume_data` is neither "check" nor "ignore".
@@ -120,6 +122,7 @@ class ClickData(LightningDataModule):
         max_table_rows: int | None = None,
         scoring: ScoringSettings | None = None,
         resume_data: ResumeData = "check",
+        number_rows: bool = False,
     ) -> None:
         super().__init__()
         check_resume_data(resume_data)
@@ -137,6 +140,7 @@ class ClickData(LightningDataModule):
         self._facts: Sequence[FileFacts] | None = None
         self._example: list[dict[str, Any]] = []
         self._resume_data: ResumeData = resume_data
+        self._number_rows = number_rows
         self._held: ClickRows | None = None
         self._held_epoch = -1
         self._scoring = scoring
@@ -374,7 +378,7 @@ class ClickData(LightningDataModule):
         return frequent_values(source, self.schema, column, most)
 
     def _measured(self, source: Source) -> BatchLoader:
-        stream = self._rows.measuring_stream(source, *self._rank)
+        stream = self._rows.measuring_stream(source, *self._rank, numbered=self._number_rows)
         return make_loader(stream, self.settings.num_workers)
 
     @property

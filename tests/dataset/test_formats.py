@@ -71,6 +71,21 @@ def test_batches_are_those_of_the_same_rows_in_parquet(directories, settings):
     assert ours
 
 
+@pytest.mark.parametrize("settings", [{}, {"training": False}, {"workers": 2, "training": False}])
+@pytest.mark.parametrize("world", [1, 3])
+def test_rows_have_their_places_in_the_data_set(directories, world, settings):
+    for directory in directories:
+        _, val = split(open_source(str(directory), SCHEMA), Fraction(2, 3))
+        seen = []
+        for rank in range(world):
+            own = {"rank": rank, "world": world, "dense_transform": "none", "numbered": True}
+            for batch in batches(val, **own, **settings):
+                assert batch.row_numbers_B.tolist() == row_numbers(batch)
+                seen += row_numbers(batch)
+        assert settings == {} or sorted(seen) == list(range(sum(FILES) // 3, sum(FILES)))
+    assert batches(val)[0].row_numbers_B is None
+
+
 def test_validation_rows_are_cut_off_the_end(directories):
     fit, val = split(open_source(str(directories[0]), SCHEMA), Fraction(1, 5))
     read = batches(val, training=False, dense_transform="none")

@@ -108,3 +108,12 @@ def test_a_loader_pins_every_tensor_of_a_batch():
         and pinned.sparse.values().is_pinned()
         and pinned.labels_B.is_pinned()
     )
+
+
+def test_row_numbers_move_with_the_samples_and_are_as_many():
+    ids = KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.ones(3, dtype=torch.int64))
+    given = (torch.zeros(3, 2), ids, torch.zeros(3), None)
+    there = Batch(*given, torch.tensor([4, 0, 7])).to("meta")
+    assert there.row_numbers_B.device.type == "meta"
+    with pytest.raises(DataError, match="2 row numbers"):
+        Batch(*given, torch.tensor([4, 0]))

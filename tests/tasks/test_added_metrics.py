@@ -30,7 +30,8 @@ from recapp.reporting.summary import report_end
 from recapp.settings.records import Constructor
 from recapp.sparse.batch import MISSING, Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tasks.bootstrap import keys_of_rows, poisson_weights
+from recapp.tasks.added import Sample
+from recapp.tasks.bootstrap import poisson_weights
 from recapp.tasks.click import ClickTask
 from recapp.tasks.measures import Measure
 from recapp.tasks.metric_settings import MetricSettings
@@ -61,7 +62,8 @@ def batches(labels, weights, groups, weighted, cuts=CUTS):
         sparse = KeyedJaggedTensor(["C1"], groups_B, lengths=torch.ones(count, dtype=torch.int64))
         dense = torch.arange(first, first + count, dtype=torch.float32)[:, None]
         given = {"label": weights_B} if weighted else None
-        yield Batch(dense, sparse, labels_B, given)
+        numbers = torch.arange(first, first + count)
+        yield Batch(dense, sparse, labels_B, given, numbers)
         first += count
 
 
@@ -216,24 +218,36 @@ def test_poisson_weights_have_mean_and_variance_one_and_belong_to_rows():
     assert torch.equal(poisson_weights(keys[17:29], 50), weights[17:29])
 
 
-def test_the_key_of_a_row_does_not_depend_on_its_batch_but_on_all_its_values():
-    labels = torch.tensor([0.0, 1.0, 1.0])
-    lengths = torch.tensor([1, 2, 0, 1, 1, 1])
-    sparse = KeyedJaggedTensor(["a", "b"], torch.tensor([5, 1, 2, 7, 5, 5]), lengths=lengths)
-    dense = torch.tensor([[0.5], [1.0], [1.0]])
-    whole = keys_of_rows(Batch(dense, sparse, labels))
-    last = KeyedJaggedTensor(["a", "b"], torch.tensor([5]), lengths=torch.tensor([0, 1]))
-    assert keys_of_rows(Batch(dense[2:], last, labels[2:])) == whole[2]
-    for other in (
-        Batch(dense[2:] + 1, last, labels[2:]),
-        Batch(dense[2:], last, labels[2:] - 1),
-        Batch(
-            dense[2:],
-            KeyedJaggedTensor(["a", "b"], torch.tensor([5]), lengths=torch.tensor([1, 0])),
-            labels[2:],
-        ),
-    ):
-        assert keys_of_rows(other) != whole[2]
+def test_a_bootstrap_knows_rows_by_their_numbers_and_labels():
+    def record_of(numbers, labels, values, cuts):
+        settings = MetricSettings(bootstrap=20, names=("log_loss",))
+        metric = build_task(CLICK, None, settings).make_details()["bootstrap"]
+        parts = (torch.tensor(each).split(cuts) for each in (numbers, labels, values))
+        for numbers_B, labels_B, values_B in zip(*parts, strict=True):
+            count = len(labels_B)
+            ids = KeyedJaggedTensor(["a"], values_B, lengths=torch.ones(count, dtype=torch.int64))
+            batch = Batch(values_B[:, None].float(), ids, labels_B, row_numbers_B=numbers_B)
+            score_B = torch.full((count,), 0.25)
+            metric.update(Sample(score_B.logit(), score_B, labels_B, None, batch))
+        found = metric.record()
+        return found["drawn"], found["rows"], found["metrics"]["log_loss"]
+
+    labels = [0.0, 1.0, 1.0, 0.0]
+    first = record_of([0, 1, 2, 3], labels, [7, 7, 7, 7], [4])
+    # other columns, another order and other batches: the same rows
+    assert record_of([2, 3, 0, 1], [1.0, 0.0, 0.0, 1.0], [1, 2, 3, 4], [1, 0, 3]) == first
+    assert record_of([1, 2, 3, 4], labels, [7, 7, 7, 7], [4])[1] != first[1]
+    assert record_of([0, 1, 2, 3], labels[::-1], [7, 7, 7, 7], [4])[1] == first[1]
+    assert record_of([0, 1, 2, 3], [1.0, 1.0, 0.0, 0.0], [7, 7, 7, 7], [4])[1] != first[1]
+
+
+def test_a_bootstrap_without_row_numbers_is_refused():
+    settings = MetricSettings(bootstrap=20, names=("log_loss",))
+    task = build_task(CLICK, None, settings)
+    batch = next(batches(torch.ones(3), torch.ones(3), torch.tensor([1, 1, 2]), False, [3]))
+    batch.row_numbers_B = None
+    with pytest.raises(ConfigError, match=r"the batches have none: .*number_rows=True"):
+        task.update(task.make_details(), {"logit": torch.zeros(3)}, batch)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -256,7 +270,7 @@ def test_a_bootstrap_has_the_metrics_of_each_sample_of_the_rows(weighted):
         task, lambda t: t.make_details(), logits, zip(logits.split(CUTS), every, strict=True), 2
     )
     found = merged([one["bootstrap"] for one in made]).record()
-    drawn = torch.cat([poisson_weights(keys_of_rows(batch), 20) for batch in every])
+    drawn = torch.cat([poisson_weights(batch.row_numbers_B, 20) for batch in every])
     assert found["drawn"] == drawn.sum(0).tolist()
     for name in names:
         for number in (0, 19):
@@ -504,10 +518,10 @@ def test_a_report_draws_calibration_and_slices(tmp_path):
     assert part_of_details({}, gallery) == []
 
 
-def evaluation(folder, values, drawn, auc):
+def evaluation(folder, values, drawn, auc, rows=-5):
     """The directory of an evaluation with the values of a bootstrap."""
     folder.mkdir()
-    found = {"drawn": drawn, "metrics": {"auc": values, "calibration": values}}
+    found = {"drawn": drawn, "rows": rows, "metrics": {"auc": values, "calibration": values}}
     write_details({"bootstrap": found}, folder, 0)
     metrics = {"split": "val", "val_auc": auc, "val_calibration": auc}
     (folder / "metrics.json").write_text(json.dumps(metrics))
@@ -528,9 +542,11 @@ def test_two_evaluations_differ_if_the_interval_of_paired_differences_leaves_out
     assert differences(better, a)[0]["verdict"] == "a is better"
     assert {row["verdict"] for row in differences(a, same)} == {"noise"}
     assert "AUC +0.00500, b is better" in picture([auc]).alt
+    others = evaluation(tmp_path / "e", [0.7] * 100, drawn, 0.7, rows=4)
     other = evaluation(tmp_path / "d", [0.7] * 100, [2.0] * 100, 0.7)
-    with pytest.raises(ConfigError, match="were measured on other rows"):
-        differences(a, other)
+    for each in (other, others):
+        with pytest.raises(ConfigError, match="were measured on other rows or labels"):
+            differences(a, each)
     with pytest.raises(ConfigError, match=r"^a=.*none: no such directory$"):
         differences(tmp_path / "none", a)
     (other / "details.json").unlink()

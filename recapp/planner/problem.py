@@ -66,6 +66,11 @@ def dense_of(module: nn.Module) -> Dense:
     )
 
 
+def dense_weights(dense: Dense) -> int:
+    """Return the number of trained weights of a dense part."""
+    return round(dense.bytes / NUMBER_BYTES)
+
+
 @dataclass(frozen=True)
 class PlanningProblem:
     """The inputs of the planner and of the prices that compare plans.

@@ -7,6 +7,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from recapp.console import note
+from recapp.planner.problem import dense_weights
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.recipe.plan_of_run import problem_of_run
 from recapp.recipe.recipe import Train
@@ -91,6 +92,7 @@ def metrics_of_run(
             recipe.dataset, recipe.trainer.limit_val_batches, data.val_rows, best_metric
         ),
         **description,
+        "dense_parameters": dense_weights(strategy.problem.dense) if strategy.problem else None,
         "status": "ok",
     }
 

@@ -66,7 +66,7 @@ def write_performance(
     """Write `performance.json`, or the planner's prediction to `predicted.json`. After a crash the
     file is the old one or the whole new one.
     """
-    write_whole(directory / name, json.dumps(measured, indent=1) + "\n")
+    write_document(measured, directory / name)
 
 
 def read_performance(directory: Path) -> dict[str, Any] | None:
@@ -108,6 +108,13 @@ def read_document(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def write_document(found: Mapping[str, Any], path: Path) -> None:
+    """Write a JSON file of a run. After a crash the file is either the old one or the whole new
+    one.
+    """
+    write_whole(path, json.dumps(found, indent=1) + "\n")
 
 
 def read_yaml(path: Path) -> Any:

@@ -1,0 +1,111 @@
+"""Write public logs as Parquet: `python docs/parquet_of_logs.py NAME FROM TO`.
+
+    avazu          the contest's CSV files, with a header         -> TO/avazu.parquet
+    movielens_1m   files of user, item, rating, time with tabs    -> TO/movielens_1m.parquet
+    open_bandit    directories with all.csv[.gz], item_context.csv -> TO/open_bandit.parquet
+
+FROM is a file, or a directory whose files are joined. Rows come in the order of time, so that the
+last ones, which validate, are later than those that train. Criteo's logs need no such script where
+they are Parquet already. Each log has the columns of `conf/dataset/NAME.yaml`.
+"""
+
+import sys
+from collections import defaultdict, deque
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+
+LIKED = 4  # the least rating of an item that a user likes
+HISTORY = 20  # items that a history holds, the latest ones
+
+
+def avazu(source: Path) -> pa.Table:
+    """Return the labelled rows as text, with the hour of the day, in the order of the files."""
+    text = csv.ConvertOptions(column_types=dict.fromkeys(_header(_files(source)[0]), pa.string()))
+    tables = [csv.read_csv(path, convert_options=text) for path in _files(source)]
+    rows = pa.concat_tables(table for table in tables if "click" in table.column_names)
+    hour = pc.utf8_slice_codeunits(rows["hour"], 6, 8)  # YYMMDDHH
+    click = pc.cast(rows["click"], pa.int8())
+    rows = rows.drop_columns(["id", "hour", "click"])
+    return rows.append_column("hour", hour).append_column("click", click)
+
+
+def movielens_1m(source: Path) -> pa.Table:
+    """Return the ratings by time: `liked` says whether it is 4 or 5; `history` has the items that
+    the user liked before that second, the latest last.
+    """
+    names = csv.ReadOptions(column_names=["user", "item", "rating", "time"])
+    tabs = csv.ParseOptions(delimiter="\t")
+    rows = pa.concat_tables(csv.read_csv(path, names, tabs) for path in _files(source))
+    rows = rows.sort_by([("time", "ascending"), ("user", "ascending"), ("item", "ascending")])
+    latest: dict[int, deque[int]] = defaultdict(lambda: deque(maxlen=HISTORY))
+    waiting: dict[int, tuple[int, list[int]]] = {}  # liked in a second that has not passed
+    histories = []
+    columns = (rows[name].to_pylist() for name in names.column_names)
+    for user, item, rating, time in zip(*columns, strict=True):
+        since, liked = waiting.get(user, (time, []))
+        if since != time:
+            latest[user].extend(liked)
+            liked = []
+        waiting[user] = (time, [*liked, item] if rating >= LIKED else liked)
+        histories.append(list(latest[user]))
+    known = {
+        "user": rows["user"],
+        "item": rows["item"],
+        "history": pa.array(histories, pa.list_(pa.int64())),
+        "liked": pc.cast(pc.greater_equal(rows["rating"], LIKED), pa.int8()),
+    }
+    return pa.table(known)
+
+
+def open_bandit(source: Path) -> pa.Table:
+    """Return the impressions of all policies by time, with the features of the item shown."""
+    parts = []
+    for folder in sorted({path.parent for path in source.rglob("item_context.csv")}):
+        (file,) = folder.glob("all.csv*")
+        rows = csv.read_csv(file)
+        items = csv.read_csv(folder / "item_context.csv")
+        shown = rows["item_id"].to_numpy()
+        of_items = np.stack([rows[f"user-item_affinity_{k}"].to_numpy() for k in range(80)], 1)
+        place = np.argsort(items["item_id"].to_numpy())[shown]
+        known = {
+            "time": pc.cast(rows["timestamp"], pa.string()),
+            "click": pc.cast(rows["click"], pa.int8()),
+            "item": rows["item_id"],
+            "position": rows["position"],
+            "affinity": of_items[np.arange(len(shown)), shown],
+            "affinities": of_items.sum(1),
+            **{f"user_{k}": rows[f"user_feature_{k}"] for k in range(4)},
+            **{f"item_{k}": items[f"item_feature_{k}"].take(place) for k in range(4)},
+        }
+        parts.append(pa.table(known))
+    return pa.concat_tables(parts).sort_by("time")
+
+
+def _files(source: Path) -> list[Path]:
+    """Return a file, or the data files of a directory; those of the training rows come first."""
+    if source.is_file():
+        return [source]
+    found = [path for path in source.iterdir() if path.suffix in (".csv", ".gz", ".rating")]
+    return sorted(found, key=lambda path: ("train" not in path.name, path.name))
+
+
+def _header(path: Path) -> list[str]:
+    with path.open() as file:
+        return file.readline().strip().split(",")
+
+
+LOGS = {"avazu": avazu, "movielens_1m": movielens_1m, "open_bandit": open_bandit}
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4 or sys.argv[1] not in LOGS:
+        sys.exit(f"usage: python docs/parquet_of_logs.py {'|'.join(LOGS)} FROM TO")
+    name, source, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    table = LOGS[name](source)
+    target.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, target / f"{name}.parquet")
+    print(f"{table.num_rows:,} rows: {target / f'{name}.parquet'}")

@@ -1,0 +1,156 @@
+"""Training runs that a command does once: each has a directory of its own, and a run that is
+complete there is not run again.
+
+    PATH/NAME/result.json      its settings and what it measured; written last
+    PATH/NAME/log.txt          what its ranks printed
+    PATH/NAME/metrics.json     and the other records of a run, without curves and checkpoints
+
+A command that was stopped goes on with the first run that has no result. A result of other settings
+does not count.
+"""
+
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from recapp.app.job import Job, run_recipe
+from recapp.app.recipe_of_job import recipe_under
+from recapp.console import note, progress
+from recapp.errors import LaunchError, RecappError
+from recapp.processes.start_and_end import redirected
+from recapp.recipe.early_checks import check_data, check_training
+from recapp.recipe.recipe import Train
+from recapp.reporting import record
+from recapp.reporting.about import machine
+
+RESULT_FILE = "result.json"
+LOG_FILE = "log.txt"
+LARGE = ("checkpoints", "csv", "ranks", ".hydra")
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """A training run with a place of its own.
+
+    Args:
+        name: The directory of the run, below that of the command.
+        overrides: The command line of `recapp.train` that it stands for.
+        facts: What the command says about the run; its result holds it.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def result(self, folder: Path) -> dict[str, Any] | None:
+        """Return the result of the run if it is complete; else None.
+
+        Args:
+            folder: The directory of the command.
+        """
+        found = record.read_document(folder / self.name / RESULT_FILE)
+        same = found is not None and found.get("overrides") == list(self.overrides)
+        return found if same else None
+
+    def recipe(self) -> Train:
+        """Compose the settings of the run, and check them as `recapp.train` does.
+
+        Raises:
+            ConfigError, DataError: What `recapp.train` would refuse.
+        """
+        recipe: Train = recipe_under("train", self.overrides)
+        check_data(recipe)
+        check_training(recipe)
+        return recipe
+
+    def train(self, folder: Path, job: Job) -> dict[str, Any]:
+        """Train in the directory of the run, keep the result, and delete what is large.
+
+        Args:
+            folder: The directory of the command.
+            job: The job of the command.
+
+        Raises:
+            RecappError: A setting is wrong, or a rank has failed.
+        """
+        recipe = self.recipe()
+        directory = folder / self.name
+        shutil.rmtree(directory, ignore_errors=True)  # of an attempt that did not end
+        directory.mkdir(parents=True)
+        with printed_into(directory / LOG_FILE):
+            metrics = run_recipe(
+                recipe, replace(job, directory=directory, overrides=self.overrides), "recapp.train"
+            )
+        measured = record.read_performance(directory) or {}
+        result = {
+            **metrics,
+            **self.facts,
+            "overrides": list(self.overrides),
+            "peak_bytes": max(
+                (rank["rss_peak"] for rank in measured.get("memory", ())), default=None
+            ),
+            **machine(),
+        }
+        record.write_document(result, directory / RESULT_FILE)
+        for name in LARGE:
+            shutil.rmtree(directory / name, ignore_errors=True)
+        return result
+
+
+def train_missing(runs: Sequence[KeptRun], folder: Path, job: Job) -> list[dict[str, Any]]:
+    """Train the runs that have no result yet, and return all results, in the order of the runs.
+
+    The settings of all missing runs are checked before the first one trains. A run that fails is
+    told at once, and the next one goes on.
+
+    Args:
+        runs: The runs.
+        folder: The directory of the command.
+        job: The job of the command.
+
+    Raises:
+        ConfigError, DataError: The settings of a run are wrong; the text names the run.
+        LaunchError: Some runs have failed.
+    """
+    missing = [run for run in runs if run.result(folder) is None]
+    kinds: dict[tuple[str, ...], KeptRun] = {}
+    for run in missing:
+        kinds.setdefault(tuple(o for o in run.overrides if not o.startswith("seed=")), run)
+    for run in kinds.values():
+        try:
+            run.recipe()
+        except RecappError as error:
+            raise type(error)(f"{run.name}: {error}") from error
+    failed = []
+    if len(missing) < len(runs):
+        note(f"{len(runs) - len(missing)} of {len(runs)} runs are complete already")
+    with progress("runs", len(missing)) as advance:
+        for run in missing:
+            try:
+                run.train(folder, job)
+            except RecappError as error:
+                failed.append(run)
+                note(f"{run.name}: {' '.join(str(error).split())}")
+            advance(1)
+    if failed:
+        raise LaunchError(
+            f"{len(failed)} of {len(missing)} runs failed, the first {failed[0].name}: "
+            f"{LOG_FILE} in their directories has what they printed"
+        )
+    return [found for run in runs if (found := run.result(folder)) is not None]
+
+
+@contextmanager
+def printed_into(path: Path) -> Iterator[None]:
+    """Send what this process and its ranks print to a file inside the `with`."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(ValueError):
+            stream.flush()
+    with path.open("ab") as file, redirected(1, file.fileno()), redirected(2, file.fileno()):
+        yield
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()

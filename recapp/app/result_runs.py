@@ -1,0 +1,122 @@
+"""The runs of `recapp.results`: which models train on which logs, and under which settings.
+
+logs x models x seeds            LOG/MODEL/seed_1
+verb sizes: logs x sizes x seeds LOG/sizes/MODEL_4/seed_1
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from recapp.app.job import Job
+from recapp.app.kept_runs import KeptRun
+from recapp.app.recipe_of_job import recipe_under
+from recapp.errors import ConfigError, suggest
+from recapp.models.catalogue import MODELS
+from recapp.models.fm_checks import check_field_aware
+from recapp.recipe.commands import Results
+from recapp.recipe.recipe import Train
+from recapp.reporting.record import read_yaml
+from recapp.settings.option_files import Folders, option_file, options
+from recapp.tables.named_collections import BAGS, SEQUENCES
+
+NO_LOGS = (
+    'logs must be given: "logs={criteo_kaggle: DIR}", each an option of dataset and the path '
+    "of its Parquet files"
+)
+
+
+def runs_of(settings: Results, job: Job) -> list[KeptRun]:
+    """Return the runs of a command, the first seed of everything before the second one.
+
+    Args:
+        settings: The settings of the command.
+        job: The job: its verb and the folders of its options.
+
+    Raises:
+        ConfigError: A log, a model or a path does not exist, or no run is left.
+    """
+    if not settings.logs:
+        raise ConfigError(NO_LOGS)
+    for log, path in settings.logs.items():
+        _check_option("logs", "dataset", log, job.folders)
+        if not path or "://" in path:
+            raise ConfigError(f"logs.{log}={path}: must be the path of Parquet files")
+    given = settings.models
+    for model in given or ():
+        _check_option("models", "model", model, job.folders)
+    if job.verb and (strange := sorted({*(given or ())} - {*settings.sizes})):
+        raise ConfigError(
+            f"models={strange[0]}: sizes lists no settings for it; "
+            f"{suggest(strange[0], settings.sizes)}"
+        )
+    names = given or (settings.sizes if job.verb else options("model", job.folders))
+    runs = [
+        run
+        for seed in range(1, settings.seeds + 1)
+        for log, path in settings.logs.items()
+        for model in names
+        for run in _runs(settings, job, (log, path), model, seed)
+    ]
+    if not runs:
+        raise ConfigError(
+            f"models={','.join(names)}: needs behaviour sequences, and histories names none of the "
+            f"logs: histories={{LOG: {{history: item}}}}"
+        )
+    return runs
+
+
+def _check_option(setting: str, group: str, name: str, folders: Folders) -> None:
+    known = options(group, folders)
+    if name not in known:
+        raise ConfigError(f"{setting}: {group}={name} does not exist; {suggest(name, known)}")
+
+
+def _runs(
+    settings: Results, job: Job, named: tuple[str, str], model: str, seed: int
+) -> Iterator[KeptRun]:
+    """Yield the runs of a model with a seed on a log; none if the log lacks what it needs."""
+    log, path = named
+    own = _overrides(settings, log, path, model, _target(model, job.folders))
+    if own is None:
+        return
+    facts = {"log": log, "model": model, "seed": seed}
+    if not job.verb:
+        yield KeptRun(f"{log}/{model}/seed_{seed}", (*own, f"seed={seed}"), facts)
+    for size, more in settings.sizes[model].items() if job.verb else ():
+        name = f"{log}/sizes/{model}_{size}/seed_{seed}"
+        yield KeptRun(name, (*own, *more, f"seed={seed}"), facts | {"size": size})
+
+
+def _overrides(
+    settings: Results, log: str, path: str, model: str, target: str | None
+) -> tuple[str, ...] | None:
+    """Return the command line of a model on a log without a seed; None if it cannot train."""
+    known = MODELS.get(target or "")
+    history = settings.histories.get(log)
+    absolute = Path(path).expanduser().absolute()
+    quoted = str(absolute).replace("'", "\\'")
+    found = [f"dataset={log}", f"dataset.path='{quoted}'", f"model={model}", *settings.settings]
+    found += settings.settings_of.get(log, ())
+    if history and (known is None or BAGS in known.needs):
+        found.append(f"tables.shared={{{','.join(f'{k}: {v}' for k, v in history.items())}}}")
+    if known and SEQUENCES in known.needs:
+        if not history:
+            return None
+        found.append(f"tables.sequences=[{','.join(history)}]")
+    found += settings.settings_of.get(model, ())
+    if known and known.check_fields is check_field_aware:
+        found.append(f"tables.dim={settings.columns * _fields(found)}")
+    return tuple(found)
+
+
+def _fields(overrides: Sequence[str]) -> int:
+    """Return the number of fields under a command line: numbers and features of ids."""
+    recipe: Train = recipe_under("train", [*overrides, "model=dlrm"])
+    return len(recipe.schema.numbers) + len(recipe.schema.features)
+
+
+def _target(model: str, folders: Folders) -> str | None:
+    """Return the constructor that the file of a model names itself."""
+    path = option_file("model", model, folders)
+    found = read_yaml(path) if path else None
+    return found.get("_target_") if isinstance(found, dict) else None

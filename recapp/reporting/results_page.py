@@ -1,0 +1,248 @@
+"""The page of `recapp.results`: a table for each log, and the figure of quality by size.
+
+    PATH/*/*/seed_1/result.json -> lines: mean and range over the seeds -> results.md, *.svg
+
+The page is written by recapp alone, so that it can be written again after further runs.
+"""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from recapp.errors import ConfigError
+from recapp.reporting.about import VERSION
+from recapp.reporting.record import read_document, write_whole
+from recapp.reporting.size_figure import quality_by_size
+
+RESULT_FILES = "**/result.json"
+WIDTH = 100
+HEAD = ("model", "AUC", "log loss", "samples/s", "MB", "dense", "tables")
+"""The titles of the table of a log."""
+RUN_KEYS = ("seed", "model", "dataset", "dataset.path")
+"""Settings that differ between the runs of a page by its purpose."""
+ABOUT = """\
+AUC and log loss are those of the last rows of each log, in the order of its files, which no run
+trained on or chose anything by: the mean over seeds, and the range from the least to the largest.
+Samples/s is the rate of the median training step of one rank, and MB the largest memory of its
+process; both are means. Dense and tables are numbers of trained parameters."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """The results of one model and size on one log.
+
+    Args:
+        log: The log.
+        model: The model.
+        size: The factor of the size; empty for the model as its file has it.
+        runs: The results, one for each seed.
+    """
+
+    log: str
+    model: str
+    size: str
+    runs: tuple[Mapping[str, Any], ...]
+
+    def values(self, name: str) -> list[float]:
+        """Return a number of each run that has it."""
+        return [run[name] for run in self.runs if run.get(name) is not None]
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean of a number over the runs; None if no run has it."""
+        found = self.values(name)
+        return mean(found) if found else None
+
+    @cached_property
+    def auc(self) -> float:
+        """The mean AUC, by which lines are ordered; 0 where it is not defined."""
+        return self.mean("val_auc") or 0.0
+
+    def spread(self, name: str) -> str:
+        """Return mean and range of a number below 1, as `.7588 .7570-.7603`."""
+        found = self.values(name)
+        if not found:
+            return "-"
+        return f"{_share(mean(found))} {_share(min(found))}-{_share(max(found))}"
+
+
+def read_results(folder: Path) -> list[Line]:
+    """Return the lines of all results of a directory, by log and then the best first."""
+    kept: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob(RESULT_FILES)):
+        if found := read_document(path):
+            key = (str(found["log"]), str(found["model"]), str(found.get("size", "")))
+            kept.setdefault(key, []).append(found)
+    lines = [Line(*key, tuple(sorted(runs, key=lambda r: r["seed"]))) for key, runs in kept.items()]
+    return sorted(lines, key=lambda line: (line.log, line.size != "", -line.auc))
+
+
+def table(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Return a flat record for each line."""
+    measured = ("samples_per_second", "peak_bytes", "dense_parameters", "table_parameters")
+    return [
+        {
+            "log": line.log,
+            "model": f"{line.model} x{line.size}" if line.size else line.model,
+            "seeds": len(line.runs),
+            **{name: line.mean(f"val_{name}") for name in ("auc", "log_loss")},
+            **{name: line.mean(name) for name in measured},
+        }
+        for line in lines
+    ]
+
+
+def write_page(lines: Sequence[Line], page: Path) -> list[Path]:
+    """Write the page and its figures, and return their paths.
+
+    Args:
+        lines: The results.
+        page: The page. Figures lie in the directory `pictures` beside it.
+
+    Raises:
+        ConfigError: A file cannot be written.
+    """
+    figures = []
+    pictures = [
+        picture
+        for log in dict.fromkeys(line.log for line in lines)
+        if (picture := quality_by_size(log, [x for x in lines if x.log == log and x.size]))
+    ]
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        if pictures:
+            (page.parent / "pictures").mkdir(exist_ok=True)
+        for picture in pictures:
+            figures += picture.write(page.parent / "pictures", "svg")
+        names = {picture.name: (picture.alt, picture.caption) for picture in pictures}
+        write_whole(page, "\n".join(page_lines(lines, names)) + "\n")
+    except OSError as error:
+        raise ConfigError(f"page={page}: cannot be written ({error.strerror})") from error
+    return [page, *figures]
+
+
+def page_lines(lines: Sequence[Line], figures: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+    """Yield the lines of the page.
+
+    Args:
+        lines: The results.
+        figures: The description and the caption of each figure, by its name.
+    """
+    yield "# Results"
+    yield ""
+    yield "All models on real logs, by one command ([how](models.md#results-on-your-logs))."
+    yield from ABOUT.split("\n")
+    for log in dict.fromkeys(line.log for line in lines):
+        here = [line for line in lines if line.log == log]
+        yield ""
+        yield f"## {log}"
+        yield ""
+        yield from _about_log(here)
+        if plain := [line for line in here if not line.size]:
+            yield ""
+            yield from _table(plain)
+            yield from _fewer_seeds(plain)
+        if name := next((name for name in figures if name.endswith(log)), None):
+            alt, caption = figures[name]
+            yield ""
+            yield from textwrap.wrap(caption, WIDTH)
+            yield ""
+            yield f"![{alt}](pictures/{name}.svg)"
+    yield ""
+    yield "## How it was measured"
+    yield ""
+    yield from _facts(lines)
+
+
+def _about_log(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield the rows of a log, and the settings that all of its runs have."""
+    runs = [run for line in lines for run in line.runs]
+    rows = dict.fromkeys((run["rows_train"], run["rows_val"]) for run in runs)
+    said = "; ".join(f"{a:,} rows to train on, {b:,} to measure on" for a, b in rows)
+    every = [dict(override.split("=", 1) for override in run["overrides"]) for run in runs]
+    common = [
+        f"`{name}={value}`"
+        for name, value in every[0].items()
+        if name not in RUN_KEYS and all(other.get(name) == value for other in every)
+    ]
+    shown = " ".join(common)
+    yield from _wrapped(f"{said}. Settings: {shown}.")
+
+
+def _table(lines: Sequence[Line]) -> Iterator[str]:
+    cells = [HEAD, *(_cells(line) for line in lines)]
+    widths = [max(len(row[k]) for row in cells) for k in range(len(HEAD))]
+    right = [k > 2 for k in range(len(HEAD))]
+
+    def row_of(texts: Sequence[str]) -> str:
+        padded = [
+            text.rjust(width) if to_right else text.ljust(width)
+            for text, width, to_right in zip(texts, widths, right, strict=True)
+        ]
+        return f"| {' | '.join(padded)} |"
+
+    yield row_of(HEAD)
+    rules = [
+        "-" * (width + 1) + (":" if r else "-") for width, r in zip(widths, right, strict=True)
+    ]
+    yield f"|{'|'.join(rules)}|"
+    for cell in cells[1:]:
+        yield row_of(cell)
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    rate = line.mean("samples_per_second")
+    peak = line.mean("peak_bytes")
+    return (
+        line.model,
+        line.spread("val_auc"),
+        line.spread("val_log_loss"),
+        f"{rate:,.0f}" if rate else "-",
+        f"{peak / 1e6:,.0f}" if peak else "-",
+        _count(line.mean("dense_parameters")),
+        _count(line.mean("table_parameters")),
+    )
+
+
+def _fewer_seeds(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield a sentence about lines that have fewer seeds than others."""
+    most = max(len(line.runs) for line in lines)
+    fewer = [f"{line.model} {len(line.runs)}" for line in lines if len(line.runs) < most]
+    yield ""
+    said = f" Fewer: {', '.join(fewer)}." if fewer else ""
+    yield from _wrapped(f"Seeds: {most}.{said}")
+
+
+def _facts(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield versions, machines and dates."""
+    runs = [run for line in lines for run in line.runs]
+    packages = dict.fromkeys(key for run in runs for key in run if key.startswith(VERSION))
+    for key in packages:
+        values = dict.fromkeys(str(run[key]) for run in runs if key in run)
+        yield f"- {key.removeprefix(VERSION)} {', '.join(values)}"
+    hosts = dict.fromkeys(f"{run['processor']}, {run['cores']} cores" for run in runs)
+    yield f"- {'; '.join(hosts)}; one rank"
+    days = sorted(str(run["date"])[:10] for run in runs if run.get("date"))
+    if days:
+        yield f"- {' to '.join(dict.fromkeys((days[0], days[-1])))}"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _share(value: float) -> str:
+    return f"{value:.4f}".removeprefix("0")
+
+
+def _count(value: float | None) -> str:
+    """Return a number of parameters in three digits, such as `1.20 M`; no parameters are `0`."""
+    if value is None:
+        return "-"
+    for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value >= unit:
+            return f"{value / unit:.3g}{name}"
+    return f"{value:.0f}"

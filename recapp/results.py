@@ -1,0 +1,85 @@
+"""`python -m recapp.results "logs={criteo_kaggle: DIR}"`: train all models on some logs, each with
+several seeds, and write a page with a table for each log.
+
+    settings -> runs, checked -> PATH/LOG/MODEL/seed_1/result.json, ... -> PATH/results.md
+
+Each run is one of `recapp.train` in a directory of its own. The same command goes on where an
+earlier one has ended; a run that is complete is not run again. The page holds all results of the
+directory, also those of earlier commands. `python -m recapp.results sizes "logs={...}"` trains
+models of several sizes, and draws their quality against the parameters of their dense part.
+"""
+
+if __name__ == "__main__":
+    from recapp.processes.fork_server import start_early
+    from recapp.processes.stopping import end_on_signals
+
+    end_on_signals()  # before the imports below, which take a while
+    start_early()  # imports the ranks' modules meanwhile
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from recapp import console
+from recapp.app.command import run
+from recapp.app.job import Job
+from recapp.processes.rank_process import leave
+from recapp.recipe.commands import VERBS, Results
+
+COLUMNS = (
+    console.Column("log", "log"),
+    console.Column("model", "model"),
+    console.Column("seeds", "seeds", ","),
+    console.Column("auc", "AUC", ".4f"),
+    console.Column("log_loss", "log loss", ".4f"),
+    console.Column("samples_per_second", "samples/s", ",.0f"),
+    console.Column("peak_bytes", "peak memory,\nMB", ",.0f", 1e6),
+    console.Column("dense_parameters", "dense\nparameters", ","),
+    console.Column("table_parameters", "table\nparameters", ","),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code.
+
+    Args:
+        argv: The arguments; None takes those of the process.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    verbs = VERBS["results"] if arguments[:1] and arguments[0] in VERBS["results"] else ()
+    return run("results", measure, verbs=verbs, writes=False, argv=arguments)
+
+
+def measure(settings: Results, job: Job) -> None:
+    """Train what has no result yet, write the page, and print the table.
+
+    Args:
+        settings: The settings of the command.
+        job: The job: its verb and the folders of its options.
+
+    Raises:
+        ConfigError: A setting is wrong, or the page cannot be written.
+        LaunchError: Some runs failed. The page is written without them.
+    """
+    from recapp.app.kept_runs import train_missing
+    from recapp.app.result_runs import runs_of
+    from recapp.reporting.lock import locked
+    from recapp.reporting.results_page import read_results, table, write_page
+
+    folder = Path(settings.path).expanduser().absolute()
+    page = Path(settings.page).expanduser() if settings.page else folder / "results.md"
+    with locked(folder, "path"):
+        try:
+            train_missing(runs_of(settings, job), folder, job)
+        finally:  # also after a signal: the page shows what is there
+            results = read_results(folder)
+            if results:
+                written = write_page(results, page)
+    console.emit(table(results), settings.format, COLUMNS)
+    if settings.format == "text":
+        for path in written:
+            print(f"{path.suffix.lstrip('.'):8}{console.short_path(path)}")
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -64,7 +64,8 @@ def measure(settings: Results, job: Job) -> None:
     from recapp.app.kept_runs import train_missing
     from recapp.app.result_runs import runs_of
     from recapp.reporting.lock import locked
-    from recapp.reporting.results_page import read_results, table, write_page
+    from recapp.reporting.result_lines import read_results
+    from recapp.reporting.results_page import table, write_page
 
     folder = Path(settings.path).expanduser().absolute()
     page = Path(settings.page).expanduser() if settings.page else folder / "results.md"

@@ -35,6 +35,9 @@ MAPPINGS = (
     "dataset.table_dims",
     "plan.tables",
     "plan.sharding_types",
+    "settings_of",
+    "histories",
+    "sizes",
 )
 FREE = (
     *MAPPINGS,
@@ -215,7 +218,11 @@ def line(tmp_path, monkeypatch, capfd):
             ),
             ("dataset.cardinality={user: 500}", "dataset.cardinality={user: 500}: must be a list"),
             ("dataset.sparse=user", "dataset.sparse=user: must be a list of names, such as [user]"),
-            ("dataset=7", "dataset=7: choose one of criteo_kaggle, custom, generated, sample"),
+            (
+                "dataset=7",
+                "dataset=7: choose one of avazu, criteo_kaggle, custom, generated, movielens_1m, "
+                "open_bandit, sample",
+            ),
             ("optimizer.dense.lr=fast", "optimizer.dense.lr=fast: must be a number"),
             (
                 "optimizer.dense.lr=-1",
@@ -260,7 +267,8 @@ def line(tmp_path, monkeypatch, capfd):
             ("experiment=nope", "experiment=nope: there is no such option; "),
             (
                 "dataset=null",
-                "dataset=null: choose one of criteo_kaggle, custom, generated, sample",
+                "dataset=null: choose one of avazu, criteo_kaggle, custom, generated, "
+                "movielens_1m, open_bandit, sample",
             ),
             ("+experiment=nope", "experiment=nope: there is no such option; "),
             (
@@ -343,8 +351,9 @@ def test_a_wrong_setting_is_refused_in_one_line_before_ranks_start(line, argumen
             ),
             (
                 "dataset=/my/logs",
-                "dataset=/my/logs: there is no such option; known: criteo_kaggle, custom, "
-                "generated, sample; files of your own are read by dataset=custom "
+                "dataset=/my/logs: there is no such option; known: avazu, criteo_kaggle, "
+                "custom, generated, movielens_1m, open_bandit, sample; files of "
+                "your own are read by dataset=custom "
                 "dataset.path=/my/logs",
             ),
             ("model=my/own", "model=my/own: there is no such option; known: "),
@@ -577,7 +586,8 @@ def test_help_has_words_for_every_setting_and_keeps_to_the_terminal(command, cap
 def test_help_of_one_group_shows_its_settings_under_the_option_that_is_said(capsys):
     assert run("train", lambda *_: None, argv=["--help", "dataset=criteo_kaggle"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("\ndataset: criteo_kaggle, custom, generated, sample\n")
+    known = "avazu, criteo_kaggle, custom, generated, movielens_1m, open_bandit, sample"
+    assert " ".join(shown.split()).startswith(f"dataset: {known} ")
     assert "dataset.id_rule=hash" in shown and "trainer." not in shown
     assert run("train", lambda *_: None, argv=["optimizer", "-h"]) == 0
     assert "optimizer/schedule: cosine, linear, plateau, polynomial, " in capsys.readouterr().out

@@ -47,6 +47,8 @@ hydra.run.dir=DIR (with -m: hydra.sweep.dir=DIR) says where a run writes; \
 An error is one line and exit code 1; RECAPP_TRACEBACK=1 in the environment shows its traceback \
 as well.
 """
+WHOLE = (".hardware", ".plans", "settings_of", "histories", "sizes")
+"""Ends of the names of mappings that are listed without what is in them."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,7 @@ def _group(
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the settings in a value, and in mappings inside it, except long tables of numbers."""
-    if isinstance(value, Mapping) and value and not name.endswith((".hardware", ".plans")):
+    if isinstance(value, Mapping) and value and not name.endswith(WHOLE):
         for key, item in value.items():
             yield from _leaves(f"{name}.{key}", item)
     else:

@@ -1,83 +1,33 @@
 """The page of `recapp.results`: a table for each log, and the figure of quality by size.
 
-    PATH/*/*/seed_1/result.json -> lines: mean and range over the seeds -> results.md, *.svg
+    lines: mean and range over the seeds -> results.md, pictures/*.svg
 
 The page is written by recapp alone, so that it can be written again after further runs.
 """
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from recapp.errors import ConfigError
 from recapp.reporting.about import VERSION
-from recapp.reporting.record import read_document, write_whole
+from recapp.reporting.record import write_whole
+from recapp.reporting.result_lines import Line
 from recapp.reporting.size_figure import quality_by_size
 
-RESULT_FILES = "**/result.json"
 WIDTH = 100
 HEAD = ("model", "AUC", "log loss", "samples/s", "MB", "dense", "tables")
 """The titles of the table of a log."""
 RUN_KEYS = ("seed", "model", "dataset", "dataset.path")
 """Settings that differ between the runs of a page by its purpose."""
 ABOUT = """\
+Models on real logs, trained and measured by `python -m recapp.results`, which wrote this page.
+
 AUC and log loss are those of the last rows of each log, in the order of its files, which no run
 trained on or chose anything by: the mean over seeds, and the range from the least to the largest.
 Samples/s is the rate of the median training step of one rank, and MB the largest memory of its
 process; both are means. Dense and tables are numbers of trained parameters."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """The results of one model and size on one log.
-
-    Args:
-        log: The log.
-        model: The model.
-        size: The factor of the size; empty for the model as its file has it.
-        runs: The results, one for each seed.
-    """
-
-    log: str
-    model: str
-    size: str
-    runs: tuple[Mapping[str, Any], ...]
-
-    def values(self, name: str) -> list[float]:
-        """Return a number of each run that has it."""
-        return [run[name] for run in self.runs if run.get(name) is not None]
-
-    def mean(self, name: str) -> float | None:
-        """Return the mean of a number over the runs; None if no run has it."""
-        found = self.values(name)
-        return mean(found) if found else None
-
-    @cached_property
-    def auc(self) -> float:
-        """The mean AUC, by which lines are ordered; 0 where it is not defined."""
-        return self.mean("val_auc") or 0.0
-
-    def spread(self, name: str) -> str:
-        """Return mean and range of a number below 1, as `.7588 .7570-.7603`."""
-        found = self.values(name)
-        if not found:
-            return "-"
-        return f"{_share(mean(found))} {_share(min(found))}-{_share(max(found))}"
-
-
-def read_results(folder: Path) -> list[Line]:
-    """Return the lines of all results of a directory, by log and then the best first."""
-    kept: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for path in sorted(folder.glob(RESULT_FILES)):
-        if found := read_document(path):
-            key = (str(found["log"]), str(found["model"]), str(found.get("size", "")))
-            kept.setdefault(key, []).append(found)
-    lines = [Line(*key, tuple(sorted(runs, key=lambda r: r["seed"]))) for key, runs in kept.items()]
-    return sorted(lines, key=lambda line: (line.log, line.size != "", -line.auc))
 
 
 def table(lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -133,7 +83,6 @@ def page_lines(lines: Sequence[Line], figures: Mapping[str, tuple[str, str]]) ->
     """
     yield "# Results"
     yield ""
-    yield "All models on real logs, by one command ([how](models.md#results-on-your-logs))."
     yield from ABOUT.split("\n")
     for log in dict.fromkeys(line.log for line in lines):
         here = [line for line in lines if line.log == log]
@@ -225,6 +174,12 @@ def _facts(lines: Sequence[Line]) -> Iterator[str]:
         yield f"- {key.removeprefix(VERSION)} {', '.join(values)}"
     hosts = dict.fromkeys(f"{run['processor']}, {run['cores']} cores" for run in runs)
     yield f"- {'; '.join(hosts)}; one rank"
+    loads = [run["load"] for run in runs if run.get("load") is not None]
+    if loads:
+        yield from _wrapped(
+            f"- load of the machine at the end of runs: {min(loads):.1f} to {max(loads):.1f}; "
+            "where it is above the number of cores, samples/s are too low"
+        )
     days = sorted(str(run["date"])[:10] for run in runs if run.get("date"))
     if days:
         yield f"- {' to '.join(dict.fromkeys((days[0], days[-1])))}"
@@ -232,10 +187,6 @@ def _facts(lines: Sequence[Line]) -> Iterator[str]:
 
 def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
-
-
-def _share(value: float) -> str:
-    return f"{value:.4f}".removeprefix("0")
 
 
 def _count(value: float | None) -> str:

@@ -1,17 +1,14 @@
 """The figure of quality by size: mean AUC of models against the parameters of their dense part."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from recapp.reporting.drawing import COLUMN, SERIES_COLORS, Picture, legend_below, sheet
-
-if TYPE_CHECKING:
-    from recapp.reporting.results_page import Line
+from recapp.reporting.result_lines import Line
 
 HEIGHT = 3.6  # inches
 
 
-def quality_by_size(log: str, lines: "Sequence[Line]") -> Picture | None:
+def quality_by_size(log: str, lines: Sequence[Line]) -> Picture | None:
     """Draw the mean AUC of each model and size, with the range over seeds.
 
     Args:

@@ -1,0 +1,69 @@
+"""The lines of a table of results: all seeds of one model and size on one log.
+
+PATH/*/*/seed_1/result.json -> lines
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from recapp.reporting.record import read_document
+
+RESULT_FILES = "**/result.json"
+
+
+@dataclass(frozen=True)
+class Line:
+    """The results of one model and size on one log.
+
+    Args:
+        log: The log.
+        model: The model.
+        size: The factor of the size; empty for the model as its file has it.
+        runs: The results, one for each seed.
+    """
+
+    log: str
+    model: str
+    size: str
+    runs: tuple[Mapping[str, Any], ...]
+
+    def values(self, name: str) -> list[float]:
+        """Return a number of each run that has it."""
+        return [run[name] for run in self.runs if run.get(name) is not None]
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean of a number over the runs; None if no run has it."""
+        found = self.values(name)
+        return mean(found) if found else None
+
+    @cached_property
+    def auc(self) -> float:
+        """The mean AUC, by which lines are ordered; 0 where it is not defined."""
+        return self.mean("val_auc") or 0.0
+
+    def spread(self, name: str) -> str:
+        """Return mean and range of a number below 1, as `.7588 .7570-.7603`."""
+        found = self.values(name)
+        if not found:
+            return "-"
+        return f"{share(mean(found))} {share(min(found))}-{share(max(found))}"
+
+
+def read_results(folder: Path) -> list[Line]:
+    """Return the lines of all results of a directory, by log and then the best first."""
+    kept: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob(RESULT_FILES)):
+        if found := read_document(path):
+            key = (str(found["log"]), str(found["model"]), str(found.get("size", "")))
+            kept.setdefault(key, []).append(found)
+    lines = [Line(*key, tuple(sorted(runs, key=lambda r: r["seed"]))) for key, runs in kept.items()]
+    return sorted(lines, key=lambda line: (line.log, line.size != "", -line.auc))
+
+
+def share(value: float) -> str:
+    """Return a number below 1 as `.7588`."""
+    return f"{value:.4f}".removeprefix("0")

@@ -1,0 +1,259 @@
+"""`python -m recapp.results`: its runs, what it keeps, and its page. No rank is started."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from documents import REPOSITORY
+
+from recapp import results
+from recapp.app import kept_runs
+from recapp.app.job import Job
+from recapp.app.kept_runs import KeptRun
+from recapp.app.recipe_of_job import recipe_under
+from recapp.app.result_runs import runs_of
+from recapp.errors import ConfigError, LaunchError
+from recapp.reporting.result_lines import read_results
+from recapp.reporting.results_page import table, write_page
+from recapp.settings.option_files import options
+
+JOB = Job(Path("."), (), {})
+LOGS = "logs={criteo_kaggle: /c, movielens_1m: /m}"
+
+
+def planned(*overrides, verb=""):
+    logs = [] if any(override.startswith("logs=") for override in overrides) else [LOGS]
+    return runs_of(recipe_under("results", [*logs, *overrides]), Job(Path("."), (), {}, verb))
+
+
+def result(folder, log, model, seed, size="", **measured):
+    """A result as a run leaves it."""
+    name = f"{log}/sizes/{model}_{size}" if size else f"{log}/{model}"
+    found = {
+        "log": log,
+        "model": model,
+        "seed": seed,
+        "val_auc": 0.7,
+        "val_log_loss": 0.5,
+        "samples_per_second": 1234.0,
+        "peak_bytes": 600e6,
+        "dense_parameters": 1_200_000,
+        "table_parameters": 24,
+        "rows_train": 6000,
+        "rows_val": 1000,
+        "overrides": [f"dataset={log}", f"model={model}", "dataset.buckets=log", f"seed={seed}"],
+        "version_torch": "2.13.0",
+        "processor": "a processor",
+        "cores": 2,
+        "date": "2026-11-26T10:00:00+00:00",
+        **({"size": size} if size else {}),
+        **measured,
+    }
+    directory = folder / name / f"seed_{seed}"
+    directory.mkdir(parents=True)
+    (directory / "result.json").write_text(json.dumps(found))
+
+
+# ---- which runs
+
+
+def test_every_model_trains_on_every_log_that_has_what_it_needs():
+    runs = planned("seeds=2", "columns=1")
+    names = [run.name for run in runs]
+    known = options("model")
+    assert len(names) == len(set(names)) == 2 * (2 * len(known) - 2)  # din, bst: on one log
+    assert {name for name in names if name.startswith("criteo_kaggle/")} == {
+        f"criteo_kaggle/{model}/seed_{seed}"
+        for model in {*known} - {"din", "bst"}
+        for seed in (1, 2)
+    }
+    assert names[0].endswith("seed_1") and names[-1].endswith("seed_2")  # seeds in turn
+
+
+def test_a_run_is_a_command_line_of_recapp_train():
+    (run,) = planned("models=[din]", "seeds=1")
+    assert run.overrides[:3] == ("dataset=movielens_1m", "dataset.path='/m'", "model=din")
+    assert {"tables.shared={history: item}", "tables.sequences=[history]", "seed=1"} <= {
+        *run.overrides
+    }
+    recipe = recipe_under("train", run.overrides)
+    assert recipe.dataset.min_frequency is None and recipe.callbacks == {}
+
+
+def test_models_with_a_vector_for_each_field_get_tables_of_that_width():
+    runs = planned("models=[ffm]", "seeds=1", "columns=3")
+    widths = [recipe_under("train", run.overrides).tables.dim for run in runs]
+    assert widths == [3 * (13 + 26 + 13), 3 * 3]
+
+
+def test_models_with_nothing_but_weights_share_no_tables():
+    runs = planned("models=[logistic]", "seeds=1")
+    assert not any("tables.shared" in override for run in runs for override in run.overrides)
+
+
+def test_sizes_are_composed_and_grow():
+    runs = planned("seeds=1", verb="sizes")
+    own = [run for run in runs if run.facts["log"] == "criteo_kaggle"]
+    assert [run.name for run in own if run.facts["model"] == "fcn"] == [
+        f"criteo_kaggle/sizes/fcn_{size}/seed_1" for size in (1, 4, 16, 64)
+    ]
+    for run in own:
+        if run.facts["size"] == "64":
+            recipe_under("train", run.overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "verb", "said"),
+    [
+        (["logs=null"], "", 'logs must be given: "logs={criteo_kaggle: DIR}"'),
+        (["logs={criteo: /c}"], "", "logs: dataset=criteo does not exist; did you mean criteo_k"),
+        (
+            ["logs={criteo_kaggle: ''}"],
+            "",
+            "logs.criteo_kaggle=: must be the path of Parquet files",
+        ),
+        (["models=[dlmr]"], "", "models: model=dlmr does not exist; did you mean dlrm"),
+        (["models=[din]", "logs={criteo_kaggle: /c}"], "", "models=din: needs behaviour sequences"),
+        (["models=[fm]"], "sizes", "models=fm: sizes lists no settings for it"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(overrides, verb, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        planned(*overrides, verb=verb)
+
+
+# ---- runs that are done once
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """What ran, in place of ranks: they print, write a checkpoint, and measure."""
+    ran = []
+
+    def run_recipe(recipe, job, module):
+        ran.append(job.directory.name)
+        os.write(1, b"of a rank\n")
+        (job.directory / "checkpoints").mkdir()
+        if "fails" in job.directory.name:
+            raise LaunchError("rank 0 was ended")
+        return {"val_auc": 0.75, "model": "DLRM"}
+
+    monkeypatch.setattr(kept_runs, "run_recipe", run_recipe)
+    monkeypatch.setattr(KeptRun, "recipe", lambda run: None)
+    return ran
+
+
+def test_a_complete_run_is_not_run_again_and_one_of_other_settings_is(ranks, tmp_path, capfd):
+    runs = [KeptRun(name, ("a=1",), {"model": "mine"}) for name in ("one", "two")]
+    first = kept_runs.train_missing(runs[:1], tmp_path, JOB)
+    again = kept_runs.train_missing(runs, tmp_path, JOB)
+    assert ranks == ["one", "two"] and again[0] == first[0]
+    assert first[0]["model"] == "mine" and first[0]["overrides"] == ["a=1"]
+    assert first[0]["cores"] > 0 and first[0]["processor"]
+    assert not (tmp_path / "one/checkpoints").exists()
+    assert (tmp_path / "one/log.txt").read_text() == "of a rank\n"
+    assert "of a rank" not in capfd.readouterr().out
+    kept_runs.train_missing([KeptRun("one", ("a=2",))], tmp_path, JOB)
+    assert ranks == ["one", "two", "one"]
+
+
+def test_a_failed_run_is_told_and_tried_again_and_the_next_one_goes_on(ranks, tmp_path, capfd):
+    runs = [KeptRun(name, ()) for name in ("fails", "next")]
+    for _ in range(2):
+        with pytest.raises(LaunchError, match=r"1 of . runs failed, the first fails: log\.txt"):
+            kept_runs.train_missing(runs, tmp_path, JOB)
+    assert ranks == ["fails", "next", "fails"]
+    assert "fails: rank 0 was ended" in capfd.readouterr().err
+
+
+def test_wrong_settings_are_told_with_the_run_before_any_run_begins(ranks, tmp_path, monkeypatch):
+    def recipe(run):
+        if run.name == "wrong":
+            raise ConfigError("dataset.path=x: there is no such file")
+
+    monkeypatch.setattr(KeptRun, "recipe", recipe)
+    with pytest.raises(ConfigError, match=r"wrong: dataset\.path=x: there is no such file"):
+        kept_runs.train_missing([KeptRun("right", ("a=1",)), KeptRun("wrong", ())], tmp_path, JOB)
+    assert ranks == []
+
+
+# ---- the page
+
+
+def test_the_page_has_means_ranges_and_fewer_seeds(tmp_path):
+    for seed, auc in ((1, 0.70), (2, 0.72)):
+        result(tmp_path, "avazu", "fm", seed, val_auc=auc)
+    result(tmp_path, "avazu", "dlrm", 1, val_auc=0.75)
+    result(tmp_path, "broken", "dlrm", 1, val_auc=None)
+    lines = read_results(tmp_path)
+    (page,) = write_page(lines, tmp_path / "results.md")
+    text = page.read_text()
+    assert (
+        "| fm    | .7100 .7000-.7200 | .5000 .5000-.5000 |     1,234 | 600 | 1.2 M |     24 |"
+        in text
+    )
+    assert text.index("| dlrm") < text.index("| fm")  # the best first
+    assert "Seeds: 2. Fewer: dlrm 1." in text
+    assert "6,000 rows to train on, 1,000 to measure on. Settings: `dataset.buckets=log`." in text
+    assert "- torch 2.13.0" in text and "- a processor, 2 cores; one rank" in text
+    assert "| dlrm  | -  " in text  # not defined
+    assert max(map(len, text.splitlines())) <= 100
+    assert table(lines)[0] == {
+        "log": "avazu",
+        "model": "dlrm",
+        "seeds": 1,
+        "auc": 0.75,
+        "log_loss": 0.5,
+        "samples_per_second": 1234,
+        "peak_bytes": 600e6,
+        "dense_parameters": 1_200_000,
+        "table_parameters": 24,
+    }
+
+
+def test_sizes_are_drawn_and_not_listed(tmp_path):
+    for size, weights in ((1, 1000), (4, 4000)):
+        for seed in (1, 2):
+            more = {"dense_parameters": weights, "val_auc": 0.7 + weights / 1e5 + seed / 1e3}
+            result(tmp_path, "criteo_kaggle", "fcn", seed, str(size), **more)
+    page, figure = write_page(read_results(tmp_path), tmp_path / "docs/results.md")
+    assert figure == tmp_path / "docs/pictures/quality_by_size_criteo_kaggle.svg"
+    text = page.read_text()
+    assert "](pictures/quality_by_size_criteo_kaggle.svg)" in text and "| fcn" not in text
+    assert "fcn 0.7115 with 1,000 parameters to 0.7415 with 4,000" in text
+
+
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path):
+    result(tmp_path, "avazu", "fm", 1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"page=.*: cannot be written"):
+        write_page(read_results(tmp_path), tmp_path / "file/results.md")
+
+
+def test_the_command_says_what_it_lacks(capsys):
+    assert results.main([]) == 1
+    assert capsys.readouterr().err.startswith("error: logs must be given: ")
+    assert results.main(["size"]) == 1
+
+
+def test_public_logs_become_parquet(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "docs"))
+    import parquet_of_logs
+
+    (tmp_path / "ml.test.rating").write_text("0\t7\t5\t30\n")
+    (tmp_path / "ml.train.rating").write_text(
+        "0\t1\t5\t10\n0\t2\t4\t10\n0\t3\t1\t20\n1\t1\t4\t20\n"
+    )
+    found = parquet_of_logs.movielens_1m(tmp_path)
+    assert found["item"].to_pylist() == [1, 2, 3, 1, 7]
+    assert found["history"].to_pylist() == [[], [], [1, 2], [], [1, 2]]  # not those of this second
+    assert found["liked"].to_pylist() == [1, 1, 0, 1, 1]
+    (tmp_path / "avazu").mkdir()
+    (tmp_path / "avazu/test.csv").write_text("id,hour,C1\n1,14102100,1005\n")
+    (tmp_path / "avazu/train.csv").write_text(
+        "id,click,hour,C1\n10000009418151094273,1,14102123,0x\n"
+    )
+    found = parquet_of_logs.avazu(tmp_path / "avazu")
+    assert found.to_pylist() == [{"C1": "0x", "hour": "23", "click": 1}]

@@ -29,13 +29,8 @@ SHOWN = 50  # characters of a value
 EXPERIMENT = "experiment"  # the group whose options list settings of other groups
 WORD = re.compile(r"[\w-]+")
 OF_LISTS = {"a", "list", "of", "one", "or", "some", "them"}
-WHOLE = (
-    "hardware",
-    "plans",
-    "settings_of",
-    "histories",
-    "sizes",
-)  # mappings that are listed without what is in them
+WHOLE = ("hardware", "plans")  # mappings that are listed without what is in them
+OF_COMMANDS = ("settings_of", "histories", "sizes")  # the same in files of commands
 
 
 def page() -> str:
@@ -70,7 +65,7 @@ def command_lines(conf: Path) -> Iterator[str]:
             yield from wrapped(found.about)
             yield ""
         for key, words in found.of.items():
-            if not key.startswith("hydra") and not set(key.split(".")[:-1]) & set(WHOLE):
+            if not key.startswith("hydra") and not set(key.split(".")[:-1]) & set(OF_COMMANDS):
                 yield from setting(key, _at(plain, key), words, _kind(kinds, key))
         yield ""
 

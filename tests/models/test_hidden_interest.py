@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from recapp.metrics import click_metrics
+from recapp.models.bst import BST
 from recapp.models.din import DIN
 from recapp.models.layers import MLP
 from recapp.sparse.batch import Batch
@@ -70,8 +71,9 @@ class MeanOfHistory(nn.Module):
         return self.top(self.tables(batch.sparse).values())[:, 0]
 
 
-def attention():
-    config = {"num_embeddings": ITEMS, "embedding_dim": DIM}
+def collections(dim):
+    """Return the candidate's bag and the history's sequences, which share a table."""
+    config = {"num_embeddings": ITEMS, "embedding_dim": dim}
     bags = EmbeddingBagCollection(
         [EmbeddingBagConfig(name="items", feature_names=["item"], **config)]
     )
@@ -79,7 +81,23 @@ def attention():
         [EmbeddingConfig(name="items", feature_names=["history"], **config)]
     )
     sequences.share("items", bags)
-    return DIN(bags, sequences, 0, attention_layers=[36], layers=[200, 80])
+    return bags, sequences
+
+
+def attention():
+    return DIN(*collections(DIM), 0, attention_layers=[36], layers=[200, 80])
+
+
+def transformer():
+    return BST(
+        *collections(2 * DIM),
+        0,
+        max_length=MOST,
+        position_dim=2,
+        heads=2,
+        layers=[64, 32],
+        dropout=0.0,
+    )
 
 
 def auc_after(model, steps=300, rate=0.01):
@@ -103,3 +121,9 @@ def test_attention_finds_the_candidate_in_the_history_and_a_mean_does_not():
     torch.manual_seed(1)
     assert auc_after(attention()) == pytest.approx(BEST, abs=0.02)
     assert auc_after(MeanOfHistory()) < BEST - 0.1
+
+
+@pytest.mark.full
+def test_a_transformer_finds_the_candidate_in_the_history():
+    torch.manual_seed(1)
+    assert auc_after(transformer(), steps=900) == pytest.approx(BEST, abs=0.02)

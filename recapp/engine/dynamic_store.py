@@ -189,13 +189,16 @@ class DynamicStore(FloatRows):
             if not len(slots):
                 continue
             write = self.backend.write_start_values
-            if write is not None and self.weights.dtype == torch.float32:
+            rows = self._weights.rows
+            if write is not None and rows.dtype == torch.float32:
                 hashed = start_hash(strip.table, strip.seed, epoch)
-                write(self.weights, slots, keys, hashed, strip.cols, strip.table.start_range)
+                write(rows, slots, keys, hashed, strip.cols, strip.table.start_range)
             else:
-                dtype = self.weights.dtype
+                dtype = rows.dtype
                 values = start_values(keys, strip.table, strip.seed, strip.cols, dtype, epoch)
-                self.weights[slots] = values.to(self.weights.dtype)
+                rows[slots] = values.to(dtype)
+        if self._average is not None:
+            self._average.begin(slot_M, self._weights.rows)
         self._begin_state(slot_M)
 
     def _begin_state(self, slot_M: Tensor | slice) -> None:
@@ -230,21 +233,26 @@ class DynamicStore(FloatRows):
 
     # ---- checkpoints
 
-    def blocks(self, rows_of_runs: RowsOfRuns | None = None) -> Iterator[Block]:
+    def blocks(
+        self, averaged: bool = False, rows_of_runs: RowsOfRuns | None = None
+    ) -> Iterator[Block]:
         """Yield the blocks of rows, keys and state that a checkpoint writes, piece by piece.
 
         The order of positions over all ranks numbers the rows.
 
         Args:
+            averaged: Whether the weights are the average (`RowStore.blocks`).
             rows_of_runs: The rows of the runs on all ranks; None where this rank has all rows.
         """
         counts = self.rows_of_runs() if rows_of_runs is None else rows_of_runs
         guests = self._all_guests()
+        weights = self._saved_weights(averaged)
         for number, strip in enumerate(self.strips):
             stored = counts[strip.table.name]
             for p, slot_N, key_N1 in self.slots.of_pieces(number, strip.pieces, guests):
                 held = partial(SlotRows, slot_N=slot_N)
-                yield from self._blocks_of(strip, Numbered.of(stored[ROWS], p), held, key_N1)
+                numbered = Numbered.of(stored[ROWS], p)
+                yield from self._blocks_of(strip, numbered, weights, held, key_N1)
             if counter := self.admission.counters[number]:
                 yield from counter.blocks(strip, stored[WAITING], self._owns_rows(strip))
 
@@ -256,6 +264,7 @@ class DynamicStore(FloatRows):
         self,
         strip: DynamicStrip,
         numbered: Numbered,
+        weights: list[tuple[str, Any]],
         held: Callable[[Tensor], Any],
         key_N1: Tensor,
     ) -> Iterator[Block]:
@@ -264,6 +273,7 @@ class DynamicStore(FloatRows):
         Args:
             strip: The strip of the piece.
             numbered: The numbers of the piece's rows.
+            weights: The tensors of weights by slot, by name.
             held: A function that returns the piece's rows from a tensor by slot.
             key_N1: The keys of the rows.
         """
@@ -272,7 +282,8 @@ class DynamicStore(FloatRows):
         total, rows = numbered
         wide = (total, strip.table.embedding_dim)
         of_row = [(KEYS, key_N1)]
-        yield Block(name, "weight", wide, rows, strip.cols, held(self.weights), owner)
+        for tensor, by_slot in weights:
+            yield Block(name, tensor, wide, rows, strip.cols, held(by_slot), owner)
         for (tensor, kind), state in zip(self._kinds, self.state, strict=True):
             if kind == "element":
                 yield Block(name, tensor, wide, rows, strip.cols, held(state), owner)
@@ -283,13 +294,16 @@ class DynamicStore(FloatRows):
         for tensor, data in of_row:
             yield Block(name, tensor, (total, 1), rows, range(1), data, self._owns_rows(strip))
 
-    def blocks_to_load(self, rows_of_runs: RowsOfRuns, step: int) -> Iterator[Block]:
+    def blocks_to_load(
+        self, rows_of_runs: RowsOfRuns, step: int, averaged: bool = False
+    ) -> Iterator[Block]:
         """Forget the rows of some tables, and yield the blocks that a checkpoint fills. `loaded`
         ends the load.
 
         Args:
             rows_of_runs: The stored rows of these tables, by run.
             step: The number of updates of the stored rows.
+            averaged: Whether to fill the average, too (`RowStore.blocks_to_fill`).
         """
         self.settle(step)
         loads = {n: s for n, s in enumerate(self.strips) if s.table.name in rows_of_runs}
@@ -311,7 +325,9 @@ class DynamicStore(FloatRows):
                 here, key_N1 = self.slots.load(number, p, len(numbered.rows))
                 self._begin_state(here)
                 self.admission.begin(here, step)
-                yield from self._blocks_of(strip, numbered, itemgetter(here), key_N1)
+                held = itemgetter(here)
+                weights = self._filled_weights(averaged)
+                yield from self._blocks_of(strip, numbered, weights, held, key_N1)
             if counter := self.admission.counters[number]:
                 yield from counter.blocks_to_load(strip, stored[WAITING], self._owns_rows(strip))
 

@@ -95,7 +95,7 @@ class ReadOnlyStore(RowStore):
             "checkpoint and export it again"
         )
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self, averaged: bool = False) -> Iterator[Block]:
         """Yield nothing: these rows are stored elsewhere."""
         yield from ()
 

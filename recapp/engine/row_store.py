@@ -9,17 +9,19 @@ slower memory needs only another store.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from recapp.engine.row_average import RowAverage
 from recapp.kernels.backend import Backend
 from recapp.kernels.links import Links
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.row_memory import RowMemory
 from recapp.optim.rules import GRADIENT, Rate, RowRule
 from recapp.sharding.layout import Block, Layout, Piece
+from recapp.stored.rectangles import AVERAGE, RAW, WEIGHT
 from recapp.tables.initial import fill_initial
 
 
@@ -181,9 +183,32 @@ class RowStore(nn.Module, ABC):
             epoch: The number of the epoch, from 1 on.
         """
 
+    keeps_average = False
+
+    def keep_average(self) -> None:
+        """Make room for an average of the rows. By default rows are only read, and have none."""
+
+    def update_average(self, weight: float) -> None:
+        """Move the average a share of the way towards the rows; 1 copies the rows."""
+
+    def show_average(self, shown: bool) -> None:
+        """Let lookups read the average, or the trained rows again."""
+
     @abstractmethod
-    def blocks(self) -> Iterator[Block]:
-        """Yield the store's rectangles, as views, for a checkpoint to read and write."""
+    def blocks(self, averaged: bool = False) -> Iterator[Block]:
+        """Yield the store's rectangles, as views, for a checkpoint to write.
+
+        Args:
+            averaged: Whether the weights are the average, beside which the trained rows are `raw`.
+        """
+
+    def blocks_to_fill(self, averaged: bool = False) -> Iterator[Block]:
+        """Yield the store's rectangles for a checkpoint to read.
+
+        Args:
+            averaged: Whether to yield the trained rows as `raw` and the average as `average`.
+        """
+        return self.blocks()
 
     @property
     @abstractmethod
@@ -216,11 +241,49 @@ class FloatRows(RowStore):
         self.rows = most(self.width * stored.itemsize + sum(widths) * group.dtype.itemsize)
         self._weights = RowMemory(self.rows, self.width, stored, group.device)
         self._state = [RowMemory(self.rows, n, group.dtype, group.device) for n in widths]
+        self._average: RowAverage | None = None
 
     @property
     def weights(self) -> Tensor:
-        """Return the rows, [R, width]."""
-        return self._weights.rows
+        """Return the rows that lookups read, [R, width]: those that train, or their average."""
+        average = self._average
+        shown = None if average is None else average.shown
+        return self._weights.rows if shown is None else shown
+
+    @property
+    def keeps_average(self) -> bool:  # type: ignore[override]
+        """Return whether there is an average of the rows."""
+        return self._average is not None
+
+    def keep_average(self) -> None:
+        """Make room for an average of the rows, in the compute type."""
+        self._average = RowAverage(self._weights, self.group.dtype, self.group.device)
+
+    def update_average(self, weight: float) -> None:
+        """Move the average towards the rows (`RowStore.update_average`)."""
+        if self._average is not None:
+            self._average.update(self._weights, weight)
+
+    def show_average(self, shown: bool) -> None:
+        """Let lookups read the average, or not (`RowStore.show_average`)."""
+        if self._average is not None:
+            self._average.show() if shown else self._average.hide()
+
+    def _saved_weights(self, averaged: bool) -> list[tuple[str, Any]]:
+        """Return by name the tensors of weights that a checkpoint writes, [R, width] each."""
+        if self._average is None or not averaged:
+            return [(WEIGHT, self.weights)]
+        held: list[tuple[str, Any]] = [
+            (WEIGHT, self._average.rounded()),
+            (RAW, self._weights.rows),
+        ]
+        return [*held, (AVERAGE, self._average.rows)] if self._average.is_wider else held
+
+    def _filled_weights(self, averaged: bool) -> list[tuple[str, Any]]:
+        """Return by name the tensors of weights that a checkpoint fills, [R, width] each."""
+        if self._average is None or not averaged:
+            return [(WEIGHT, self._weights.rows)]
+        return [(RAW, self._weights.rows), (AVERAGE, self._average.rows)]
 
     @property
     def state(self) -> list[Tensor]:
@@ -229,13 +292,17 @@ class FloatRows(RowStore):
 
     @property
     def nbytes(self) -> StoreBytes:
-        """Return the memory of the weights and of the rule's state."""
-        return StoreBytes(self._weights.nbytes, sum(memory.nbytes for memory in self._state))
+        """Return the memory of the weights, and of the rule's state with the average."""
+        state = sum(memory.nbytes for memory in self._state)
+        average = 0 if self._average is None else self._average.nbytes
+        return StoreBytes(self._weights.nbytes, state + average)
 
     def _grow(self, rows: int) -> None:
         """Make room for a number of rows."""
         for memory in (self._weights, *self._state):
             memory.grow(rows)
+        if self._average is not None:
+            self._average.grow(rows)
 
     @property
     def example(self) -> Tensor:
@@ -328,8 +395,15 @@ class FloatStore(FloatRows):
             for held, (_, _, start) in zip(self.state, self.rule.starts(), strict=True):
                 held[p.base : p.base + len(p.rows)] = start
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield the weights and the rule's state of every piece."""
+    def blocks(self, averaged: bool = False) -> Iterator[Block]:
+        """Yield the weights and the rule's state of every piece (`RowStore.blocks`)."""
+        return self._blocks(self._saved_weights(averaged))
+
+    def blocks_to_fill(self, averaged: bool = False) -> Iterator[Block]:
+        """Yield the weights and the rule's state of every piece (`RowStore.blocks_to_fill`)."""
+        return self._blocks(self._filled_weights(averaged))
+
+    def _blocks(self, weights: list[tuple[str, Any]]) -> Iterator[Block]:
         layout = self.group.layout
         owner = self.group.writes_blocks
         for p in self.group.pieces:
@@ -337,9 +411,10 @@ class FloatStore(FloatRows):
             table = layout.tables[strip.table]
             shape = (table.num_embeddings, table.embedding_dim)
             order = layout.orders[strip.table]
-            data = self.weights[p.base : p.base + len(p.rows)]
-            weight = Block(table.name, "weight", shape, p.rows, strip.cols, data, owner, order)
-            yield weight
+            for tensor, rows in weights:
+                data = rows.narrow(0, p.base, len(p.rows))
+                weight = Block(table.name, tensor, shape, p.rows, strip.cols, data, owner, order)
+                yield weight
             for (name, kind), held in zip(self._kinds, self.state, strict=True):
                 if self.rule == GRADIENT:  # a gradient belongs to a step and is not stored
                     continue

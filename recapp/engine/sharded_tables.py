@@ -227,11 +227,11 @@ class ShardedTables(nn.Module):
         """Return the tables, in order."""
         return list(self.state.layout.tables)
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield this rank's rectangles, for a checkpoint to read and write (`StoredRows`). Every
-        rank calls it.
+    def blocks(self, averaged: bool = False) -> Iterator[Block]:
+        """Yield this rank's rectangles, for a checkpoint (`StoredRows.blocks`). Every rank calls
+        it.
         """
-        return self.stored.blocks()
+        return self.stored.blocks(averaged)
 
     def exchange_buffers(self) -> Iterator[Tensor]:
         """Yield the buffers that are kept between batches, and those of batches in look-ahead."""
@@ -253,6 +253,35 @@ class ShardedTables(nn.Module):
         for store in self.state.stores:
             store.begin_anew(tables, epoch)
         self.update.begin_anew(tables, self.updates)
+
+    # ---- an average of the rows
+
+    @property
+    def keeps_average(self) -> bool:
+        """Return whether there is an average of the rows."""
+        return any(store.keeps_average for store in self.state.stores)
+
+    def keep_average(self) -> None:
+        """Make room for an average of the rows of every store (`recapp/engine/row_average.py`)."""
+        for store in self.state.stores:
+            store.keep_average()
+
+    def update_average(self, weight: float) -> None:
+        """Move the average a share of the way towards the rows; 1 copies the rows. Every rank calls
+        it between two steps.
+        """
+        self.update.finish_step()
+        for store in self.state.stores:
+            store.update_average(weight)
+
+    def show_average(self, shown: bool) -> None:
+        """Let lookups read the average, or the trained rows again. Every rank calls it between two
+        steps.
+        """
+        self.update.finish_step()
+        self._results.clear()
+        for store in self.state.stores:
+            store.show_average(shown)
 
     # ---- the exchange of a batch
 

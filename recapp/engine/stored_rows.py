@@ -31,13 +31,19 @@ class StoredRows:
         self.dynamic_stores = [s for s in state.stores if isinstance(s, DynamicStore)]
         self.update = update
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield this rank's rectangles, as views, for a checkpoint to read and write. Every rank
-        calls it.
+    def blocks(self, averaged: bool = False) -> Iterator[Block]:
+        """Yield this rank's rectangles, as views, for a checkpoint to write. Every rank calls it.
+
+        Args:
+            averaged: Whether the weights are the average (`RowStore.blocks`).
         """
         counts = self.rows_of_runs()
         for store in self.stores:
-            yield from store.blocks(counts) if isinstance(store, DynamicStore) else store.blocks()
+            yield from (
+                store.blocks(averaged, counts)
+                if isinstance(store, DynamicStore)
+                else store.blocks(averaged)
+            )
 
     def rows_of_runs(self) -> RowsOfRuns:
         """End the step, and return the number of rows in each run of the dynamic tables, over all
@@ -62,7 +68,11 @@ class StoredRows:
         return total
 
     def blocks_to_load(
-        self, rows_of_runs: RowsOfRuns, updates: int, table: str | None = None
+        self,
+        rows_of_runs: RowsOfRuns,
+        updates: int,
+        table: str | None = None,
+        averaged: bool = False,
     ) -> Iterator[Block]:
         """Forget the rows of dynamic tables, and yield this rank's rectangles for a checkpoint to
         fill. `loaded` ends the load. Every rank calls both.
@@ -71,6 +81,7 @@ class StoredRows:
             rows_of_runs: The rows of the dynamic tables in the checkpoint, by run.
             updates: The number of updates of the stored rows.
             table: The name of the only table to load; None loads all.
+            averaged: Whether to fill the average, too (`RowStore.blocks_to_fill`).
 
         Raises:
             CheckpointError: A table is dynamic only in the model, or only in the checkpoint.
@@ -91,9 +102,9 @@ class StoredRows:
                 )
         for store in self.stores:
             blocks = (
-                store.blocks_to_load(rows_of_runs, updates)
+                store.blocks_to_load(rows_of_runs, updates, averaged)
                 if isinstance(store, DynamicStore)
-                else store.blocks()
+                else store.blocks_to_fill(averaged)
             )
             yield from (b for b in blocks if table in (None, b.table))
 

@@ -28,6 +28,7 @@ glob. They override the settings of all tables; with an `optimizer` of their own
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from fnmatch import fnmatchcase
 from inspect import signature
@@ -151,6 +152,20 @@ def tables_that_restart(
                 f"give it a rule of its own ({SETTING})"
             )
     return names
+
+
+def with_average(rules: Rules) -> Rules:
+    """Return rules whose state has one more number per weight, so that a planner counts the memory
+    of an average of the rows.
+    """
+    if isinstance(rules, Mapping):
+        return {name: _with_average(rule) for name, rule in rules.items()}
+    return _with_average(rules)
+
+
+def _with_average(rule: RowRule) -> RowRule:
+    start = (*rule.start, 0.0) if rule.start else ()
+    return replace(rule, state=(*rule.state, ("average", "element")), start=start)
 
 
 def distinct_rules(rules: Iterable[RowRule]) -> list[RowRule]:

@@ -35,12 +35,15 @@ from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest
 from recapp.tables.named_collections import of_all_members
+from recapp.trainer.average_weights import AverageWeights
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.restart_tables import RestartTables
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
-SET_BY_RECAPP = ("devices", "accelerator", "enable_progress_bar")
-"""Settings of `trainer` that recapp replaces by values that follow from ranks and callbacks."""
+SET_BY_RECAPP = ("devices", "accelerator", "enable_progress_bar", "average")
+"""Settings of `trainer` that recapp replaces by values that follow from ranks and callbacks, or by
+a callback.
+"""
 
 
 @contextmanager
@@ -56,6 +59,14 @@ def in_one_line() -> Iterator[None]:
         yield
     except MisconfigurationException as e:
         raise ConfigError(f"trainer: {' '.join(str(e).split())}") from e
+
+
+def average_of(recipe: Train) -> list[Callback]:
+    """Return the callback of `trainer.average`, which must come before those that save."""
+    settings = recipe.trainer.average
+    if settings.kind == "none":
+        return []
+    return [AverageWeights(settings, restarts=bool(recipe.optimizer.restart_tables))]
 
 
 def build_callbacks(recipe: Train, folder: Path, *, logging: bool) -> list[Callback]:

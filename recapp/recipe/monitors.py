@@ -10,7 +10,9 @@ from recapp.errors import ConfigError, alike, suggest
 from recapp.recipe.recipe import Train
 from recapp.settings.records import Constructor
 
-_AVERAGES = "it averages parameters, and tables are none: half of the model would be an average"
+_AVERAGES = (
+    "it averages parameters, and tables are none: trainer.average.kind=ema (or swa) averages both"
+)
 NOT_OF_TABLES = {  # Lightning's callbacks that cannot be used, and the reason
     "StochasticWeightAveraging": _AVERAGES,
     "WeightAveraging": _AVERAGES,

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from recapp.errors import ConfigError, PlanError, suggest
-from recapp.optim.named_rules import rules_of
+from recapp.optim.named_rules import rules_of, with_average
 from recapp.planner.buffers import with_reserve
 from recapp.planner.constraints import MODES, Constraints, ParameterConstraints
 from recapp.planner.embedding_planner import Outcome, plan_tables
@@ -77,8 +77,12 @@ def problem_of_run(
         val_rows: The number of validation rows; None assumes full validation batches.
     """
     world = found.topology.world_size
+    rule = found.rule
+    if rule is not None and recipe.trainer.average.kind != "none":
+        rule = with_average(rule)
     problem = replace(
         found,
+        rule=rule,
         batch_per_rank=-(-recipe.dataset.scaled.batch_size // world),
         payload_bytes=PAYLOAD_BYTES[recipe.engine.payload],
         val_batch_per_rank=_val_batch(recipe, world, val_rows),

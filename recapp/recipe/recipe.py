@@ -106,6 +106,13 @@ class Recipe(Command):
                 f"engine.clip_tables=true: trainer.gradient_clip_val={shown(clip)} clips nothing: "
                 "set it to the largest norm, or leave engine.clip_tables=false"
             )
+        average = self.trainer.average
+        if average.kind != "none" and average.every is None and self.optimizer.restart_tables:
+            raise ConfigError(
+                "trainer.average.every=null: optimizer.restart_tables gives tables start values at "
+                "each epoch, and an average over epochs would mix unlike rows: set "
+                "trainer.average.every to a number of steps, such as 10"
+            )
 
     @property
     def order_seed(self) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 from lightning.pytorch import Callback
 
 from recapp.dataset.schema import Schema
-from recapp.recipe.lightning_trainer import build_callbacks, has_bar
+from recapp.recipe.lightning_trainer import average_of, build_callbacks, has_bar
 from recapp.recipe.recipe import Train
 from recapp.recipe.resume import Resumed
 from recapp.trainer.callbacks import (
@@ -77,6 +77,7 @@ class RunCallbacks:
             self.performance,
             LogRate(self.clock),
             LogDynamicRows(),
+            *average_of(recipe),
             self.end,
             StartReport(
                 recipe.seed,

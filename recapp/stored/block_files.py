@@ -32,7 +32,7 @@ from recapp.sharding.layout import Block, copy_rows, overlap
 from recapp.stored.local_files import bytes_of, files_at
 from recapp.stored.rectangles import (
     DTYPES,
-    WEIGHT,
+    OF_WEIGHTS,
     StoredBlock,
     block_key,
     by,
@@ -107,7 +107,7 @@ def write_blocks(folder: Path, file: str, blocks: Iterable[Block]) -> list[Store
         out.write(len(head).to_bytes(LENGTH_BYTES, "little") + head)
         for (b, rows), (begin, end) in zip(parts, spans, strict=True):
             part = b.data[rows.start - b.rows.start : rows.stop - b.rows.start].detach().cpu()
-            if b.tensor == WEIGHT and not is_finite(part):
+            if b.tensor in OF_WEIGHTS and not is_finite(part):
                 raise CheckpointError(
                     f"table {b.table}, rows {rows.start}-{rows.stop}: {NOT_SAVED}"
                 )

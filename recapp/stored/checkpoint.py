@@ -33,7 +33,7 @@ from recapp.stored.kinds import MANIFEST
 from recapp.stored.local_files import TMP, beside, files_at
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import write_meta
-from recapp.stored.rectangles import WEIGHT, StoredBlock, check_tiling
+from recapp.stored.rectangles import OF_WEIGHTS, WEIGHT, StoredBlock, check_tiling
 from recapp.stored.snapshot import Checkpoint
 from recapp.stored.stored_model import (
     Wanted,
@@ -325,7 +325,7 @@ def _refuse_non_finite(
         "checkpoint"
     )
     for b in blocks:
-        if b.tensor == WEIGHT and not is_finite(b.data):
+        if b.tensor in OF_WEIGHTS and not is_finite(b.data):
             raise CheckpointError(f"table {b.table}, rows {b.rows.start}-{b.rows.stop} {said}")
     found = meta.get("state_dict")
     dense: dict[str, Any] = found if isinstance(found, dict) else {}

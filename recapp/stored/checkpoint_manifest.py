@@ -7,7 +7,8 @@ mixed rows: row r of the R rows of C1 is stored as row (m r + s) mod R.
 
 Version 1 has no checksum; it is read with a note. A reader of version 2 does not know row orders,
 so a manifest with row orders has version 3. A reader of version 3 knows neither derived columns nor
-`tables.wide`, `tables.collections` and `ensemble`, so a manifest with one of them has version 4.
+`tables.wide`, `tables.collections`, `ensemble` and averages of weights, so a manifest with one of
+them has version 4.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from recapp.errors import CheckpointError, PlanError
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.kinds import CHECKPOINT
 from recapp.stored.manifest import WRONG, Files, Manifest, TableShape
-from recapp.stored.rectangles import WEIGHT, StoredBlock
+from recapp.stored.rectangles import RAW, WEIGHT, StoredBlock
 from recapp.tables.dynamic import RUNS
 from recapp.tables.row_order import RowOrder
 
@@ -62,10 +63,10 @@ class CheckpointManifest(Manifest):
 
     @property
     def version(self) -> int:
-        """The version of the format: 4 with derived columns, further collections or an ensemble,
-        else 3 with row orders, else 2.
+        """The version of the format: 4 with derived columns, further collections, an ensemble or
+        averages of weights, else 3 with row orders, else 2.
         """
-        if self.derives or self._has_further_tables:
+        if self.derives or self._has_further_tables or self.is_averaged:
             return self.kind.version
         return WITH_ROW_ORDERS if ROW_ORDERS in self.info else WITHOUT_ROW_ORDERS
 
@@ -74,6 +75,13 @@ class CheckpointManifest(Manifest):
         """Whether the model reads derived columns, whose fitted values the plain part has."""
         ids = self.info.get("ids")
         return isinstance(ids, dict) and bool(ids.get(DERIVED))
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether the weights are averages, and the weights with which training goes on are beside
+        them.
+        """
+        return any(block.tensor == RAW for block in self.blocks)
 
     @property
     def _has_further_tables(self) -> bool:

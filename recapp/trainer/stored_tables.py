@@ -13,6 +13,7 @@ from recapp.engine.dynamic_blocks import (
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.sharding.layout import Block
 from recapp.stored.checkpoint_manifest import CheckpointManifest
+from recapp.stored.rectangles import AVERAGE, OF_WEIGHTS, RAW, WEIGHT
 from recapp.tables.dynamic import Counter
 
 
@@ -35,16 +36,17 @@ class StoredTables:
         changed = self._changed_rules(manifest)
         dynamic = manifest.dynamic if self.fitting else without_waiting(manifest.dynamic)
         updates = [*manifest.updates, *([0] * len(self.tables))]
+        averaged = self.fitting and manifest.is_averaged
         for shared, number in zip(self.tables, updates, strict=False):
-            for block in shared.stored.blocks_to_load(dynamic, number):
+            for block in shared.stored.blocks_to_load(dynamic, number, averaged=averaged):
                 if self._is_wanted(block, changed, manifest):
-                    yield block
+                    yield _as_stored(block, manifest) if averaged else block
 
     def _is_wanted(
         self, block: Block, changed: Mapping[str, tuple[str, str]], manifest: CheckpointManifest
     ) -> bool:
-        if block.tensor in ALWAYS_LOADED or not self.fitting:
-            return block.tensor in ALWAYS_LOADED
+        if block.tensor in (*ALWAYS_LOADED, *OF_WEIGHTS) or not self.fitting:
+            return block.tensor in (*ALWAYS_LOADED, *OF_WEIGHTS)
         if block.tensor in OF_ADMISSION:
             return (block.table, block.tensor) in manifest.tensors
         return block.table not in changed
@@ -97,6 +99,19 @@ class StoredTables:
             for name, rule in now.items()
             if before.get(name, rule) != rule
         }
+
+
+def _as_stored(block: Block, manifest: CheckpointManifest) -> Block:
+    """Return a block under the name of its tensor in a checkpoint with an average.
+
+    Training goes on with the raw weights. Where the average has the type of the table, it is stored
+    as the weights alone.
+    """
+    if block.tensor == WEIGHT:
+        return block._replace(tensor=RAW)
+    if block.tensor == AVERAGE and (block.table, AVERAGE) not in manifest.tensors:
+        return block._replace(tensor=WEIGHT)
+    return block
 
 
 def _say(changed: Mapping[str, tuple[str, str]]) -> None:

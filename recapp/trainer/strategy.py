@@ -79,7 +79,9 @@ from recapp.trainer.started_ranks import (
     in_a_notebook,
     meeting_error,
 )
+from recapp.trainer.stop_broadcast import remove_stop_broadcast
 from recapp.trainer.stored_tables import StoredTables
+from recapp.trainer.weight_average import WeightAverage
 from recapp.trainer.whole_checkpoint import read_for_lightning
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm, average_over_ranks
@@ -190,6 +192,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.problem: PlanningProblem | None = None  # the problem of `plan`; on rank 0 alone
         self.ranks: list[dict[str, Any]] = []
         self.average: AverageOverRanks | None = None
+        self.weight_average = WeightAverage()  # of the callback that updates it
         self.comm = Comm()
         self._accumulation: Accumulation | None = None
         self._newest: Path | None = None  # the checkpoint that was saved last
@@ -290,7 +293,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.setup_precision_plugin()
         if fitting:
             self._update_in_step(trainer)
-        self._remove_stop_broadcast(trainer)
+        remove_stop_broadcast(trainer)
 
     def _update_in_step(self, trainer: Trainer) -> None:
         """Let the optimiser's step update the tables, where it must know all gradients first."""
@@ -357,19 +360,6 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.average = hook_of(wrapped)
         self._statistics = running_statistics(model)
         return wrapped
-
-    def _remove_stop_broadcast(self, trainer: Trainer) -> None:
-        """Remove Lightning's broadcast of a stop flag before every step, because it waits for all
-        ranks. In recapp the header of the counts message carries the flag.
-
-        Remove Lightning's handler of SIGTERM too: it would start another broadcast at any point at
-        which it interrupts this rank. `recapp/trainer/ending.py` handles signals.
-        """
-        connector = trainer._signal_connector
-        connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
-        loop = trainer.fit_loop.epoch_loop
-        if hasattr(loop, "_broadcast_sigterm_tensor"):
-            loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def backward(
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
@@ -489,18 +479,25 @@ class EmbeddingShardingStrategy(DDPStrategy):
         path = Path(self.broadcast(str(filepath)))
         write_checkpoint(
             path,
-            [b for shared in self.sharded_tables() for b in shared.blocks()],
+            [
+                b
+                for shared in self.sharded_tables()
+                for b in shared.blocks(self.weight_average.begun)
+            ],
             comm=self.comm,
-            meta=plain_part_of(module.trainer, checkpoint),
+            meta=plain_part_of(module.trainer, checkpoint) | self.weight_average.entries(),
             manifest=manifest,
             parameters=parameters,
         )
         self._newest = path
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the state of the dense part, without tables: they are saved as rectangles."""
+        """Return the state of the dense part, without tables: they are saved as rectangles. Where
+        weights are averaged, it has their average.
+        """
         with self.without_tables():
-            return super().lightning_module_state_dict()
+            state = super().lightning_module_state_dict()
+        return self.weight_average.averaged(state)
 
     def load_checkpoint(
         self, checkpoint_path: _PATH, weights_only: bool | None = None
@@ -519,7 +516,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         stored, meta = load_together(checkpoint_path, tables.to_fill, parameters, self.comm)
         tables.filled(stored.manifest)
         check_state(meta, checkpoint_path)
-        return meta
+        return self.weight_average.loaded(meta) if fitting else meta
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load the dense part, without tables: `load_checkpoint` has loaded their rectangles.

@@ -3,7 +3,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from recapp.errors import ConfigError
@@ -32,6 +32,27 @@ LoggerSettings = Annotated[
         such_as="recapp.trainer.curves.CSVCurves",
     ),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AverageSettings:
+    """The settings `trainer.average`: an average of the weights, which is validated and stored.
+
+    Args:
+        kind: `none`; `ema`, an exponential moving average; `swa`, the mean of all updates.
+        decay: The share of the average that stays at an update, of `ema`.
+        every: The steps between two updates; None updates at the end of each epoch.
+        start: The steps, or epochs if `every` is None, before the first update.
+    """
+
+    kind: Literal["none", "ema", "swa"] = "none"
+    decay: Annotated[float, Within(above=0, most=1)] = 0.9
+    every: Positive | None = 10
+    start: Natural = 0
+
+    def __post_init__(self) -> None:
+        if self.decay == 1:
+            raise ConfigError("trainer.average.decay=1: never moves: set less than 1, such as 0.9")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +96,7 @@ class TrainerSettings:
     gradient_clip_val: Annotated[float, Within(0)] | None = None
     gradient_clip_algorithm: Literal["norm", "value"] = "norm"
     accumulate_grad_batches: Positive = 1
+    average: AverageSettings = field(default_factory=AverageSettings)
     log_every_n_steps: Positive = 20
     enable_progress_bar: bool = True
     more: Mapping[str, Any] = not_a_setting()

@@ -52,7 +52,7 @@ class Scattered(FloatStore):
             gradients, links, row_U, mean_U, weights_RD, state, dtype, lr, self.rule
         )
 
-    def blocks(self):
+    def blocks(self, averaged=False):
         for held, kept in zip(self.own, self.kept, strict=True):
             held.copy_(kept[self.at])
         yield from super().blocks()

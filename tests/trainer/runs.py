@@ -124,6 +124,7 @@ def fit(config, folder, *extra, ckpt_path=None):
         own.ClaimDirectory(Path(folder)),
         own.KeepPosition(),
         own.StepClock(),
+        *lightning_trainer.average_of(config),
         end,
         seen,
         *extra,

@@ -41,7 +41,7 @@ def blocks_of(shared):
         whole = found.setdefault((b.table, b.tensor), torch.zeros(b.shape, dtype=b.data.dtype))
         row_N = torch.arange(b.rows.start, b.rows.stop)
         row_N = row_N if b.order is None else b.order.rows_at(row_N)
-        whole[row_N, b.cols.start : b.cols.stop] = b.data
+        whole[row_N, b.cols.start : b.cols.stop] = b.data[:]
     return found
 
 

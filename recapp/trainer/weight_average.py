@@ -1,0 +1,148 @@
+"""The average of all weights of a module: dense parameters, running statistics, and this rank's
+rows of tables.
+
+    training      raw weights                    average += weight * (raw - average), now and then
+    validation    the average, in their place    so metrics and the best checkpoint are its own
+    checkpoint    both: a stored model scores by its average, and a resume trains the raw weights on
+
+Ranks have the same dense weights, and each averages the rows that it holds, so they send nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from recapp.engine.sharded_collection import sharded_collections, without_tables
+from recapp.engine.sharded_tables import ShardedTables
+from recapp.stored.rectangles import AVERAGE, RAW
+from recapp.stored.training_state import state_must_fit
+
+OF_AVERAGE = "weight_average"
+"""The entry of a checkpoint's plain part with the raw dense weights, where `state_dict` has their
+average.
+"""
+
+
+class WeightAverage:
+    """The average of the weights of a module, beside the weights that train.
+
+    Attributes:
+        updates: The number of updates so far; the weights have no average before the first.
+    """
+
+    def __init__(self) -> None:
+        self.updates = 0
+        self._trained: dict[str, Tensor] = {}
+        self._average: dict[str, Tensor] = {}
+        self._raw: dict[str, Tensor] = {}  # while the average is in the place of the weights
+        self._alike: dict[str, str] = {}
+        self._tables: Sequence[ShardedTables] = ()
+
+    def keep(self, module: LightningModule, tables: Sequence[ShardedTables]) -> None:
+        """Make room for the average.
+
+        Args:
+            module: The module, with its tables sharded.
+            tables: The sharded tables of the module.
+        """
+        with without_tables(sharded_collections(module)):
+            state = module.state_dict(keep_vars=True)
+        first: dict[int, str] = {}
+        floats = {name: held for name, held in state.items() if held.is_floating_point()}
+        # layers may share a parameter, which has several names then
+        self._alike = {name: first.setdefault(id(held), name) for name, held in floats.items()}
+        self._trained = {name: floats[name].detach() for name in first.values()}
+        self._average = {
+            name: held.to(torch.promote_types(held.dtype, torch.float32), copy=True)
+            for name, held in self._trained.items()
+        }
+        self._tables = tables
+        for shared in tables:
+            shared.keep_average()
+
+    @property
+    def begun(self) -> bool:
+        """Return whether there is an average, so that it is measured and stored."""
+        return self.updates > 0
+
+    def update(self, weight: float) -> None:
+        """Move the average a share of the way towards the weights. The first update copies them.
+        Every rank calls it between two steps.
+        """
+        share = weight if self.begun else 1.0
+        for name, average in self._average.items():
+            trained = self._trained[name].to(average.dtype)
+            average.copy_(trained) if share == 1 else average.lerp_(trained, share)
+        for shared in self._tables:
+            shared.update_average(share)
+        self.updates = self.updates + 1
+
+    def show(self) -> None:
+        """Put the average in the place of the weights. Every rank calls it between two steps."""
+        if not self.begun or self._raw:
+            return
+        self._raw = {name: held.clone() for name, held in self._trained.items()}
+        self._write(self._average)
+        self._show_rows(True)
+
+    def hide(self) -> None:
+        """Put the raw weights back."""
+        if self._raw:
+            self._write(self._raw)
+            self._raw = {}
+            self._show_rows(False)
+
+    def _write(self, values: Mapping[str, Tensor]) -> None:
+        for name, held in self._trained.items():
+            held.copy_(values[name])
+
+    def _show_rows(self, shown: bool) -> None:
+        for shared in self._tables:
+            shared.show_average(shown)
+
+    # ---- checkpoints
+
+    def averaged(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the dense part's state with the average in the place of the weights."""
+        if not self.begun:
+            return dict(state)
+        average = {
+            name: self._average[first].to(state[name].dtype)
+            for name, first in self._alike.items()
+            if name in state
+        }
+        return {**state, **average}
+
+    def entries(self) -> dict[str, Any]:
+        """Return the entries of a checkpoint's plain part: the raw weights, and averages that are
+        wider than these.
+        """
+        if not self.begun:
+            return {}
+        raw = self._raw or self._trained
+        wide = {n: held for n, held in self._average.items() if held.dtype != raw[n].dtype}
+        return {OF_AVERAGE: {RAW: {n: raw[f] for n, f in self._alike.items()}, AVERAGE: wide}}
+
+    def loaded(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """Take over the average of a checkpoint, if it has one.
+
+        Args:
+            meta: The plain part of the checkpoint.
+
+        Returns:
+            The plain part with the raw dense weights, with which training goes on.
+
+        Raises:
+            CheckpointError: The average belongs to another model.
+        """
+        if OF_AVERAGE not in meta:
+            return dict(meta)
+        state = meta["state_dict"]
+        with state_must_fit("the average of weights", "model"):
+            held = meta[OF_AVERAGE]
+            for name, average in self._average.items():
+                average.copy_(held[AVERAGE].get(name, state[name]))
+            return {**meta, "state_dict": {**state, **held[RAW]}}

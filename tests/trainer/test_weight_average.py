@@ -1,0 +1,173 @@
+"""Averages of weights in runs on one rank: across resumes, under every plan, and what is stored."""
+
+import pytest
+import torch
+from engine.test_dynamic_tables import rows_by_key
+from torch import nn
+from torch.nn import functional
+from torch.optim import swa_utils
+from trainer.runs import compose, fit, make_logs
+from trainer.test_restart_tables import blocks_of, same
+
+import recapp
+from recapp.errors import CheckpointError, ConfigError
+from recapp.optim.named_rules import with_average
+from recapp.optim.rules import adam, rowwise_adagrad
+from recapp.planner.rank_memory import bytes_per_rank
+from recapp.stored.checkpoint import load_table, read_manifest, read_meta
+from recapp.trainer.weight_average import OF_AVERAGE, WeightAverage
+from recapp.transport.communicator import Comm
+
+EPOCH = 4
+SHORT = (f"trainer.limit_train_batches={EPOCH}", "trainer.limit_val_batches=1")
+EMA = ("trainer.average.kind=ema", "trainer.average.every=1", "trainer.average.decay=0.8")
+SWA = ("trainer.average.kind=swa", "trainer.average.every=2", "trainer.average.start=3")
+EPOCHS = ("trainer.average.kind=swa", "trainer.average.every=null")
+RESTART = (*EMA, "optimizer.restart_tables=['*']", "tables.data_type=bf16")
+GROWS = (*SWA, "tables=dynamic", "tables.init_range=0.05")
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return make_logs(tmp_path_factory.mktemp("logs") / "set")
+
+
+def run(logs, folder, steps, *more, plan="mixed", ckpt_path=None):
+    """All that a checkpoint would hold after some steps, the metrics, and the trainer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = compose(logs, *SHORT, *more, f"trainer.max_steps={steps}", f"+plan={plan}")
+    _, trainer, module = fit(settings, folder, ckpt_path=ckpt_path)
+    (shared,) = trainer.strategy.sharded_tables()
+    kept = trainer.strategy.weight_average
+    whole = type("Whole", (), {"state": shared.state})()
+    whole.blocks = lambda: shared.blocks(averaged=kept.begun)
+    dynamic = any(group.dynamic for group in shared.state.layout.groups)
+    rows = rows_by_key(Comm(), whole) if dynamic else blocks_of(whole)
+    dense = dict(module.model.named_parameters())
+    average = kept.averaged(trainer.strategy.lightning_module_state_dict())
+    state = {("raw", n): held.detach().clone() for n, held in dense.items()}
+    state |= {("average", n): held.clone() for n, held in average.items()}
+    return rows, state, trainer
+
+
+@pytest.mark.parametrize("more", [EMA, SWA, EPOCHS, RESTART, GROWS])
+def test_a_resumed_run_is_the_unbroken_one_under_another_plan(logs, tmp_path, more):
+    rows, dense, trainer = run(logs, tmp_path / "whole", 2 * EPOCH + 2, *more)
+    assert any(tensor == "raw" for _, tensor in rows)
+    run(logs, tmp_path / "half", EPOCH + 2, *more, plan="row_wise")
+    last = tmp_path / "half/checkpoints/last.ckpt"
+    again = run(logs, tmp_path / "rest", 2 * EPOCH + 2, *more, plan="column_wise", ckpt_path=last)
+    assert same(again[0], rows) and same(again[1], dense)
+    assert again[2].callback_metrics["val_auc"] == trainer.callback_metrics["val_auc"]
+
+
+def test_training_is_the_same_with_and_without_an_average(logs, tmp_path):
+    rows, dense, _ = run(logs, tmp_path / "with", EPOCH + 2, *EMA)
+    never = (*EMA, "trainer.average.start=99")
+    plain_rows, plain, _ = run(logs, tmp_path / "without", EPOCH + 2, *never)
+    raw = {table: held for (table, tensor), held in rows.items() if tensor == "raw"}
+    assert raw and all(torch.equal(held, plain_rows[t, "weight"]) for t, held in raw.items())
+    of_dense = {key: held for key, held in plain.items() if key[0] == "raw"}
+    assert all(torch.equal(dense[key], held) for key, held in of_dense.items())
+    # and a run goes on from the raw weights when it averages no longer
+    last = tmp_path / "with/checkpoints/last.ckpt"
+    on = run(logs, tmp_path / "on", 2 * EPOCH, ckpt_path=last)
+    longer = run(logs, tmp_path / "longer", 2 * EPOCH)
+    assert same(on[0], longer[0]) and same(on[1], longer[1])
+
+
+def test_the_average_is_validated_stored_and_scored(logs, tmp_path):
+    rows, dense, trainer = run(logs, tmp_path, EPOCH + 2, *EMA)
+    last = tmp_path / "checkpoints/last.ckpt"
+    assert read_manifest(last).version == 4
+    for table in ("C1", "C3"):
+        assert torch.equal(load_table(last, table), rows[table, "weight"])
+        assert torch.equal(load_table(last, table, "raw"), rows[table, "raw"])
+        assert not torch.equal(rows[table, "weight"], rows[table, "raw"])
+    stored = read_meta(last)["state_dict"]
+    assert all(torch.equal(held, dense["average", name]) for name, held in stored.items())
+    assert not torch.equal(stored["model.bottom.0.weight"], dense["raw", "bottom.0.weight"])
+    scorer = recapp.load_model(last)
+    batch = next(iter(trainer.datamodule.val_dataloader()))
+    logits = scorer.outputs(batch)["logit"]
+    loss = functional.binary_cross_entropy_with_logits(logits, batch.labels_B)
+    assert float(trainer.callback_metrics["val_log_loss"]) == pytest.approx(float(loss), rel=1e-5)
+
+
+class Layers(nn.Module):
+    """A dense part with a shared parameter and running statistics, and no tables."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.last = nn.Linear(3, 3)
+        self.last.weight = self.first.weight
+
+
+@pytest.mark.parametrize("moving", [True, False])
+def test_the_dense_part_is_averaged_as_by_torch(moving):
+    torch.manual_seed(1)
+    module = Layers()
+    move = swa_utils.get_ema_multi_avg_fn(0.7) if moving else None
+    wanted = swa_utils.AveragedModel(module, multi_avg_fn=move, use_buffers=True)
+    average = WeightAverage()
+    average.keep(module, [])
+    average.show()  # there is none yet
+    for step in range(4):
+        for held in (*module.parameters(), module.norm.running_mean, module.norm.running_var):
+            held.data.add_(torch.rand_like(held))
+        average.update(1 - 0.7 if moving else 1 / (step + 1))
+        wanted.update_parameters(module)
+    raw = {name: held.clone() for name, held in module.state_dict().items()}
+    expected = {n: v for n, v in wanted.module.state_dict().items() if "num_batches" not in n}
+    found = average.averaged(module.state_dict())
+    for name, held in expected.items():
+        torch.testing.assert_close(found[name], held, rtol=1e-6, atol=1e-7)
+    average.show()
+    shown = module.state_dict()
+    assert all(torch.equal(shown[name], found[name]) for name in expected)
+    stored = average.entries()[OF_AVERAGE]["raw"]  # a signal may save meanwhile
+    assert all(torch.equal(stored[name], raw[name]) for name in expected)
+    assert module.last.weight is module.first.weight
+    average.hide()
+    assert all(torch.equal(raw[name], held) for name, held in module.state_dict().items())
+
+
+def test_planners_count_the_average(logs, tmp_path):
+    _, _, trainer = run(logs, tmp_path, 2, *EMA)
+    (shared,) = trainer.strategy.sharded_tables()
+    (held,) = bytes_per_rank(shared.tables(), shared.plan, with_average(trainer.strategy.rule))
+    assert held.total == sum(sum(store.nbytes) for store in shared.state.stores)
+    rules = with_average({"*": adam(), "C1": rowwise_adagrad()})
+    assert [len(rule.state) for rule in rules.values()] == [3, 2]
+
+
+@pytest.mark.parametrize(
+    "entry", [{"raw": {}}, {"average": {}, "raw": None}, [], {"raw": {}, "average": {}}]
+)
+def test_a_damaged_average_is_refused(entry):
+    average = WeightAverage()
+    average.keep(Layers(), [])
+    with pytest.raises(CheckpointError, match="the average of weights of the checkpoint does not"):
+        average.loaded({"state_dict": {}, OF_AVERAGE: entry})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["decay=1"], r"trainer.average.decay=1: never moves: set less than 1, such as 0.9"),
+        (["decay=0"], r"trainer.average.decay=0: must be a number above 0 and at most 1"),
+        (["every=0"], r"trainer.average.every=0: must be a whole number of at least 1"),
+        (["kind=mean"], r"trainer.average.kind=mean: "),
+    ],
+)
+def test_wrong_settings_are_refused(logs, overrides, message):
+    named = [f"trainer.average.{override}" for override in overrides]
+    with pytest.raises(ConfigError, match=message):
+        compose(logs, *named)
+
+
+def test_an_average_over_epochs_of_tables_that_begin_anew_is_refused(logs):
+    with pytest.raises(ConfigError, match=r"trainer.average.every=null: optimizer.restart_tables"):
+        compose(logs, *EPOCHS, "optimizer.restart_tables=['*']")

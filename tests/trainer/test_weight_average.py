@@ -50,15 +50,26 @@ def run(logs, folder, steps, *more, plan="mixed", ckpt_path=None):
     return rows, state, trainer
 
 
-@pytest.mark.parametrize("more", [EMA, SWA, EPOCHS, RESTART, GROWS])
+UPDATES = {EMA: 10, SWA: 4, EPOCHS: 2, RESTART: 2, GROWS: 4}  # in ten steps of three epochs
+
+
+@pytest.mark.parametrize("more", UPDATES)
 def test_a_resumed_run_is_the_unbroken_one_under_another_plan(logs, tmp_path, more):
     rows, dense, trainer = run(logs, tmp_path / "whole", 2 * EPOCH + 2, *more)
-    assert any(tensor == "raw" for _, tensor in rows)
+    assert trainer.strategy.weight_average.updates == UPDATES[more]
+    assert not all(torch.equal(rows[t, "raw"], rows[t, "weight"]) for t, x in rows if x == "raw")
     run(logs, tmp_path / "half", EPOCH + 2, *more, plan="row_wise")
     last = tmp_path / "half/checkpoints/last.ckpt"
     again = run(logs, tmp_path / "rest", 2 * EPOCH + 2, *more, plan="column_wise", ckpt_path=last)
     assert same(again[0], rows) and same(again[1], dense)
     assert again[2].callback_metrics["val_auc"] == trainer.callback_metrics["val_auc"]
+
+
+def test_the_average_begins_anew_with_the_tables(logs, tmp_path):
+    rows, dense, _ = run(logs, tmp_path, EPOCH + 1, *RESTART)
+    assert all(torch.equal(rows[t, "raw"], rows[t, "weight"]) for t, x in rows if x == "raw")
+    raw = {name: held for (of, name), held in dense.items() if of == "raw"}
+    assert all(torch.equal(dense["average", f"model.{name}"], held) for name, held in raw.items())
 
 
 def test_training_is_the_same_with_and_without_an_average(logs, tmp_path):

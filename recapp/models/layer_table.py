@@ -4,6 +4,9 @@ The model runs once on a probe batch in which every sample has the id 0 of every
 collections return zeros of the right shape instead of lookups, so ranks exchange nothing and the
 tables may still be on the meta device. Any model is allowed: a layer may return any object, and a
 model that fails on the probe batch ends the table, not the run.
+
+The cost of a layer is counted while it runs, so it holds for any layer: the matrix products of
+linear layers, interactions and attention.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recapp.models.product_counter import ProductCounter
 from recapp.sparse.batch import Batch
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.collections import TableCollection, collections_in
+from recapp.tables.collections import TableCollection, collections_in, embedding_tables
 from recapp.tables.lookups import TableLookup
 
 PROBE_ROWS = 61  # a prime that is rarely a width, because sizes equal to it are printed as B
@@ -40,8 +44,10 @@ def layer_table(
 
     Returns:
         A record for each layer: layer (its name in the model), kind (class), output (shapes, with
-        the symbols B for samples and L for ids), parameters (their number over all ranks). And the
-        error that ended the list early; None if the model ran to its end.
+        the symbols B for samples and L for ids), parameters (their number over all ranks), flops
+        (multiplications and additions of the matrix products of a sample, forward). A last record,
+        `all`, has the sums; it includes products outside of any layer. And the error that ended the
+        list early; None if the model ran to its end.
     """
     collections = dict(collections_in(model))
     inside = tuple(f"{name}." for name in collections)
@@ -51,6 +57,11 @@ def layer_table(
     read = [x.feature for collection in collections.values() for x in collection.lookups]
     batch = _made_up_batch(dense_in_features, list(dict.fromkeys([*features, *read])), like)
     records: list[dict[str, Any]] = []
+    counter = ProductCounter()
+    begun: dict[str, int] = {}
+
+    def begin(name: str) -> None:
+        begun[name] = counter.operations
 
     def note(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         parameters = _parameters(module)
@@ -62,6 +73,7 @@ def layer_table(
                     "kind": type(module).__name__,
                     "output": _folded(shapes),
                     "parameters": parameters,
+                    "flops": (counter.operations - begun[name]) // PROBE_ROWS,
                 }
             )
 
@@ -76,14 +88,26 @@ def layer_table(
                     lambda m, inputs, output, name=name: note(name, m, inputs, output)
                 )
                 stack.callback(hook.remove)
+                first = module.register_forward_pre_hook(lambda m, inputs, name=name: begin(name))
+                stack.callback(first.remove)
         stack.enter_context(_left_as_it_was(model, inside, like.device))
         # The probe's shape must not cause a compilation.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         try:
-            model(batch)
+            with counter:
+                output = model(batch)
         # A model may fail on the probe batch and still run on real ones.
         except Exception as error:
             return records, f"{type(error).__name__}: {' '.join(str(error).split())}"
+    records.append(
+        {
+            "layer": "all",
+            "kind": type(model).__name__,
+            "output": _folded(_shapes(output)),
+            "parameters": _all_parameters(model, inside),
+            "flops": counter.operations // PROBE_ROWS,
+        }
+    )
     return records, None
 
 
@@ -99,6 +123,13 @@ def _parameters(module: nn.Module) -> int:
     if isinstance(module, TableCollection):
         return sum(t.num_embeddings * t.embedding_dim for t in module.tables())
     return sum(p.numel() for p in module.parameters())
+
+
+def _all_parameters(model: nn.Module, inside: tuple[str, ...]) -> int:
+    """Return the number of weights of the dense part and of all tables; shared ones count once."""
+    in_tables = sum(t.num_embeddings * t.embedding_dim for t in embedding_tables(model))
+    dense = [p.numel() for name, p in model.named_parameters() if not name.startswith(inside)]
+    return in_tables + sum(dense)
 
 
 def _shapes(value: Any) -> list[str]:

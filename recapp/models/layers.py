@@ -18,6 +18,7 @@ from recapp.errors import ConfigError
 from recapp.models.batch_norm import BatchNorm
 from recapp.models.dice import Dice
 from recapp.models.dropout import FastDropout
+from recapp.models.linear_stack import may_run_layers, run_layers
 from recapp.models.widths import check_tower, check_widths
 
 
@@ -108,6 +109,13 @@ class MLP(nn.Sequential):
             if dropout:
                 modules.append(FastDropout(dropout))
         super().__init__(*modules)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the output of the last layer, [B, layers[-1]]."""
+        if self.training and may_run_layers(input):
+            return run_layers(self, input)
+        found: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
+        return found
 
 
 def logit_mlp(

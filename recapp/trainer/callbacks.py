@@ -35,10 +35,16 @@ from recapp.transport.choose_transport import describe
 
 WARM_UP_STEPS = 10  # not measured: memory is touched for the first time, DDP takes its first step
 RATE_STEPS = 10  # steps over which a rate is averaged
-IN_MB = {  # columns of the start report, each in one unit
+SHOWN = {  # columns of the start report whose numbers have a unit
     "bytes": Column("bytes", "MB a\nrank", ",.3f", 1e6),
     "weights": Column("weights", "weights\nMB", ",.3f", 1e6),
     "optimiser_state": Column("optimiser_state", "optimiser\nstate, MB", ",.3f", 1e6),
+    "flops": Column(
+        "flops",
+        "flop a\nsample",
+        meaning="multiplications and additions of matrix products, forward; backward takes twice "
+        "as many",
+    ),
 }
 
 
@@ -313,7 +319,7 @@ class StartReport(Callback):
             ("Ranks", [w | h for w, h in zip(where, held, strict=True)]),
         ):
             if rows:
-                shown = [IN_MB.get(column.key, column) for column in columns_of(rows)]
+                shown = [SHOWN.get(column.key, column) for column in columns_of(rows)]
                 print()
                 print_table(rows, shown, title=title)
         notes = list(strategy.plan.notes)

@@ -151,7 +151,11 @@ class TaskModule(LightningModule):
         """
         numbers = (self._seed, self.current_epoch, batch_idx, self.global_rank)
         digest = blake2b(repr(numbers).encode(), digest_size=7).digest()
-        torch.manual_seed(int.from_bytes(digest, "little"))
+        seed = int.from_bytes(digest, "little")
+        # not torch.manual_seed: it notes the call stack, for devices that are not there, in 1 ms
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def _loss_of(self, batch: Batch) -> Callable[[Tensor | Mapping[str, Tensor]], Tensor]:
         """Return the task's loss on a batch, as a function of what a model returned."""

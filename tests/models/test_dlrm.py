@@ -135,6 +135,7 @@ def test_the_layers_of_a_model_without_dense_numbers_have_no_bottom():
         ("projections.three", "B x 2", 6),
         ("interaction", "B x 3", 0),
         ("top.0", "B x 1", 4),
+        ("all", "B", 10 + 6 + 4),
     ]
 
 
@@ -241,6 +242,24 @@ def test_the_layers_are_listed_as_they_run_with_b_left_open():
         ("interaction", "DotInteraction", "B x 6", 0),
         ("top.0", "Linear", "B x 5", (4 + 6) * 5 + 5),
         ("top.2", "Linear", "B x 1", 6),
+        ("all", "DLRM", "B", 8020 + 24 + 28 + 32 + 55 + 6),
+    ]
+
+
+def test_the_cost_of_a_sample_is_listed_by_layer_and_for_the_whole_model():
+    tables = [table("wide", 8, "a", "b", rows=1000), table("same", 4, "c")]
+    model = DLRM(EmbeddingBagCollection(tables, device=torch.device("meta")), 3, [6, 4], [5, 1])
+    costs = [(r["layer"], r["flops"]) for r in layer_table(model, 3)[0]]
+    assert costs == [
+        ("embedding_bag_collection", 0),
+        ("bottom.0", 2 * 3 * 6),
+        ("bottom.2", 2 * 6 * 4),
+        ("projections.wide", 2 * 8 * 4),
+        ("projections.wide", 2 * 8 * 4),
+        ("interaction", 2 * 4 * 4 * 4),
+        ("top.0", 2 * 10 * 5),
+        ("top.2", 2 * 5),
+        ("all", 36 + 48 + 128 + 128 + 100 + 10),
     ]
 
 
@@ -253,7 +272,7 @@ def test_listing_the_layers_leaves_the_model_as_it_was():
     assert (model.training, model.top.training) == (True, False)
     assert torch.equal(torch.get_rng_state(), random)
     assert model.embedding_bag_collection.__dict__.keys() == before.keys()
-    assert not any(m._forward_hooks for m in model.modules())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert model(batch(torch.zeros(1, 3), a=[[1]])).shape == (1,)
 
 

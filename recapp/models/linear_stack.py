@@ -1,0 +1,137 @@
+"""Linear layers and their ReLUs as one function for training on CPUs.
+
+    x_BK - Linear - ReLU - Linear - ReLU - Linear - y_BO        one node of autograd's graph
+
+The arithmetic is torch's, and so are the bits. Three things are faster than in autograd: there are
+fewer calls between the products; a ReLU's backward works in place; and the gradient of a large
+input gets rows of whole cache lines. A product that writes rows of 367 numbers without a gap takes
+up to 1.6 times as long.
+
+Shapes: B batch, K columns of the input, O columns of the output.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+LINE = 16
+"""The numbers of a cache line, in fp32."""
+LARGE = 2**18
+"""The numbers from which a result is larger than the cache of a core, so that gaps are worth it."""
+
+
+def run_layers(layers: Iterable[nn.Module], x_BK: Tensor) -> Tensor:
+    """Return the output of layers that run one after another, with plain linear layers and the ReLU
+    behind each in one function.
+
+    Args:
+        layers: The layers, of any kind.
+        x_BK: The input, on a CPU, with gradients enabled.
+    """
+    run: list[nn.Linear] = []
+    with_relu: list[bool] = []
+    for layer in layers:
+        if _is_plain(layer, nn.Linear) and x_BK.dim() == 2:
+            assert isinstance(layer, nn.Linear)
+            run.append(layer)
+            with_relu.append(False)
+        elif run and not with_relu[-1] and _is_plain(layer, nn.ReLU):
+            with_relu[-1] = True
+        else:
+            x_BK = layer(_stacked(x_BK, run, with_relu))
+            run, with_relu = [], []
+    return _stacked(x_BK, run, with_relu)
+
+
+def may_run_layers(x_BK: Tensor) -> bool:
+    """Return whether `run_layers` can take an input now. It cannot while torch records, compiles or
+    changes dtypes; on GPUs it would delay gradients that are averaged over ranks.
+    """
+    return (
+        torch.is_grad_enabled()
+        and type(x_BK) is Tensor
+        and x_BK.device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+def _is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
+    """Return whether a layer is of this class itself, and nobody listens to its calls."""
+    return type(layer) is kind and not (
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+    )
+
+
+def _stacked(x_BK: Tensor, run: Sequence[nn.Linear], with_relu: Sequence[bool]) -> Tensor:
+    if not run:
+        return x_BK
+    inputs = [x_BK, tuple(with_relu), *(p for layer in run for p in (layer.weight, layer.bias))]
+    found: Tensor = _Stack.apply(*inputs)  # type: ignore[no-untyped-call]
+    return found
+
+
+def input_gradient(grad_BO: Tensor, weight_OK: Tensor) -> Tensor:
+    """Return the gradient of a linear layer's input, [B, K]. Rows of a large one begin at cache
+    lines.
+    """
+    rows = len(grad_BO)
+    columns = weight_OK.shape[1]
+    if columns % LINE == 0 or rows * columns < LARGE:
+        return grad_BO.mm(weight_OK)
+    padded_BK = grad_BO.new_empty(rows, -(-columns // LINE) * LINE)
+    return torch.mm(grad_BO, weight_OK, out=padded_BK[:, :columns])
+
+
+class _Stack(torch.autograd.Function):
+    """Computes linear layers, each with or without a ReLU behind it.
+
+    Inputs: x, whether a ReLU follows each layer, and the weights and biases in turn; a bias may be
+    None.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_BK: Tensor, with_relu: tuple[bool, ...], *parameters: Tensor) -> Tensor:
+        ctx.with_relu = with_relu
+        weights = parameters[::2]
+        kept = [x_BK]
+        for weight, bias, relu in zip(weights, parameters[1::2], with_relu, strict=True):
+            last = kept[-1]
+            found = last.mm(weight.t()) if bias is None else torch.addmm(bias, last, weight.t())
+            kept.append(found.relu_() if relu else found)
+        # without a ReLU the last result is not read again, so the caller may change it in place
+        ctx.save_for_backward(*kept[:-1], kept[-1] if with_relu[-1] else None, *weights)
+        return kept[-1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        layers = len(ctx.with_relu)
+        kept = ctx.saved_tensors[: layers + 1]
+        weights = ctx.saved_tensors[layers + 1 :]
+        needs = ctx.needs_input_grad
+        found: list[Tensor | None] = [None] * len(needs)
+        for place in reversed(range(layers)):
+            if ctx.with_relu[place]:
+                # the first gradient belongs to the layers behind
+                room = grad if place < layers - 1 else torch.empty_like(grad)
+                grad = _masked(grad, kept[place + 1], room)
+            at = 2 + 2 * place
+            found[at] = grad.t().mm(kept[place]) if needs[at] else None
+            found[at + 1] = grad.sum(0) if needs[at + 1] else None
+            if place or needs[0]:
+                grad = input_gradient(grad, weights[place])
+        found[0] = grad if needs[0] else None
+        return tuple(found)
+
+
+def _masked(grad: Tensor, result: Tensor, room: Tensor) -> Tensor:
+    """Write the gradient of a ReLU's input into `room` and return it."""
+    masked: Tensor = torch.ops.aten.threshold_backward.grad_input(grad, result, 0, grad_input=room)
+    return masked

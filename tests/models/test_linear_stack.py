@@ -1,0 +1,108 @@
+"""Linear layers as one function: the bits of torch's own layers, and the cases that torch keeps."""
+
+import pytest
+import torch
+from torch import nn
+
+from recapp.models import linear_stack
+from recapp.models.layers import MLP
+
+K = 5
+
+
+def tower(**settings):
+    torch.manual_seed(3)
+    return MLP(K, settings.pop("layers", [7, 4, 1]), last_relu=False, **settings)
+
+
+def gradients(layers, x_BK, call):
+    """The output and all gradients of a call, and the gradient that went in."""
+    x_BK = x_BK.clone().requires_grad_()
+    layers.zero_grad()
+    y_BO = call(x_BK)
+    torch.manual_seed(4)
+    grad_BO = torch.randn_like(y_BO)
+    before_BO = grad_BO.clone()
+    y_BO.backward(grad_BO)
+    assert torch.equal(grad_BO, before_BO), "a function must leave the gradient that it gets"
+    return [y_BO.detach(), x_BK.grad, *(p.grad for p in layers.parameters() if p.requires_grad)]
+
+
+def same(left, right):
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def functions_of(y_BO):
+    """The names of the functions of a graph."""
+    found, todo = [], [y_BO.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None:
+            found.append(node.name())
+            todo += [parent for parent, _ in node.next_functions]
+    return found
+
+
+@pytest.mark.parametrize("rows", [0, 1, 6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("large", [0, linear_stack.LARGE])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"layers": [3]}, {"batch_norm": True}, {"activation": "tanh"}, {"activation": "prelu"}],
+    ids=str,
+)
+def test_towers_train_to_the_bits_of_torchs_layers(rows, dtype, large, settings, monkeypatch):
+    if rows < 2 and "batch_norm" in settings:
+        rows = 2
+    monkeypatch.setattr(linear_stack, "LARGE", large)
+    own = tower(**settings).to(dtype)
+    torchs = nn.Sequential(*own)
+    x_BK = torch.randn(rows, K, dtype=dtype)
+    assert same(gradients(own, x_BK, own), gradients(own, x_BK, torchs))
+
+
+def test_a_tower_is_one_function_and_layers_in_between_divide_it():
+    x_BK = torch.randn(6, K)
+    assert functions_of(tower()(x_BK)).count("_StackBackward") == 1
+    divided = functions_of(tower(dropout=0.5)(x_BK))
+    assert divided.count("_StackBackward") == 3 and "AddmmBackward0" not in divided
+
+
+def test_a_relu_follows_the_last_layer_and_biases_may_be_missing():
+    own = MLP(K, [4, 3], make_linear=lambda i, o: nn.Linear(i, o, bias=o == 3))
+    x_BK = torch.randn(6, K)
+    found = gradients(own, x_BK, own)
+    assert same(found, gradients(own, x_BK, nn.Sequential(*own)))
+    assert found[0].min() == 0 < found[0].max()
+
+
+def test_frozen_layers_get_no_gradient():
+    own = tower()
+    own[0].weight.requires_grad_(False)
+    own[4].bias.requires_grad_(False)
+    x_BK = torch.randn(6, K)
+    assert same(gradients(own, x_BK, own), gradients(own, x_BK, nn.Sequential(*own)))
+    own(x_BK).sum().backward()
+    assert own[0].weight.grad is None and own[4].bias.grad is None
+
+
+def test_torchs_layers_run_where_something_listens_records_or_changes_dtypes():
+    own = tower()
+    x_BK = torch.randn(6, K)
+    calls = []
+    hook = own[2].register_forward_hook(lambda *_: calls.append(1))
+    assert functions_of(own(x_BK)).count("_StackBackward") == 2 and calls == [1]
+    hook.remove()
+    with torch.autocast("cpu", torch.bfloat16):
+        low = own(x_BK)
+    assert low.dtype == torch.bfloat16 and "_StackBackward" not in functions_of(low)
+    assert "_StackBackward" not in functions_of(own.eval()(x_BK))
+
+
+def test_logits_may_be_changed_in_place():
+    logits_B1 = tower()(torch.randn(2, K))
+    logits_B1.add_(1).sum().backward()
+
+
+def test_inputs_of_more_dimensions_take_torchs_way():
+    assert tower()(torch.randn(2, 3, K)).shape == (2, 3, 1)

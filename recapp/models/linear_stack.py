@@ -42,7 +42,8 @@ def run_layers(layers: Iterable[nn.Module], x_BK: Tensor) -> Tensor:
             with_relu[-1] = True
         else:
             x_BK = layer(_stacked(x_BK, run, with_relu))
-            run, with_relu = [], []
+            run = []
+            with_relu = []
     return _stacked(x_BK, run, with_relu)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-COMMANDS = "__main__, train, eval, predict, export, serve, plan, bench, report, results"
+COMMANDS = "__main__, train, eval, predict, export, serve, plan, bench, report, reproduce, results"
 
 LAYERS = f"""
 {COMMANDS}

@@ -40,11 +40,13 @@ class KeptRun:
         name: The directory of the run, below that of the command.
         overrides: The command line of `recapp.train` that it stands for.
         facts: What the command says about the run; its result holds it.
+        tests: Whether the best checkpoint is measured on the rows of `dataset.test_path`, too.
     """
 
     name: str
     overrides: tuple[str, ...]
     facts: Mapping[str, Any] = field(default_factory=dict)
+    tests: bool = False
 
     def result(self, folder: Path) -> dict[str, Any] | None:
         """Return the result of the run if it is complete; else None.
@@ -82,9 +84,10 @@ class KeptRun:
         shutil.rmtree(directory, ignore_errors=True)  # of an attempt that did not end
         directory.mkdir(parents=True)
         with printed_into(directory / LOG_FILE):
-            metrics = run_recipe(
-                recipe, replace(job, directory=directory, overrides=self.overrides), "recapp.train"
-            )
+            own = replace(job, directory=directory, overrides=self.overrides)
+            metrics = run_recipe(recipe, own, "recapp.train")
+            if self.tests:
+                metrics = {**_tested(metrics["checkpoint"], own), **metrics}
         measured = record.read_performance(directory) or {}
         result = {
             **metrics,
@@ -99,6 +102,16 @@ class KeptRun:
         for name in LARGE:
             shutil.rmtree(directory / name, ignore_errors=True)
         return result
+
+
+def _tested(checkpoint: str, job: Job) -> dict[str, Any]:
+    """Measure a checkpoint on the rows of `dataset.test_path`, and return these metrics."""
+    overrides = (f"ckpt_path={checkpoint}", "split=test")
+    directory = job.directory / "test"
+    directory.mkdir()
+    own = replace(job, directory=directory, overrides=overrides)
+    found = run_recipe(recipe_under("eval", overrides), own, "recapp.eval")
+    return {name: value for name, value in found.items() if name.startswith("test_")}
 
 
 def train_missing(runs: Sequence[KeptRun], folder: Path, job: Job) -> list[dict[str, Any]]:

@@ -124,6 +124,18 @@ class Results(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reproduce(Command):
+    """The settings of `python -m recapp.reproduce`."""
+
+    name: str | None = None
+    data: str | None = None
+    path: str | None = None
+    seeds: tuple[int, ...] | None = None
+    devices: Positive = 1
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Serve(Limits, Command):
     """The settings of `python -m recapp.serve`."""
 
@@ -148,6 +160,7 @@ COMMANDS: dict[str, type[Command]] = {
     "plan": OnPaper,
     "bench": Bench,
     "report": Report,
+    "reproduce": Reproduce,
     "results": Results,
     "serve": Serve,
 }

@@ -27,6 +27,7 @@ MARK = "<!-- What follows is written by docs/list_settings.py: edit conf/ and ru
 WIDTH = 100
 SHOWN = 50  # characters of a value
 EXPERIMENT = "experiment"  # the group whose options list settings of other groups
+REPRODUCE = "reproduce"  # the records of recapp.reproduce, which chooses one by name=
 WORD = re.compile(r"[\w-]+")
 OF_LISTS = {"a", "list", "of", "one", "or", "some", "them"}
 WHOLE = ("hardware", "plans")  # mappings that are listed without what is in them
@@ -79,11 +80,12 @@ def group_lines(group: str) -> Iterator[str]:
     for name in names:
         path = option_file(group, name)
         about = comments_of(path).about if path else ""
-        said = f"`{group}={name}`{' (default)' if name == chosen else ''}: {about}"
+        shown_as = "name" if group == REPRODUCE else group
+        said = f"`{shown_as}={name}`{' (default)' if name == chosen else ''}: {about}"
         yield from wrapped(said.replace("`plan=", "`+plan="), "- ")
     yield ""
-    if group == EXPERIMENT:
-        yield from wrapped("Yours: a file `FOLDER/experiment/NAME.yaml`, see above.")
+    if group in (EXPERIMENT, REPRODUCE):
+        yield from wrapped(f"Yours: a file `FOLDER/{group}/NAME.yaml`, see above.")
         return
     names.sort(key=lambda name: (bool(_parents(group, name)), name != chosen))
     lines: dict[str, list[str]] = {}

@@ -3,6 +3,7 @@
 NAME.yaml -> Published -> the settings of its runs; verdict by the value that was published
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
@@ -106,7 +107,12 @@ def read_published(name: str | None, folders: Folders = ()) -> Published:
     if path is None:
         raise ConfigError(f"name={name}: there is no such experiment; {suggest(name, known)}")
     found = read_yaml(path)
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: is no mapping of settings")
+    fields = [each.name for each in dataclasses.fields(Published)]
+    if strange := sorted({*map(str, found)} - {*fields}):
+        raise ConfigError(f"{path}: {strange[0]}: {suggest(strange[0], fields)}")
     try:
         return record(Published, found, GROUP)
-    except (TypeError, AttributeError) as error:
+    except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

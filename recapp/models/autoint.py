@@ -36,6 +36,7 @@ class AutoInt(nn.Module):
         deep_layers: The widths of the MLP of AutoInt+; without any there is no MLP.
         dropout: The share of the columns of the MLP that dropout sets to zero.
         batch_norm: Whether the MLP normalises its hidden layers over the batch.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: The heads do not divide the width, or another setting is not allowed.
@@ -51,10 +52,13 @@ class AutoInt(nn.Module):
         deep_layers: Sequence[int] = (),
         dropout: float = 0.0,
         batch_norm: bool = False,
+        field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_autoint(attention_layers, width, heads, deep_layers, dropout)
-        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, model="AutoInt")
+        self.fields = FieldVectors(
+            embedding_bag_collection, dense_in_features, model="AutoInt", dropout=field_dropout
+        )
         dims = [self.fields.dim, *[width] * attention_layers]
         self.layers = nn.ModuleList(FieldAttention(dim, width, heads) for dim in dims[:-1])
         self.score = xavier_linear(self.fields.count * width, 1)

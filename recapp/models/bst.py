@@ -48,6 +48,7 @@ class BST(nn.Module):
             a step.
         layers: The widths of the MLP, with leaky ReLUs; the logit follows.
         dropout: The share of columns that dropout sets to zero, in transformer layers and MLP.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: The heads do not divide the columns of a step, another setting is not allowed,
@@ -67,10 +68,13 @@ class BST(nn.Module):
         feed_forward: int | None = None,
         layers: Sequence[int] = (1024, 512, 256),
         dropout: float = 0.2,
+        field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_bst(max_length, position_dim, transformer_layers, feed_forward, layers, dropout)
-        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, numbers="concat")
+        self.fields = FieldVectors(
+            embedding_bag_collection, dense_in_features, numbers="concat", dropout=field_dropout
+        )
         self.histories = Histories(embedding_bag_collection, embedding_collection, history)
         self.embedding_collection = embedding_collection
         self.max_length = max_length

@@ -27,6 +27,7 @@ class DCN(DeepAndCrossModel):
         dropout: The share of the tower's outputs that a training step sets to 0.
         numbers: `concat` puts the numbers themselves before the vectors; `vectors` multiplies each
             with a learnt vector.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: A setting is not allowed; the message names it.
@@ -41,6 +42,7 @@ class DCN(DeepAndCrossModel):
         batch_norm: bool = True,
         dropout: float = 0.0,
         numbers: Numbers = "concat",
+        field_dropout: float = 0.0,
     ) -> None:
         check_crosses(
             {
@@ -60,4 +62,5 @@ class DCN(DeepAndCrossModel):
             numbers=numbers,
             batch_norm=batch_norm,
             dropout=dropout,
+            field_dropout=field_dropout,
         )

@@ -39,6 +39,7 @@ class DCNv2(DeepAndCrossModel):
         dropout: The share of the tower's outputs that a training step sets to 0.
         numbers: `concat` puts the numbers themselves before the vectors; `vectors` multiplies each
             with a learnt vector.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: A setting is not allowed; the message names it.
@@ -57,6 +58,7 @@ class DCNv2(DeepAndCrossModel):
         batch_norm: bool = False,
         dropout: float = 0.0,
         numbers: Numbers = "concat",
+        field_dropout: float = 0.0,
     ) -> None:
         check_crosses(
             {
@@ -90,4 +92,5 @@ class DCNv2(DeepAndCrossModel):
             structure=structure,
             batch_norm=batch_norm,
             dropout=dropout,
+            field_dropout=field_dropout,
         )

@@ -108,6 +108,7 @@ class DeepAndCrossModel(nn.Module):
         structure: `parallel` or `stacked`.
         batch_norm: Whether a batch norm precedes each ReLU of the tower.
         dropout: The share of the tower's outputs that a training step sets to 0.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
     """
 
     def __init__(
@@ -121,9 +122,12 @@ class DeepAndCrossModel(nn.Module):
         structure: str = "parallel",
         batch_norm: bool,
         dropout: float,
+        field_dropout: float,
     ) -> None:
         super().__init__()
-        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, numbers=numbers)
+        self.fields = FieldVectors(
+            embedding_bag_collection, dense_in_features, numbers=numbers, dropout=field_dropout
+        )
         columns = self.fields.columns
         crosses = make_crosses(columns)
         self.logit = DeepAndCross(columns, crosses, layers, structure, batch_norm, dropout)

@@ -33,6 +33,7 @@ class DeepFM(nn.Module):
         batch_norm: Whether the hidden layers have batch normalisation.
         dropout: The share of the hidden layers' outputs that training sets to 0.
         normalise: Whether the sum over pairs is divided by the number of fields.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: The tables have several dims, or a width is not allowed.
@@ -48,9 +49,12 @@ class DeepFM(nn.Module):
         batch_norm: bool,
         dropout: float,
         normalise: bool = True,
+        field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.vectors = FieldVectors(embedding_bag_collection, dense_in_features, model="DeepFM")
+        self.vectors = FieldVectors(
+            embedding_bag_collection, dense_in_features, model="DeepFM", dropout=field_dropout
+        )
         self.scale = 1 / self.vectors.count if normalise else 1.0
         self.linear = LogisticRegression(wide, dense_in_features)
         self.deep = logit_mlp(

@@ -48,6 +48,7 @@ class DIN(nn.Module):
         activation: The activation of hidden layers: "dice", "prelu" or "relu".
         dropout: The share of the columns of the MLP that dropout sets to zero.
         batch_norm: Whether the MLP normalises its hidden layers over the batch.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: A setting is not allowed, or a sequence and its column have different dims.
@@ -65,10 +66,13 @@ class DIN(nn.Module):
         activation: str = "dice",
         dropout: float = 0.0,
         batch_norm: bool = False,
+        field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_din(attention_layers, layers, activation, dropout)
-        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, numbers="concat")
+        self.fields = FieldVectors(
+            embedding_bag_collection, dense_in_features, numbers="concat", dropout=field_dropout
+        )
         self.histories = Histories(embedding_bag_collection, embedding_collection, history)
         self.embedding_collection = embedding_collection
         width = self.histories.dim

@@ -4,14 +4,21 @@
 entries, that takes 25 ms, forward alone; a 64-bit number for every four entries takes 8 ms. The
 share is rounded to 1 / 65536, and kept entries are scaled by the rounded share.
 
-Shapes: any.
+`FieldDropout` sets whole vectors to 0, as Gal and Ghahramani drop whole word vectors (arXiv
+1512.05287) and DropoutNet whole inputs of a recommender (Volkovs et al., NIPS 2017): a model then
+cannot lean on the vector of one id, and learns to do without those that it has not seen.
+
+Shapes: B batch, F fields, K columns of all fields; those of `FastDropout` are any.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from recapp.models.widths import check_share
 
 STEPS = 2**16
 """The number of shares: a mask compares 16 random bits with a threshold."""
@@ -39,6 +46,36 @@ class FastDropout(nn.Module):
     def extra_repr(self) -> str:
         """Return the share as text."""
         return f"{self.p:.4g}"
+
+
+class FieldDropout(nn.Module):
+    """Sets a share of the vectors of a sample to 0 in training, and scales the others to keep the
+    mean.
+
+    Args:
+        share: The share, at least 0 and less than 1.
+        dims: The columns of each vector.
+
+    Raises:
+        ConfigError: The share is not allowed.
+    """
+
+    def __init__(self, share: float, dims: Sequence[int]) -> None:
+        super().__init__()
+        check_share("model.field_dropout", share)
+        self.dims = list(dims)
+        self.mask = FastDropout(share)
+
+    def forward(self, vectors_BK: Tensor) -> Tensor:
+        """Return the vectors side by side, some of them 0 in training."""
+        if not self.training or not self.mask.dropped:
+            return vectors_BK
+        kept_BF: Tensor = self.mask(vectors_BK.new_ones(len(vectors_BK), len(self.dims)))
+        if len(set(self.dims)) == 1:
+            parts_BFD = vectors_BK.view(len(vectors_BK), len(self.dims), -1)
+            return (parts_BFD * kept_BF.unsqueeze(2)).flatten(1)
+        columns_F = torch.tensor(self.dims, device=vectors_BK.device)
+        return vectors_BK * kept_BF.repeat_interleave(columns_F, 1)
 
 
 class _Dropped(torch.autograd.Function):

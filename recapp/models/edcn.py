@@ -106,6 +106,7 @@ class EDCN(nn.Module):
         temperature: Divides the learnt numbers of the regulations before their softmax.
         batch_norm: Whether a batch norm ends each regulation.
         dropout: The share of the tower's outputs that a training step sets to 0.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: A setting is not allowed; the message names it.
@@ -120,6 +121,7 @@ class EDCN(nn.Module):
         temperature: float = 1.0,
         batch_norm: bool = True,
         dropout: float = 0.0,
+        field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_edcn(
@@ -132,7 +134,9 @@ class EDCN(nn.Module):
             },
             [x.dim for x in embedding_bag_collection.lookups],
         )
-        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, numbers="vectors")
+        self.fields = FieldVectors(
+            embedding_bag_collection, dense_in_features, numbers="vectors", dropout=field_dropout
+        )
         fields = self.fields.count
         dim = self.fields.dim
         columns = self.fields.columns

@@ -44,6 +44,7 @@ class FCN(nn.Module):
         heads: The number of heads, H.
         layer_norm: Whether masks are made of layer-normalised columns.
         batch_norm: Whether a batch norm precedes masks.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: A setting or a table's dim is not allowed; the message names it.
@@ -60,6 +61,7 @@ class FCN(nn.Module):
         heads: int = 1,
         layer_norm: bool = True,
         batch_norm: bool = False,
+        field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         layers = {"exponential": exponential_layers, "linear": linear_layers}
@@ -69,7 +71,9 @@ class FCN(nn.Module):
         given |= {f"{name}_dropout": share for name, share in dropouts.items()}
         dims = [x.dim for x in embedding_bag_collection.lookups]
         check_fcn({**given, **norms, "heads": heads}, dims)
-        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, numbers="vectors")
+        self.fields = FieldVectors(
+            embedding_bag_collection, dense_in_features, numbers="vectors", dropout=field_dropout
+        )
         self.by_half = (self.fields.count, heads, 2, self.fields.dim // heads // 2)
         columns = self.fields.columns // heads
         make = partial(MaskedCross, columns, heads, layer_norm, batch_norm)

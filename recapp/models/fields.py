@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from recapp.errors import ConfigError
+from recapp.models.dropout import FieldDropout
 from recapp.models.widths import check_same_dim
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_tensor import KeyedTensor
@@ -32,6 +33,8 @@ class FieldVectors(nn.Module):
         dense_in_features: The number of dense features I.
         numbers: Whether numbers become fields (`vectors`) or stay columns (`concat`).
         model: The name of the model, for messages.
+        dropout: The share of the vectors of a sample that training sets to 0, each as a whole;
+            numbers and their vectors stay.
 
     Attributes:
         count: The number of fields F; numbers count under `vectors` only.
@@ -39,7 +42,8 @@ class FieldVectors(nn.Module):
         columns: The columns K of `flat`.
 
     Raises:
-        ConfigError: `vectors` is asked for, and the lookups have different dims or there is none.
+        ConfigError: `vectors` is asked for, and the lookups have different dims or there is none;
+            or the share is not allowed.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class FieldVectors(nn.Module):
         dense_in_features: int,
         numbers: Numbers = "vectors",
         model: str = "the model",
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.embedding_bag_collection = embedding_bag_collection
@@ -59,6 +64,7 @@ class FieldVectors(nn.Module):
         self.dim = dims[0] if len(set(dims)) == 1 else 0
         self.count = len(dims)
         self.columns = sum(dims) + dense_in_features
+        self.dropout = FieldDropout(dropout, dims) if dropout else None
         self.number_vectors_ID: nn.Parameter | None = None
         if numbers == "vectors" and dense_in_features:
             self.count += dense_in_features
@@ -86,6 +92,8 @@ class FieldVectors(nn.Module):
         pooled: KeyedTensor = self.embedding_bag_collection(batch.sparse)
         # Tables may have another dtype than the model, whose numbers have its own.
         vectors_BK = pooled.values().to(dense_BI.dtype)
+        if self.dropout is not None:
+            vectors_BK = self.dropout(vectors_BK)
         if not self.dense_in_features:
             return vectors_BK
         if self.number_vectors_ID is None:

@@ -122,6 +122,7 @@ class FinalMLP(nn.Module):
         second_dropout: The same for the second MLP.
         first_batch_norm: Whether the first MLP normalises its layers over the batch.
         second_batch_norm: Whether the second MLP does.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: The heads do not divide the last width of an MLP, or another setting is not
@@ -144,12 +145,15 @@ class FinalMLP(nn.Module):
         second_dropout: float = 0.3,
         first_batch_norm: bool = True,
         second_batch_norm: bool = True,
+        field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_finalmlp(
             first_layers, second_layers, heads, gate_layers, first_dropout, second_dropout
         )
-        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, model="FinalMLP")
+        self.fields = FieldVectors(
+            embedding_bag_collection, dense_in_features, model="FinalMLP", dropout=field_dropout
+        )
         columns = self.fields.columns
 
         def context(tables: BagCollection | None, numbers: bool) -> GateContext:

@@ -76,6 +76,7 @@ class FinalNet(nn.Module):
         first_dropout: The share of the columns that dropout sets to zero behind each layer of the
             first block.
         second_dropout: The same for the second block.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: A setting is not allowed, such as an odd width under `residual=concat`.
@@ -93,12 +94,15 @@ class FinalNet(nn.Module):
         batch_norm: bool = True,
         first_dropout: float = 0.1,
         second_dropout: float = 0.0,
+        field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_finalnet(
             first_layers, second_layers, residual, activation, first_dropout, second_dropout
         )
-        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, model="FinalNet")
+        self.fields = FieldVectors(
+            embedding_bag_collection, dense_in_features, model="FinalNet", dropout=field_dropout
+        )
         columns = self.fields.columns
         self.gate = FieldGate(self.fields.count) if gate else None
 

@@ -28,6 +28,7 @@ class FM(nn.Module):
         wide: The weights of ids: tables of dim 1 that start at 0.
         dense_in_features: The number of dense features of a sample.
         normalise: Whether the sum over pairs is divided by the number of fields.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: The tables have several dims.
@@ -39,9 +40,12 @@ class FM(nn.Module):
         wide: BagCollection,
         dense_in_features: int,
         normalise: bool = True,
+        field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.vectors = FieldVectors(embedding_bag_collection, dense_in_features, model="FM")
+        self.vectors = FieldVectors(
+            embedding_bag_collection, dense_in_features, model="FM", dropout=field_dropout
+        )
         self.scale = 1 / self.vectors.count if normalise else 1.0
         self.linear = LogisticRegression(wide, dense_in_features)
 

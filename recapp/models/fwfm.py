@@ -25,6 +25,7 @@ class FwFM(nn.Module):
         embedding_bag_collection: The vectors of ids; all tables have one dim.
         wide: The weights of ids: tables of dim 1 that start at 0.
         dense_in_features: The number of dense features of a sample.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: The tables have several dims.
@@ -35,9 +36,12 @@ class FwFM(nn.Module):
         embedding_bag_collection: BagCollection,
         wide: BagCollection,
         dense_in_features: int,
+        field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.vectors = FieldVectors(embedding_bag_collection, dense_in_features, model="FwFM")
+        self.vectors = FieldVectors(
+            embedding_bag_collection, dense_in_features, model="FwFM", dropout=field_dropout
+        )
         self.linear = LogisticRegression(wide, dense_in_features)
         self.pairs = FwFMTerm(self.vectors.count)
 

@@ -31,6 +31,7 @@ class GDCN(DeepAndCrossModel):
         dropout: The share of the tower's outputs that a training step sets to 0.
         numbers: `vectors` multiplies each number with a learnt vector; `concat` puts the numbers
             themselves before the vectors.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: A setting is not allowed; the message names it.
@@ -46,6 +47,7 @@ class GDCN(DeepAndCrossModel):
         batch_norm: bool = False,
         dropout: float = 0.0,
         numbers: Numbers = "vectors",
+        field_dropout: float = 0.0,
     ) -> None:
         check_crosses(
             {
@@ -67,4 +69,5 @@ class GDCN(DeepAndCrossModel):
             structure=structure,
             batch_norm=batch_norm,
             dropout=dropout,
+            field_dropout=field_dropout,
         )

@@ -41,6 +41,7 @@ class MaskNet(nn.Module):
         norm_fields: Whether the fields are normalised before the first mask.
         norm_blocks: Whether the output of a block is normalised.
         dropout: The share of columns that dropout sets to zero, behind each block and in the MLP.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: A setting is not allowed.
@@ -57,10 +58,13 @@ class MaskNet(nn.Module):
         norm_fields: bool = True,
         norm_blocks: bool = True,
         dropout: float = 0.0,
+        field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_masknet(form, block_layers, ratio, layers, dropout)
-        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, model="MaskNet")
+        self.fields = FieldVectors(
+            embedding_bag_collection, dense_in_features, model="MaskNet", dropout=field_dropout
+        )
         columns = self.fields.columns
         self.serial = form == "serial"
         masked = [columns, *block_layers[:-1]] if self.serial else [columns] * len(block_layers)

@@ -41,6 +41,7 @@ class QNNAlpha(nn.Module):
         dropout: The share of rows and outputs that a training step sets to 0. With 0, both passes
             are equal, and training computes one.
         batch_norm: Whether a batch norm precedes each ReLU.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: A setting or a table's dim is not allowed; the message names it.
@@ -55,12 +56,15 @@ class QNNAlpha(nn.Module):
         heads: int = 1,
         dropout: float = 0.1,
         batch_norm: bool = False,
+        field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         given = {"quadratic_layers": quadratic_layers, "rows": rows, "dropout": dropout}
         dims = [x.dim for x in embedding_bag_collection.lookups]
         check_qnn_alpha({**given, "heads": heads, "batch_norm": batch_norm}, dims)
-        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, numbers="vectors")
+        self.fields = FieldVectors(
+            embedding_bag_collection, dense_in_features, numbers="vectors", dropout=field_dropout
+        )
         layer = (self.fields.count, self.fields.dim, rows, heads, batch_norm, dropout)
         self.layers = nn.Sequential(*(QuadraticCross(*layer) for _ in range(quadratic_layers)))
         self.logit = xavier_linear(self.fields.columns, 1)

@@ -134,6 +134,7 @@ class RankMixer(nn.Module):
         sparsity: The factor of the extra loss of routers, the mean over samples of the sum of all
             weights.
         numbers: The form in which numbers enter: "vectors" (x_i v_i) or "concat" (as they are).
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: A setting is not allowed, such as a width that the tokens do not divide.
@@ -150,11 +151,16 @@ class RankMixer(nn.Module):
         experts: int = 1,
         sparsity: float = 0.001,
         numbers: Numbers = "vectors",
+        field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_rankmixer(tokens, width, blocks, expansion, experts, sparsity, numbers)
         self.fields = FieldVectors(
-            embedding_bag_collection, dense_in_features, numbers=numbers, model="RankMixer"
+            embedding_bag_collection,
+            dense_in_features,
+            numbers=numbers,
+            model="RankMixer",
+            dropout=field_dropout,
         )
         self.piece = ceil(self.fields.columns / tokens)
         self.padding = self.piece * tokens - self.fields.columns

@@ -32,6 +32,7 @@ class WideAndDeep(nn.Module):
         activation: The activation of the hidden layers.
         batch_norm: Whether the hidden layers have batch normalisation.
         dropout: The share of the hidden layers' outputs that training sets to 0.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: A width is not allowed.
@@ -47,10 +48,15 @@ class WideAndDeep(nn.Module):
         activation: str,
         batch_norm: bool,
         dropout: float,
+        field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.vectors = FieldVectors(
-            embedding_bag_collection, dense_in_features, numbers, model="Wide & Deep"
+            embedding_bag_collection,
+            dense_in_features,
+            numbers,
+            model="Wide & Deep",
+            dropout=field_dropout,
         )
         self.linear = LogisticRegression(wide, dense_in_features)
         self.deep = logit_mlp(

@@ -140,6 +140,7 @@ class Wukong(nn.Module):
         layers: The widths of the MLP behind the stack; the logit follows.
         dropout: The share of the columns of that MLP that dropout sets to zero.
         batch_norm: Whether that MLP normalises its hidden layers over the batch.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: A setting is not allowed.
@@ -158,12 +159,15 @@ class Wukong(nn.Module):
         layers: Sequence[int] = (128,),
         dropout: float = 0.0,
         batch_norm: bool = False,
+        field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_wukong(
             bottom_layers, stack, factorised, compressed, rank, block_layers, layers, dropout
         )
-        self.fields = FieldVectors(embedding_bag_collection, dense_in_features, numbers="concat")
+        self.fields = FieldVectors(
+            embedding_bag_collection, dense_in_features, numbers="concat", dropout=field_dropout
+        )
         check_same_dim("Wukong", [x.dim for x in embedding_bag_collection.lookups])
         dim = self.fields.dim
         self.numbers = dense_in_features

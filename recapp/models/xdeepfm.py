@@ -33,6 +33,7 @@ class XDeepFM(nn.Module):
         activation: The activation of the hidden layers.
         batch_norm: Whether the hidden layers have batch normalisation.
         dropout: The share of the hidden layers' outputs that training sets to 0.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
 
     Raises:
         ConfigError: The tables have several dims, or a width is not allowed.
@@ -48,9 +49,12 @@ class XDeepFM(nn.Module):
         activation: str,
         batch_norm: bool,
         dropout: float,
+        field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.vectors = FieldVectors(embedding_bag_collection, dense_in_features, model="xDeepFM")
+        self.vectors = FieldVectors(
+            embedding_bag_collection, dense_in_features, model="xDeepFM", dropout=field_dropout
+        )
         self.linear = LogisticRegression(wide, dense_in_features)
         self.cin = CIN(self.vectors.count, cin_layers, setting="model.cin_layers")
         self.cin_out = xavier_linear(self.cin.columns, 1, bias=False)

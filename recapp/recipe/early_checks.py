@@ -21,6 +21,7 @@ from recapp.console import note, short_path
 from recapp.dataset.data_settings import DataSettings
 from recapp.errors import ConfigError, suggest
 from recapp.models.catalogue import MODELS
+from recapp.models.widths import check_share
 from recapp.processes.launch import gpu_count, rank_count
 from recapp.processes.rank_environment import external_rank, started_externally
 from recapp.recipe.model_tables import check_collections
@@ -248,6 +249,7 @@ def check_training(recipe: Train) -> None:
     if known is not None:
         bags = recipe.model_tables.collections.get(BAGS)
         dims = [x.dim for x in bags.lookups] if bags else []
+        check_share("model.field_dropout", recipe.model.arguments.get("field_dropout", 0.0))
         known.check(recipe.model.arguments, dims)
         if known.check_fields is not None:
             known.check_fields(dims, len(recipe.schema.numbers))

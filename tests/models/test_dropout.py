@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from recapp.models.dropout import FastDropout
+from recapp.errors import ConfigError
+from recapp.models.dropout import FastDropout, FieldDropout
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
@@ -44,3 +45,28 @@ def test_equal_seeds_drop_the_same_entries():
 
     assert torch.equal(dropped(1), dropped(1))
     assert not torch.equal(dropped(1), dropped(2))
+
+
+@pytest.mark.parametrize("dims", [[4, 4, 4], [1, 4, 2]])
+def test_fields_are_dropped_whole_and_the_mean_stays(dims):
+    torch.manual_seed(0)
+    dropped = FieldDropout(0.25, dims)
+    vectors_BK = torch.ones(4000, sum(dims), requires_grad=True)
+    kept_BK = dropped(vectors_BK)
+    fields = kept_BK.split(dims, 1)
+    assert all(torch.equal(field, field[:, :1].expand_as(field)) for field in fields)
+    of_field_BF = torch.stack([field[:, 0] for field in fields], 1)
+    assert of_field_BF.unique().tolist() == pytest.approx([0, 4 / 3], rel=1e-3)
+    assert (of_field_BF == 0).float().mean(0).tolist() == pytest.approx([0.25] * 3, abs=0.03)
+    assert 0 < (of_field_BF == 0).all(1).float().mean() < 0.05, "fields are independent"
+    kept_BK.sum().backward()
+    torch.testing.assert_close(vectors_BK.grad, kept_BK.detach())
+    assert dropped.eval()(vectors_BK) is vectors_BK
+
+
+@pytest.mark.parametrize("share", [1, -0.1, "half", True])
+def test_a_share_of_fields_that_is_none_is_refused(share):
+    with pytest.raises(
+        ConfigError, match=r"model.field_dropout=.*must be at least 0 and less than"
+    ):
+        FieldDropout(share, [4])

@@ -5,6 +5,7 @@ two plans, and its artefact scores in Python and in C++.
 import json
 import os
 import subprocess
+from dataclasses import replace
 from inspect import Parameter, signature
 from pathlib import Path
 
@@ -19,13 +20,16 @@ from jobs import command, recipe, validation
 from stored import copy
 
 import recapp
+from recapp.errors import ConfigError
 from recapp.inference.build_cpp import missing_tools
 from recapp.models.catalogue import MODELS
+from recapp.models.dropout import FieldDropout
 from recapp.recipe.early_checks import check_training
 from recapp.recipe.model import build_model
 from recapp.recipe.run_rows import rows_of
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.option_files import conf_dir
+from recapp.settings.records import Constructor
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.stored.checkpoint import load_table
@@ -164,13 +168,33 @@ def test_fp64_tables_serve_a_float_model(name, more, folder):
     assert outputs["logit"].dtype == torch.float32
 
 
+def drops_fields(model):
+    return any(isinstance(part, FieldDropout) for part in model.modules())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_models_of_fields_drop_whole_vectors_on_request(name, folder):
+    found = recipe("train", settings(folder, name))
+    arguments = found.model.arguments
+    assert not drops_fields(build_model(found))
+    if "field_dropout" not in arguments:
+        assert name in ("dlrm", "dlrm_dcn", "logistic", "ffm", "onn")
+        return
+    assert arguments["field_dropout"] == 0
+    wanted = Constructor(found.model.target, {**arguments, "field_dropout": 0.6})
+    assert drops_fields(build_model(replace(found, model=wanted)))
+    wrong = Constructor(found.model.target, {**arguments, "field_dropout": 1})
+    with pytest.raises(ConfigError, match=r"model.field_dropout=1: must be at least 0 and less"):
+        check_training(replace(found, model=wrong))
+
+
 def all_models(folder, *more):
     """The settings of all models in one, and the folder of their options."""
-    models = {
-        name: recipe("train", settings(folder, name)).model.plain()
-        | {"needs": list(MODELS[target].needs)}
-        for name, target in TARGETS.items()
-    }
+    models = {}
+    for name, target in TARGETS.items():
+        plain = recipe("train", settings(folder, name)).model.plain()
+        drops = {"field_dropout": 0.2} if "field_dropout" in plain else {}
+        models[name] = plain | drops | {"needs": list(MODELS[target].needs)}
     options = {
         "model": {"_target_": "many_models.ManyModels", "models": models},
         "task": {"_target_": "many_models.ManyTask", "models": list(models)},
@@ -202,7 +226,8 @@ def state_of(job):
 def test_every_model_trains_to_the_same_bits_under_two_plans_and_across_a_resume(
     many, jobs, tmp_path
 ):
-    wanted, mine = all_models(many, "+plan=row_wise")
+    average = ("trainer.average.kind=ema", "trainer.average.every=1")
+    wanted, mine = all_models(many, "+plan=row_wise", *average)
     expected = validation(jobs.train(tmp_path / "one", *wanted, folders=[mine]))
     jobs.train(tmp_path / "part", *wanted, "trainer.max_steps=3", folders=[mine])
     on = (f"ckpt_path={tmp_path}/part/checkpoints/last.ckpt", "trust=[many_models]")

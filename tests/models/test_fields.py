@@ -91,3 +91,22 @@ def test_a_tower_has_norms_activations_and_dropout_in_their_order():
 def test_wrong_settings_of_a_tower_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         MLP(5, **settings)
+
+
+@pytest.mark.parametrize("numbers", ["vectors", "concat"])
+def test_whole_vectors_of_lookups_are_dropped_and_numbers_stay(numbers):
+    fields = FieldVectors(collection(4, 4), NUMBERS, numbers=numbers, dropout=0.5)
+    samples = batch(2)
+    own = NUMBERS * (4 if numbers == "vectors" else 1)
+    torch.manual_seed(3)
+    found_BK = fields.flat(samples)
+    torch.manual_seed(3)
+    assert torch.equal(fields.flat(samples), found_BK)
+    whole_BK = fields.eval().flat(samples)
+    assert torch.equal(found_BK[:, :own], whole_BK[:, :own])
+    dropped_BF = found_BK[:, own:].view(ROWS, 2, 4).eq(0).all(2)
+    assert 0 < int(dropped_BF.sum()) < ROWS * 2
+    scaled_BF4 = (2 * whole_BK[:, own:]).view(ROWS, 2, 4)
+    torch.testing.assert_close(
+        found_BK[:, own:].view(ROWS, 2, 4), scaled_BF4 * ~dropped_BF[:, :, None]
+    )

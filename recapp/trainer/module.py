@@ -24,7 +24,6 @@ from torchmetrics import Metric, MetricCollection
 
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError
-from recapp.models.ensemble import Ensemble
 from recapp.optim.optimizer import hybrid
 from recapp.optim.schedule import Plateau
 from recapp.sparse.batch import Batch
@@ -45,6 +44,26 @@ class ExtraLosses(Protocol):
     ) -> dict[str, Tensor]:
         """Return further losses by name, each a scalar. Training adds them to the task's loss and
         logs each as `train_<name>`; evaluation leaves them out.
+
+        Args:
+            outputs: The result of the model's forward.
+            batch: The batch.
+            loss: The task's loss of other outputs on the same batch.
+        """
+        ...
+
+
+@runtime_checkable
+class OwnTaskLoss(Protocol):
+    """A model that trains with the task's loss of other outputs than those that it is measured by,
+    such as those of each of its members.
+    """
+
+    def task_loss(
+        self, outputs: Any, batch: Batch, loss: Callable[[Tensor | Mapping[str, Tensor]], Tensor]
+    ) -> Tensor:
+        """Return the loss of training in the place of the task's loss, a scalar. Logs and
+        evaluation keep the task's loss of the model's outputs.
 
         Args:
             outputs: The result of the model's forward.
@@ -136,7 +155,7 @@ class TaskModule(LightningModule):
         mean = self._mean_loss(loss.detach(), begins)
         self.log("train_loss", mean, prog_bar=True, batch_size=batch.rows)
         self._update(self.train_metrics, outputs, batch)
-        if isinstance(self.model, Ensemble):
+        if isinstance(self.model, OwnTaskLoss):
             loss = self.model.task_loss(found, batch, self._loss_of(batch))
         for name, extra in self._extra_losses(found, batch).items():
             self.log(f"train_{name}", extra.detach(), batch_size=batch.rows)

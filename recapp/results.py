@@ -63,6 +63,8 @@ def measure(settings: Results, job: Job) -> None:
     """
     from recapp.app.kept_runs import train_missing
     from recapp.app.result_runs import runs_of
+    from recapp.app.tree_runs import train_trees
+    from recapp.benchmarks.boosted_trees import check_python
     from recapp.reporting.lock import locked
     from recapp.reporting.result_lines import read_results
     from recapp.reporting.results_page import table, write_page
@@ -71,7 +73,11 @@ def measure(settings: Results, job: Job) -> None:
     page = Path(settings.page).expanduser() if settings.page else folder / "results.md"
     with locked(folder, "path"):
         try:
-            train_missing(runs_of(settings, job), folder, job)
+            runs = runs_of(settings, job)
+            check_python(settings.lightgbm_python)
+            if not job.verb:
+                train_trees(settings, folder)
+            train_missing(runs, folder, job)
         finally:  # also after a signal: the page shows what is there
             results = read_results(folder)
             if results:

@@ -93,9 +93,7 @@ def _overrides(
     """Return the command line of a model on a log without a seed; None if it cannot train."""
     known = MODELS.get(target or "")
     history = settings.histories.get(log)
-    absolute = Path(path).expanduser().absolute()
-    quoted = str(absolute).replace("'", "\\'")
-    found = [f"dataset={log}", f"dataset.path='{quoted}'", f"model={model}", *settings.settings]
+    found = [*log_overrides(log, path), f"model={model}", *settings.settings]
     found += settings.settings_of.get(log, ())
     if history and (known is None or BAGS in known.needs):
         found.append(f"tables.shared={{{','.join(f'{k}: {v}' for k, v in history.items())}}}")
@@ -107,6 +105,17 @@ def _overrides(
     if known and known.check_fields is check_field_aware:
         found.append(f"tables.dim={settings.columns * _fields(found)}")
     return tuple(found)
+
+
+def log_overrides(log: str, path: str) -> list[str]:
+    """Return the settings that read a log.
+
+    Args:
+        log: The option of `dataset`.
+        path: The path of its Parquet files.
+    """
+    quoted = str(Path(path).expanduser().absolute()).replace("'", "\\'")
+    return [f"dataset={log}", f"dataset.path='{quoted}'"]
 
 
 def _fields(overrides: Sequence[str]) -> int:

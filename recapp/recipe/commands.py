@@ -120,6 +120,7 @@ class Results(Command):
     settings_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
     histories: dict[str, dict[str, str]] = field(default_factory=dict)
     columns: Positive = 4
+    lightgbm_python: str | None = None
     sizes: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
 
 

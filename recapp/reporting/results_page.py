@@ -29,6 +29,11 @@ trained on or chose anything by: the mean over seeds, and the range from the lea
 Samples/s is the rate of the median training step of one rank, and MB the largest memory of its
 process; both are means. Dense and tables are numbers of trained parameters."""
 
+TREES = """\
+The lines of lightgbm are of another program beside them: boosted trees over the numbers and, for
+each column of ids, the past share of positives and the past number of rows of its id; lists of ids
+are left out. Leaves and rounds were chosen on the last tenth of the training rows."""
+
 
 def table(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """Return a flat record for each line."""
@@ -84,6 +89,9 @@ def page_lines(lines: Sequence[Line], figures: Mapping[str, tuple[str, str]]) ->
     yield "# Results"
     yield ""
     yield from ABOUT.split("\n")
+    if any(line.model == "lightgbm" for line in lines):
+        yield ""
+        yield from TREES.split("\n")
     for log in dict.fromkeys(line.log for line in lines):
         here = [line for line in lines if line.log == log]
         yield ""
@@ -111,6 +119,7 @@ def _about_log(lines: Sequence[Line]) -> Iterator[str]:
     runs = [run for line in lines for run in line.runs]
     rows = dict.fromkeys((run["rows_train"], run["rows_val"]) for run in runs)
     said = "; ".join(f"{a:,} rows to train on, {b:,} to measure on" for a, b in rows)
+    runs = [run for run in runs if "chosen" not in run] or runs  # those of recapp
     every = [dict(override.split("=", 1) for override in run["overrides"]) for run in runs]
     common = [
         f"`{name}={value}`"
@@ -172,6 +181,9 @@ def _facts(lines: Sequence[Line]) -> Iterator[str]:
     for key in packages:
         values = dict.fromkeys(str(run[key]) for run in runs if key in run)
         yield f"- {key.removeprefix(VERSION)} {', '.join(values)}"
+    chosen = dict.fromkeys(f"{run['log']}: {run['chosen']}" for run in runs if "chosen" in run)
+    if chosen:
+        yield from _wrapped(f"- lightgbm, {'; '.join(chosen)}")
     hosts = dict.fromkeys(f"{run['processor']}, {run['cores']} cores" for run in runs)
     yield f"- {'; '.join(hosts)}; one rank"
     loads = [run["load"] for run in runs if run.get("load") is not None]

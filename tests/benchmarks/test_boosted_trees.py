@@ -1,0 +1,127 @@
+"""LightGBM beside the models: features without the own label, the grid, errors. LightGBM itself is
+a stand-in.
+"""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recapp.app.recipe_of_job import recipe_under
+from recapp.benchmarks import boosted_trees
+from recapp.dataset.target_statistics import PRIOR_ROWS, target_statistics
+from recapp.errors import ConfigError, LaunchError
+
+
+def slow_statistics(ids, labels):
+    """The same, row by row."""
+    mean = labels.mean()
+    found = np.zeros((len(ids), 2 * ids.shape[1]))
+    for row in range(len(ids)):
+        for k in range(ids.shape[1]):
+            before = [m for m in range(min(row, len(labels))) if ids[m, k] == ids[row, k]]
+            found[row, 2 * k] = np.log1p(len(before))
+            clicks = sum(labels[m] for m in before) + PRIOR_ROWS * mean
+            found[row, 2 * k + 1] = clicks / (len(before) + PRIOR_ROWS)
+    return found
+
+
+def test_statistics_are_of_earlier_training_rows_alone():
+    draw = np.random.default_rng(1)
+    ids = draw.integers(0, 4, (40, 2))
+    labels = draw.integers(0, 2, 30).astype(np.float32)
+    np.testing.assert_allclose(target_statistics(ids, labels), slow_statistics(ids, labels), 1e-6)
+    other = labels.copy()
+    other[7] = 1 - other[7]
+    changed = target_statistics(ids, other) - target_statistics(ids, labels)
+    # but for the mean label, which is a constant, a row before and the row itself see nothing
+    assert np.ptp(changed[:8, 1]) < 0.1 * abs(changed[8:, 1]).max()
+
+
+def test_auc_counts_ties_half():
+    scores = np.array([0.1, 0.5, 0.5, 0.9])
+    assert boosted_trees.auc(scores, np.array([0.0, 0, 1, 1])) == 0.875
+    assert boosted_trees.auc(scores, np.zeros(4)) is None
+    assert boosted_trees.log_loss(np.array([0.5, 1.0]), np.array([1.0, 1.0])) == pytest.approx(
+        np.log(2) / 2, abs=1e-6
+    )
+
+
+@pytest.fixture
+def log(tmp_path):
+    draw = np.random.default_rng(2)
+    columns = {f"I{k}": pa.array(draw.random(700)) for k in range(1, 14)}
+    columns["I2"] = pa.array([None if k % 2 else 3.0 for k in range(700)])
+    columns |= {f"C{k}": pa.array([f"{k % 7:x}" for k in range(700)]) for k in range(1, 27)}
+    columns["label"] = pa.array((draw.random(700) < 0.3).astype(np.int8))
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    return recipe_under(
+        "train",
+        ["dataset=criteo_kaggle", f"dataset.path={tmp_path}", "dataset.missing_flags=true"],
+    )
+
+
+def test_rows_are_split_as_training_splits_them_and_missing_numbers_are_missing(log):
+    dense, ids, labels, rows_train = boosted_trees.read_rows(log)
+    assert dense.shape == (700, 13) and ids.shape == (700, 26) and rows_train == 600
+    assert np.isnan(dense[1::2, 1]).all() and not np.isnan(dense[::2, 1]).any()
+    assert set(labels) == {0.0, 1.0}
+
+
+def test_the_grid_is_chosen_on_the_last_tenth_of_the_training_rows(log, tmp_path, monkeypatch):
+    seen = []
+
+    class Model:
+        def __init__(self, parameters, rounds):
+            leaves = parameters["num_leaves"]
+            self.best_iteration = rounds // leaves
+            self.best_score = {"valid_0": {"auc": 0.9 if leaves == 31 else 0.5}}
+
+        def predict(self, x):
+            return np.full(len(x), 0.25)
+
+    def train(parameters, data, rounds, **more):
+        seen.append((parameters["num_leaves"], parameters["seed"], len(data), rounds))
+        return Model(parameters, rounds)
+
+    stub = SimpleNamespace(
+        __version__="4",
+        train=train,
+        Dataset=lambda x, y, reference=None: x,
+        early_stopping=lambda *_, **__: None,
+    )
+    monkeypatch.setitem(sys.modules, "lightgbm", stub)
+    from recapp.benchmarks import lightgbm_worker
+
+    monkeypatch.setattr(lightgbm_worker, "lightgbm", stub)
+    arrays = boosted_trees.arrays_of(*boosted_trees.read_rows(log))
+    file = tmp_path / "rows.npz"
+    np.savez(file, **arrays)
+    found = lightgbm_worker.main(str(file), [1, 2])
+    assert [row[2] for row in seen[:3]] == [540] * 3 and len(arrays["y_last"]) == 60
+    rounds = lightgbm_worker.MOST_ROUNDS // 31
+    assert seen[3:] == [(31, 1, 600, rounds), (31, 2, 600, rounds)]
+    assert found["leaves"] == 31 and found["rounds"] == rounds
+    assert np.load(tmp_path / "rows_2.npy").shape == arrays["y_val"].shape == (100,)
+
+
+def test_a_python_without_lightgbm_is_refused(tmp_path):
+    boosted_trees.check_python(None)
+    with pytest.raises(ConfigError, match=r"lightgbm_python=/none: there is no such program"):
+        boosted_trees.check_python("/none")
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no module of that name >&2\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"cannot import lightgbm \(no module of that name\)"):
+        boosted_trees.check_python(str(python))
+
+
+def test_a_worker_that_fails_is_one_line(log, tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho out of memory >&2\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(LaunchError, match="lightgbm: failed: out of memory"):
+        boosted_trees.measure(str(python), log, [1])

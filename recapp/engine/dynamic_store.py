@@ -202,7 +202,8 @@ class DynamicStore(FloatRows):
         self._begin_state(slot_M)
 
     def _begin_state(self, slot_M: Tensor | slice) -> None:
-        """Write the initial optimiser state of rows."""
+        """Write the initial optimiser state of rows, which begin with the next step."""
+        self._begin_steps(slot_M)
         starts = self.rule.starts() if self.rule else ()
         for state, (_, _, start) in zip(self.state, starts, strict=True):
             state[slot_M] = start

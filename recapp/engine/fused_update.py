@@ -24,7 +24,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from recapp.engine.missed_steps import MissedSteps
 from recapp.engine.row_statistics import RowPieces, RowStatistics
+from recapp.engine.row_store import FloatRows
 from recapp.engine.state import EngineState
 from recapp.errors import ConfigError
 from recapp.kernels.links import Links, Scratch, offset_dtype, one_by_one
@@ -92,6 +94,11 @@ class FusedUpdate:
         self._in_flight: weakref.WeakSet[object] = weakref.WeakSet()
         self._waiting: list[list[tuple[Tensor, Tensor]]] = []
         self._scratch_G = [Scratch() for _ in state.stores]
+        device = state.comm.device
+        self._missed = [MissedSteps(r, device) if r.all_rows else None for r in rules]
+        for group, store in zip(state.layout.groups, state.stores, strict=True):
+            if rules and isinstance(store, FloatRows):
+                store.missed = self._missed[group.rule]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -194,6 +201,27 @@ class FusedUpdate:
         """
         if self._waiting and not self.deferred:
             self._end_step()
+
+    def complete(self) -> None:
+        """Finish the step, and bring all rows up to date: rules of all rows change rows that no id
+        touches. Rows may then be read and written whole.
+        """
+        self.finish_step()
+        for store in self.state.stores:
+            store.catch_up()
+        for missed in self._missed:
+            if missed is not None:
+                missed.forget()
+
+    def begin_at(self, updates: int) -> None:
+        """Take the rows as they are for those after a number of updates."""
+        self.complete()
+        self.updates = updates
+        for missed in self._missed:
+            if missed is not None:
+                missed.begin_at(updates)
+        for store in self.state.stores:
+            store.begin_at(updates)
 
     @torch.no_grad()
     def _end_step(self) -> None:
@@ -311,6 +339,9 @@ class FusedUpdate:
             state.stores, gradients_G, row_gradients_G, means_G, rate_G, strict=True
         ):
             store.update(gradients, links, row_U, mean_KU, rate)
+        for missed, rate in zip(self._missed, rates, strict=True):
+            if missed is not None:
+                missed.add(rate)
         for store in state.stores:
             store.settle(self.updates)
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from recapp.engine.missed_steps import MissedSteps
 from recapp.engine.row_average import RowAverage
 from recapp.kernels.backend import Backend
 from recapp.kernels.links import Links
@@ -23,6 +24,9 @@ from recapp.optim.rules import GRADIENT, Rate, RowRule
 from recapp.sharding.layout import Block, Layout, Piece
 from recapp.stored.rectangles import AVERAGE, RAW, WEIGHT
 from recapp.tables.initial import fill_initial
+
+STEPS = torch.int32
+"""The type of the number of steps that a row has taken."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,14 @@ class RowStore(nn.Module, ABC):
         dtype = self.group.dtype
         return self.backend.square_sums(gradients, self.width, links, dtype)[None]
 
+    def catch_up(self) -> None:
+        """Take the steps that rows have missed, before all rows are read or written. By default no
+        row misses a step.
+        """
+
+    def begin_at(self, steps: int) -> None:
+        """Take the rows for rows that have taken this number of steps."""
+
     def begin_anew(self, tables: Collection[str], epoch: int) -> None:
         """Give the rows of some tables the start values of an epoch, and their optimiser's state
         its start values. By default rows are only read, and stay.
@@ -228,6 +240,9 @@ class FloatRows(RowStore):
         group: The group of the rows, and the kernels that compute with them.
         rule: Optimiser of the rows; None for read-only rows.
         most: A function from the bytes of a row with its state to the largest number of rows.
+
+    Under a rule of all rows, `missed` has the steps that rows may have missed. Stores of one rule
+    share it; the fused update adds the steps.
     """
 
     def __init__(
@@ -238,10 +253,16 @@ class FloatRows(RowStore):
         self._kinds = rule.state if rule else ()
         stored = group.layout.groups[group.number].dtype
         widths = [self.width if kind == "element" else 1 for _, kind in self._kinds]
-        self.rows = most(self.width * stored.itemsize + sum(widths) * group.dtype.itemsize)
+        follows_steps = rule is not None and rule.all_rows
+        of_steps = STEPS.itemsize if follows_steps else 0
+        self.missed: MissedSteps | None = None
+        self.rows = most(
+            self.width * stored.itemsize + sum(widths) * group.dtype.itemsize + of_steps
+        )
         self._weights = RowMemory(self.rows, self.width, stored, group.device)
         self._state = [RowMemory(self.rows, n, group.dtype, group.device) for n in widths]
         self._average: RowAverage | None = None
+        self._steps = RowMemory(self.rows, 1, STEPS, group.device) if follows_steps else None
 
     @property
     def weights(self) -> Tensor:
@@ -293,9 +314,9 @@ class FloatRows(RowStore):
     @property
     def nbytes(self) -> StoreBytes:
         """Return the memory of the weights, and of the rule's state with the average."""
-        state = sum(memory.nbytes for memory in self._state)
+        held = self._state if self._steps is None else [*self._state, self._steps]
         average = 0 if self._average is None else self._average.nbytes
-        return StoreBytes(self._weights.nbytes, state + average)
+        return StoreBytes(self._weights.nbytes, sum(memory.nbytes for memory in held) + average)
 
     def _grow(self, rows: int) -> None:
         """Make room for a number of rows."""
@@ -303,6 +324,48 @@ class FloatRows(RowStore):
             memory.grow(rows)
         if self._average is not None:
             self._average.grow(rows)
+        if self._steps is not None:
+            before = self._steps.held
+            self._steps.grow(rows)
+            if self.missed is not None:
+                self._steps.rows[before:rows] = self.missed.now
+
+    @property
+    def steps(self) -> Tensor | None:
+        """Return the steps that each row has taken, [R]; None where no row misses a step."""
+        return None if self._steps is None else self._steps.rows[: self._weights.held].view(-1)
+
+    def _catch_up(self, row_N: Tensor | None) -> None:
+        """Take the missed steps of some rows, which may repeat; None: of all rows."""
+        steps = self.steps
+        missed = self.missed
+        if steps is None or missed is None or missed.now == missed.first:
+            return
+        assert self.rule is not None
+        self.backend.catch_up(
+            row_N,
+            steps,
+            self._weights.rows,
+            self.state,
+            self.group.dtype,
+            missed.rates_TK,
+            missed.first,
+            self.rule,
+        )
+
+    def catch_up(self) -> None:
+        """Take the missed steps of all rows (`RowStore.catch_up`)."""
+        self._catch_up(None)
+
+    def begin_at(self, steps: int) -> None:
+        """Set the steps of all rows (`RowStore.begin_at`)."""
+        if (held := self.steps) is not None:
+            held.fill_(steps)
+
+    def _begin_steps(self, rows: Tensor | slice) -> None:
+        """Make rows with start values begin with the next step."""
+        if (held := self.steps) is not None and self.missed is not None:
+            held[rows] = self.missed.now
 
     @property
     def example(self) -> Tensor:
@@ -312,7 +375,11 @@ class FloatRows(RowStore):
     def pool(
         self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False
     ) -> None:
-        """Sum rows along a sparse matrix (`RowStore.pool`)."""
+        """Sum rows along a sparse matrix (`RowStore.pool`). The rows catch up first, unless
+        their average is read.
+        """
+        if self._average is None or self._average.shown is None:
+            self._catch_up(links.index_N)
         self.backend.pool(
             self.weights.view(-1),
             self.width,
@@ -327,12 +394,15 @@ class FloatRows(RowStore):
     def update(
         self, gradients: Tensor, links: Links, row_U: Tensor, mean_U: Tensor | None, lr: Rate
     ) -> None:
-        """Train touched rows (`RowStore.update`)."""
+        """Train touched rows (`RowStore.update`). The rows catch up first."""
         assert self.rule is not None, "the fused update refuses tables without a rule"
         dtype = self.group.dtype
+        self._catch_up(row_U)
         self.backend.update(
             gradients, links, row_U, mean_U, self.weights, self.state, dtype, lr, self.rule
         )
+        if (steps := self.steps) is not None and self.missed is not None:
+            steps.index_fill_(0, row_U.long(), self.missed.now + 1)
 
     def squares(self, gradients: Tensor, links: Links, row_U: Tensor, lr: Rate) -> Tensor:
         """Sum the squares that the rule needs (`RowStore.squares`)."""
@@ -392,6 +462,7 @@ class FloatStore(FloatRows):
             if layout.tables[layout.strips[p.strip].table].name not in tables:
                 continue
             self._fill(p, self._seeds, epoch)
+            self._begin_steps(slice(p.base, p.base + len(p.rows)))
             for held, (_, _, start) in zip(self.state, self.rule.starts(), strict=True):
                 held[p.base : p.base + len(p.rows)] = start
 

@@ -37,7 +37,7 @@ from recapp.errors import ConfigError, PlanError
 from recapp.kernels.backend import backend as choose_backend
 from recapp.kernels.backend import slow_kernels_note
 from recapp.kernels.warm_up import report_compilation, warm_up
-from recapp.optim.named_rules import Rules, distinct_rules, rules_of
+from recapp.optim.named_rules import Rules, check_types, distinct_rules, rules_of
 from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block, make_layout
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -128,6 +128,7 @@ class ShardedTables(nn.Module):
         edges = [0, *accumulate(len(m.lookups) for m in self.members)]
         self._lookups = [range(*edge) for edge in pairwise(edges)]
         self.rules = with_parameters(rules_of(rule, [t.name for t in tables]), tables, plan)
+        check_types(self.rules, {t.name: t.data_type for t in tables})
         rules = distinct_rules(self.rules.values())
         numbers = {table: rules.index(of_table) for table, of_table in self.rules.items()}
         lookups = [x for m in self.members for x in m.lookups]
@@ -219,7 +220,7 @@ class ShardedTables(nn.Module):
     @updates.setter
     def updates(self, number: int) -> None:
         """Set the number of updates of the rows."""
-        self.update.updates = number
+        self.update.begin_at(number)
         for store in self.state.stores:
             store.settle(number)
 
@@ -270,7 +271,7 @@ class ShardedTables(nn.Module):
         """Move the average a share of the way towards the rows; 1 copies the rows. Every rank calls
         it between two steps.
         """
-        self.update.finish_step()
+        self.update.complete()
         for store in self.state.stores:
             store.update_average(weight)
 

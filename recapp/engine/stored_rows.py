@@ -20,8 +20,8 @@ class StoredRows:
 
     Args:
         state: The engine state of the tables.
-        update: The fused update of the tables. A step that waits for another lookup ends before
-            rows are read.
+        update: The fused update of the tables. Before rows are read, a step that waits for another
+            lookup ends, and all rows take the steps that they have missed.
     """
 
     def __init__(self, state: EngineState, update: FusedUpdate) -> None:
@@ -49,7 +49,7 @@ class StoredRows:
         """End the step, and return the number of rows in each run of the dynamic tables, over all
         ranks. The manifest of a checkpoint stores these numbers. Every rank calls it.
         """
-        self.update.finish_step()
+        self.update.complete()
         counts: RowsOfRuns = {}
         if self.dynamic_stores:
             here = [store.rows_of_runs() for store in self.dynamic_stores]
@@ -86,7 +86,7 @@ class StoredRows:
         Raises:
             CheckpointError: A table is dynamic only in the model, or only in the checkpoint.
         """
-        self.update.finish_step()
+        self.update.complete()
         for t in self.layout.tables:
             if table is None and t.dynamic is not None and t.name not in rows_of_runs:
                 raise CheckpointError(

@@ -204,6 +204,10 @@ class Rule(Protocol):
     def decay(self) -> float:
         """Decoupled weight decay: before the expression, w -= learning rate * decay * w."""
 
+    @property
+    def all_rows(self) -> bool:
+        """Whether the expression changes the rows that no id touched, too."""
+
 
 class Scratch:
     """Named arrays whose memory later batches use again.

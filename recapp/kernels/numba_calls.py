@@ -90,6 +90,15 @@ def touched(
     return *rows, state0, state1, float(decay), scalar(dtype, 0)
 
 
+def behind(
+    steps_R: Tensor, weights_RD: Tensor, state: Sequence[Tensor], dtype: torch.dtype
+) -> tuple[Any, ...]:
+    """Return the fields of `Behind`: the rows of a store with missed steps."""
+    none = array_or_empty(None, dtype)
+    state0, state1, *_ = [*(array(s.view(-1)) for s in state), none, none]
+    return array(steps_R), array(weights_RD.view(-1)), state0, state1, scalar(dtype, 0)
+
+
 def threads_of_torch() -> int:
     """Return the number of threads that torch uses, at most those of numba's pool."""
     return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))

@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recapp.kernels import numba_catch_up as missed
 from recapp.kernels import numba_integers as integers
 from recapp.kernels import numba_partition as partition
 from recapp.kernels import numba_row_statistics as statistics
 from recapp.kernels import numba_unique as unique_kernels
 from recapp.kernels import numba_vectors as vectors
+from recapp.kernels.catch_up import rows_behind
 from recapp.kernels.links import (
     Bags,
     Counts,
@@ -35,6 +37,7 @@ from recapp.kernels.numba_calls import (
     THREADS_FROM_ROWS,
     array,
     array_or_empty,
+    behind,
     matrix,
     past_caches,
     rate_argument,
@@ -579,6 +582,45 @@ class NumbaBackend:
         else:
             staged_for = width, vectors.updating, *made_for
             self._run_staged(staged_for, gradients, links, rows, rate, dtype)
+
+    def catch_up(
+        self,
+        row_N: Tensor | None,
+        steps_R: Tensor,
+        weights_RD: Tensor,
+        state: Sequence[Tensor],
+        dtype: torch.dtype,
+        rates_TK: Tensor,
+        first: int,
+        rule: Rule,
+    ) -> None:
+        """See the reference."""
+        threads = threads_of_torch()
+        span = first, first + len(rates_TK)
+        rows = len(steps_R) if row_N is None else len(row_N)
+        if rows < THREADS_FROM_ROWS:
+            threads = 1
+        if threads > 1 and row_N is not None:  # two threads may not have the same row
+            row_N = rows_behind(row_N, steps_R, span[1])
+            rows = len(row_N)
+        made_for = (
+            *(rule.step, tuple(rule.constants)),
+            *(len(state), rates_TK.shape[1], weights_RD.shape[1]),
+        )
+        arguments = (
+            array(steps_R if row_N is None else row_N),
+            behind(steps_R, weights_RD, state, dtype),
+            array(rates_TK.view(-1)),
+            span,
+        )
+        of_all = row_N is None
+        if threads == 1:
+            kernel = (missed.catch_up_all if of_all else missed.catch_up)(*made_for)
+            kernel(*arguments, 0, rows)
+        else:
+            make = missed.catch_up_all_on_threads if of_all else missed.catch_up_on_threads
+            numba.set_num_threads(threads)
+            make(*made_for)(*arguments, np.arange(threads + 1) * rows // threads)
 
     def _run_staged(
         self,

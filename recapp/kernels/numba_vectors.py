@@ -276,7 +276,7 @@ def staging(
     return staging
 
 
-def _bound(
+def bound_rule(
     step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...]
 ) -> Callable[..., Any]:
     """Return a rule's expression with its constants filled in, as kernels compile it."""
@@ -381,7 +381,7 @@ def updating(
         squares: Whether the rule squares other tensors than the gradient: then the means are given.
         width: The columns of the store.
     """
-    rule = _bound(step, constants)
+    rule = bound_rule(step, constants)
     total = summed(width)
     first_kind, second_kind = (*state, "none", "none")[:2]
     read0, write0 = held_row(first_kind, width)

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from recapp.kernels.catch_up import catch_up
 from recapp.kernels.constants import RUN_BITS, SQUARE_BLOCK
 from recapp.kernels.key_index import SortedIndex, find_sorted
 from recapp.kernels.links import (
@@ -586,6 +587,31 @@ class TorchBackend:
         new = rule.step(w_UD, grad_UD, mean, lr, torch.sqrt, *rule.constants, *s)
         for x, value in zip(held, new, strict=True):
             x.index_copy_(0, row_U, value.to(x.dtype))
+
+    def catch_up(
+        self,
+        row_N: Tensor | None,
+        steps_R: Tensor,
+        weights_RD: Tensor,
+        state: Sequence[Tensor],
+        dtype: torch.dtype,
+        rates_TK: Tensor,
+        first: int,
+        rule: Rule,
+    ) -> None:
+        """Take the missed steps of rows (`recapp/kernels/catch_up.py`).
+
+        Args:
+            row_N: Rows of the store, which may repeat; None: all rows.
+            steps_R: The steps that each row has taken, changed in place.
+            weights_RD: The rows of the store, changed in place.
+            state: The state tensors of the store, [R, D], changed in place.
+            dtype: The type of the arithmetic, fp32 or fp64.
+            rates_TK: The `lr` of each step, fp64.
+            first: The number of steps before those of `rates_TK`.
+            rule: The rule.
+        """
+        catch_up(row_N, steps_R, weights_RD, state, dtype, rates_TK, first, rule)
 
 
 def _sums(

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from recapp.kernels import triton_vectors as vectors
+from recapp.kernels.catch_up import rows_behind
 from recapp.kernels.links import Links, Rate, Rule, decay_of
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
@@ -113,6 +114,40 @@ class TritonBackend(TorchBackend):
                 vectors.device_function(rule.step),
                 vectors.sqrt,
                 vectors.RuleForm(len(rates), rule.decay > 0, kind0, kind1, rule.means > 0),
+                form,
+                enable_fp_fusion=False,
+            )
+
+    def catch_up(
+        self,
+        row_N: Tensor | None,
+        steps_R: Tensor,
+        weights_RD: Tensor,
+        state: Sequence[Tensor],
+        dtype: torch.dtype,
+        rates_TK: Tensor,
+        first: int,
+        rule: Rule,
+    ) -> None:
+        """See the reference. The device finds the rows, and the host waits for their number."""
+        now = first + len(rates_TK)
+        row_U = rows_behind(row_N, steps_R, now)
+        if not len(row_U):
+            return
+        form = vectors.form(weights_RD.shape[1], TYPES[dtype])
+        state0, state1, *_ = [*state, None, None]
+        with _current(weights_RD.device):
+            vectors.catch_up[triton.cdiv(len(row_U), form.BAGS),](
+                vectors.Touched(row_U, None, weights_RD, state0, state1),
+                steps_R,
+                rates_TK,
+                tuple(tl.constexpr(c) for c in rule.constants),
+                len(row_U),
+                first,
+                now,
+                vectors.device_function(rule.step),
+                vectors.sqrt,
+                vectors.RuleForm(rates_TK.shape[1], False, None, None, False),
                 form,
                 enable_fp_fusion=False,
             )

@@ -262,6 +262,12 @@ def _update(
         rate,
         rule,
     )
+    if rule.all_rows:
+        numbers = rate if isinstance(rate, tuple) else (rate,)
+        missed_TK = torch.tensor([numbers], dtype=torch.float64)
+        for read in (rows, None):
+            steps = torch.zeros(links.bags, dtype=torch.int32)
+            kernels.catch_up(read, steps, weights, state, dtype, missed_TK, 0, rule)
 
 
 def _zero() -> torch.Tensor:

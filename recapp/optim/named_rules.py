@@ -168,6 +168,26 @@ def _with_average(rule: RowRule) -> RowRule:
     return replace(rule, state=(*rule.state, ("average", "element")), start=start)
 
 
+def check_types(rules: Mapping[str, RowRule], type_of: Mapping[str, str]) -> None:
+    """Check that tables whose rows all take each step are stored in the type of the arithmetic.
+
+    Args:
+        rules: The row rule of each table by its name.
+        type_of: The data type of each table by its name.
+
+    Raises:
+        ConfigError: A table is stored in 16 bits. Its rows would be rounded after as many steps as
+            they have missed, which depends on when they are read.
+    """
+    for table, rule in rules.items():
+        if rule.all_rows and type_of[table] in ("fp16", "bf16"):
+            raise ConfigError(
+                f"optimizer.sparse.l2_all_rows: table {table} has data_type={type_of[table]}, and "
+                "rows that take several steps at once must be fp32 or fp64: set "
+                "tables.data_type=fp32, or leave l2_all_rows out"
+            )
+
+
 def distinct_rules(rules: Iterable[RowRule]) -> list[RowRule]:
     """Return each rule once, in the order of first appearance."""
     return list(dict.fromkeys(rules))
@@ -208,10 +228,13 @@ def make_rule(given: Mapping[str, Any], setting: str) -> RowRule:
     make = RULES.get(str(name))
     if make is None:
         raise ConfigError(f"{setting}.rule={name}: {suggest(str(name), RULES)}")
-    allowed = list(signature(make).parameters)
+    parameters = signature(make).parameters
+    allowed = list(parameters)
     numbers = {}
     for field, value in given.items():
-        if field == "rule":
+        if field == "rule" or (
+            value is None and field in parameters and parameters[field].default is None
+        ):
             continue
         if field not in allowed:
             raise ConfigError(

@@ -7,7 +7,7 @@ and for a GPU tile alike. That is why `sqrt` is an argument and constants are pl
 
 `mean_square` is the mean of g^2 over the WHOLE row of the logical table, summed in fp64, even where
 columns are cut. State is one number per row ("row") or one per weight ("element"). Rows that no id
-touched never change.
+touched never change, except by rules of *all rows*.
 
 A rule may read mean squares of other tensors than g, such as the weights and the update. A second
 expression of the old row computes these tensors before `step`:
@@ -18,6 +18,11 @@ expression of the old row computes these tensors before `step`:
 Strips of one row exchange all their sums of squares in one message. Weight decay is decoupled: w -=
 lr decay w on touched rows, before `step`. Rules whose formula has the decay in another place
 (LAMB, LARS) have it among their constants.
+
+A rule of all rows (`l2_all_rows`) computes what an optimiser of torch computes on a dense table
+with `weight_decay`: the gradient of L2, l2 w, is added to the gradient of every row in every step.
+A row that no id touched has a step with a gradient of zero. It takes such steps later, one after
+the other, when it is next read (`recapp/engine/missed_steps.py`).
 
 Sources: Duchi et al. 2011 (Adagrad); FBGEMM's EXACT_ROWWISE_ADAGRAD, PARTIAL_ROWWISE_ADAM, LAMB,
 PARTIAL_ROWWISE_LAMB and LARS_SGD; Kingma & Ba 2015 with rows only as in `torch.optim.SparseAdam`;
@@ -61,9 +66,11 @@ class RowRule:
         start: The start value of every state tensor; empty if all are 0.
         squares: The expression of the squared tensors; None squares the gradient.
         decay: Decoupled weight decay.
+        all_rows: Whether `step` changes the rows that no id touched, too: with a gradient of zero.
 
     Raises:
-        ConfigError: The learning rate is negative or no number.
+        ConfigError: The learning rate is negative or no number, or a rule of all rows has state or
+            statistics of whole rows.
     """
 
     name: str
@@ -76,11 +83,19 @@ class RowRule:
     start: tuple[float, ...] = ()
     squares: Expression | None = None
     decay: float = 0.0
+    all_rows: bool = False
 
     def __post_init__(self) -> None:
         is_number = isinstance(self.lr, int | float) and math.isfinite(self.lr)
         if not is_number or self.lr < 0:
             raise ConfigError(f"optimizer.sparse.lr={self.lr}: must be a number of at least 0")
+        of_rows = self.needs_row or self.squares or any(kind == "row" for _, kind in self.state)
+        if self.all_rows and (of_rows or self.decay):
+            raise ConfigError(
+                f"optimizer.sparse: the rule {self.name} takes the steps of all rows, and may have "
+                "neither state nor statistics of whole rows, nor weight_decay: use adam, adagrad, "
+                "momentum_sgd or sgd with l2_all_rows"
+            )
 
     @property
     def means(self) -> int:
@@ -115,8 +130,29 @@ def _check(**constants: float) -> None:
             raise ConfigError(f"optimizer.sparse.{name}={value}: must be {said}")
 
 
+def _check_l2(l2_all_rows: float | None, weight_decay: float) -> bool:
+    """Return whether the rule is one of all rows.
+
+    Raises:
+        ConfigError: L2 is negative or no number, or touched rows decay as well.
+    """
+    if l2_all_rows is None:
+        return False
+    _check(l2_all_rows=l2_all_rows)
+    if weight_decay:
+        raise ConfigError(
+            f"optimizer.sparse.weight_decay={weight_decay}: shrinks touched rows, and "
+            f"l2_all_rows={l2_all_rows} shrinks all rows: leave one of them out"
+        )
+    return True
+
+
 def _sgd(w, g, mean_square, lr, sqrt):
     return (w - lr * g,)
+
+
+def _sgd_of_all(w, g, mean_square, lr, sqrt, l2):
+    return (w - lr * (g + l2 * w),)
 
 
 def _momentum(w, g, mean_square, lr, sqrt, momentum, m):
@@ -124,7 +160,18 @@ def _momentum(w, g, mean_square, lr, sqrt, momentum, m):
     return w - lr * m, m
 
 
+def _momentum_of_all(w, g, mean_square, lr, sqrt, momentum, l2, m):
+    m = m * momentum + (g + l2 * w)
+    return w - lr * m, m
+
+
 def _adagrad(w, g, mean_square, lr, sqrt, eps, s):
+    s = s + g * g
+    return w - lr * g / (sqrt(s) + eps), s
+
+
+def _adagrad_of_all(w, g, mean_square, lr, sqrt, eps, l2, s):
+    g = g + l2 * w
     s = s + g * g
     return w - lr * g / (sqrt(s) + eps), s
 
@@ -144,6 +191,13 @@ def _adam(w, g, mean_square, lr, sqrt, beta1, beta2, eps, m, v):
     m = m + (g - m) * (1 - beta1)
     v = v + (g * g - v) * (1 - beta2)
     return w - lr[1] * m / (sqrt(v) + eps), m, v
+
+
+def _adam_of_all(w, g, mean_square, lr, sqrt, beta1, beta2, eps, l2, m, v):
+    g = g + l2 * w
+    m = m + (g - m) * (1 - beta1)
+    v = v + (g * g - v) * (1 - beta2)
+    return w - lr[1] * m / (sqrt(v) * lr[2] + eps), m, v
 
 
 def _partial_adam(w, g, mean_square, lr, sqrt, beta1, beta2, eps, m, v):
@@ -226,27 +280,36 @@ optimiser.
 """
 
 
-def sgd(lr: float = 0.1, weight_decay: float = 0.0) -> RowRule:
-    """Return the rule w -= lr g, equal to `torch.optim.SGD` on sparse gradients."""
+def sgd(lr: float = 0.1, weight_decay: float = 0.0, l2_all_rows: float | None = None) -> RowRule:
+    """Return the rule w -= lr g, equal to `torch.optim.SGD` on sparse gradients.
+
+    With a number as `l2_all_rows` it equals `torch.optim.SGD(weight_decay=l2_all_rows)` on a dense
+    table: w -= lr (g + l2 w), for all rows in each step.
+    """
     _check(weight_decay=weight_decay)
+    if _check_l2(l2_all_rows, weight_decay):
+        return RowRule("sgd", _sgd_of_all, lr, (float(l2_all_rows or 0),), all_rows=True)
     return RowRule("sgd", _sgd, lr, decay=weight_decay)
 
 
-def momentum_sgd(lr: float = 0.1, momentum: float = 0.9, weight_decay: float = 0.0) -> RowRule:
+def momentum_sgd(
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    l2_all_rows: float | None = None,
+) -> RowRule:
     """Return the rule m = momentum m + g; w -= lr m, on touched rows.
 
     It equals `torch.optim.SGD` with momentum if every step touches every row. The momentum of an
-    untouched row stays unchanged.
+    untouched row stays unchanged. With a number as `l2_all_rows` the rule equals
+    `torch.optim.SGD(momentum=momentum, weight_decay=l2_all_rows)` on a dense table.
     """
     _check(momentum=momentum, weight_decay=weight_decay)
-    return RowRule(
-        "momentum_sgd",
-        _momentum,
-        lr,
-        (momentum,),
-        (("momentum_buffer", "element"),),
-        decay=weight_decay,
-    )
+    state: tuple[tuple[str, Kind], ...] = (("momentum_buffer", "element"),)
+    if _check_l2(l2_all_rows, weight_decay):
+        constants = (momentum, float(l2_all_rows or 0))
+        return RowRule("momentum_sgd", _momentum_of_all, lr, constants, state, all_rows=True)
+    return RowRule("momentum_sgd", _momentum, lr, (momentum,), state, decay=weight_decay)
 
 
 def adagrad(
@@ -254,12 +317,25 @@ def adagrad(
     eps: float = 1e-10,
     initial_accumulator: float = 0.0,
     weight_decay: float = 0.0,
+    l2_all_rows: float | None = None,
 ) -> RowRule:
     """Return the rule s += g^2; w -= lr g / (sqrt(s) + eps), per weight.
 
-    It equals `torch.optim.Adagrad` on sparse gradients. s begins at `initial_accumulator`.
+    It equals `torch.optim.Adagrad` on sparse gradients. s begins at `initial_accumulator`. With a
+    number as `l2_all_rows` it equals `torch.optim.Adagrad(weight_decay=l2_all_rows)` on a dense
+    table.
     """
     _check(eps=eps, initial_accumulator=initial_accumulator, weight_decay=weight_decay)
+    if _check_l2(l2_all_rows, weight_decay):
+        return RowRule(
+            "adagrad",
+            _adagrad_of_all,
+            lr,
+            (eps, float(l2_all_rows or 0)),
+            (("sum", "element"),),
+            start=(initial_accumulator,) if initial_accumulator else (),
+            all_rows=True,
+        )
     return RowRule(
         "adagrad",
         _adagrad,
@@ -329,18 +405,29 @@ def adam(
     beta2: float = 0.999,
     eps: float = 1e-8,
     weight_decay: float = 0.0,
+    l2_all_rows: float | None = None,
 ) -> RowRule:
     """Return the rule of Adam on touched rows only.
 
-    It equals `torch.optim.SparseAdam`: the step number is the table's, not the row's.
+    It equals `torch.optim.SparseAdam`: the step number is the table's, not the row's. With a number
+    as `l2_all_rows` it equals `torch.optim.Adam(weight_decay=l2_all_rows)` on a dense table; with 0
+    there is no L2, and all rows follow their moments.
     """
     _check(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+    moments = _moments("element")
+    if _check_l2(l2_all_rows, weight_decay):
+
+        def rate_of_all(lr: float, t: int) -> Rate:
+            return lr, lr / (1 - beta1**t), 1 / math.sqrt(1 - beta2**t)
+
+        numbers = (beta1, beta2, eps, float(l2_all_rows or 0))
+        return RowRule("adam", _adam_of_all, lr, numbers, moments, rate=rate_of_all, all_rows=True)
 
     def rate(lr: float, t: int) -> Rate:
         return lr, lr * math.sqrt(1 - beta2**t) / (1 - beta1**t)
 
     constants = (beta1, beta2, eps)
-    return RowRule("adam", _adam, lr, constants, _moments("element"), rate=rate, decay=weight_decay)
+    return RowRule("adam", _adam, lr, constants, moments, rate=rate, decay=weight_decay)
 
 
 def partial_row_wise_adam(

@@ -13,6 +13,8 @@ from recapp.sharding.sharding_plan import Shard, ShardingPlan
 from recapp.tables.collections import compute_dtype
 from recapp.tables.config import EmbeddingConfig, IdRule
 
+STEPS_BYTES = 4  # the number of steps that a row has taken, under a rule of all rows
+
 
 @dataclass(frozen=True)
 class RankBytes:
@@ -37,6 +39,7 @@ def shard_bytes(
     elements = rows * len(shard.cols)
     per_state = {"row": rows, "element": elements}
     state = sum(per_state[kind] for _, kind in rule.state) * state_itemsize if rule else 0
+    state += rows * STEPS_BYTES if rule and rule.all_rows else 0
     found = rows * table.bytes_to_find_a_row
     return rows * row_bytes(table, len(shard.cols)) + found, state
 

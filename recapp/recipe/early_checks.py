@@ -266,6 +266,8 @@ def check_training(recipe: Train) -> None:
     schedule_of(recipe)
     if recipe.optimizer.restart_tables:
         _check_restarts(recipe)
+    if "l2_all_rows" in str(recipe.optimizer.sparse.plain()):
+        _check_types(recipe)
     if not started_externally():
         _check_memory(recipe)
         _check_shares(recipe)
@@ -278,6 +280,14 @@ def _check_restarts(recipe: Train) -> None:
     tables = recipe.all_tables
     patterns = of_all_members(dict.fromkeys(recipe.optimizer.restart_tables), tables)
     tables_that_restart(list(patterns), rules_of(recipe.rules, [table.name for table in tables]))
+
+
+def _check_types(recipe: Train) -> None:
+    """Check that tables whose rows all take each step have a type that allows it."""
+    from recapp.optim.named_rules import check_types, rules_of  # imports torch
+
+    types = {table.name: table.data_type for table in recipe.all_tables}
+    check_types(rules_of(recipe.rules, list(types)), types)
 
 
 def _check_memory(recipe: Train) -> None:

@@ -15,7 +15,7 @@ from recapp.kernels.constants import SQUARE_BLOCK
 from recapp.kernels.links import Bags, Links, Routes, Scratch
 from recapp.kernels.ragged import gather, group, runs, starts
 from recapp.kernels.reference import TorchBackend
-from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
+from recapp.optim.rules import adagrad, adam, momentum_sgd, rowwise_adagrad, sgd
 from recapp.sharding.sharding_types import COLUMN_WIDTH
 
 CPU = torch.device("cpu")
@@ -702,3 +702,78 @@ def test_without_its_package_a_forced_backend_is_an_error_and_the_reference_runs
     assert backend("auto", torch.device("cuda")).name == "torch"
     with pytest.raises(ConfigError, match=r"engine\.backend=triton: triton is not installed"):
         backend("triton", torch.device("cuda"))
+
+
+# ---- missed steps
+
+ALL_ROWS = [sgd(0.3, l2_all_rows=0.1), adam(0.1, 0.8, 0.95, l2_all_rows=0.1)]
+
+
+def with_missed_steps(rule, width, rows=24, dtype=torch.float32):
+    """Return rows that have taken 5 to 11 steps, some neighbours equally many, the weights and
+    state of these rows, and the rates of steps 6 to 11.
+    """
+    generator = torch.Generator().manual_seed(7)
+    steps_R = torch.randint(5, 12, (rows,), generator=generator, dtype=torch.int32)
+    steps_R[6:20] = 6
+    held = [torch.rand(rows, width, generator=generator).to(dtype) for _ in range(3)]
+    rates = [rule.rate_of(0.01 * t, t) for t in range(6, 12)]
+    numbers = [r if isinstance(r, tuple) else (r,) for r in rates]
+    rates_TK = torch.tensor(numbers, dtype=torch.float64)
+    return steps_R, held[: 1 + len(rule.state)], rates_TK, rates
+
+
+@pytest.mark.parametrize(
+    ("rule", "width", "dtype"),
+    [
+        (ALL_ROWS[1], 3, torch.float32),
+        (ALL_ROWS[0], 3, torch.float64),
+        *(
+            pytest.param(rule, width, dtype, marks=pytest.mark.full)
+            for rule in (*ALL_ROWS, momentum_sgd(0.1, l2_all_rows=0), adagrad(0.3, l2_all_rows=0.1))
+            for width, dtype in ((1, torch.float64), (16, torch.float32), (200, torch.float32))
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+@pytest.mark.parametrize("some", [True, False])
+def test_missed_steps_are_updates_with_gradients_of_zero_to_the_bit(
+    kernels, rule, width, dtype, some
+):
+    steps_R, held, rates_TK, rates = with_missed_steps(rule, width, dtype=dtype)
+    row_N = torch.tensor([3, 19, 3, 0, 23, 19], dtype=torch.int32) if some else None
+    expected = [each.clone() for each in held]
+    zeros = torch.zeros(width, dtype=dtype)
+    caught_up = torch.zeros(len(steps_R), dtype=torch.bool)
+    caught_up[row_N.long() if some else slice(None)] = True
+    for t, rate in enumerate(rates, 5):
+        row_U = (caught_up & (steps_R <= t)).nonzero().view(-1)
+        n = len(row_U)
+        links = Links(torch.zeros(n).int(), torch.arange(n + 1).int(), None, None, n)
+        kernels.update(
+            *(zeros, links, row_U, None, expected[0], expected[1:], dtype), *(rate, rule)
+        )
+    before = steps_R.clone()
+    kernels.catch_up(row_N, steps_R, held[0], held[1:], dtype, rates_TK, 5, rule)
+    for found, wanted in zip(held, expected, strict=True):
+        assert torch.equal(found, wanted)
+    assert torch.equal(steps_R, torch.where(caught_up, 11, before))
+
+
+@pytest.mark.parametrize("some", [True, False])
+def test_several_threads_take_the_missed_steps_of_one(cpu_kernels, some):
+    rule = ALL_ROWS[1]
+    row_N = torch.randint(0, 5000, (6000,)).int() if some else None
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            steps_R, held, rates_TK, _ = with_missed_steps(rule, 16, rows=5000)
+            cpu_kernels.catch_up(
+                row_N, steps_R, held[0], held[1:], torch.float32, rates_TK, 5, rule
+            )
+            found.append((steps_R, *held))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -1,0 +1,189 @@
+"""The missed steps of rows, compiled: a row takes them in registers, and is read and written once
+(`recapp/kernels/catch_up.py`).
+
+One step waits for the results of the step before it, about 60 cycles for Adam. So neighbouring rows
+that have taken equally many steps, such as the rows that no id ever touched, take theirs together,
+as one wide row: several rows cost the time of one.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from recapp.kernels.numba_cache import inlined
+from recapp.kernels.numba_partition import on_one_thread, on_threads
+from recapp.kernels.numba_vectors import bound_rule
+from recapp.kernels.simd import get, load, prefetch, put, store, zeros
+
+COLUMNS_TOGETHER = 32  # of rows that take their steps together
+ROWS_AHEAD = 6  # rows are prefetched this many rows before their steps
+
+
+class Behind(NamedTuple):
+    """The rows of a store with missed steps.
+
+    Args:
+        steps: The steps that each row has taken.
+        weights: The weights of the store.
+        state0: The first state tensor of the rule; empty where it has none.
+        state1: The second state tensor.
+        like: Any number in the type of the arithmetic.
+    """
+
+    steps: Any
+    weights: Any
+    state0: Any
+    state1: Any
+    like: Any
+
+
+@lru_cache(None)
+def rate_at(rates: int) -> Callable[..., Any]:
+    """Return the function that reads the `lr` of a step: a number, or a tuple of numbers."""
+    if rates == 1:
+
+        @inlined(rates)
+        def rate_at(rates_N: Any, t: Any) -> Any:
+            return get(rates_N, t)
+
+    elif rates == 2:
+
+        @inlined(rates)
+        def rate_at(rates_N: Any, t: Any) -> Any:
+            return get(rates_N, 2 * t), get(rates_N, 2 * t + 1)
+
+    else:
+
+        @inlined(rates)
+        def rate_at(rates_N: Any, t: Any) -> Any:
+            return get(rates_N, 3 * t), get(rates_N, 3 * t + 1), get(rates_N, 3 * t + 2)
+
+    return rate_at
+
+
+@lru_cache(None)
+def advancing(
+    step: Callable[..., tuple[Any, ...]],
+    constants: tuple[float, ...],
+    state: int,
+    rates: int,
+    columns: int,
+) -> Callable[..., None]:
+    """Return the function that takes the steps begin .. end of the numbers at .. at + columns.
+
+    Args:
+        step: The rule's expression.
+        constants: The constants of the rule.
+        state: The number of state tensors, at most two.
+        rates: The numbers of the `lr` of a step.
+        columns: The columns of the rows that take the steps.
+    """
+    rule = bound_rule(step, constants)
+    read = rate_at(rates)
+
+    @inlined(step, constants, state, rates, columns)
+    def advancing(b: Behind, rates_N: Any, at: Any, begin: Any, end: Any) -> None:
+        zero = zeros(b.like, columns)
+        w = load(b.weights, at, b.like, columns)
+        if state == 0:
+            for t in range(begin, end):
+                (w,) = rule(w, zero, b.like, read(rates_N, t), ())
+        elif state == 1:
+            e = load(b.state0, at, b.like, columns)
+            for t in range(begin, end):
+                w, e = rule(w, zero, b.like, read(rates_N, t), (e,))
+            store(b.state0, at, e)
+        else:
+            e = load(b.state0, at, b.like, columns)
+            f = load(b.state1, at, b.like, columns)
+            for t in range(begin, end):
+                w, e, f = rule(w, zero, b.like, read(rates_N, t), (e, f))
+            store(b.state0, at, e)
+            store(b.state1, at, f)
+        store(b.weights, at, w)
+
+    return advancing
+
+
+@lru_cache(None)
+def catching_up(
+    step: Callable[..., tuple[Any, ...]],
+    constants: tuple[float, ...],
+    state: int,
+    rates: int,
+    width: int,
+) -> Callable[..., None]:
+    """Return the function that takes the missed steps of the rows row_N[first] .. row_N[last].
+
+    Args:
+        step: As for `advancing`, like `constants`, `state` and `rates`.
+        constants: The constants of the rule.
+        state: The number of state tensors.
+        rates: The numbers of the `lr` of a step.
+        width: The columns of the store.
+    """
+    advance = advancing(step, constants, state, rates, width)
+
+    @inlined(step, constants, state, rates, width)
+    def catching_up(
+        row_N: Any, behind: Any, rates_N: Any, span: Any, first: Any, last: Any
+    ) -> None:
+        b = Behind(*behind)
+        begin, now = span
+        for n in range(first, last):
+            if n + ROWS_AHEAD < last:
+                soon = int(get(row_N, n + ROWS_AHEAD))
+                prefetch(b.steps, soon, 1)
+            row = int(get(row_N, n))
+            taken = int(get(b.steps, row))
+            if taken < now:
+                advance(b, rates_N, row * width, taken - begin, now - begin)
+                put(b.steps, row, now)
+
+    return catching_up
+
+
+@lru_cache(None)
+def catching_up_all(
+    step: Callable[..., tuple[Any, ...]],
+    constants: tuple[float, ...],
+    state: int,
+    rates: int,
+    width: int,
+) -> Callable[..., None]:
+    """Return the function that takes the missed steps of the rows first .. last of the store.
+    Arguments as for `catching_up`; the kernel reads no row numbers.
+    """
+    rows = max(COLUMNS_TOGETHER // width, 1)
+    advance = advancing(step, constants, state, rates, width)
+    advance_all = advancing(step, constants, state, rates, rows * width)
+
+    @inlined(step, constants, state, rates, width)
+    def catching_up_all(
+        row_N: Any, behind: Any, rates_N: Any, span: Any, first: Any, last: Any
+    ) -> None:
+        b = Behind(*behind)
+        begin, now = span
+        row = first
+        while row < last:
+            taken = int(get(b.steps, row))
+            end = row + 1
+            while end < min(row + rows, last) and int(get(b.steps, end)) == taken:
+                end += 1
+            if taken < now:
+                if end == row + rows:
+                    advance_all(b, rates_N, row * width, taken - begin, now - begin)
+                else:
+                    for each in range(row, end):
+                        advance(b, rates_N, each * width, taken - begin, now - begin)
+                for each in range(row, end):
+                    put(b.steps, each, now)
+            row = end
+
+    return catching_up_all
+
+
+catch_up = on_one_thread(catching_up)
+catch_up_on_threads = on_threads(catching_up)
+catch_up_all = on_one_thread(catching_up_all)
+catch_up_all_on_threads = on_threads(catching_up_all)

@@ -127,8 +127,7 @@ class ShardedTables(nn.Module):
         self.members = tuple(members or (Member(lookups_of(tables)),))
         edges = [0, *accumulate(len(m.lookups) for m in self.members)]
         self._lookups = [range(*edge) for edge in pairwise(edges)]
-        self.rules = with_parameters(rules_of(rule, [t.name for t in tables]), tables, plan)
-        check_types(self.rules, {t.name: t.data_type for t in tables})
+        self.rules = _rules(rule, tables, plan)
         rules = distinct_rules(self.rules.values())
         numbers = {table: rules.index(of_table) for table, of_table in self.rules.items()}
         lookups = [x for m in self.members for x in m.lookups]
@@ -452,6 +451,19 @@ class ShardedTables(nn.Module):
         self.header.wanted_W = [self.header.wanted]
         held = self.state.outputs.of_members(parts, output)
         return _Result(features, held, rows, set(), self.updates, False)
+
+
+def _rules(
+    rule: Rules | None, tables: Sequence[EmbeddingConfig], plan: ShardingPlan
+) -> dict[str, RowRule]:
+    """Return the rule of each table; empty for read-only tables.
+
+    Raises:
+        ConfigError: A rule does not fit a table.
+    """
+    rules = with_parameters(rules_of(rule, [t.name for t in tables]), tables, plan)
+    check_types(rules, {t.name: t.data_type for t in tables})
+    return rules
 
 
 def _store(group: StoredGroup, rule: RowRule | None, seeds: Mapping[str, int]) -> RowStore:

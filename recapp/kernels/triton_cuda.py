@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from recapp.kernels import triton_catch_up as missed
 from recapp.kernels import triton_vectors as vectors
 from recapp.kernels.catch_up import rows_behind
 from recapp.kernels.links import Links, Rate, Rule, decay_of
@@ -137,7 +138,7 @@ class TritonBackend(TorchBackend):
         form = vectors.form(weights_RD.shape[1], TYPES[dtype])
         state0, state1, *_ = [*state, None, None]
         with _current(weights_RD.device):
-            vectors.catch_up[triton.cdiv(len(row_U), form.BAGS),](
+            missed.catch_up[triton.cdiv(len(row_U), form.BAGS),](
                 vectors.Touched(row_U, None, weights_RD, state0, state1),
                 steps_R,
                 rates_TK,

@@ -373,7 +373,8 @@ def square_sums(source, matrix, total, bags, F: tl.constexpr):
 
 
 @triton.jit
-def _read(held, row_B, there_B, column_C, F: tl.constexpr, KIND: tl.constexpr):
+def read_rows(held, row_B, there_B, column_C, F: tl.constexpr, KIND: tl.constexpr):
+    """Return the weights or the state of a tile of rows."""
     if KIND == "row":
         return tl.load(held + row_B, mask=there_B, other=0.0).to(F.DTYPE)[:, None]
     else:
@@ -385,7 +386,8 @@ def _read(held, row_B, there_B, column_C, F: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
-def _write(held, value, row_B, there_B, column_C, F: tl.constexpr, KIND: tl.constexpr):
+def write_rows(held, value, row_B, there_B, column_C, F: tl.constexpr, KIND: tl.constexpr):
+    """Write the weights or the state of a tile of rows."""
     if KIND == "row":
         tl.store(held + row_B[:, None], value, mask=there_B[:, None])
     else:
@@ -444,96 +446,23 @@ def update(
         column_C = first + tl.arange(0, COLUMNS)
         if F.WIDTH > F.COLUMNS or t.mean is not None or not R.NEEDS_ROW:
             grad_BC = _sums(source, matrix, bag_B, there_B, column_C, column_C < F.WIDTH, F)
-        old_BC = _read(t.held, row_B, there_B, column_C, F, "element")
+        old_BC = read_rows(t.held, row_B, there_B, column_C, F, "element")
         if R.DECAYS:
             old_BC = old_BC - tl.full([1, 1], decay, F.DTYPE) * old_BC
         if t.state0 is None:
             new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants)
         elif t.state1 is None:
-            first_state = _read(t.state0, row_B, there_B, column_C, F, R.KIND0)
+            first_state = read_rows(t.state0, row_B, there_B, column_C, F, R.KIND0)
             new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants, first_state)
         else:
-            first_state = _read(t.state0, row_B, there_B, column_C, F, R.KIND0)
-            second_state = _read(t.state1, row_B, there_B, column_C, F, R.KIND1)
+            first_state = read_rows(t.state0, row_B, there_B, column_C, F, R.KIND0)
+            second_state = read_rows(t.state1, row_B, there_B, column_C, F, R.KIND1)
             new = STEP(
                 old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants, first_state, second_state
             )
         tl.debug_barrier()  # all threads must have read the values that one of them overwrites now
-        _write(t.held, new[0], row_B, there_B, column_C, F, "element")
+        write_rows(t.held, new[0], row_B, there_B, column_C, F, "element")
         if t.state0 is not None and (R.KIND0 == "element" or first + F.COLUMNS >= F.WIDTH):
-            _write(t.state0, new[1], row_B, there_B, column_C, F, R.KIND0)
+            write_rows(t.state0, new[1], row_B, there_B, column_C, F, R.KIND0)
         if t.state1 is not None and (R.KIND1 == "element" or first + F.COLUMNS >= F.WIDTH):
-            _write(t.state1, new[2], row_B, there_B, column_C, F, R.KIND1)
-
-
-@triton.jit(do_not_specialize=["rows", "first", "now"])
-def catch_up(
-    t,
-    steps,
-    rates,
-    constants,
-    rows,
-    first,
-    now,
-    STEP: tl.constexpr,
-    SQRT: tl.constexpr,
-    R: tl.constexpr,
-    F: tl.constexpr,
-):
-    """Take the missed steps of distinct rows, up to step `now`: steps with a gradient of zero.
-
-    A tile of rows takes the steps from that of its row with the fewest on; a row that has taken a
-    step keeps its values. The rates of step first + i are rates[i * RATES : +RATES].
-    """
-    bag_B = tl.program_id(0) * F.BAGS + tl.arange(0, F.BAGS)
-    there_B = bag_B < rows
-    row_B = tl.load(t.row + bag_B, mask=there_B, other=0).to(tl.int64)
-    begin_B = tl.load(steps + row_B, mask=there_B, other=now).to(tl.int32)
-    begin = tl.min(begin_B, 0)
-    WIDTH: tl.constexpr = F.WIDTH
-    COLUMNS: tl.constexpr = F.COLUMNS
-    for column in tl.static_range(0, WIDTH, COLUMNS):
-        column_C = column + tl.arange(0, COLUMNS)
-        w_BC = _read(t.held, row_B, there_B, column_C, F, "element")
-        zero_BC = tl.zeros_like(w_BC)
-        zero_B1 = tl.zeros_like(begin_B).to(F.DTYPE)[:, None]
-        first_BC = zero_BC
-        second_BC = zero_BC
-        if t.state0 is not None:
-            first_BC = _read(t.state0, row_B, there_B, column_C, F, "element")
-        if t.state1 is not None:
-            second_BC = _read(t.state1, row_B, there_B, column_C, F, "element")
-        for step in range(begin, now):
-            at = (step - first) * R.RATES
-            lr = tl.load(rates + at).to(F.DTYPE)
-            if R.RATES == 1:
-                rate = tl.full([1, 1], lr, F.DTYPE)
-            elif R.RATES == 2:
-                lr1 = tl.load(rates + at + 1).to(F.DTYPE)
-                rate = (tl.full([1, 1], lr, F.DTYPE), tl.full([1, 1], lr1, F.DTYPE))
-            else:
-                lr1 = tl.load(rates + at + 1).to(F.DTYPE)
-                lr2 = tl.load(rates + at + 2).to(F.DTYPE)
-                rate = (
-                    tl.full([1, 1], lr, F.DTYPE),
-                    tl.full([1, 1], lr1, F.DTYPE),
-                    tl.full([1, 1], lr2, F.DTYPE),
-                )
-            takes_B1 = (begin_B <= step)[:, None]
-            if t.state0 is None:
-                new = STEP(w_BC, zero_BC, zero_B1, rate, SQRT, *constants)
-            elif t.state1 is None:
-                new = STEP(w_BC, zero_BC, zero_B1, rate, SQRT, *constants, first_BC)
-                first_BC = tl.where(takes_B1, new[1], first_BC)
-            else:
-                new = STEP(w_BC, zero_BC, zero_B1, rate, SQRT, *constants, first_BC, second_BC)
-                first_BC = tl.where(takes_B1, new[1], first_BC)
-                second_BC = tl.where(takes_B1, new[2], second_BC)
-            w_BC = tl.where(takes_B1, new[0], w_BC)
-        _write(t.held, w_BC, row_B, there_B, column_C, F, "element")
-        if t.state0 is not None:
-            _write(t.state0, first_BC, row_B, there_B, column_C, F, "element")
-        if t.state1 is not None:
-            _write(t.state1, second_BC, row_B, there_B, column_C, F, "element")
-    tl.debug_barrier()  # all threads must have read the steps that one of them overwrites now
-    tl.store(steps + row_B, tl.zeros_like(begin_B) + now, mask=there_B)
+            write_rows(t.state1, new[2], row_B, there_B, column_C, F, R.KIND1)

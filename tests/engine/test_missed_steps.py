@@ -222,6 +222,29 @@ def test_rows_of_dynamic_tables_take_the_steps_since_they_exist():
             torch.testing.assert_close(found[True][key], found[False][key] * shrunk)
 
 
+def test_an_average_of_the_rows_has_their_missed_steps():
+    dense = DenseRun(DENSE_ADAM)
+    made = make_plan("table_wise", TABLES, 1)
+    collection = shard_bags(TABLES, made, Comm(), ADAM, 1, "torch")
+    collection.shared.keep_average()
+    average = {name: weight.detach().clone() for name, weight in dense.weights.items()}
+    for step in range(4):
+        batch = batch_of(TABLES, 3, step, **FEW)
+        loss_of(collection(batch).values(), HEAD).mean().backward()
+        dense.step([batch], ADAM.lr)
+        share = 0.3 if step else 1.0
+        collection.shared.update_average(share)
+        for name, weight in dense.weights.items():
+            average[name].lerp_(weight.detach(), share)
+    collection.shared.show_average(True)
+    other = batch_of(TABLES, 5, 99)
+    with torch.no_grad():
+        found = collection(other).values()
+        for name, weight in dense.weights.items():
+            weight.copy_(average[name])
+        torch.testing.assert_close(found, dense.model(other).values(), **CLOSE)
+
+
 @pytest.mark.parametrize("half", ["fp16", "bf16"])
 def test_rows_of_16_bits_are_refused(half):
     tables = make_tables(data_type=half)

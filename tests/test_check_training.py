@@ -48,6 +48,10 @@ def line(tmp_path, monkeypatch, capfd):
                 [f"{CHECKPOINT}.monitor=val_loss"],
                 f"set {CHECKPOINT}.monitor=val_log_loss {CHECKPOINT}.mode=min",
             ),
+            (
+                ["optimizer=adam", "+optimizer.sparse.l2_all_rows=1e-6", "tables.data_type=bf16"],
+                "optimizer.sparse.l2_all_rows: table C1 has data_type=bf16, and rows that take",
+            ),
             (["optimizer.restart_tables=['D*']"], "optimizer.restart_tables: D*: no such table"),
             ([f"{CHECKPOINT}.monitor=val_log_loss"], f"{CHECKPOINT}.mode=max: a smaller val_log_"),
             (

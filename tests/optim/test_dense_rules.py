@@ -1,5 +1,7 @@
 """Rules that torch has no optimiser for equal their definition on touched rows of a dense table."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from optim.dense_rules import CASES, DENSE, DenseRule, rule_of_case
@@ -7,8 +9,16 @@ from optim.dense_rules import CASES, DENSE, DenseRule, rule_of_case
 from recapp.errors import ConfigError
 from recapp.kernels.links import Links
 from recapp.kernels.reference import TorchBackend
-from recapp.optim.named_rules import RULES
-from recapp.optim.rules import adagrad, ftrl, lamb, lars_sgd, momentum_sgd
+from recapp.optim.named_rules import RULES, make_rule
+from recapp.optim.rules import (
+    adagrad,
+    adam,
+    ftrl,
+    lamb,
+    lars_sgd,
+    momentum_sgd,
+    rowwise_adagrad,
+)
 
 R = 9
 D = 4
@@ -124,9 +134,26 @@ def test_ftrl_makes_exact_zeros_and_survives_a_rate_of_zero():
         ("sgd", {"weight_decay": -0.1}, "sparse.weight_decay=-0.1: must be a number of at least 0"),
         ("adagrad", {"initial_accumulator": -1}, "sparse.initial_accumulator=-1: must be a number"),
         ("ftrl", {"l1": -0.1}, "sparse.l1=-0.1: must be a number of at least 0"),
+        ("adam", {"l2_all_rows": -1.0}, "sparse.l2_all_rows=-1.0: must be a number of at least 0"),
+        (
+            "sgd",
+            {"l2_all_rows": 0.1, "weight_decay": 0.2},
+            "sparse.weight_decay=0.2: shrinks touched rows, and l2_all_rows=0.1 shrinks all rows",
+        ),
         ("lamb", {"beta1": 1.0}, "sparse.beta1=1.0: must be from 0 to less than 1"),
     ],
 )
 def test_numbers_that_no_update_can_have_are_refused(name, fields, message):
     with pytest.raises(ConfigError, match=message):
         RULES[name](**fields)
+
+
+@pytest.mark.parametrize("rule", [rowwise_adagrad(), lamb(), adam(weight_decay=0.1)])
+def test_only_rules_of_single_weights_take_the_steps_of_all_rows(rule):
+    with pytest.raises(ConfigError, match=f"the rule {rule.name} takes the steps of all rows, and"):
+        replace(rule, all_rows=True)
+
+
+def test_a_table_may_take_l2_of_all_rows_back():
+    settings = {"rule": "adam", "lr": 0.1, "l2_all_rows": None}
+    assert make_rule(settings, "optimizer.sparse.tables.C1") == adam(0.1)

@@ -77,7 +77,7 @@ def test_fused_params_are_a_rule(given, rule):
             {"eta": 0.1},
             r"fused_params\['eta'\]: EXACT_SGD reads optimizer, learning_rate, weight_d",
         ),
-        ({"eps": 1e-3}, "EXACT_SGD reads optimizer, learning_rate, weight_decay; leave it out"),
+        ({"eps": 1e-3}, "EXACT_SGD reads optimizer, learning_rate, weight_decay, l2_all_rows;"),
         ({"stochastic_rounding": True}, r"fused_params\['stochastic_rounding'\]"),
     ],
 )

@@ -243,6 +243,8 @@ class _Exporter:
                 "sparse": list(schema.sparse),
                 "text": {name: str(schema.text_ids(name)) for name in schema.sparse},
                 "transform": self.recipe.dataset.dense_transform,
+                **_lists_of("times", "unit", schema.times),
+                **_lists_of("vectors", "width", schema.vectors),
                 **self._derived(files),
             },
             "lookups": _lookups(self._model()),
@@ -341,6 +343,12 @@ def _made(snapshot: Checkpoint) -> dict[str, Any]:
         "identity": f"{manifest.identity:08x}",
         "step": manifest.step,
     }
+
+
+def _lists_of(entry: str, key: str, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry of the features for columns with a value each, if there are any."""
+    lines = [{"name": name, key: value} for name, value in columns.items()]
+    return {entry: lines} if lines else {}
 
 
 def _lookups(model: nn.Module) -> list[dict[str, Any]]:

@@ -127,6 +127,8 @@ def _instead(arrow_type: pa.DataType, use: str) -> str:
     """
     if use == "label":
         return "; write a column of 0 and 1"
+    if use in ("time", "vector"):
+        return ""
     holds_ids = use == "sparse feature"
     plain = id_type(arrow_type) if holds_ids else value_type(arrow_type)
     for fits, advice in _ADVICE:
@@ -156,6 +158,15 @@ def check_types(
         if use == "sparse feature":
             wanted = "integers, text, or lists of those"
             good = is_id(id_type(own_type))
+        elif use == "time":
+            wanted = "timestamps, dates, or whole numbers"
+            good = is_id(arrow_type) or pt.is_timestamp(arrow_type) or pt.is_date(arrow_type)
+        elif use == "vector":
+            wanted = "lists of numbers"
+            inner = id_type(own_type)
+            good = pt.is_null(arrow_type) or (
+                is_list(arrow_type) and (is_number(inner) or pt.is_null(inner))
+            )
         else:
             wanted = "numbers, or strings that spell numbers"
             good = is_number(arrow_type) or is_text(arrow_type) or pt.is_null(arrow_type)
@@ -166,6 +177,6 @@ def check_types(
             )
         if pt.is_fixed_size_list(arrow_type) and arrow_type.list_size == 0:
             raise DataError(
-                f"{file}: column {column} (sparse feature {name}) has type {arrow_type}, lists "
-                "of no ids, which Arrow cannot read; write it as list or leave it out"
+                f"{file}: column {column} ({use} {name}) has type {arrow_type}, lists "
+                "of no values, which Arrow cannot read; write it as list or leave it out"
             )

@@ -25,6 +25,8 @@ from recapp.dataset.decode import (
     decode_ids,
     decode_labels,
     decode_numbers,
+    decode_times,
+    decode_vectors,
 )
 from recapp.dataset.derive import Columns
 from recapp.dataset.rows import Bags, Float32Array, Int64Array, Rows, join
@@ -224,9 +226,20 @@ class Collate:
         targets_NT = np.empty((record_batch.num_rows, len(schema.targets)), dtype=np.float32)
         for number, name in enumerate(schema.targets):
             targets_NT[:, number] = chunk.decoded_column(name, self._target_decoder(name))
+        vectors = [
+            chunk.decoded_column(name, partial(decode_vectors, width=width))
+            for name, width in schema.vectors.items()
+        ]
         if derives:
-            return self._derived(dense_NI, targets_NT, ids_NS, bags)
-        return Rows(DENSE_TRANSFORMS[self.transform](dense_NI), targets_NT, ids_NS, bags)
+            times = {
+                name: chunk.decoded_column(name, partial(decode_times, unit=unit))
+                for name, unit in schema.times.items()
+            }
+            return self._derived(dense_NI, targets_NT, ids_NS, bags, times, vectors)
+        numbers_NI = DENSE_TRANSFORMS[self.transform](dense_NI)
+        if vectors:
+            numbers_NI = np.column_stack([numbers_NI, *vectors])
+        return Rows(numbers_NI, targets_NT, ids_NS, bags)
 
     def numbers(
         self, record_batch: pa.RecordBatch, columns: dict[str, str], path: str, rows_N: Int64Array
@@ -244,19 +257,22 @@ class Collate:
         targets_NT: Float32Array,
         ids_NS: Int64Array,
         bags: tuple[Bags, ...],
+        times: dict[str, Int64Array],
+        vectors: Sequence[Float32Array],
     ) -> Rows:
-        """Return rows with the derived columns behind the decoded ones."""
+        """Return rows with the derived columns behind the decoded ones, and then the vectors."""
         schema = self.schema
         columns = Columns(
             dict(zip(schema.dense, numbers_NI.T, strict=True)),
             dict(zip(self.singles, ids_NS.T, strict=True)),
             dict(zip((name for name in schema.sparse if name in self.bags), bags, strict=True)),
+            times,
         )
         columns.derive(schema.derived)
         known_NI = np.nan_to_num(numbers_NI, copy=True, nan=0.0)
-        more = [columns.numbers[name] for name in schema.numbers[len(schema.dense) :]]
+        more = [columns.numbers[c.name] for c in schema.derived if c.is_new_number]
         return Rows(
-            np.column_stack([DENSE_TRANSFORMS[self.transform](known_NI), *more]),
+            np.column_stack([DENSE_TRANSFORMS[self.transform](known_NI), *more, *vectors]),
             targets_NT,
             np.column_stack([columns.ids[name] for name in self.single_features])
             if self.single_features

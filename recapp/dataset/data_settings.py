@@ -14,6 +14,10 @@ SCORE = "score"
 """The column of the scores."""
 ROWS_PER_BATCH = 4096
 Pieces = Annotated[int, Within(1, 1024)]
+VectorWidth = Annotated[int, Within(1, 65_536)]
+Period = Annotated[float, Within(1e-30, 1e30)]
+TimeUnit = Literal["s", "ms", "us", "ns"]
+TimeFeature = Literal["hour", "weekday", "day", "week"]
 BucketRule = Literal["log"] | Annotated[int, Within(2, 65_536)]
 
 
@@ -61,6 +65,13 @@ class DataSettings:
         crosses: The columns of ids that are hashed together to a further id.
         min_frequency: The least frequency in the training rows of ids with a row of their own, for
             all features or by feature.
+        times: The columns of timestamps, which are no features of their own, and the unit of their
+            whole numbers since 1970 (UTC); timestamps of Arrow have a unit of their own.
+        time_features: What is computed of each of them: `hour` and `weekday` are ids, `day` and
+            `week` a sine and a cosine of the time of day and of the week.
+        periodic: The period of dense columns that also give a sine and a cosine.
+        vectors: The columns of lists of numbers, such as embeddings made elsewhere, and the length
+            of their lists; each number is one more of the model, as it is.
         id_rule: The id rule of the tables.
         cardinality: The number of distinct ids of each sparse column.
         table_rows: The rows of the table of each sparse column.
@@ -94,6 +105,10 @@ class DataSettings:
     piecewise: Pieces | dict[str, Pieces] | None = None
     crosses: tuple[tuple[str, ...], ...] = ()
     min_frequency: Positive | dict[str, Positive] | None = None
+    times: dict[str, TimeUnit] | None = None
+    time_features: tuple[TimeFeature, ...] = ("hour", "weekday", "day", "week")
+    periodic: dict[str, Period] | None = None
+    vectors: dict[str, VectorWidth] | None = None
     id_rule: IdRule = "hash"
     cardinality: tuple[Rows, ...] | None = None
     table_rows: tuple[Rows, ...] | None = None

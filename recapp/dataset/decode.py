@@ -40,6 +40,9 @@ from recapp.dataset.text import (
 )
 from recapp.sparse.batch import MISSING
 
+DAY_SECONDS = 86_400
+TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+"""The ticks of each unit of time in a second."""
 BoolArray = npt.NDArray[np.bool_]
 
 _FINITE = " in 32 bits; write a number up to 3.4e38, or null where it is missing, which counts as 0"
@@ -122,6 +125,69 @@ def decode_bags(column: pa.Array, text: TextIds = TextIds.HASHED) -> tuple[Int64
         lengths = lengths - np.bincount(sample_L[absent], minlength=len(lengths))
         ids = ids[~absent]
     return ids, lengths
+
+
+def decode_times(column: pa.Array, unit: str) -> Int64Array:
+    """Return the whole seconds since 1970 (UTC) of a column of times, [N], rounded down.
+
+    Args:
+        column: Timestamps or dates of Arrow; or whole numbers, also as text or floats.
+        unit: The unit of numbers: s, ms, us or ns.
+
+    Returns:
+        The seconds; MISSING for a null or empty value.
+
+    Raises:
+        BadValue: A value is no whole number.
+    """
+    if pt.is_dictionary(column.type):
+        column = _without_dictionary(column)
+    kind = column.type
+    ticks = TICKS[unit]
+    if pt.is_date32(kind):
+        column = column.cast(pa.int32()).cast(pa.int64())
+        ticks = -DAY_SECONDS  # seconds of a tick
+    elif pt.is_date64(kind) or pt.is_timestamp(kind):
+        ticks = TICKS[kind.unit] if pt.is_timestamp(kind) else TICKS["ms"]
+        column = column.cast(pa.int64())
+    try:
+        times = decode_ids(column, TextIds.INTEGERS)
+    except BadValue as error:
+        found = shown(column[error.index])
+        raise BadValue(
+            error.index, f"holds {found}; a time must be a whole number of {unit} since 1970"
+        ) from None
+    missing = times == MISSING
+    seconds = times * -ticks if ticks < 0 else times // ticks
+    return np.where(missing, MISSING, seconds)
+
+
+def decode_vectors(column: pa.Array, width: int) -> Float32Array:
+    """Return the vectors of a column of lists of numbers, [N, width]; zeros for a null list, and 0
+    for a null element.
+
+    Args:
+        column: A list of numbers for each row.
+        width: The length of each list.
+
+    Raises:
+        BadValue: A list has another length, or a value is not a finite float32.
+    """
+    made = np.zeros((len(column), width), dtype=np.float32)
+    if pt.is_null(column.type):
+        return made
+    lengths = pc.fill_null(pc.list_value_length(column), -1).to_numpy(zero_copy_only=False)
+    there = lengths >= 0
+    refuse(
+        there & (lengths != width),
+        lambda index: f"holds a list of {lengths[index]} values; dataset.vectors wants {width}",
+    )
+    rows = np.flatnonzero(there)
+    try:
+        made[rows] = decode_numbers(column.flatten())[0].reshape(-1, width)
+    except BadValue as error:
+        raise BadValue(int(rows[error.index // width]), error.problem) from None
+    return made
 
 
 def decode_numbers(column: pa.Array) -> tuple[Float32Array, BoolArray | None]:

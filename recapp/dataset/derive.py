@@ -2,31 +2,44 @@
 
     numbers I1 ..          NaN where missing, not transformed  ->  ids, numbers
     ids C1 .., lists too   MISSING where missing               ->  ids
+    times                  seconds, MISSING where missing      ->  ids, numbers
 
 An id of buckets is the number of edges at or below the number, plus one; a missing number has the
 id MISSING, so row 0. An id of a vocabulary is its place plus one; an id that is not in it has the
 id MISSING, so it shares row 0 with the other rare ones. A missing id is an id like others: if it is
 frequent, it has a place.
 
-Ids need only comparisons and integers, and numbers a subtraction and a division, so C++ computes
-the same bits (`recapp/inference/cpp/derive.cpp`).
+Ids need only comparisons and integers. Numbers need only operations that IEEE 754 rounds the same
+way everywhere (sums, products, quotients, the remainder), one after the other in 64 bits; sines are
+polynomials of our own. So C++ computes the same bits (`recapp/inference/cpp/derive.cpp`).
 
 Shapes: N rows, S columns of a cross.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from recapp.dataset.derived_columns import LARGEST_LEVEL, LEAST_WHOLE, DerivedColumn, Kind
+from recapp.dataset.derived_columns import (
+    DAY_SECONDS,
+    LARGEST_LEVEL,
+    LEAST_WHOLE,
+    DerivedColumn,
+    Kind,
+)
 from recapp.dataset.rows import Bags, Float32Array, Int64Array
 from recapp.sparse.batch import MISSING
 
 UInt64Array = npt.NDArray[np.uint64]
+Float64Array = npt.NDArray[np.float64]
+HALF_PI = math.pi / 2
+SINE_TERMS = tuple((-1) ** (n // 2) / math.factorial(n) for n in range(1, 16, 2))
+COSINE_TERMS = tuple((-1) ** (n // 2) / math.factorial(n) for n in range(0, 17, 2))
+"""Taylor's coefficients; up to a quarter turn the error of both sums is below 1e-11."""
 _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(prime)
     for prime in (
@@ -47,11 +60,13 @@ class Columns:
         numbers: Numbers, [N], NaN where missing.
         ids: Ids of single-valued features, [N].
         bags: Ids of other features.
+        times: Seconds since 1970 (UTC) of columns of timestamps, [N].
     """
 
     numbers: dict[str, Float32Array]
     ids: dict[str, Int64Array]
     bags: dict[str, Bags]
+    times: dict[str, Int64Array] = field(default_factory=dict)
 
     def derive(self, columns: Sequence[DerivedColumn]) -> None:
         """Compute columns, in their order. All must be fitted, but for those without values."""
@@ -66,8 +81,26 @@ class Columns:
                 self.numbers[column.name] = way_N
             elif column.kind is Kind.CROSS:
                 self.ids[column.name] = crossed([self.ids[name] for name in column.reads])
+            elif column.kind in (Kind.HOUR, Kind.WEEKDAY):
+                self.ids[column.name] = _DATES[column.kind](self.times[column.reads[0]])
+            elif column.kind in (Kind.SINE, Kind.COSINE):
+                self.numbers[column.name] = self._on_circle(column)
             else:
                 self._place(column)
+
+    def _on_circle(self, column: DerivedColumn) -> Float32Array:
+        """Return the sine or cosine of the part of a period, [N]."""
+        name = column.reads[0]
+        period = _edges(column)[0]
+        times_N = self.times.get(name)
+        if times_N is None:
+            missing_N = np.isnan(self.numbers[name])
+            turns_N = turns_of_numbers(self.numbers[name], period)
+        else:
+            missing_N = times_N == MISSING
+            turns_N = np.remainder(times_N, np.int64(period)) / np.float64(period)
+        made_N = circle(turns_N)[column.kind is Kind.COSINE]
+        return np.where(missing_N, np.float32(0), made_N)
 
     def _place(self, column: DerivedColumn) -> None:
         known = _fitted(column)
@@ -134,6 +167,71 @@ def way_gone(numbers_N: Float32Array, ends: Float32Array) -> Float32Array:
     way_N = np.minimum(np.maximum(way_N, np.float32(0)), np.float32(1))
     way_N[np.isnan(numbers_N)] = 0
     return way_N
+
+
+def hours(times_N: Int64Array) -> Int64Array:
+    """Return the ids of the hours of the day, 1 to 24, [N]; MISSING for a missing time.
+
+    Args:
+        times_N: Seconds since 1970 (UTC).
+    """
+    made: Int64Array = times_N % DAY_SECONDS // 3600 + 1
+    return np.where(times_N == MISSING, MISSING, made)
+
+
+def weekdays(times_N: Int64Array) -> Int64Array:
+    """Return the ids of the weekdays, 1 (Monday) to 7, [N]; MISSING for a missing time.
+
+    Args:
+        times_N: Seconds since 1970 (UTC), which began on a Thursday.
+    """
+    made: Int64Array = (times_N // DAY_SECONDS + 3) % 7 + 1
+    return np.where(times_N == MISSING, MISSING, made)
+
+
+_DATES = {Kind.HOUR: hours, Kind.WEEKDAY: weekdays}
+
+
+def turns_of_numbers(numbers_N: Float32Array, period: np.float32) -> Float64Array:
+    """Return the part of a period that numbers are in, 0 to 1, [N]; 0 for NaN.
+
+    Args:
+        numbers_N: The numbers.
+        period: The period.
+    """
+    length = np.float64(period)
+    left_N = np.fmod(np.nan_to_num(numbers_N, nan=0.0).astype(np.float64), length)  # exact
+    turns_N: Float64Array = np.where(left_N < 0, left_N + length, left_N) / length
+    return turns_N
+
+
+def circle(turns_N: Float64Array) -> tuple[Float32Array, Float32Array]:
+    """Return the sines and cosines of turns, [N] each.
+
+    A turn is cut into quarters, within which both are polynomials of the angle. The order of the
+    operations is that of C++; no two are fused.
+
+    Args:
+        turns_N: Parts of a full turn, 0 to 1.
+    """
+    quarters_N = turns_N * 4
+    whole_N = np.floor(quarters_N)
+    angle_N = (quarters_N - whole_N) * HALF_PI
+    square_N = angle_N * angle_N
+    sine_N = _polynomial(SINE_TERMS, square_N) * angle_N
+    cosine_N = _polynomial(COSINE_TERMS, square_N)
+    quarter_N = whole_N.astype(np.int64) % 4
+    sines_N = np.choose(quarter_N, (sine_N, cosine_N, -sine_N, -cosine_N))
+    cosines_N = np.choose(quarter_N, (cosine_N, -sine_N, -cosine_N, sine_N))
+    return sines_N.astype(np.float32), cosines_N.astype(np.float32)
+
+
+def _polynomial(terms: Sequence[float], values_N: Float64Array) -> Float64Array:
+    """Return a polynomial of some values by Horner's rule."""
+    made_N = np.full(len(values_N), terms[-1])
+    for term in terms[-2::-1]:
+        made_N = made_N * values_N + term
+    return made_N
 
 
 def places(ids: Int64Array, known: npt.NDArray[np.generic]) -> Int64Array:

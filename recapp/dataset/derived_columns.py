@@ -5,6 +5,10 @@
     I1 (number)       --piecewise-->   I1_piece1 .. (numbers)     dataset.piecewise
     C1, C2 (ids)      --cross-->       C1_x_C2 (id)               dataset.crosses
     C1 (id)           --vocabulary-->  C1 (id)                    dataset.min_frequency
+    I1 (number)       --sine, cosine-> I1_sin, I1_cos (numbers)   dataset.periodic
+    time (timestamp)  --hour-->        time_hour (id)             dataset.times
+    time (timestamp)  --weekday-->     time_weekday (id)
+    time (timestamp)  --sine, cosine-> time_day_sin .. (numbers)
 
 Training, validation, prediction and servers compute them from decoded columns, in one place
 (`recapp/dataset/derive.py`). Values that are fitted on the training rows
@@ -33,6 +37,13 @@ LARGEST_LEVEL = 1906
 """The largest floor(ln(x)^2) of the rule `log`, that of 2^63; larger numbers share its bucket."""
 LOG_EDGES = 2 - LEAST_WHOLE + LARGEST_LEVEL + 1
 MOST_CROSSED = 3
+DAY_SECONDS = 86_400
+WEEK_SECONDS = 7 * DAY_SECONDS
+SETTINGS = (
+    "dataset.buckets, dataset.missing_flags, dataset.piecewise, dataset.periodic, dataset.times, "
+    "dataset.crosses and dataset.min_frequency"
+)
+"""The settings that make derived columns, in words."""
 
 
 class Kind(StrEnum):
@@ -43,6 +54,10 @@ class Kind(StrEnum):
     piecewise   a number -> the part of the way from one value to the next that it has gone, 0 to 1
     cross       ids -> an id, their XXH64 hash
     vocabulary  an id -> its place among the ids that training rows often have
+    hour        a time -> an id, 1 to 24: the hour of its day (UTC)
+    weekday     a time -> an id, 1 (Monday) to 7
+    sine        a number or a time -> the sine of its part of a period; 0 where it is missing
+    cosine      the cosine alike
     """
 
     BUCKETS = "buckets"
@@ -50,6 +65,14 @@ class Kind(StrEnum):
     PIECEWISE = "piecewise"
     CROSS = "cross"
     VOCABULARY = "vocabulary"
+    HOUR = "hour"
+    WEEKDAY = "weekday"
+    SINE = "sine"
+    COSINE = "cosine"
+
+
+CIRCLE = (("sin", Kind.SINE), ("cos", Kind.COSINE))
+"""The suffixes and kinds of the numbers that say where in a period a value is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +82,13 @@ class DerivedColumn:
     Args:
         name: Its name; a vocabulary has that of the feature whose ids it replaces.
         kind: How it is computed.
-        reads: The columns that it is computed from.
+        reads: The columns that it is computed from; of a vocabulary the features whose ids it
+            counts, which are all that read the table.
         setting: The parameter of its kind: `log` or a number of quantiles for buckets, such as
-            "2 of 8" for pieces, the least frequency for a vocabulary.
-        values: The fitted values, ascending: the edges of buckets, the two ends of a piece (both
-            float32), the ids of a vocabulary (int64); empty for kinds without. None before the fit.
+            "2 of 8" for pieces, the least frequency for a vocabulary, a period, the unit of times.
+        values: The fitted values, ascending: the edges of buckets, the two ends of a piece, the
+            period (float32), the ids of a vocabulary (int64); empty for kinds without. None before
+            the fit.
     """
 
     name: str
@@ -80,12 +105,17 @@ class DerivedColumn:
     @property
     def is_new_id(self) -> bool:
         """Return whether it is a feature of its own, with ids."""
-        return self.kind in (Kind.BUCKETS, Kind.CROSS)
+        return self.kind in (Kind.BUCKETS, Kind.CROSS, Kind.HOUR, Kind.WEEKDAY)
 
     @property
     def is_new_number(self) -> bool:
         """Return whether it is a dense column of its own."""
-        return self.kind in (Kind.MISSING, Kind.PIECEWISE)
+        return self.kind in (Kind.MISSING, Kind.PIECEWISE, Kind.SINE, Kind.COSINE)
+
+    @property
+    def has_floats(self) -> bool:
+        """Return whether its values are float32, else int64."""
+        return self.kind in (Kind.BUCKETS, Kind.PIECEWISE, Kind.SINE, Kind.COSINE)
 
     @property
     def rows(self) -> int | None:
@@ -97,7 +127,14 @@ class DerivedColumn:
             return (edges if self.values is None else len(self.values)) + 2
         if self.kind is Kind.VOCABULARY and self.values is not None:
             return max(len(self.values), 1) + 1
-        return None
+        return {Kind.HOUR: 25, Kind.WEEKDAY: 8}.get(self.kind)
+
+    @property
+    def period(self) -> float:
+        """Return the period of a sine or cosine: its number's, or a day or week in seconds."""
+        words = str(self.setting)
+        named = {"day": DAY_SECONDS, "week": WEEK_SECONDS}.get(words.partition(" of ")[0])
+        return float(words) if named is None else named
 
     def plain(self) -> dict[str, Any]:
         """Return the column without its fitted values, as plain values for a manifest."""
@@ -115,7 +152,10 @@ class DerivedColumn:
 
 
 def columns_of(
-    dataset: DataSettings, dense: Sequence[str], sparse: Sequence[str]
+    dataset: DataSettings,
+    dense: Sequence[str],
+    sparse: Sequence[str],
+    shared: Iterable[Sequence[str]] = (),
 ) -> tuple[DerivedColumn, ...]:
     """Return the derived columns of the settings, in the order in which they are computed.
 
@@ -123,6 +163,7 @@ def columns_of(
         dataset: The group `dataset`.
         dense: The dense columns of the logs.
         sparse: The sparse columns of the logs.
+        shared: The features of each table that several read.
 
     Raises:
         ConfigError: A setting names a column that does not exist, or makes a column twice.
@@ -131,12 +172,15 @@ def columns_of(
         *_buckets(dataset, dense),
         *_missing_flags(dataset, dense),
         *_pieces(dataset, dense),
+        *_periodic(dataset, dense),
+        *_times(dataset),
     ]
     new_ids = [column.name for column in made if column.is_new_id]
     made += _crosses(dataset, [*sparse, *new_ids])
     new_ids = [column.name for column in made if column.is_new_id]
-    _check_names([column.name for column in made], [*dense, *sparse])
-    return (*made, *_vocabularies(dataset, [*sparse, *new_ids]))
+    raw = [*dense, *sparse, *(dataset.times or ()), *(dataset.vectors or ())]
+    _check_names(made, raw)
+    return (*made, *_vocabularies(dataset, [*sparse, *new_ids], shared))
 
 
 def derived_from(plain: Mapping[str, Any]) -> DerivedColumn:
@@ -190,6 +234,38 @@ def _pieces(dataset: DataSettings, dense: Sequence[str]) -> list[DerivedColumn]:
     ]
 
 
+def _periodic(dataset: DataSettings, dense: Sequence[str]) -> list[DerivedColumn]:
+    periods = dataset.periodic or {}
+    _check_known("dataset.periodic", periods, dense, "dense column")
+    return [
+        DerivedColumn(f"{name}_{suffix}", kind, (name,), repr(float(periods[name])))
+        for name in dense
+        if name in periods
+        for suffix, kind in CIRCLE
+    ]
+
+
+def _times(dataset: DataSettings) -> list[DerivedColumn]:
+    if not dataset.times:
+        return []
+    chosen = dataset.time_features
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ConfigError(
+            f"dataset.time_features={shown(list(chosen))}: name what dataset.times gives, each "
+            "once: hour, weekday, day, week"
+        )
+    made = []
+    for name, unit in dataset.times.items():
+        for feature in chosen:
+            if feature in ("hour", "weekday"):
+                made.append(DerivedColumn(f"{name}_{feature}", Kind(feature), (name,), unit))
+                continue
+            for suffix, kind in CIRCLE:
+                of = f"{feature} of {unit}"
+                made.append(DerivedColumn(f"{name}_{feature}_{suffix}", kind, (name,), of))
+    return made
+
+
 def _crosses(dataset: DataSettings, ids: Sequence[str]) -> list[DerivedColumn]:
     made = []
     for names in dataset.crosses:
@@ -203,15 +279,44 @@ def _crosses(dataset: DataSettings, ids: Sequence[str]) -> list[DerivedColumn]:
     return made
 
 
-def _vocabularies(dataset: DataSettings, ids: Sequence[str]) -> list[DerivedColumn]:
+def _vocabularies(
+    dataset: DataSettings, ids: Sequence[str], shared: Iterable[Sequence[str]]
+) -> list[DerivedColumn]:
+    """Return a vocabulary for each chosen feature; features that read one table have one, which
+    counts the ids of all.
+    """
     chosen = dataset.min_frequency
     if chosen is None:
         return []
-    least = chosen if isinstance(chosen, Mapping) else dict.fromkeys(ids, chosen)
+    least = dict(chosen) if isinstance(chosen, Mapping) else dict.fromkeys(ids, chosen)
     _check_known("dataset.min_frequency", least, ids, "column of ids")
+    counted: dict[str, tuple[str, ...]] = {name: (name,) for name in ids}
+    for features in _joined(shared):
+        group = tuple(name for name in ids if name in features)
+        numbers = {least[name] for name in group if name in least}
+        if len(numbers) > 1:
+            raise ConfigError(
+                f"dataset.min_frequency={shown(chosen)}: {' and '.join(group)} read one table, "
+                "which has one vocabulary: give them one number"
+            )
+        for name in group if numbers else ():
+            least[name] = min(numbers)
+            counted[name] = group
     return [
-        DerivedColumn(name, Kind.VOCABULARY, (name,), least[name]) for name in ids if name in least
+        DerivedColumn(name, Kind.VOCABULARY, counted[name], least[name])
+        for name in ids
+        if name in least
     ]
+
+
+def _joined(groups: Iterable[Sequence[str]]) -> list[set[str]]:
+    """Return groups of which no two have a name in common: those that have are joined."""
+    made: list[set[str]] = []
+    for group in groups:
+        own = set(group)
+        apart = [other for other in made if not other & own]
+        made = [*apart, own.union(*(other for other in made if other & own))]
+    return made
 
 
 def _check_known(setting: str, names: Iterable[str], known: Sequence[str], what: str) -> None:
@@ -220,11 +325,17 @@ def _check_known(setting: str, names: Iterable[str], known: Sequence[str], what:
             raise ConfigError(f"{setting} names {name}, which is no {what}; {suggest(name, known)}")
 
 
-def _check_names(names: Sequence[str], of_logs: Sequence[str]) -> None:
+def _check_names(made: Sequence[DerivedColumn], of_logs: Sequence[str]) -> None:
     """Check that each derived column has a name of its own."""
+    names = [column.name for column in made]
+    crosses = [column.name for column in made if column.kind is Kind.CROSS]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"dataset.crosses makes {name} twice; name each cross once")
+            raise ConfigError(
+                f"dataset.crosses makes {name} twice; name each cross once"
+                if name in crosses
+                else f"dataset: two settings make a derived column {name}: rename a column of these"
+            )
         if name in of_logs:
             raise ConfigError(
                 f"dataset: the derived column {name} has the name of a column of the logs; rename "

@@ -68,13 +68,17 @@ def fitted(schema: Schema, source: Source) -> Schema:
         made = {c.key: c for c in fit(some, replace(schema, derived=tuple(before)), source)}
         columns = [made.get(c.key, c) for c in columns]
         if fit is _fit_edges:
-            columns = [_without_values(c) for c in columns]
+            columns = [_without_rows(c) for c in columns]
     return replace(schema, derived=tuple(columns))
 
 
-def _without_values(column: DerivedColumn) -> DerivedColumn:
-    """Return a column of a kind that has no values as fitted."""
-    if column.values is None and column.kind in (Kind.MISSING, Kind.CROSS):
+def _without_rows(column: DerivedColumn) -> DerivedColumn:
+    """Return a column whose values do not depend on rows as fitted."""
+    if column.values is not None:
+        return column
+    if column.kind in (Kind.SINE, Kind.COSINE):
+        return replace(column, values=np.array([column.period], dtype=np.float32))
+    if column.kind in (Kind.MISSING, Kind.CROSS, Kind.HOUR, Kind.WEEKDAY):
         return replace(column, values=np.zeros(0, dtype=np.int64))
     return column
 
@@ -86,9 +90,7 @@ def _fit_edges(
     dense = tuple(dict.fromkeys(c.reads[0] for c in columns if c.setting != LOG))
     counts = {name: Counts() for name in dense}
     if dense:
-        collate = Collate(
-            replace(schema.unlabelled(), dense=dense, derived=()), source.bags, "none"
-        )
+        collate = Collate(schema.unlabelled().only_raw(dense, schema.sparse), source.bags, "none")
         for file, first, chunk in arrow_chunks(source.only(dense)):
             rows_N = first + np.arange(chunk.num_rows)
             numbers_NI = collate.numbers(chunk, file.columns, file.path, rows_N)
@@ -156,14 +158,15 @@ def _fit_vocabularies(
     columns: Sequence[DerivedColumn], schema: Schema, source: Source
 ) -> list[DerivedColumn]:
     """Fit vocabularies: the ids that occur often enough, ascending."""
-    counts = {c.key: Counts() for c in columns}
+    counts = {c.reads: Counts() for c in columns}
     if columns:
         for rows in decoded_chunks(source, schema.unlabelled()):
             ids = ids_by_feature(rows, schema, source.bags)
-            for column in columns:
-                counts[column.key].add(ids[column.name])
+            for reads, own in counts.items():
+                for name in reads:
+                    own.add(ids[name])
     made = []
     for column in columns:
-        values, number = counts[column.key].result()
+        values, number = counts[column.reads].result()
         made.append(replace(column, values=values[number >= int(column.setting)]))
     return made

@@ -246,7 +246,7 @@ def _open(names: Sequence[str], schema: Schema, unlabelled: Schema) -> Source:
         if schema.positional and schema.labels:
             with suppress(DataError):
                 labelled = open_files(names, schema, setting=SETTING)
-                return labelled.only([*schema.dense, *schema.sparse])
+                return labelled.only(schema.inputs)
         raise
 
 

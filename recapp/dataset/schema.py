@@ -14,14 +14,20 @@ would silently shift every column by one.
 """
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, cast
 
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.derived_columns import DerivedColumn, Kind, columns_of, derived_from
+from recapp.dataset.derived_columns import (
+    SETTINGS,
+    DerivedColumn,
+    Kind,
+    columns_of,
+    derived_from,
+)
 from recapp.errors import CheckpointError, ConfigError, DataError, alike, meant, suggest
-from recapp.tables.listed import row_features
+from recapp.tables.listed import features_by_table, row_features
 from recapp.tables.table_settings import TableSettings, TablesOfDataset
 
 if TYPE_CHECKING:
@@ -79,6 +85,8 @@ class Schema:
         weight: The column of the weights of the rows, for all labels; or the column for each of
             some labels; None without weights.
         derived: The columns that are computed from these, in order.
+        times: The unit of the whole numbers of each column of timestamps.
+        vectors: The length of the lists of each column of vectors.
 
     Raises:
         ConfigError: A name occurs twice, there is no sparse feature, a name in `hex` is not a
@@ -98,9 +106,11 @@ class Schema:
     soft_labels: Naming = ()
     weight: str | Mapping[str, str] | None = None
     derived: tuple[DerivedColumn, ...] = ()
+    times: Mapping[str, str] = field(default_factory=dict)
+    vectors: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names = [*self.targets, *self.dense, *self.sparse]
+        names = [*self.targets, *self.inputs]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(
@@ -128,14 +138,26 @@ class Schema:
                 )
 
     @property
+    def inputs(self) -> Naming:
+        """The columns that a row to score has: numbers, ids, times, vectors."""
+        return self.dense + self.sparse + (*self.times, *self.vectors)
+
+    @property
     def features(self) -> Naming:
         """The features of a batch that have ids: sparse columns, then derived ones."""
         return self.sparse + tuple(column.name for column in self.derived if column.is_new_id)
 
     @property
     def numbers(self) -> Naming:
-        """The columns of `Batch.dense_BI`: dense columns, then derived ones."""
-        return self.dense + tuple(column.name for column in self.derived if column.is_new_number)
+        """The columns of `Batch.dense_BI`: dense columns, then derived ones, then vectors."""
+        made = tuple(column.name for column in self.derived if column.is_new_number)
+        return (
+            self.dense
+            + made
+            + tuple(
+                f"{name}[{place}]" for name, width in self.vectors.items() for place in range(width)
+            )
+        )
 
     @property
     def fits(self) -> bool:
@@ -221,12 +243,29 @@ class Schema:
         """Return the schema of the same features without labels and weights."""
         return replace(self, label=None, real_labels=(), soft_labels=(), weight=None)
 
+    def only_raw(self, dense: Sequence[str], sparse: Sequence[str]) -> "Schema":
+        """Return the schema of some dense and sparse columns alone, without derived ones."""
+        return replace(
+            self,
+            dense=tuple(dense),
+            sparse=tuple(sparse),
+            hex=tuple(name for name in self.hex if name in sparse),
+            derived=(),
+            times={},
+            vectors={},
+        )
+
     def use(self, name: str) -> str:
         """Return the use of a column, by canonical name: `sparse feature`, `dense feature`, `label`
-        (0 or 1), `real label` (any number, or any from 0 to 1) or `weight`.
+        (0 or 1), `real label` (any number, or any from 0 to 1), `weight`, `time` or `vector`.
         """
-        if name in self.sparse:
-            return "sparse feature"
+        for use, names in (
+            ("sparse feature", self.sparse),
+            ("time", self.times),
+            ("vector", self.vectors),
+        ):
+            if name in names:
+                return use
         if name in self.labels:
             return "real label" if name in self.real_labels + self.soft_labels else "label"
         return "weight" if name in self.weight_columns else "dense feature"
@@ -297,8 +336,7 @@ class Schema:
         odd += [f"without {words}" for words in here if words not in there]
         raise CheckpointError(
             f"checkpoint {checkpoint} was trained {odd[0] if odd else 'with another order'}: set "
-            "dataset.buckets, dataset.missing_flags, dataset.piecewise, dataset.crosses and "
-            "dataset.min_frequency as it was trained"
+            f"{SETTINGS} as it was trained"
         )
 
     def resolve(self, arrow_schema: "pa.Schema", file: str) -> dict[str, str]:
@@ -322,6 +360,7 @@ class Schema:
             *(((name,), self._namings(name)) for name in self.targets),
             (self.dense, (self.dense, *self.dense_namings)),
             (self.sparse, (self.sparse, *self.sparse_namings)),
+            *(((name,), ((name,),)) for name in (*self.times, *self.vectors)),
         ]
         columns = self._by_position(present)
         if not columns:
@@ -354,6 +393,8 @@ class Schema:
         if (
             not self.positional
             or self.weights
+            or self.times
+            or self.vectors
             or len(present) != len(names)
             or known & set(present)
             or labels & set(present[len(self.labels) :])
@@ -380,7 +421,9 @@ def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:
             schema,
             hex=schema.hex + dataset.hex,
             weight=dataset.weight,
-            derived=columns_of(dataset, schema.dense, schema.sparse),
+            derived=columns_of(dataset, schema.dense, schema.sparse, _shared(tables)),
+            times=dataset.times or {},
+            vectors=dataset.vectors or {},
         )
     if not dataset.sparse:
         raise ConfigError(
@@ -395,7 +438,9 @@ def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:
         hex=dataset.hex,
         integers=tuple(name for name in dataset.sparse if name in rows),
         weight=dataset.weight,
-        derived=columns_of(dataset, dataset.dense, dataset.sparse),
+        derived=columns_of(dataset, dataset.dense, dataset.sparse, _shared(tables)),
+        times=dataset.times or {},
+        vectors=dataset.vectors or {},
     )
 
 
@@ -418,6 +463,13 @@ def check_sizes(dataset: DataSettings, schema: Schema) -> None:
                 f"dataset.table_dims names {name}, which is no sparse column; "
                 f"{suggest(name, schema.features)}"
             )
+
+
+def _shared(tables: TableSettings) -> list[list[str]]:
+    """Return the features of each table that several may read."""
+    if isinstance(tables, TablesOfDataset):
+        return [[column, owner] for column, owner in (tables.shared or {}).items()]
+    return features_by_table(tables)
 
 
 def _row_features(dataset: DataSettings, tables: TableSettings) -> set[str]:

@@ -117,6 +117,8 @@ def identity_of(
         "rows_per_part": settings.rows_per_part,
         "dense": list(schema.dense),
         "sparse": list(schema.sparse),
+        **({"times": dict(schema.times)} if schema.times else {}),
+        **({"vectors": dict(schema.vectors)} if schema.vectors else {}),
         "text ids": [schema.text_ids(name).value for name in schema.sparse],
         "dense_transform": transform,
     }

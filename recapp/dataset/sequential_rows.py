@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from recapp.dataset.collate import Collate
 from recapp.dataset.data_file import DataFile, chunks
-from recapp.dataset.decode import decode_ids
+from recapp.dataset.decode import TICKS, decode_ids, decode_times
 from recapp.dataset.derive import places
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.rows import Int64Array, Rows
@@ -76,11 +76,12 @@ def ids_by_feature(rows: Rows, schema: Schema, bags: Set[str]) -> dict[str, Int6
 
 def example_rows(source: Source, schema: Schema, rows: int) -> RawTable:
     """Return the first rows undecoded, under canonical names and without labels."""
-    wanted = (*schema.dense, *schema.sparse)
     parts = []
     for file, _, chunk in arrow_chunks(source.slice(0, rows)):
-        columns = {name: chunk.column(file.columns[name]) for name in wanted}
-        parts.append(pa.table({name: _decoded(column) for name, column in columns.items()}))
+        columns = {name: _decoded(chunk.column(file.columns[name])) for name in schema.inputs}
+        for name, unit in schema.times.items():
+            columns[name] = _plain_times(columns[name], unit)
+        parts.append(pa.table(columns))
     return pa.concat_tables(parts).combine_chunks()
 
 
@@ -97,10 +98,12 @@ def table_of(rows: Sequence[PlainRow], schema: Schema) -> RawTable:
         KeyError: As for ValueError.
     """
     columns = {}
-    for name in (*schema.dense, *schema.sparse):
+    for name in schema.inputs:
         column = pa.array([row[name] for row in rows])
         if pa.types.is_null(column.type):  # all values are missing, so the type is unknown
-            column = pa.nulls(len(rows), pa.float32() if name in schema.dense else pa.int64())
+            kind = pa.float32() if name in schema.dense else pa.int64()
+            kind = pa.list_(pa.float32()) if name in schema.vectors else kind
+            column = pa.nulls(len(rows), kind)
         columns[name] = column
     return pa.table(columns)
 
@@ -118,6 +121,14 @@ def _decoded(column: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         return column.cast(column.type.value_type)
     return column
+
+
+def _plain_times(column: pa.Array, unit: str) -> pa.Array:
+    """Return timestamps and dates as whole numbers, which JSON has; other times as they are."""
+    if not pa.types.is_temporal(column.type):
+        return column
+    seconds = decode_times(column, unit)
+    return pa.array(seconds * TICKS[unit], mask=seconds == MISSING)
 
 
 def table_rows(source: Source, schema: Schema, most: int | None) -> list[int]:
@@ -182,10 +193,9 @@ def check_values(
     first = Source(source.files, source.segments[:1], source.bags).only(
         [*labels, *numbers, *sparse]
     )
-    hexadecimal = tuple(name for name in schema.hex if name in sparse)
     soft = tuple(name for name in schema.soft_labels if name in labels)
-    some = replace(schema.unlabelled(), dense=tuple(numbers), sparse=sparse, hex=hexadecimal)
-    some = replace(some, label=tuple(labels), soft_labels=soft, derived=())
+    some = schema.unlabelled().only_raw(numbers, sparse)
+    some = replace(some, label=tuple(labels), soft_labels=soft)
     for _ in decoded_chunks(first, some):
         pass
 
@@ -227,9 +237,9 @@ def _add(seen: dict[str, np.ndarray], source: Source, schema: Schema) -> list[in
     Returns:
         The number of distinct ids of each feature so far, without missing ids.
     """
-    dense = schema.dense if schema.derived else ()
-    ids_only = replace(schema.unlabelled(), dense=dense)
-    for rows in decoded_chunks(source.only([*dense, *schema.sparse]), ids_only) if seen else ():
+    ids_only = replace(schema.unlabelled(), vectors={})
+    ids_only = ids_only if schema.derived else replace(ids_only, dense=())
+    for rows in decoded_chunks(source.only(ids_only.inputs), ids_only) if seen else ():
         for name, ids in ids_by_feature(rows, schema, source.bags).items():
             if name in seen:
                 seen[name] = np.union1d(seen[name], ids)

@@ -87,7 +87,8 @@ def check_same_dim(model: str, dims: Sequence[int]) -> None:
         found = ", ".join(map(str, sorted(set(dims))))
         raise ConfigError(
             f"tables.dim: the interaction of {model} takes vectors of one dim, and these have "
-            f"{found}: leave out dataset.table_dims, or list tables of one embedding_dim"
+            f"{found}: leave out dataset.table_dims and tables.dim_rule, or list tables of one "
+            "embedding_dim"
         )
 
 

@@ -31,6 +31,7 @@ from recapp.settings.check_settings import override_names
 from recapp.settings.records import to_plain
 from recapp.settings.renamed import target_of_today
 from recapp.settings.values import Paths, shown
+from recapp.tables.dynamic import MOST_OF_ROWS
 from recapp.tables.named_collections import BAGS, of_all_members
 from recapp.tables.table_settings import TablesOfDataset
 
@@ -250,10 +251,11 @@ def check_training(recipe: Train) -> None:
         bags = recipe.model_tables.collections.get(BAGS)
         dims = [x.dim for x in bags.lookups] if bags else []
         check_share("model.field_dropout", recipe.model.arguments.get("field_dropout", 0.0))
-        known.check(recipe.model.arguments, dims)
+        open_dims = _dims_of_rule(recipe)
+        known.check(recipe.model.arguments, [*dims, *open_dims])
         if known.check_fields is not None:
             known.check_fields(dims, len(recipe.schema.numbers))
-        if known.check_lookups is not None:
+        if known.check_lookups is not None and not open_dims:
             collections = recipe.model_tables.collections
             lookups = {name: own.lookups for name, own in collections.items()}
             known.check_lookups(recipe.model.arguments, lookups)
@@ -271,6 +273,16 @@ def check_training(recipe: Train) -> None:
     if not started_externally():
         _check_memory(recipe)
         _check_shares(recipe)
+
+
+def _dims_of_rule(recipe: Train) -> list[int]:
+    """Return the dims that a rule gives to tables whose rows are not counted yet: the smallest and
+    the largest.
+    """
+    tables = recipe.tables
+    if not isinstance(tables, TablesOfDataset) or tables.dim_rule is None or not recipe.counts_ids:
+        return []
+    return [tables.dim_rule.dim(rows) for rows in (2, tables.max_rows or MOST_OF_ROWS)]
 
 
 def _check_restarts(recipe: Train) -> None:
@@ -319,7 +331,8 @@ def _least_weights(dataset: DataSettings, tables: TablesOfDataset) -> int:
         columns = [2] * max(len(dataset.sparse), 1)
     elif (tables.id_rule or dataset.id_rule) == "hash" and tables.max_rows:
         columns = [min(rows, tables.max_rows) for rows in columns]
-    dims = [tables.dim, *(dataset.table_dims or {}).values()]
+    usual = tables.dim if tables.dim_rule is None else tables.dim_rule.least
+    dims = [usual, *(dataset.table_dims or {}).values()]
     return max(sum(columns) * min(dims), 2 * max(dims[1:], default=0))
 
 

@@ -6,7 +6,6 @@ from inspect import Parameter, signature
 from typing import Any
 
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.derived_columns import Kind
 from recapp.dataset.schema import Schema, check_sizes
 from recapp.errors import ConfigError, suggest
 from recapp.models.catalogue import MODELS
@@ -64,11 +63,8 @@ def tables_of_model(
             names a column that the data set does not have.
     """
     if isinstance(tables, TablesOfDataset):
-        made = _TablesOfColumns(tables, dataset, schema).of_model(model)
-    else:
-        made = listed_tables(tables)
-    _check_vocabularies(made.tables, schema)
-    return made
+        return _TablesOfColumns(tables, dataset, schema).of_model(model)
+    return listed_tables(tables)
 
 
 def needed_collections(model: Constructor) -> Sequence[str]:
@@ -155,20 +151,6 @@ def check_features(tables: Sequence[EmbeddingConfig], schema: Schema) -> None:
                 )
 
 
-def _check_vocabularies(tables: Sequence[EmbeddingConfig], schema: Schema) -> None:
-    """Check that features with vocabularies of their own share no table."""
-    own = {column.name for column in schema.derived if column.kind is Kind.VOCABULARY}
-    for table in tables:
-        shared = [name for name in table.feature_names if name in own]
-        if len(table.feature_names) > 1 and shared:
-            others = [name for name in table.feature_names if name != shared[0]]
-            raise ConfigError(
-                f"dataset.min_frequency numbers the ids of {shared[0]} anew, and {others[0]} reads "
-                f"the same table, {table.name}: name other features in dataset.min_frequency, such "
-                "as {C1: 2}"
-            )
-
-
 @dataclass(frozen=True)
 class _TablesOfColumns:
     """The tables that `tables=from_dataset` makes.
@@ -244,8 +226,10 @@ class _TablesOfColumns:
                 continue
             readers = [column, *(name for name, owner in shared.items() if owner == column)]
             pooling = next((p for r in readers if (p := self._pooling(r)) != "none"), "none")
+            rule = self.settings.dim_rule
+            usual = self.settings.dim if rule is None else rule.dim(self._most_rows(readers))
             own = FurtherTables(
-                dim=dims.get(column) or self.settings.dim,
+                dim=dims.get(column) or usual,
                 init_range=self.settings.init_range,
             )
             made.append(self._table(column, readers, own, pooling))
@@ -297,17 +281,27 @@ class _TablesOfColumns:
             return derived
         return self.settings.max_rows or EXPECTED_ROWS  # until ids are counted, if they are
 
+    def _id_rule(self, readers: Sequence[str]) -> str:
+        """Return the id rule of a table that some columns read."""
+        settings = self.settings
+        if not settings.grow and any(self.schema.is_hash(reader) for reader in readers):
+            return "hash"
+        return settings.id_rule or (IdRule.ERROR if settings.grow else self.dataset.id_rule)
+
+    def _most_rows(self, readers: Sequence[str]) -> int:
+        """Return the number of rows of a table that some columns read."""
+        settings = self.settings
+        rows = max(self._rows(column) for column in readers)
+        hashed = self._id_rule(readers) == "hash" and not settings.grow
+        return min(rows, settings.max_rows) if hashed and settings.max_rows is not None else rows
+
     def _table(
         self, name: str, readers: Sequence[str], own: FurtherTables, pooling: str
     ) -> EmbeddingConfig:
         """Return a table that some columns read."""
         settings = self.settings
-        rule = settings.id_rule or (IdRule.ERROR if settings.grow else self.dataset.id_rule)
-        if not settings.grow and any(self.schema.is_hash(reader) for reader in readers):
-            rule = "hash"
-        rows = max(self._rows(column) for column in readers)
-        if rule == "hash" and not settings.grow and settings.max_rows is not None:
-            rows = min(rows, settings.max_rows)
+        rule = self._id_rule(readers)
+        rows = self._most_rows(readers)
         given: Any = DYNAMIC if settings.grow else rows
         return table_config(
             name=name,

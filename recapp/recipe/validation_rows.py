@@ -62,4 +62,9 @@ def made_up_rows(schema: Schema, lookups: Sequence[TableLookup]) -> RawTable:
         name: pa.array([text[name]]) if name in schema.hex else pa.array([number], pa.int64())
         for name, number in first.items()
     }
-    return pa.table({**dense, **sparse})
+    times = {name: pa.array([0], pa.int64()) for name in schema.times}
+    vectors = {
+        name: pa.array([[0.0] * width], pa.list_(pa.float32()))
+        for name, width in schema.vectors.items()
+    }
+    return pa.table({**dense, **sparse, **times, **vectors})

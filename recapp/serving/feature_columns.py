@@ -3,6 +3,7 @@
     NAME [B]                     a value per row; null or "" is a missing value
     NAME [B], NAME.present [B]   BOOL: where it is false the value is missing
     NAME [L], NAME.lengths [B]   a list of ids per row: NAME holds them all, row after row
+    NAME [B, V]                  a vector of V numbers per row
 
 A missing id differs from an empty list: a missing id reads the table's row for missing ids, as in
 training; an empty list reads no row.
@@ -41,7 +42,7 @@ def table_of(tensors: Sequence[InputTensor], schema: Schema, limits: Limits) -> 
             the others in its number of values; the error names the feature.
     """
     given = _by_name(tensors, schema)
-    columns = {name: _column(name, given, schema) for name in (*schema.dense, *schema.sparse)}
+    columns = {name: _column(name, given, schema) for name in schema.inputs}
     first, rows = next((name, len(column)) for name, column in columns.items())
     for name, column in columns.items():
         if len(column) != rows:
@@ -63,7 +64,7 @@ def ids_in(column: pa.Array) -> int:
 
 
 def _by_name(tensors: Sequence[InputTensor], schema: Schema) -> dict[str, InputTensor]:
-    features = (*schema.dense, *schema.sparse)
+    features = schema.inputs
     known = {*features, *(f"{name}{PRESENT}" for name in features)}
     known |= {f"{name}{LENGTHS}" for name in schema.sparse}
     given: dict[str, InputTensor] = {}
@@ -83,7 +84,9 @@ def _by_name(tensors: Sequence[InputTensor], schema: Schema) -> dict[str, InputT
 
 def _column(name: str, given: Mapping[str, InputTensor], schema: Schema) -> pa.Array:
     tensor = given[name]
-    sparse = name in schema.sparse
+    if name in schema.vectors:
+        return _vectors(name, given, schema.vectors[name])
+    sparse = name in schema.sparse or name in schema.times
     if tensor.datatype in (NO_IDS if sparse else NO_NUMBERS):
         wanted = "INT64 or BYTES" if sparse else "FP32, FP64, INT64 or BYTES"
         raise bad(f"input {name}: datatype {tensor.datatype} must be {wanted}")
@@ -94,6 +97,18 @@ def _column(name: str, given: Mapping[str, InputTensor], schema: Schema) -> pa.A
     if lengths is not None:
         return _lists(tensor, lengths)
     return tensor.values_N if present is None else _with_nulls(tensor, present)
+
+
+def _vectors(name: str, given: Mapping[str, InputTensor], width: int) -> pa.Array:
+    tensor = given[name]
+    if tensor.datatype in ("BOOL", "BYTES") or tensor.width != width:
+        raise bad(
+            f"input {name}: is {tensor.datatype} of {tensor.width} columns, and must be FP32 of "
+            f"shape [N, {width}]"
+        )
+    if f"{name}{PRESENT}" in given:
+        raise bad(f"input {name}{PRESENT}: write zeros for a missing vector")
+    return pa.FixedSizeListArray.from_arrays(tensor.values_N, width)
 
 
 def _lists(tensor: InputTensor, lengths: InputTensor) -> pa.Array:

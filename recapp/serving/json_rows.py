@@ -121,8 +121,12 @@ def _spellings(name: str) -> set[str]:
 
 def _column(name: str, rows: list[dict[str, Any]], served: Served) -> pa.Array:
     values = [row.get(name) for row in rows]
-    dense = name in served.scorer.schema.dense
+    schema = served.scorer.schema
+    if name in schema.vectors:
+        return _vectors(name, values)
+    dense = name in schema.dense
     wanted = "number" if dense else "integer or text, or a list of those"
+    wanted = "integer" if name in schema.times else wanted
     _check_flat(values, f"feature {name}", wanted)
     kind = None
     if any(type(value) is int and not -(2**63) <= value < 2**63 for value in scalars_of(values)):
@@ -132,6 +136,20 @@ def _column(name: str, rows: list[dict[str, Any]], served: Served) -> pa.Array:
     if kind and any(isinstance(value, list) for value in values):
         kind = pa.list_(kind)
     return column_of(values, kind, f"feature {name}", wanted)
+
+
+def _vectors(name: str, values: list[Any]) -> pa.Array:
+    """Return lists of numbers as a column."""
+    field = f"feature {name}"
+    _check_flat(values, field, "list of numbers")
+    for value in values:
+        if value is not None and not isinstance(value, list):
+            raise bad(f"{field}: holds {str(value)[:40]}, which is no list of numbers")
+    numbers = [
+        None if value is None else [_rounded(x) if type(x) is int else x for x in value]
+        for value in values
+    ]
+    return column_of(numbers, pa.list_(pa.float64()), field, "list of numbers")
 
 
 def _check_flat(values: list[Any], field: str, wanted: str) -> None:

@@ -8,7 +8,7 @@ without `outputs` the answer has the scores. The parameter `binary_data` of an o
 `binary_data_output` of the request, makes an output binary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,8 @@ def read_infer(
     text, data = _split(body, headers.get(JSON_LENGTH))
     request = read_object(text)
     wanted = _wanted(request, served)
-    table = table_of(_tensors(request, data), served.scorer.schema, limits)
+    schema = served.scorer.schema
+    table = table_of(_tensors(request, data, schema.vectors), schema, limits)
     identity = request.get("id")
     if identity is not None and not isinstance(identity, str):
         raise bad(f"id: must be text, not {identity!r}")
@@ -82,12 +83,14 @@ def _split(body: memoryview, length: str | None) -> tuple[memoryview, memoryview
     return body[: int(length)], body[int(length) :]
 
 
-def _tensors(request: Mapping[str, Any], data: memoryview) -> list[InputTensor]:
+def _tensors(
+    request: Mapping[str, Any], data: memoryview, vectors: Container[str]
+) -> list[InputTensor]:
     inputs = request.get("inputs")
     if not isinstance(inputs, list) or not inputs:
         raise bad("inputs: missing; a list of tensors, one for each feature of the model")
     binary = BinaryData(data)
-    tensors = [read_tensor(given, binary) for given in inputs]
+    tensors = [read_tensor(given, binary, vectors) for given in inputs]
     binary.check_all_taken()
     return tensors
 

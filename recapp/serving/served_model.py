@@ -64,8 +64,8 @@ class Served:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Return the names of the model's features, dense features first."""
-        return (*self.scorer.schema.dense, *self.scorer.schema.sparse)
+        """Return the names of the columns of a row, dense features first."""
+        return self.scorer.schema.inputs
 
     def metadata(self) -> dict[str, Any]:
         """Return the model metadata of the Open Inference protocol."""
@@ -75,32 +75,33 @@ class Served:
             "versions": [self.version],
             "platform": "recapp",
             "inputs": [
-                *({"name": name, "datatype": "FP32", "shape": [-1]} for name in schema.dense),
-                *(
-                    {"name": name, "datatype": self.datatype(name), "shape": [-1]}
-                    for name in schema.sparse
-                ),
+                {
+                    "name": name,
+                    "datatype": self.datatype(name),
+                    "shape": [-1, schema.vectors[name]] if name in schema.vectors else [-1],
+                }
+                for name in schema.inputs
             ],
             "outputs": [{"name": name, "datatype": "FP32", "shape": [-1]} for name in self.outputs],
         }
 
     def datatype(self, feature: str) -> str:
         """Return the native datatype of a feature; requests may use others."""
-        if feature in self.scorer.schema.dense:
+        schema = self.scorer.schema
+        if feature in schema.dense or feature in schema.vectors:
             return "FP32"
-        integers = self.scorer.schema.text_ids(feature) is TextIds.INTEGERS
+        integers = schema.text_ids(feature) is TextIds.INTEGERS or feature in schema.times
         return "INT64" if integers else "BYTES"
 
     def example(self) -> list[dict[str, Any]]:
         """Return a few raw rows of the example as JSON; synthetic rows if there is no example."""
         if self.scorer.example is None:
-            return [
-                dict.fromkeys(self.scorer.schema.dense, 0.0)
-                | {
-                    name: 0 if self.datatype(name) == "INT64" else "0"
-                    for name in self.scorer.schema.sparse
-                }
-            ]
+            schema = self.scorer.schema
+            row: dict[str, Any] = {
+                name: {"FP32": 0.0, "INT64": 0}.get(self.datatype(name), "0")
+                for name in schema.inputs
+            }
+            return [row | {name: [0.0] * width for name, width in schema.vectors.items()}]
         columns = self.scorer.schema.resolve(self.scorer.example.schema, "the example")
         some = self.scorer.example.slice(0, EXAMPLE_ROWS)
         named = pa.table({name: some.column(own) for name, own in columns.items()})
@@ -108,15 +109,21 @@ class Served:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def features_of(scorer: Scorer) -> Mapping[str, TextIds | None]:
-    """Return the names of a model's features, each with its rule for ids of texts."""
+def features_of(scorer: Scorer) -> Mapping[str, TextIds | str | int | None]:
+    """Return the names of a model's columns, each with its rule for ids of texts, its unit of time
+    or its length of vectors.
+    """
     schema = scorer.schema
-    return dict.fromkeys(schema.dense) | {name: schema.text_ids(name) for name in schema.sparse}
+    found: dict[str, TextIds | str | int | None] = dict.fromkeys(schema.dense)
+    found |= {name: schema.text_ids(name) for name in schema.sparse}
+    return found | dict(schema.times) | dict(schema.vectors)
 
 
 def columns_of(scorer: Scorer) -> list[str]:
@@ -178,9 +185,7 @@ def _warm_up(scorer: Scorer) -> None:
     """Score a row without ids, to compile the kernels; ignore the error of a model that refuses
     such a row.
     """
-    nothing = pa.table(
-        {name: pa.nulls(1) for name in (*scorer.schema.dense, *scorer.schema.sparse)}
-    )
+    nothing = pa.table({name: pa.nulls(1) for name in scorer.schema.inputs})
     try:
         batch: Batch = scorer.batch(nothing)
         scorer(batch)

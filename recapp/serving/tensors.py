@@ -9,7 +9,7 @@ bytes. Null in JSON is a missing value.
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -53,11 +53,13 @@ class InputTensor:
         name: Its name.
         datatype: Its datatype, a key of ARROW_TYPES.
         values_N: Its numbers or texts, flat.
+        width: The columns of its shape.
     """
 
     name: str
     datatype: str
     values_N: pa.Array
+    width: int = 1
 
 
 class BinaryData:
@@ -98,12 +100,13 @@ class BinaryData:
             )
 
 
-def read_tensor(given: object, binary: BinaryData) -> InputTensor:
+def read_tensor(given: object, binary: BinaryData, vectors: Container[str] = ()) -> InputTensor:
     """Return an entry of a request's `inputs` as a tensor.
 
     Args:
         given: The entry.
         binary: The bytes behind the JSON.
+        vectors: The names of tensors with several columns.
 
     Raises:
         Refused: The entry is malformed; the error names the tensor.
@@ -114,7 +117,9 @@ def read_tensor(given: object, binary: BinaryData) -> InputTensor:
     if not isinstance(datatype, str) or datatype not in ARROW_TYPES:
         near = suggest(str(datatype)[:40], ARROW_TYPES)
         raise bad(f"input {name}: datatype {datatype!r:.40} does not exist; {near}")
-    count = _count(given.get("shape"), name)
+    shape: Any = given.get("shape")
+    count = _count(shape, name, vectors)
+    width = shape[1] if len(shape) > 1 else 1
     parameters = given.get("parameters")
     if not isinstance(parameters, Mapping | None):
         raise bad(f"input {name}: parameters must be an object, not {parameters!r:.40}")
@@ -124,30 +129,30 @@ def read_tensor(given: object, binary: BinaryData) -> InputTensor:
             raise bad(f"input {name}: {BINARY_SIZE} must be a number of bytes, not {size!r}")
         values_N = _of_bytes(binary.take(size, name), datatype, count, name)
     else:
-        values_N = _of_json(given.get("data"), datatype, name)
+        values_N = _of_json(given.get("data"), datatype, name, width)
     if len(values_N) != count:
         raise bad(
             f"input {name}: shape {given['shape']} is {count} values, but there are {len(values_N)}"
         )
-    return InputTensor(name, datatype, values_N)
+    return InputTensor(name, datatype, values_N, width)
 
 
-def _count(shape: object, name: str) -> int:
-    """Return the number of values of a tensor of shape [N] or [N, 1]."""
+def _count(shape: Any, name: str, vectors: Container[str]) -> int:
+    """Return the number of values of a tensor of shape [N] or [N, 1]; [N, V] for vectors."""
     if (
         not isinstance(shape, list)
         or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape)
-        or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1))
+        or not (len(shape) == 1 or (len(shape) == 2 and (shape[1] == 1 or name in vectors)))
     ):
         raise bad(f"input {name}: shape {shape!r} must be [N] or [N, 1]")
     return prod(shape)
 
 
-def _of_json(data: object, datatype: str, name: str) -> pa.Array:
+def _of_json(data: object, datatype: str, name: str, width: int) -> pa.Array:
     if not isinstance(data, list):
         raise bad(f"input {name}: has neither data, a list, nor a parameter {BINARY_SIZE}")
-    if data and all(isinstance(item, list) and len(item) == 1 for item in data):
-        data = [item[0] for item in data]  # of shape [N, 1]
+    if data and all(isinstance(item, list) and len(item) == width for item in data):
+        data = [each for item in data for each in item]  # of shape [N, width]
     return column_of(data, ARROW_TYPES[datatype], f"input {name}", datatype)
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recapp.dataset.derived_columns import DerivedColumn, Kind, derived_from
+from recapp.dataset.derived_columns import SETTINGS, DerivedColumn, Kind, derived_from
 from recapp.errors import CheckpointError
 
 DERIVED_VALUES = "derived_values"
@@ -41,9 +41,8 @@ def values_in(meta: Mapping[str, Any], checkpoint: object) -> Mapping[str, Value
     found = meta.get(DERIVED_VALUES)
     if not isinstance(found, dict):
         raise CheckpointError(
-            f"checkpoint {checkpoint} has no values of derived columns, which dataset.buckets, "
-            "dataset.missing_flags, dataset.piecewise, dataset.crosses and dataset.min_frequency "
-            "make: leave these out, or use another checkpoint"
+            f"checkpoint {checkpoint} has no values of derived columns, which {SETTINGS} make: "
+            "leave these out, or use another checkpoint"
         )
     made = {}
     for key, values in found.items():
@@ -96,13 +95,15 @@ def read_values(raw: bytes, lines: object) -> Mapping[str, Values]:
             count = int(line["count"])
             if not 0 <= first <= first + count <= len(raw) // ITEM_BYTES:
                 raise ValueError(f"{column.name} is outside of the file")
-            floats = column.kind in (Kind.BUCKETS, Kind.PIECEWISE)
+            floats = column.has_floats
             part = np.frombuffer(raw, "<f8" if floats else "<i8", count, first * ITEM_BYTES)
             values: npt.NDArray[Any] = part.astype(np.float32 if floats else np.int64)
             if not bool((values[1:] > values[:-1]).all()):
                 raise ValueError(f"{column.name} is not ascending")
             if column.kind is Kind.PIECEWISE and count not in (0, 2):
                 raise ValueError(f"{column.name} has {count} ends")
+            if column.kind in (Kind.SINE, Kind.COSINE) and count != 1:
+                raise ValueError(f"{column.name} has {count} periods")
             made[column.key] = values
     except (TypeError, KeyError, OverflowError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error

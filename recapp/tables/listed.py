@@ -82,6 +82,16 @@ def row_features(listed: ListedTables) -> set[str]:
     return {read.feature for read in reads if tables[read.table].id_rule != "hash"}
 
 
+def features_by_table(listed: ListedTables) -> list[list[str]]:
+    """Return the features that read each listed table, each once."""
+    found = dict[str, list[str]]()
+    for read in _reads(_by_name(listed.tables), listed.lookups):
+        own = found.setdefault(read.table, [])
+        if read.feature not in own:
+            own.append(read.feature)
+    return list(found.values())
+
+
 def _by_name(tables: Sequence[ListedTable]) -> dict[str, ListedTable]:
     """Return the tables by name; the config of a table refuses an empty name."""
     made = dict[str, ListedTable]()

@@ -30,11 +30,48 @@ class FurtherTables:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DimRule:
+    """The columns of a table by its number of rows: factor * rows ** power, rounded to the nearest
+    multiple and limited (mixed dimensions, Ginart and others 2019, arXiv 1909.11810; the default is
+    that of DCN, arXiv 1708.05123).
+
+    Args:
+        factor: The factor.
+        power: The power, 0 to 1.
+        multiple: The number of which dims are multiples.
+        least: The smallest dim.
+        most: The largest dim.
+
+    Raises:
+        ConfigError: The limits are in the wrong order.
+    """
+
+    factor: Annotated[float, Within(above=0)] = 6.0
+    power: Annotated[float, Within(0, 1)] = 0.25
+    multiple: Positive = 4
+    least: Width = 4
+    most: Width = 64
+
+    def __post_init__(self) -> None:
+        if self.least > self.most:
+            raise ConfigError(
+                f"tables.dim_rule.least={self.least}: must be at most "
+                f"tables.dim_rule.most={self.most}"
+            )
+
+    def dim(self, rows: int) -> int:
+        """Return the columns of a table with a number of rows."""
+        wanted = round(self.factor * float(rows) ** self.power / self.multiple) * self.multiple
+        return min(max(wanted, self.least), self.most)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TablesOfDataset:
     """The group `tables` under `tables=from_dataset` and `tables=dynamic`: a table for each sparse
     column.
 
     Args:
+        dim_rule: The rule that gives each table its own dim, in place of `dim`; None without.
         sequences: The columns whose ids each give a vector.
         shared: The columns that read the table of another column, `{history: item}`.
         wide: Whether the model gets the collection `wide`, with one weight for each id, from 0;
@@ -50,6 +87,7 @@ class TablesOfDataset:
     num_embeddings: Literal["dynamic"] | None = None
     dynamic: DynamicRows | None = None
     dim: Width = 16
+    dim_rule: DimRule | None = None
     max_rows: Rows | None = 200_000
     data_type: Storage = "fp32"
     pooling: Literal["sum", "mean"] = "sum"

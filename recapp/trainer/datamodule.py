@@ -25,6 +25,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from recapp.console import note, short_path
 from recapp.dataset.click_rows import ClickRows, open_rows
 from recapp.dataset.data_settings import DataSettings, ScoringSettings
+from recapp.dataset.derived_columns import SETTINGS
 from recapp.dataset.fingerprint import (
     FileFacts,
     Fingerprint,
@@ -203,10 +204,7 @@ class ClickData(LightningDataModule):
         elif rows is not None:
             values = self._on_rank_0(lambda: rows.fitted().schema.values)
         else:
-            raise ConfigError(
-                "dataset.buckets, dataset.missing_flags, dataset.piecewise, dataset.crosses and "
-                "dataset.min_frequency belong to a trained model: name it, ckpt_path=..."
-            )
+            raise ConfigError(f"{SETTINGS} belong to a trained model: name it, ckpt_path=...")
         self.schema = self.schema.with_values(values)
 
     def _on_rank_0(self, make: Callable[[], T]) -> T:

@@ -29,7 +29,7 @@ from recapp.recipe.run_rows import sized_on_paper
 from recapp.settings.records import Constructor
 from recapp.sparse.batch import MISSING
 from recapp.stored.derived_values import plain_values, read_values, values_in, written_values
-from recapp.tables.table_settings import TablesOfDataset
+from recapp.tables.table_settings import ListedTable, ListedTables, TablesOfDataset
 from recapp.trainer.datamodule import ClickData
 
 NUMBERS = ("a", "b")
@@ -326,15 +326,45 @@ def test_an_unlabelled_schema_keeps_its_derived_columns():
     assert isinstance(schema(), Schema)
 
 
-def test_features_that_read_one_table_have_no_vocabularies_of_their_own():
-    shared = TablesOfDataset(source="dataset", shared={"y": "x"})
-    model = Constructor("recapp.models.published_dlrm.DLRM")
-    for least, feature in ((2, "x"), ({"y": 2}, "y")):
-        of = settings(min_frequency=least)
-        with pytest.raises(ConfigError, match=rf"numbers the ids of {feature} anew, and . reads"):
-            tables_of_model(shared, of, schema_of(of, shared), model)
-    kept = settings(min_frequency={"many": 2})
-    assert tables_of_model(shared, kept, schema_of(kept, shared), model)
+LISTED = ListedTables(
+    source="list",
+    tables=(
+        ListedTable(name="one", num_embeddings=9, embedding_dim=4, feature_names=("x", "many")),
+        ListedTable(name="two", num_embeddings=9, embedding_dim=4, feature_names=("many", "y")),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("tables", "least", "reads"),
+    [
+        (TablesOfDataset(shared={"many": "x"}), {"x": 3}, {"x": ("x", "many")}),
+        (TablesOfDataset(shared={"many": "x"}), {"y": 3}, {}),
+        (TablesOfDataset(shared={"many": "y", "x": "y"}), 3, {"y": IDS, "x": IDS}),
+        (LISTED, {"y": 3}, {"x": IDS, "y": IDS}),
+    ],
+)
+def test_features_that_read_one_table_have_one_vocabulary(logs, tables, least, reads):
+    of = schema_of(settings(min_frequency=least), tables)
+    own = {c.name: c for c in of.derived}
+    assert {name: own[name].reads for name in reads} == reads
+    assert own.keys() == {"y"} if not reads else "many" in own
+    if "x" in reads and "y" not in reads:
+        made = fitted(of, open_source(logs, of))
+        # 7 three times in x; 2 in lists alone; 1 twice in x and once in a list
+        assert [c.values.tolist() for c in made.derived] == [[1, 2, 7]] * 2
+        batch = batch_of(made, logs)
+        assert ids_of(batch, "x") == [3, 3, 3, *[MISSING] * 3, 1, 1]
+        assert ids_of(batch, "many")[:3] == [1, 2, 2]
+        model = Constructor("recapp.models.published_dlrm.DLRM")
+        (one, _) = tables_of_model(tables, settings(min_frequency=least), made, model).tables
+        assert one.num_embeddings == 4 and one.feature_names == ("x", "many")
+
+
+def test_features_of_one_table_need_one_frequency():
+    shared = TablesOfDataset(shared={"many": "x"})
+    with pytest.raises(ConfigError, match="x and many read one table, which has one vocabulary: g"):
+        schema_of(settings(min_frequency={"x": 2, "many": 3}), shared)
 
 
 @pytest.mark.parametrize(

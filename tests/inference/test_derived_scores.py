@@ -4,6 +4,8 @@ import json
 import subprocess
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -14,6 +16,9 @@ from recapp.app.model_export import export_model
 from recapp.errors import ArtefactError
 from recapp.inference.build_cpp import missing_tools
 from recapp.inference.export_settings import Export
+from recapp.serving.json_rows import read_rows
+from recapp.serving.limits import Limits
+from recapp.serving.served_model import Served, check_model
 from recapp.stored.checkpoint import read_manifest
 
 pytestmark = pytest.mark.full
@@ -23,7 +28,30 @@ DERIVED = (
     "dataset.crosses=[[C2,I2_bucket],[C3,C4,C6]]",
     "dataset.missing_flags=[I1,I3]",
     "dataset.piecewise={I4: 3}",
+    "dataset.times={seen: ms, day: s}",
+    "dataset.periodic={I6: 7.3}",
+    "dataset.vectors={image: 3, text: 2}",
 )
+
+
+def add_columns(folder):
+    """Write times and vectors into the logs, some of them missing."""
+    for path in sorted(folder.glob("*.parquet")):
+        table = pq.read_table(path)
+        random = np.random.default_rng(table.num_rows)
+        rows = table.num_rows
+        times = random.integers(-(10**12), 2 * 10**12, rows)
+        some = random.random(rows) < 0.1
+        image = random.normal(size=(rows, 3)).astype(np.float32)
+        columns = {
+            "seen": pa.array(times, mask=some),
+            "day": pa.array(times // 86_400_000, mask=some).cast(pa.int32()).cast(pa.date32()),
+            "image": pa.FixedSizeListArray.from_arrays(image.reshape(-1), 3),
+            "text": pa.array([None if each else [0.5, -2.0] for each in some]),
+        }
+        for name, column in columns.items():
+            table = table.append_column(name, column)
+        pq.write_table(table, path)
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +59,7 @@ def trained(tmp_path_factory):
     """Logs, a checkpoint after six steps, and its compiled artefact."""
     folder = tmp_path_factory.mktemp("derived")
     logs = make_logs(folder / "logs")
+    add_columns(logs)
     fit(compose(logs, *DERIVED, "trainer.max_steps=6"), folder / "run")
     path = folder / "run" / "checkpoints" / "last.ckpt"
     export_model(path, folder / "art", Export(report_rows=64))
@@ -65,18 +94,52 @@ def test_a_resumed_run_keeps_the_fitted_values_and_equals_the_unbroken_run(train
     assert module is not None
 
 
+def seconds_of(dates):
+    return pc.multiply(dates.cast(pa.int32()).cast(pa.int64()), 86_400)
+
+
+def test_requests_have_times_and_vectors(trained, rows):
+    torch.set_num_threads(1)
+    model = recapp.load_model(trained / "art")
+    wanted = model.predict(rows)[:20]
+    served = Served("clicks", model)
+    check_model(model)
+    inputs = {each["name"]: each for each in served.metadata()["inputs"]}
+    assert inputs["image"]["shape"] == [-1, 3] and inputs["seen"]["datatype"] == "INT64"
+    plain = rows.set_column(rows.column_names.index("day"), "day", seconds_of(rows["day"]))
+    some = plain.slice(0, 20).to_pylist()
+    body = memoryview(json.dumps({"rows": some}).encode())
+    assert torch.equal(model.predict(read_rows(body, {}, served, Limits()).table), wanted)
+    example = memoryview(json.dumps({"rows": served.example()}).encode())
+    assert model.predict(read_rows(example, {}, served, Limits()).table).isfinite().all()
+
+
 @pytest.mark.skipif(
     bool(missing_tools()), reason="needs cmake and a C++ compiler: apt-get install cmake g++"
 )
 def test_the_cpp_program_computes_the_same_bits(trained, rows, program):
     torch.set_num_threads(1)
     wanted = recapp.load_model(trained / "art", trust_compiled=True).predict(rows)
-    text = "".join(json.dumps(row) + "\n" for row in rows.to_pylist()).encode()
+    plain = rows.set_column(rows.column_names.index("day"), "day", seconds_of(rows["day"]))
+    text = "".join(json.dumps(row) + "\n" for row in plain.to_pylist()).encode()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
     words = [program, trained / "art", "--threads=1"]
-    done = subprocess.run(words, input=text, capture_output=True, timeout=120)
-    assert done.returncode == 0, done.stderr.decode()
-    found = [json.loads(line)["score"] for line in done.stdout.splitlines()]
-    assert np.array_equal(np.array(found, np.float32), wanted.numpy())
+    for sent in (text, sink.getvalue().to_pybytes()):
+        done = subprocess.run(words, input=sent, capture_output=True, timeout=120)
+        assert done.returncode == 0, done.stderr.decode()
+        found = [json.loads(line)["score"] for line in done.stdout.splitlines()]
+        assert np.array_equal(np.array(found, np.float32), wanted.numpy())
+    row = plain.slice(0, 1).to_pylist()[0]
+    for changed, said in (
+        ({"image": [1, 2]}, "feature image holds a list of 2 values; a vector has 3"),
+        ({"image": 7}, "feature image holds no list of numbers"),
+        ({"seen": "noon"}, "feature seen holds no time, which is a whole number"),
+    ):
+        bad = json.dumps({**row, **changed}).encode()
+        done = subprocess.run(words, input=bad, capture_output=True, timeout=120)
+        assert done.returncode and said in done.stderr.decode()
 
 
 def test_an_artefact_with_other_values_is_refused(trained, tmp_path):

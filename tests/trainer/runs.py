@@ -135,7 +135,8 @@ def fit(config, folder, *extra, ckpt_path=None):
     ]
     trainer = lightning_trainer.build_trainer(config, strategy, callbacks, loggers)
     data = training.build_data(config)
-    module = training.build_module(config, lambda: build_model(config.sized(data.table_rows)))
+    sized = training.sized_by(config, data)
+    module = training.build_module(config, lambda: build_model(sized()))
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     return seen, trainer, module
 

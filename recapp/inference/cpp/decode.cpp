@@ -151,6 +151,18 @@ std::int64_t id_of(const Value& value, TextIds way) {
   return id;
 }
 
+std::int64_t time_of(const Value& value, std::int64_t ticks) {
+  std::int64_t found = 0;
+  try {
+    found = id_of(value, TextIds::integers);
+  } catch (const BadValue&) {
+    throw BadValue("holds no time, which is a whole number");
+  }
+  if (found == MISSING) return MISSING;
+  if (ticks < 0) return found * -ticks;
+  return found / ticks - (found % ticks < 0);
+}
+
 float number_of(const Value& value) {
   using Kind = Value::Kind;
   switch (value.kind) {

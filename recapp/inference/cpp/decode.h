@@ -26,6 +26,9 @@ struct Value {
 
 // Return an id, or MISSING. Throws BadValue.
 std::int64_t id_of(const Value& value, TextIds way);
+// Return the whole seconds of a time, rounded down, or MISSING. Throws BadValue.
+//   ticks   of a second; if negative, the seconds of a tick
+std::int64_t time_of(const Value& value, std::int64_t ticks);
 // Return a number, 0 where it is missing. Throws BadValue.
 float number_of(const Value& value);
 // Whether a number is missing.

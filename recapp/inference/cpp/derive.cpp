@@ -54,6 +54,79 @@ Ids crossed(const Artefact& artefact, const Derived& column, const Rows& rows) {
   return made;
 }
 
+constexpr std::int64_t DAY = 86400;
+constexpr double HALF_PI = 1.5707963267948966;
+
+std::int64_t remainder(std::int64_t value, std::int64_t of) {
+  const std::int64_t found = value % of;
+  return found < 0 ? found + of : found;
+}
+
+// Return the ids of the hours or weekdays of a time, one for each row.
+Ids dates(const Artefact& artefact, const Derived& column, const Raw& raw, std::int64_t count) {
+  Ids made;
+  for (std::int64_t row = 0; row < count; ++row) {
+    const std::int64_t time =
+        raw.times[static_cast<std::size_t>(row) * artefact.times.size() + column.reads[0]];
+    const std::int64_t day = time / DAY - (time % DAY < 0);
+    const std::int64_t id = column.kind == DerivedKind::hour ? remainder(time, DAY) / 3600
+                                                             : remainder(day + 3, 7);
+    made.ids.push_back(time == MISSING ? MISSING : id + 1);
+    made.ends.push_back(row + 1);
+  }
+  return made;
+}
+
+// Return the sine or cosine of a turn: Taylor's sums within a quarter, in the order of operations of
+// recapp/dataset/derive.py.
+float circle(double turns, bool cosine) {
+  static const double sines[] = {1,
+                                 -1.0 / 6,
+                                 1.0 / 120,
+                                 -1.0 / 5040,
+                                 1.0 / 362880,
+                                 -1.0 / 39916800,
+                                 1.0 / 6227020800,
+                                 -1.0 / 1307674368000};
+  static const double cosines[] = {1,
+                                   -1.0 / 2,
+                                   1.0 / 24,
+                                   -1.0 / 720,
+                                   1.0 / 40320,
+                                   -1.0 / 3628800,
+                                   1.0 / 479001600,
+                                   -1.0 / 87178291200,
+                                   1.0 / 20922789888000};
+  const double quarters = turns * 4;
+  const double whole = std::floor(quarters);
+  const double angle = (quarters - whole) * HALF_PI;
+  const double square = angle * angle;
+  const int quarter = (static_cast<int>(whole) + (cosine ? 1 : 0)) % 4;
+  double made = quarter % 2 ? cosines[8] : sines[7];
+  for (int i = quarter % 2 ? 7 : 6; i >= 0; --i) {
+    made = made * square + (quarter % 2 ? cosines[i] : sines[i]);
+  }
+  if (quarter % 2 == 0) made *= angle;
+  return static_cast<float>(quarter >= 2 ? -made : made);
+}
+
+// Return the sine or cosine of the part of a period that a row's number or time is in.
+float on_circle(const Artefact& artefact, const Derived& column, const Raw& raw, std::size_t row) {
+  const bool cosine = column.kind == DerivedKind::cosine;
+  const double period = column.edges[0];
+  if (column.of_time) {
+    const std::int64_t time = raw.times[row * artefact.times.size() + column.reads[0]];
+    if (time == MISSING) return 0;
+    const auto left = remainder(time, static_cast<std::int64_t>(period));
+    return circle(static_cast<double>(left) / period, cosine);
+  }
+  const float number = raw.numbers[row * artefact.dense.size() + column.reads[0]];
+  if (std::isnan(number)) return 0;
+  double left = std::fmod(static_cast<double>(number), period);
+  if (left < 0) left += period;
+  return circle(left / period, cosine);
+}
+
 // Replace ids by their places in a vocabulary, counted from 1; others are missing.
 void place(const Derived& column, Ids& of) {
   const std::int64_t* end = column.known + column.count;
@@ -65,12 +138,16 @@ void place(const Derived& column, Ids& of) {
 
 }  // namespace
 
-void derive(const Artefact& artefact, const std::vector<float>& numbers, Rows& rows) {
+void derive(const Artefact& artefact, const Raw& values, Rows& rows) {
+  const std::vector<float>& numbers = values.numbers;
   const auto count = static_cast<std::size_t>(rows.count);
   const std::size_t raw = artefact.dense.size();
   std::vector<float> dense(count * artefact.numbers);
   for (std::size_t row = 0; row < count; ++row) {
-    std::copy_n(rows.dense.data() + row * raw, raw, dense.data() + row * artefact.numbers);
+    float* of_row = dense.data() + row * artefact.numbers;
+    const std::size_t wide = artefact.vector_numbers;
+    std::copy_n(rows.dense.data() + row * raw, raw, of_row);
+    std::copy_n(values.vectors.data() + row * wide, wide, of_row + artefact.numbers - wide);
   }
   rows.sparse.resize(artefact.features.size());
   for (const Derived& column : artefact.derived) {
@@ -92,6 +169,16 @@ void derive(const Artefact& artefact, const std::vector<float>& numbers, Rows& r
         break;
       case DerivedKind::cross:
         rows.sparse[column.makes] = crossed(artefact, column, rows);
+        break;
+      case DerivedKind::hour:
+      case DerivedKind::weekday:
+        rows.sparse[column.makes] = dates(artefact, column, values, rows.count);
+        break;
+      case DerivedKind::sine:
+      case DerivedKind::cosine:
+        for (std::size_t row = 0; row < count; ++row) {
+          dense[row * artefact.numbers + column.makes] = on_circle(artefact, column, values, row);
+        }
         break;
       case DerivedKind::vocabulary: place(column, rows.sparse[column.makes]); break;
     }

@@ -5,8 +5,14 @@
 
 namespace recapp {
 
-// Add the derived columns to decoded rows.
-//   numbers   [count, dense features], not transformed; NaN where one is missing
-void derive(const Artefact& artefact, const std::vector<float>& numbers, Rows& rows);
+// Values of which numbers and ids are made.
+struct Raw {
+  std::vector<float> numbers;       // [count, dense features], not transformed; NaN: missing
+  std::vector<std::int64_t> times;  // [count, times], seconds; MISSING
+  std::vector<float> vectors;       // [count, numbers of all vectors]
+};
+
+// Add the derived columns to decoded rows, and behind them the vectors.
+void derive(const Artefact& artefact, const Raw& raw, Rows& rows);
 
 }  // namespace recapp

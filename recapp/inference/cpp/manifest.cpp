@@ -199,31 +199,43 @@ std::vector<Input> read_inputs(const Json& compiled, const Artefact& artefact) {
 
 // Read the columns that are computed from others; their values are in a file.
 void read_derived(const Json& columns, Artefact& artefact) {
-  static const char* const kinds[] = {"buckets", "missing", "piecewise", "cross", "vocabulary"};
+  static const char* const kinds[] = {"buckets",    "missing", "piecewise", "cross",
+                                      "vocabulary", "hour",    "weekday",   "sine",
+                                      "cosine"};
+  using enum DerivedKind;
   if (!columns.is(Kind::array)) throw Damage("derived is of another type");
   std::vector<std::string> names = artefact.dense;
   names.insert(names.end(), artefact.sparse.begin(), artefact.sparse.end());
+  std::vector<std::string> times;
+  for (const TimeColumn& time : artefact.times) times.push_back(time.name);
   for (const Json& of : columns.items) {
     Derived made;
     made.kind = one_of<DerivedKind>(text(of, "kind"), kinds, "kind");
     made.first = static_cast<std::uint64_t>(integer(of, "first", 0, LARGEST));
     made.count = static_cast<std::uint64_t>(integer(of, "count", 0, LARGEST));
-    const bool number = made.kind == DerivedKind::missing || made.kind == DerivedKind::piecewise;
-    const bool of_numbers = number || made.kind == DerivedKind::buckets;
-    if (made.kind == DerivedKind::piecewise && made.count != 0 && made.count != 2) {
+    const bool round = made.kind == sine || made.kind == cosine;
+    const bool number = round || made.kind == missing || made.kind == piecewise;
+    const bool of_numbers = number || made.kind == buckets;
+    if (made.kind == piecewise && made.count != 0 && made.count != 2) {
       throw Damage("derived: count of a piece");
     }
+    if (round && made.count != 1) throw Damage("derived: count of periods");
     for (const std::string& name : texts(of, "reads")) {
-      made.reads.push_back(index_of(of_numbers ? artefact.dense : artefact.features, name, "column"));
+      made.of_time = made.kind == hour || made.kind == weekday ||
+                     (round && std::find(times.begin(), times.end(), name) != times.end());
+      const auto& among = made.of_time ? times : of_numbers ? artefact.dense : artefact.features;
+      made.reads.push_back(index_of(among, name, "column"));
     }
     const bool cross = made.kind == DerivedKind::cross;
-    if (cross ? made.reads.size() < 2 || made.reads.size() > 3 : made.reads.size() != 1) {
+    // a vocabulary counts the ids of all features of a table, and one of them gets its places
+    const bool several = cross || made.kind == vocabulary;
+    const std::size_t most = cross ? 3 : several ? artefact.features.size() : 1;
+    if (made.reads.size() < (cross ? 2 : 1) || made.reads.size() > most) {
       throw Damage("derived: reads");
     }
     const std::string& name = text(of, "name");
-    if (made.kind == DerivedKind::vocabulary) {
+    if (made.kind == vocabulary) {
       made.makes = index_of(artefact.features, name, "feature");
-      if (made.makes != made.reads[0]) throw Damage("derived: reads");
     } else {
       names.push_back(name);
       made.makes = number ? artefact.numbers++ : artefact.features.size();
@@ -250,19 +262,46 @@ void map_derived(Artefact& artefact) {
     }
     const std::uint8_t* at = artefact.derived_values->data() + 8 * column.first;
     bool ascends = true;
-    if (column.kind == DerivedKind::buckets || column.kind == DerivedKind::piecewise) {
+    using enum DerivedKind;
+    const bool round = column.kind == sine || column.kind == cosine;
+    if (round || column.kind == buckets || column.kind == piecewise) {
       const double* edges = reinterpret_cast<const double*>(at);
       column.edges.assign(edges, edges + column.count);
       for (std::size_t i = 1; i < column.edges.size(); ++i) {
         ascends = ascends && column.edges[i - 1] < column.edges[i];
       }
-    } else if (column.kind == DerivedKind::vocabulary) {
+      const double least = column.of_time ? 1 : 0;
+      if (round && !(column.edges[0] >= least && column.edges[0] > 0 && column.edges[0] < 1e31)) {
+        artefact.damaged("derived: a period");
+      }
+    } else if (column.kind == vocabulary) {
       column.known = reinterpret_cast<const std::int64_t*>(at);
       for (std::uint64_t i = 1; i < column.count; ++i) {
         ascends = ascends && column.known[i - 1] < column.known[i];
       }
     }
     if (!ascends) artefact.damaged("derived: values that do not ascend");
+  }
+}
+
+// Read the columns of times and of vectors, if there are any.
+void read_further(const Json& of, Artefact& artefact) {
+  static const char* const units[] = {"s", "ms", "us", "ns"};
+  static const std::int64_t ticks[] = {1, 1000, 1000000, 1000000000};
+  if (const Json* times = of.find("times")) {
+    if (!times->is(Kind::array)) throw Damage("times is of another type");
+    for (const Json& item : times->items) {
+      const int unit = one_of<int>(text(item, "unit"), units, "unit");
+      artefact.times.push_back({text(item, "name"), ticks[unit]});
+    }
+  }
+  if (const Json* vectors = of.find("vectors")) {
+    if (!vectors->is(Kind::array)) throw Damage("vectors is of another type");
+    for (const Json& item : vectors->items) {
+      const auto width = static_cast<std::size_t>(integer(item, "width", 1, MOST_COLUMNS));
+      artefact.vectors.push_back({text(item, "name"), width, artefact.vector_numbers});
+      artefact.vector_numbers += width;
+    }
   }
 }
 
@@ -273,6 +312,9 @@ void read_features(const Json& of, Artefact& artefact) {
   artefact.sparse = texts(of, "sparse");
   auto all = artefact.dense;
   all.insert(all.end(), artefact.sparse.begin(), artefact.sparse.end());
+  read_further(of, artefact);
+  for (const TimeColumn& time : artefact.times) all.push_back(time.name);
+  for (const VectorColumn& vector : artefact.vectors) all.push_back(vector.name);
   check_names(all);
   const Json& way = entry(of, "text", Kind::object);
   for (const std::string& name : artefact.sparse) {
@@ -282,6 +324,7 @@ void read_features(const Json& of, Artefact& artefact) {
   artefact.features = artefact.sparse;
   artefact.numbers = artefact.dense.size();
   if (const Json* columns = of.find("derived")) read_derived(*columns, artefact);
+  artefact.numbers += artefact.vector_numbers;
 }
 
 std::vector<double> numbers(const Json& values, const char* what) {

@@ -17,7 +17,9 @@ enum class Rule { error, hash, clamp, drop, dynamic };
 enum class Pooling { sum, mean, concat, none };
 enum class TextIds { hex, hashed, integers };
 enum class Transform { none, log1p, log3 };
-enum class DerivedKind { buckets, missing, piecewise, cross, vocabulary };
+enum class DerivedKind {
+  buckets, missing, piecewise, cross, vocabulary, hour, weekday, sine, cosine
+};
 
 struct Table {
   std::string name;
@@ -63,11 +65,25 @@ struct Output {
 struct Derived {
   DerivedKind kind = DerivedKind::buckets;
   std::vector<std::size_t> reads;  // features with ids of cross and vocabulary, else dense ones
+  bool of_time = false;            // whether it reads a time instead
   std::size_t makes = 0;           // the feature with ids, or the number
   std::uint64_t first = 0;         // of its values in the file
   std::uint64_t count = 0;
-  std::vector<float> edges;               // of buckets, or the ends of a piece; ascending
+  std::vector<float> edges;               // of buckets, the ends of a piece, a period; ascending
   const std::int64_t* known = nullptr;    // ids of a vocabulary, ascending
+};
+
+// A column of times, in whole numbers of ticks, of which a second has so many.
+struct TimeColumn {
+  std::string name;
+  std::int64_t ticks = 1;
+};
+
+// A column of vectors of one length.
+struct VectorColumn {
+  std::string name;
+  std::size_t width = 0;
+  std::size_t first = 0;  // among the numbers of all vectors
 };
 
 struct Compiled {
@@ -92,8 +108,11 @@ struct Artefact {
   std::vector<std::string> dense;
   std::vector<std::string> sparse;
   std::vector<TextIds> text;  // of each sparse feature
+  std::vector<TimeColumn> times;
+  std::vector<VectorColumn> vectors;
+  std::size_t vector_numbers = 0;     // of all vectors of a row
   std::vector<std::string> features;  // with ids: sparse ones, then derived ones
-  std::size_t numbers = 0;            // of the dense part: dense features, then derived ones
+  std::size_t numbers = 0;            // of the dense part: dense features, derived ones, vectors
   std::vector<Derived> derived;
   std::shared_ptr<MappedFile> derived_values;
   Transform transform = Transform::none;

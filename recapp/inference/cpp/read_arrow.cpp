@@ -97,12 +97,30 @@ Value value_at(const arrow::Array& column, std::int64_t row) {
       made.kind = Value::Kind::boolean;
       made.integer = static_cast<const arrow::BooleanArray&>(column).Value(row);
       return made;
+    case Type::TIMESTAMP: return integer_at<arrow::TimestampArray>(column, row);
+    case Type::DATE32: return integer_at<arrow::Date32Array>(column, row);
+    case Type::DATE64: return integer_at<arrow::Date64Array>(column, row);
     case Type::DICTIONARY: {
       const auto& coded = static_cast<const arrow::DictionaryArray&>(column);
       return value_at(*coded.dictionary(), coded.GetValueIndex(row));
     }
     default: return {};  // of type null
   }
+}
+
+// Return the ticks of a second in a type of times, negative for the seconds of a tick; 0 for a type
+// of numbers.
+std::int64_t ticks_of(const arrow::DataType& type) {
+  if (type.id() == Type::DATE32) return -86400;
+  if (type.id() == Type::DATE64) return 1000;
+  if (type.id() != Type::TIMESTAMP) return 0;
+  switch (static_cast<const arrow::TimestampType&>(type).unit()) {
+    case arrow::TimeUnit::SECOND: return 1;
+    case arrow::TimeUnit::MILLI: return 1000;
+    case arrow::TimeUnit::MICRO: return 1000000;
+    case arrow::TimeUnit::NANO: return 1000000000;
+  }
+  return 0;
 }
 
 // Reads tables of Arrow.
@@ -156,7 +174,17 @@ class ArrowRows {
     const char* wanted = "numbers, or strings that spell numbers";
     bool good = is_number(value) || is_text(value) || value.id() == Type::NA ||
                 value.id() == Type::BOOL;
-    if (!builder_.is_dense(feature)) {
+    if (builder_.is_time(feature)) {
+      wanted = "timestamps, dates, or whole numbers";
+      good = is_number(value) || is_text(value) || value.id() == Type::NA || ticks_of(value);
+    } else if (builder_.is_vector(feature)) {
+      wanted = "lists of numbers";
+      good = type.id() == Type::NA;
+      if (is_list(type)) {
+        const arrow::DataType& inner = value_type(*type.field(0)->type());
+        good = is_number(inner) || inner.id() == Type::NA || inner.id() == Type::BOOL;
+      }
+    } else if (!builder_.is_dense(feature)) {
       const arrow::DataType& inner =
           is_list(type) ? value_type(*type.field(0)->type()) : value;
       wanted = "integers, text, or lists of those";
@@ -173,6 +201,15 @@ class ArrowRows {
       builder_.add_number(feature, done_ + row_, value_at(column, row_));
       return;
     }
+    if (builder_.is_time(feature)) {
+      const std::int64_t ticks = ticks_of(value_type(*column.type()));
+      builder_.add_time(feature, done_ + row_, value_at(column, row_), ticks);
+      return;
+    }
+    if (builder_.is_vector(feature)) {
+      add_vector(feature, column);
+      return;
+    }
     switch (column.type_id()) {
       case Type::LIST: add_list<arrow::ListArray>(feature, column); break;
       case Type::LARGE_LIST: add_list<arrow::LargeListArray>(feature, column); break;
@@ -180,6 +217,27 @@ class ArrowRows {
       default: builder_.add_id(feature, value_at(column, row_));
     }
     builder_.end_row(feature);
+  }
+
+  void add_vector(int feature, const arrow::Array& column) {
+    switch (column.type_id()) {
+      case Type::LIST: add_numbers<arrow::ListArray>(feature, column); break;
+      case Type::LARGE_LIST: add_numbers<arrow::LargeListArray>(feature, column); break;
+      case Type::FIXED_SIZE_LIST: add_numbers<arrow::FixedSizeListArray>(feature, column); break;
+      default: break;  // of type null
+    }
+  }
+
+  template <typename Array>
+  void add_numbers(int feature, const arrow::Array& column) {
+    const auto& lists = static_cast<const Array&>(column);
+    if (lists.IsNull(row_)) return;
+    const auto first = static_cast<std::int64_t>(lists.value_offset(row_));
+    const auto length = static_cast<std::int64_t>(lists.value_length(row_));
+    builder_.check_length(feature, length);
+    for (std::int64_t at = 0; at < length; ++at) {
+      builder_.add_to_vector(feature, done_ + row_, at, value_at(*lists.values(), first + at));
+    }
   }
 
   template <typename Array>

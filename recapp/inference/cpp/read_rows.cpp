@@ -2,8 +2,6 @@
 
 #include <cmath>
 
-#include "derive.h"
-
 namespace recapp {
 
 RowsBuilder::RowsBuilder(const Artefact& artefact) : artefact_(artefact) {
@@ -12,20 +10,46 @@ RowsBuilder::RowsBuilder(const Artefact& artefact) : artefact_(artefact) {
 
 const std::string& RowsBuilder::name(int feature) const {
   const auto at = static_cast<std::size_t>(feature);
+  if (is_vector(feature)) return vector(feature).name;
+  if (is_time(feature)) return artefact_.times[feature - times()].name;
   return is_dense(feature) ? artefact_.dense[at] : artefact_.sparse[at - artefact_.dense.size()];
 }
 
 void RowsBuilder::add_rows(std::int64_t count) {
   rows_.count += count;
   rows_.dense.resize(static_cast<std::size_t>(rows_.count) * artefact_.dense.size());
-  if (!artefact_.derived.empty()) numbers_.resize(rows_.dense.size());
+  const auto rows = static_cast<std::size_t>(rows_.count);
+  if (!artefact_.derived.empty()) raw_.numbers.resize(rows_.dense.size());
+  raw_.times.resize(rows * artefact_.times.size());
+  raw_.vectors.resize(rows * artefact_.vector_numbers);
+}
+
+void RowsBuilder::add_time(int feature, std::int64_t row, const Value& value, std::int64_t ticks) {
+  const std::size_t place = feature - times();
+  const std::size_t at = static_cast<std::size_t>(row) * artefact_.times.size() + place;
+  raw_.times[at] = time_of(value, ticks ? ticks : artefact_.times[place].ticks);
+}
+
+void RowsBuilder::check_length(int feature, std::int64_t length) const {
+  const auto width = static_cast<std::int64_t>(vector(feature).width);
+  if (length != width) {
+    throw BadValue("holds a list of " + std::to_string(length) + " values; a vector has " +
+                   std::to_string(width));
+  }
+}
+
+void RowsBuilder::add_to_vector(int feature, std::int64_t row, std::int64_t place,
+                                const Value& value) {
+  const std::size_t at = static_cast<std::size_t>(row) * artefact_.vector_numbers +
+                         vector(feature).first + static_cast<std::size_t>(place);
+  raw_.vectors[at] = number_of(value);
 }
 
 void RowsBuilder::add_number(int feature, std::int64_t row, const Value& value) {
   const std::size_t at = static_cast<std::size_t>(row) * artefact_.dense.size() + feature;
   const float number = number_of(value);
   rows_.dense[at] = transformed(number, artefact_.transform);
-  if (!numbers_.empty()) numbers_[at] = is_missing(value) ? NAN : number;
+  if (!raw_.numbers.empty()) raw_.numbers[at] = is_missing(value) ? NAN : number;
 }
 
 void RowsBuilder::add_id(int feature, const Value& value) {
@@ -52,7 +76,7 @@ Rows RowsBuilder::finish() {
     }
     of.ids.resize(kept);
   }
-  if (!artefact_.derived.empty()) derive(artefact_, numbers_, rows_);
+  if (!artefact_.derived.empty() || !artefact_.vectors.empty()) derive(artefact_, raw_, rows_);
   return std::move(rows_);
 }
 
@@ -115,7 +139,20 @@ class JsonRows {
       builder_.add_number(feature, count_, value_of(value, "a number, or text that spells one"));
       return;
     }
+    if (builder_.is_time(feature)) {
+      builder_.add_time(feature, count_, value_of(value, "a whole number"));
+      return;
+    }
     const bool list = value.is(Json::Kind::array);
+    if (builder_.is_vector(feature)) {
+      if (!list && !value.is(Json::Kind::null)) throw BadValue("holds no list of numbers");
+      if (list) builder_.check_length(feature, static_cast<std::int64_t>(value.items.size()));
+      for (std::size_t i = 0; i < value.items.size(); ++i) {
+        builder_.add_to_vector(feature, count_, static_cast<std::int64_t>(i),
+                               value_of(value.items[i], "a number"));
+      }
+      return;
+    }
     if (!value.is(Json::Kind::null)) check_kind(feature, list);
     if (list) {
       builder_.begin_list(feature);

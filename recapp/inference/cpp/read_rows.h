@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "decode.h"
+#include "derive.h"
 
 namespace recapp {
 
@@ -13,16 +13,28 @@ class RowsBuilder {
  public:
   explicit RowsBuilder(const Artefact& artefact);
 
-  // Return the name of a feature; dense ones are numbered first, then sparse ones.
+  // Return the name of a feature: dense ones have the first numbers, then sparse ones, times and
+  // vectors.
   const std::string& name(int feature) const;
-  int features() const { return static_cast<int>(artefact_.dense.size() + artefact_.sparse.size()); }
+  int features() const {
+    return times() + static_cast<int>(artefact_.times.size() + artefact_.vectors.size());
+  }
   bool is_dense(int feature) const {
     return feature < static_cast<int>(artefact_.dense.size());
+  }
+  bool is_time(int feature) const { return feature >= times() && !is_vector(feature); }
+  bool is_vector(int feature) const {
+    return feature >= times() + static_cast<int>(artefact_.times.size());
   }
 
   // Make room for more rows, whose values may come in any order of features.
   void add_rows(std::int64_t count);
   void add_number(int feature, std::int64_t row, const Value& value);
+  // Add a time; `ticks` of the value's own unit, or 0 for that of the feature.
+  void add_time(int feature, std::int64_t row, const Value& value, std::int64_t ticks = 0);
+  // Check the length of a vector, whose numbers come one by one; without any it is zeros.
+  void check_length(int feature, std::int64_t length) const;
+  void add_to_vector(int feature, std::int64_t row, std::int64_t place, const Value& value);
   // Values of a sparse feature come row by row. A list begins with `begin_list`.
   void add_id(int feature, const Value& value);
   void begin_list(int feature) { ids(feature).lists = true; }
@@ -34,11 +46,16 @@ class RowsBuilder {
 
  private:
   Ids& ids(int feature) { return rows_.sparse[feature - artefact_.dense.size()]; }
+  // Return the number of the first time.
+  int times() const { return static_cast<int>(artefact_.dense.size() + artefact_.sparse.size()); }
+  const VectorColumn& vector(int feature) const {
+    return artefact_.vectors[feature - times() - artefact_.times.size()];
+  }
   std::int64_t size(int feature) { return static_cast<std::int64_t>(ids(feature).ids.size()); }
 
   const Artefact& artefact_;
   Rows rows_;
-  std::vector<float> numbers_;  // for derived columns: not transformed, NaN where missing
+  Raw raw_;  // numbers only where columns are derived
 };
 
 // Return the rows of JSON lines; `source` is what messages call it.

@@ -1,5 +1,6 @@
 """The settings of tables, the group `tables`: one table for each sparse column, or a list."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -61,7 +62,8 @@ class DimRule:
 
     def dim(self, rows: int) -> int:
         """Return the columns of a table with a number of rows."""
-        wanted = round(self.factor * float(rows) ** self.power / self.multiple) * self.multiple
+        power = math.pow(rows, self.power)
+        wanted = round(self.factor * power / self.multiple) * self.multiple
         return min(max(wanted, self.least), self.most)
 
 

@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from jobs import command
 
 from recapp import reproduce
 from recapp.app import kept_runs
@@ -210,3 +211,24 @@ def test_experiments_without_published_files_refuse_data(tmp_path, capsys):
     assert "has no published files: its data are generated" in capsys.readouterr().err
     assert reproduce.main(["name=mlperf_dlrm_dcnv2", *given]) == 1
     assert "the published files are not CSV" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_a_record_of_the_users_own_runs_its_shape_on_ranks(tmp_path):
+    (tmp_path / "mine/reproduce").mkdir(parents=True)
+    (tmp_path / "mine/reproduce/small.yaml").write_text(
+        "published: {auc: .8, source: nobody}\n"
+        "data:\n"
+        "  rows: {train: 2000000, valid: 500000, test: 500000}\n"
+        "  ids: {user: 5, item: 7}\n"
+        "overrides: [dataset.batch_size=256, tables.dim=4, 'model.bottom_layers=[8,4]']\n"
+    )
+    given = ["--config-dir", "mine", "name=small", "format=json"]
+    done = command("reproduce", *given, cwd=tmp_path)
+    assert done.code == 0, done.err
+    rows = {row["what"]: row["value"] for row in json.loads(done.out)["rows"]}
+    assert rows["verdict"] == "shape only" and 0.4 < float(rows["AUC, mean"]) < 1
+    kept = tmp_path / "reproduced/small/shape/seed_1"
+    assert (kept / "result.json").is_file() and not (kept / "checkpoints").exists()
+    again = command("reproduce", *given, cwd=tmp_path)
+    assert again.out == done.out and "1 of 1 runs are complete already" in again.err

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from documents import REPOSITORY
+from jobs import command
 
 from recapp import results
 from recapp.app import kept_runs
@@ -257,3 +258,23 @@ def test_public_logs_become_parquet(tmp_path, monkeypatch):
     )
     found = parquet_of_logs.avazu(tmp_path / "avazu")
     assert found.to_pylist() == [{"C1": "0x", "hour": "23", "click": 1}]
+
+
+@pytest.mark.full
+def test_two_models_on_a_log_end_in_a_page_and_are_not_run_again(tmp_path):
+    from recapp.dataset.published_files import PublishedFiles
+
+    ids = recipe_under("train", ["dataset=avazu", "dataset.path=/x"]).dataset.sparse
+    rows = PublishedFiles(label="click", rows={"train": 2_000_000}, ids=dict.fromkeys(ids, 9))
+    (tmp_path / "log").mkdir()
+    rows.make_up(tmp_path / "log")
+    given = ["logs={avazu: log}", "models=[logistic,ffm]", "seeds=1", "format=json"]
+    done = command("results", *given, cwd=tmp_path)
+    assert done.code == 0, done.err
+    lines = json.loads(done.out)["rows"]
+    assert {line["model"] for line in lines} == {"logistic", "ffm"}
+    assert all(line["auc"] and line["peak_bytes"] > 1e8 for line in lines)
+    assert all(line["dense_parameters"] > 0 < line["table_parameters"] for line in lines)
+    assert "| ffm" in (tmp_path / "results/results.md").read_text()
+    again = command("results", *given, cwd=tmp_path)
+    assert again.out == done.out and "2 of 2 runs are complete already" in again.err

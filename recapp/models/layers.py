@@ -18,7 +18,7 @@ from recapp.errors import ConfigError
 from recapp.models.batch_norm import BatchNorm
 from recapp.models.dice import Dice
 from recapp.models.dropout import FastDropout
-from recapp.models.linear_stack import may_run_layers, run_layers
+from recapp.models.linear_stack import Linear, may_run_layers, run_layers
 from recapp.models.widths import check_tower, check_widths
 
 
@@ -30,7 +30,7 @@ def xavier(weight: Tensor, inputs: int, outputs: int) -> None:
 
 def xavier_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
     """Return a linear layer with Xavier-normal weights and a bias of zero."""
-    layer = nn.Linear(inputs, outputs, bias)
+    layer = Linear(inputs, outputs, bias)
     xavier(layer.weight, inputs, outputs)
     if bias and not layer.bias.is_meta:
         nn.init.zeros_(layer.bias)

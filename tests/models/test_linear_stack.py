@@ -99,6 +99,21 @@ def test_torchs_layers_run_where_something_listens_records_or_changes_dtypes():
     assert "_StackBackward" not in functions_of(own.eval()(x_BK))
 
 
+@pytest.mark.parametrize("large", [0, linear_stack.LARGE])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layer_has_the_bits_of_torchs(bias, large, monkeypatch):
+    monkeypatch.setattr(linear_stack, "LARGE", large)
+    own = linear_stack.Linear(K, 3, bias)
+    torchs = nn.Linear(K, 3, bias)
+    torchs.load_state_dict(own.state_dict())
+    x_BK = torch.randn(6, K)
+    found = gradients(own, x_BK, own)
+    assert same(found, gradients(torchs, x_BK, torchs))
+    assert own(x_BK).is_contiguous() == (large > 0) and own.weight.grad.is_contiguous()
+    assert own.eval()(x_BK).is_contiguous()
+    own.train()(x_BK).add_(1).sum().backward()
+
+
 def test_logits_may_be_changed_in_place():
     logits_B1 = tower()(torch.randn(2, K))
     logits_B1.add_(1).sum().backward()

@@ -54,11 +54,11 @@ def may_run_layers(x_BK: Tensor) -> bool:
     changes dtypes; on GPUs it would delay gradients that are averaged over ranks.
     """
     return (
-        torch.is_grad_enabled()
+        not torch.compiler.is_compiling()
+        and torch.is_grad_enabled()
         and type(x_BK) is Tensor
         and x_BK.device.type == "cpu"
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
     )
 
 
@@ -112,9 +112,9 @@ class Linear(nn.Linear):
         """Return x W^T + b."""
         if (
             self.training
+            and may_run_layers(input)
             and input.dim() == 2
             and any(_gains_by_gaps(len(input), n) for n in self.weight.shape)
-            and may_run_layers(input)
         ):
             return _stacked(input, [self], [False])
         return super().forward(input)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from recapp.errors import ConfigError
 from recapp.models.layers import MLP, DotInteraction, published_linear

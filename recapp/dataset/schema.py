@@ -140,7 +140,7 @@ class Schema:
     @property
     def inputs(self) -> Naming:
         """The columns that a row to score has: numbers, ids, times, vectors."""
-        return self.dense + self.sparse + (*self.times, *self.vectors)
+        return (*self.dense, *self.sparse, *self.times, *self.vectors)
 
     @property
     def features(self) -> Naming:

@@ -52,7 +52,7 @@ class MissedSteps:
         if n == len(self._held_TK):
             self._held_TK = torch.cat([self._held_TK, torch.empty_like(self._held_TK)])
         numbers = rate if isinstance(rate, tuple) else (rate,)
-        self._held_TK[n] = torch.tensor(numbers, dtype=torch.float64)
+        self._held_TK[n] = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         self.now += 1
 
     def forget(self) -> None:

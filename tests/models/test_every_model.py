@@ -247,6 +247,7 @@ def test_every_model_trains_to_the_same_bits_under_two_plans_and_across_a_resume
     bool(missing_tools()), reason="needs cmake and a C++ compiler: apt-get install cmake g++"
 )
 def test_artefacts_of_every_model_score_in_python_and_in_cpp(many, jobs, stored, tmp_path):
+    torch.set_num_threads(1)  # as the program: products of two threads have other last bits
     wanted, mine = all_models(many)
     jobs.train(tmp_path / "job", *wanted, world=1, folders=[mine])
     artefact = tmp_path / "artefact"
@@ -259,9 +260,8 @@ def test_artefacts_of_every_model_score_in_python_and_in_cpp(many, jobs, stored,
     compiled = recapp.load_model(artefact, trust=["many_models"], trust_compiled=True)
     assert compiled.info["compiled"]
     near, logits = (model(model.batch(rows)) for model in (portable, compiled))
-    scored = subprocess.run(
-        [stored.program(), artefact, "--logits"], input=arrow(rows), capture_output=True, timeout=60
-    )
+    words = [stored.program(), artefact, "--logits", "--threads=1"]
+    scored = subprocess.run(words, input=arrow(rows), capture_output=True, timeout=60)
     assert scored.returncode == 0, scored.stderr
     in_cpp = [json.loads(line) for line in scored.stdout.splitlines()]
     for name in TARGETS:

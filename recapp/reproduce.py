@@ -8,6 +8,7 @@ whether its AUC is reached.
 | `reproduced`     | the mean AUC is within the tolerance of the published one           |
 | `not reproduced` | it is not                                                           |
 | `shape only`     | the data were made up: columns and settings run, nothing is compared |
+| `other settings` | the command line has changed settings: it is another experiment      |
 
 Each run is one of `recapp.train` in a directory of its own. The same command goes on where an
 earlier one has ended; a run that is complete is not run again.
@@ -69,12 +70,27 @@ def reproduce(settings: Reproduce, job: Job) -> None:
     from recapp.reporting.lock import locked
 
     published = read_published(settings.name, job.folders)
+    _check(settings)
     folder = Path(settings.path or f"reproduced/{settings.name}").expanduser().absolute()
     with locked(folder, "path"):
         runs = _runs(published, settings, folder)
         results = train_missing(runs, folder, job)
-    rows = table(published, results, whole=settings.data is not None)
+    whole = settings.data is not None
+    rows = table(published, results, whole=whole, changed=settings.settings)
     console.emit(rows, settings.format, COLUMNS)
+
+
+def _check(settings: Reproduce) -> None:
+    """Check the settings that say which runs there are.
+
+    Raises:
+        ConfigError: The directory of the files has no name, or a seed is there twice.
+    """
+    if settings.data is not None and not settings.data.strip():
+        raise ConfigError("data='': names no directory: leave it out to run on made-up data")
+    seeds = settings.seeds or ()
+    if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
+        raise ConfigError(f"seeds={list(seeds)}: {twice[0]} is there twice: name each seed once")
 
 
 def _runs(published: "Published", settings: Reproduce, folder: Path) -> list[Any]:
@@ -112,7 +128,11 @@ def _runs(published: "Published", settings: Reproduce, folder: Path) -> list[Any
 
 
 def table(
-    published: "Published", results: Sequence[dict[str, Any]], *, whole: bool
+    published: "Published",
+    results: Sequence[dict[str, Any]],
+    *,
+    whole: bool,
+    changed: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Return the lines of the table: what was published, what was measured, and the verdict.
 
@@ -120,6 +140,7 @@ def table(
         published: The experiment.
         results: The results of its runs.
         whole: Whether the runs read the published files.
+        changed: The settings that the command line has changed.
     """
     lines: list[tuple[str, Any]] = [("published AUC", _text(published.published.auc))]
     lines += [("published log loss", _text(published.published.log_loss))]
@@ -134,23 +155,25 @@ def table(
         ("data", "the published files, by md5" if whole else "made up, of the same columns"),
         ("rows measured", published.measured_on),
         ("seeds", ", ".join(str(result["seed"]) for result in results)),
+        ("seeds of the record", ", ".join(map(str, published.seeds))),
+        *(("changed by this command", text) for text in changed),
     ]
     for name in ("auc", "log_loss"):
         title = "AUC" if name == "auc" else "log loss"
         for result in results if len(results) > 1 else ():
-            value = _text(result.get(f"{published.measured_on}_{name}"))
+            value = _text(result.get(f"{published.measured_on}_{name}"), "not measured")
             lines.append((f"{title}, seed {result['seed']}", value))
-        lines.append((f"{title}, mean", _text(published.measured(results, name))))
+        lines.append((f"{title}, mean", _text(published.measured(results, name), "not measured")))
     measured = published.measured(results)
     if whole and measured is not None and published.published.auc is not None:
         difference = measured - published.published.auc
         lines.append(("difference of AUC", f"{difference:+.6f}, tolerance {published.tolerance}"))
-    lines.append(("verdict", published.verdict(results, whole=whole)))
+    lines.append(("verdict", published.verdict(results, whole=whole, changed=bool(changed))))
     return [{"what": what, "value": value} for what, value in lines]
 
 
-def _text(value: float | None) -> str:
-    return "not published" if value is None else f"{value:.6f}"
+def _text(value: float | None, absent: str = "not published") -> str:
+    return absent if value is None else f"{value:.6f}"
 
 
 if __name__ == "__main__":

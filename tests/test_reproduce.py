@@ -109,6 +109,31 @@ def test_the_verdict_is_that_of_the_mean_and_of_published_files_alone(aucs, whol
     )
 
 
+def test_changed_settings_are_another_experiment():
+    results = [{"seed": 1, "test_auc": 0.8}]
+    rows = reproduce.table(published(), results, whole=True, changed=["tables.dim=4"])
+    assert {"what": "changed by this command", "value": "tables.dim=4"} in rows
+    assert rows[-1]["value"] == "other settings"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [("data=''", "data='': names no directory"), ("seeds=[1,2,1]", "1 is there twice")],
+)
+def test_settings_that_name_no_runs_are_refused(wrong, says, tmp_path):
+    done = command("reproduce", "name=hugectr_notebook", f"path={tmp_path}", wrong, cwd=tmp_path)
+    assert done.returncode == 2 and says in done.stderr
+
+
+def test_a_plateau_is_that_of_the_published_logs():
+    for name in NAMES:
+        overrides = read_published(name).overrides
+        if "optimizer/schedule=plateau" in overrides:
+            found = recipe_under("train", overrides).optimizer.schedule.arguments
+            assert found["threshold"] == found["min_lr"] == 1e-6
+            assert found["threshold_mode"] == "abs"
+
+
 def test_nothing_is_reproduced_where_nothing_was_published():
     assert published(None).verdict([{"test_auc": 0.8}], whole=True) == "not reproduced"
 

@@ -19,6 +19,7 @@ GROUP = "reproduce"
 REPRODUCED = "reproduced"
 NOT_REPRODUCED = "not reproduced"
 SHAPE_ONLY = "shape only"
+OTHER_SETTINGS = "other settings"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +68,22 @@ class Published:
     overrides: tuple[str, ...] = ()
     shape: tuple[str, ...] = field(default_factory=tuple)
 
-    def verdict(self, results: Sequence[Mapping[str, Any]], *, whole: bool) -> str:
+    def verdict(
+        self, results: Sequence[Mapping[str, Any]], *, whole: bool, changed: bool = False
+    ) -> str:
         """Return the verdict about some runs: by the difference of their mean AUC from the
         published one, if they are of the published data.
 
         Args:
             results: The results of the runs.
             whole: Whether the runs read the published files.
+            changed: Whether settings of the record were changed.
         """
         measured = self.measured(results)
         if not whole:
             return SHAPE_ONLY
+        if changed:
+            return OTHER_SETTINGS
         if measured is None or self.published.auc is None:
             return NOT_REPRODUCED
         near = abs(measured - self.published.auc) <= self.tolerance

@@ -57,7 +57,8 @@ def read_results(folder: Path) -> list[Line]:
     """Return the lines of all results of a directory, by log and then the best first."""
     kept: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for path in sorted(folder.glob(RESULT_FILES)):
-        if found := read_document(path):
+        found = read_document(path)
+        if found and {"log", "model", "seed"} <= found.keys():  # of this command
             key = (str(found["log"]), str(found["model"]), str(found.get("size", "")))
             kept.setdefault(key, []).append(found)
     lines = [Line(*key, tuple(sorted(runs, key=lambda r: r["seed"]))) for key, runs in kept.items()]

@@ -102,7 +102,7 @@ def page_lines(lines: Sequence[Line], figures: Mapping[str, tuple[str, str]]) ->
             yield ""
             yield from _table(plain)
             yield from _fewer_seeds(plain)
-        if name := next((name for name in figures if name.endswith(log)), None):
+        if name := next((name for name in figures if name == f"quality_by_size_{log}"), None):
             alt, caption = figures[name]
             yield ""
             yield from textwrap.wrap(caption, WIDTH)

@@ -31,12 +31,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from inspect import signature
 from typing import Any, TypeVar
 
 from recapp.errors import ConfigError, suggest
 from recapp.optim import rules
-from recapp.optim.rules import RowRule
+from recapp.optim.rules import Expression, RowRule
 from recapp.settings.values import shown
 
 Picked = TypeVar("Picked")
@@ -165,7 +166,15 @@ def with_average(rules: Rules) -> Rules:
 
 def _with_average(rule: RowRule) -> RowRule:
     start = (*rule.start, 0.0) if rule.start else ()
-    return replace(rule, state=(*rule.state, ("average", "element")), start=start)
+    squares = rule.squares and _without_last(rule.squares)
+    state = (*rule.state, ("average", "element"))
+    return replace(rule, state=state, start=start, squares=squares)
+
+
+@lru_cache(None)  # one function for equal rules
+def _without_last(squares: Expression) -> Expression:
+    """Return the expression of a rule that does not read its last state tensor."""
+    return lambda *arguments: squares(*arguments[:-1])
 
 
 def check_types(rules: Mapping[str, RowRule], type_of: Mapping[str, str]) -> None:

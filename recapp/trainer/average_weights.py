@@ -47,6 +47,7 @@ class AverageWeights(BatchCallback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make room for the average, before a checkpoint is loaded."""
+        self._epoch = 0
         self.average.keep(pl_module, strategy_of(trainer).sharded_tables())
 
     def state_dict(self) -> dict[str, Any]:

@@ -42,12 +42,13 @@ class WeightAverage:
         self._tables: Sequence[ShardedTables] = ()
 
     def keep(self, module: LightningModule, tables: Sequence[ShardedTables]) -> None:
-        """Make room for the average.
+        """Make room for an average that begins anew; a checkpoint may fill it.
 
         Args:
             module: The module, with its tables sharded.
             tables: The sharded tables of the module.
         """
+        self.updates = 0
         with without_tables(sharded_collections(module)):
             state = module.state_dict(keep_vars=True)
         first: dict[int, str] = {}

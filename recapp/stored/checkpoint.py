@@ -83,14 +83,14 @@ def write_checkpoint(
     first = comm.rank == 0
     try:
         _together(
-            comm, path, lambda: _prepare(path, unfinished, parameters or {}) if first else None
+            comm, path, lambda: prepare_save(path, unfinished, parameters or {}) if first else None
         )
         written = _together(comm, path, lambda: _write(unfinished, comm.rank, blocks))
         stored = [s for of_rank, _ in written for s in of_rank]
         orders = {table: order for _, of_rank in written for table, order in of_rank.items()}
         info = {**manifest, **({ROW_ORDERS: dict(sorted(orders.items()))} if orders else {})}
         _together(
-            comm, path, lambda: _finish(path, unfinished, stored, meta, info) if first else None
+            comm, path, lambda: finish_save(path, unfinished, stored, meta, info) if first else None
         )
     except Exception:
         if first:
@@ -138,7 +138,7 @@ def _together(comm: Comm, path: Path, do: Callable[[], T]) -> list[T]:
     return [outcome for outcome, _ in outcomes]
 
 
-def _prepare(path: Path, unfinished: Path, parameters: Mapping[str, Tensor]) -> None:
+def prepare_save(path: Path, unfinished: Path, parameters: Mapping[str, Tensor]) -> None:
     """Make an empty directory for a save, and delete the remains of killed saves of that name.
 
     Raises:
@@ -165,7 +165,7 @@ def _check_name(path: Path) -> None:
         )
 
 
-def _finish(
+def finish_save(
     path: Path,
     unfinished: Path,
     stored: list[StoredBlock],

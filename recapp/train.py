@@ -19,6 +19,7 @@ if __name__ == "__main__":
     start_early()  # imports the ranks' modules meanwhile
 
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from recapp.app.sweep_progress import SweepProgress
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import Stopped
+from recapp.recipe.commands import Eval
 from recapp.recipe.early_checks import (
     check_data,
     check_generated,
@@ -163,7 +165,37 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
 
     write_prediction(sized(), strategy, data.val_rows, job_dir)
     note_no_validation(trainer, data.val_rows)
-    return metrics_of_run(sized(), trainer, callbacks, callbacks.early_stop.reason), None
+    measured = metrics_of_run(sized(), trainer, callbacks, callbacks.early_stop.reason)
+    if callbacks.snapshots and len(callbacks.snapshots.kept) > 1:
+        joined = measure_joined(sized(), callbacks.snapshots.kept, job_dir)
+        measured = measured and measured | joined
+    return measured, None
+
+
+def measure_joined(recipe: Train, kept: list[Path], job_dir: Path) -> dict[str, Any]:
+    """Join the models of the last epochs, and validate the mean of their outputs.
+
+    Args:
+        recipe: The recipe of the run.
+        kept: The checkpoints of the epochs.
+        job_dir: The directory of the run.
+
+    Returns:
+        What differs in `metrics.json` on rank 0, an empty dict on other ranks.
+    """
+    from recapp.eval import measure
+    from recapp.stored.joined_checkpoint import join_together
+
+    path = job_dir / "checkpoints" / "snapshots.ckpt"
+    members = join_together(kept, path)
+    if recipe.without_validation is not None:
+        return {"checkpoint": str(path)}
+    of_stored = {each.name: getattr(recipe, each.name) for each in fields(Train)}
+    changes = {"ckpt_path": str(path), "ensemble": members, "logger": {}, "callbacks": {}}
+    measured = measure(Eval(**of_stored | changes), job_dir)
+    found = {name: value for name, value in measured.items() if name.startswith("val_")}
+    join_together(kept, path, found)
+    return measured and found | {"checkpoint": str(path)}
 
 
 def _write_sizes(recipe: Train, job_dir: Path, table_rows: list[int]) -> None:

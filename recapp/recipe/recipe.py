@@ -210,6 +210,8 @@ class Train(Recipe):
     """The settings of `python -m recapp.train`. Commands that read a stored model have them, too.
 
     Args:
+        snapshots: The number of last epochs whose models are kept; the mean of their outputs
+            predicts.
         ckpt_path: The stored model; None trains a model from the start.
         resume_data: Whether to refuse (`check`) or to allow (`ignore`) to resume on other data.
         trust: The user's packages whose classes a stored model may name.
@@ -219,6 +221,7 @@ class Train(Recipe):
         callbacks: Callbacks by name.
     """
 
+    snapshots: Annotated[int, Within(1, 64)] = 1
     ckpt_path: str | None = None
     resume_data: Literal["check", "ignore"] = "check"
     trust: tuple[str, ...] = ()

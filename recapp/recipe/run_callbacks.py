@@ -19,6 +19,7 @@ from recapp.trainer.callbacks import (
 )
 from recapp.trainer.ending import EndTogether
 from recapp.trainer.keep_last import KeepLast
+from recapp.trainer.keep_snapshots import KeepSnapshots
 from recapp.trainer.progress import NoteEarlyStop, NoteFall, ProgressLines, TerminalProgress
 
 
@@ -40,6 +41,7 @@ class RunCallbacks:
         end: Ends training on all ranks after a signal.
         early_stop: Records why training stopped early.
         last: Keeps the checkpoints.
+        snapshots: Keeps the models of the last epochs; None if there is no more than one.
         in_order: All callbacks.
 
     Raises:
@@ -66,6 +68,9 @@ class RunCallbacks:
             lambda trainer: self.last.on_train_end(trainer, trainer.lightning_module),
             recipe.launch.grace,
         )
+        self.snapshots = (
+            KeepSnapshots(checkpoints, recipe.snapshots) if recipe.snapshots > 1 else None
+        )
         progress = (
             TerminalProgress(self.clock) if bar else ProgressLines(recipe.trainer.log_every_n_steps)
         )
@@ -90,4 +95,5 @@ class RunCallbacks:
             self.early_stop,
             *chosen,
             self.last,
+            *([self.snapshots] if self.snapshots else []),
         ]

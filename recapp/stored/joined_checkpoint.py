@@ -20,7 +20,7 @@ from recapp.errors import CheckpointError
 from recapp.sharding.layout import Block
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.block_files import write_blocks
-from recapp.stored.checkpoint import finish_save, prepare_save
+from recapp.stored.checkpoint import finish_save, prepare_save, read_manifest
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.derived_values import DERIVED_VALUES
 from recapp.stored.local_files import TMP, beside, files_at
@@ -29,6 +29,7 @@ from recapp.stored.snapshot import Checkpoint
 from recapp.stored.stored_model import every_file, open_as
 from recapp.stored.training_state import OF_MODEL, check_state
 from recapp.tables.named_collections import member_name
+from recapp.transport.communicator import Comm
 
 JOINED = "joined"
 """The entry of the manifest that names the checkpoints of the members."""
@@ -36,6 +37,8 @@ MOST_MEMBERS = 64
 SAME = ("model", "tables", "task")
 """The groups of settings that the models of a joined checkpoint share."""
 OF_MEMBERS = f"{OF_MODEL}members."
+KEPT: Sequence[str] = ("ids", "example", "step")
+"""The entries of the first manifest that hold for the joined one."""
 VERSION = "pytorch-lightning_version"
 
 
@@ -74,7 +77,7 @@ class _Joined:
         self.plans.append(replace(plan, tables=tables, reasons={}, modules={}, made_for=None))
         dense = {names.of(name): value for name, value in meta["state_dict"].items()}
         self.meta["state_dict"] |= dense
-        rules = {names.tables[name]: rule for name, rule in manifest.rules.items()}
+        rules = {names.tables[table]: rule for table, rule in manifest.rules.items()}
         self.entries["rules"] = self.entries.get("rules", {}) | rules
         self.entries["weights"] = self.entries.get("weights", {}) | names.weights
         self.members += names.members
@@ -155,10 +158,10 @@ def join_checkpoints(
                 f"{joined.members} models: an ensemble has 2 to {MOST_MEMBERS}: name other "
                 "checkpoints"
             )
-        info = {
-            **{name: first.info[name] for name in ("ids", "example", "step") if name in first.info},
+        info: dict[str, Any] = {
+            **{name: first.info[name] for name in KEPT if name in first.info},
             **joined.entries,
-            "config": first.config | {"ensemble": joined.members},
+            "config": {**first.config, "ensemble": joined.members, "snapshots": 1},
             "plan": joined.plan().to_dict(),
             "metrics": dict(metrics or {}),
             JOINED: [str(path) for path in paths],
@@ -173,6 +176,24 @@ def join_checkpoints(
             ) from error
         raise
     return output
+
+
+def join_together(
+    paths: Sequence[Path], output: Path, metrics: Mapping[str, float] | None = None
+) -> int:
+    """Join checkpoints as `join_checkpoints` does, on all ranks of a run; the first rank writes.
+
+    Returns:
+        The number of models in the joined checkpoint.
+
+    Raises:
+        CheckpointError: As `join_checkpoints`.
+    """
+    comm = Comm()
+    if comm.rank == 0:
+        join_checkpoints(paths, output, metrics)
+    comm.all_gather(None)
+    return int(read_manifest(output).config["ensemble"])
 
 
 def _check_same(
@@ -200,7 +221,7 @@ def _check_same(
         raise CheckpointError(f"{here}: they read other columns, or ids in another way")
     values: Mapping[str, Any] = meta.get(DERIVED_VALUES, {})
     others: Mapping[str, Any] = first_meta.get(DERIVED_VALUES, {})
-    same = values.keys() == others.keys() and all(values[k].equal(others[k]) for k in values)
+    same = values.keys() == others.keys() and all(values[key].equal(others[key]) for key in values)
     if not same:
         raise CheckpointError(f"{here}: the fitted values of their derived columns differ")
 

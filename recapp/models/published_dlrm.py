@@ -68,7 +68,7 @@ class DLRM(nn.Module):
             self.bottom = mlp(dense_in_features, bottom_layers, setting="model.bottom_layers")
         self.embedding_bag_collection = embedding_bag_collection
         lookups = embedding_bag_collection.lookups
-        odd = {x.table.name: x.dim for x in lookups if x.dim != dim}
+        odd = {_name(x): x.dim for x in lookups if x.dim != dim}
         if self.bottom is not None and not odd:
             # The bottom MLP's output goes into this room, which saves a copy of the vectors.
             embedding_bag_collection.leave_room(dim)
@@ -125,7 +125,7 @@ class DLRM(nn.Module):
         dtype = next(self.top.parameters()).dtype if bottom_BD is None else bottom_BD.dtype
         parts = torch.split(pooled.values().to(dtype), [x.columns for x in self._lookups], 1)
         projected = [
-            self._projected(x, part) if x.table.name in self.projections else part
+            self._projected(x, part) if _name(x) in self.projections else part
             for x, part in zip(self._lookups, parts, strict=True)
         ]
         return torch.cat(projected if bottom_BD is None else [bottom_BD, *projected], 1)
@@ -133,5 +133,10 @@ class DLRM(nn.Module):
     def _projected(self, lookup: TableLookup, vectors_BK: Tensor) -> Tensor:
         """Return the vectors of a lookup, side by side, at the interaction's width."""
         columns = self.interaction_dim * (lookup.columns // lookup.dim)
-        each_ND: Tensor = self.projections[lookup.table.name](vectors_BK.reshape(-1, lookup.dim))
+        each_ND: Tensor = self.projections[_name(lookup)](vectors_BK.reshape(-1, lookup.dim))
         return each_ND.view(vectors_BK.shape[0], columns)
+
+
+def _name(lookup: TableLookup) -> str:
+    """Return the name of a lookup's table, which is the same in all members of an ensemble."""
+    return lookup.table.member_of or lookup.table.name

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from recapp.console import note, short_path
 from recapp.dataset.data_settings import DataSettings
-from recapp.errors import ConfigError, suggest
+from recapp.errors import CheckpointError, ConfigError, suggest
 from recapp.models.catalogue import MODELS
 from recapp.models.widths import check_share
 from recapp.processes.launch import gpu_count, rank_count
@@ -216,6 +216,11 @@ def check_resumed(recipe: Train) -> None:
     dataset = recipe.dataset
     assert recipe.ckpt_path is not None
     manifest = read_manifest(recipe.ckpt_path)
+    if manifest.is_joined:
+        raise CheckpointError(
+            f"ckpt_path={short_path(recipe.ckpt_path)}: joins several models and has no state of "
+            "training: resume from last.ckpt beside it"
+        )
     batches = manifest.position["batches"]
     unseen = started_externally() or dataset.generate is not None
     if not batches or unseen or recipe.resume_data == "ignore":

@@ -82,14 +82,14 @@ def write_checkpoint(
     unfinished = beside(path, TMP)
     first = comm.rank == 0
     try:
-        _together(
+        together(
             comm, path, lambda: prepare_save(path, unfinished, parameters or {}) if first else None
         )
-        written = _together(comm, path, lambda: _write(unfinished, comm.rank, blocks))
+        written = together(comm, path, lambda: _write(unfinished, comm.rank, blocks))
         stored = [s for of_rank, _ in written for s in of_rank]
         orders = {table: order for _, of_rank in written for table, order in of_rank.items()}
         info = {**manifest, **({ROW_ORDERS: dict(sorted(orders.items()))} if orders else {})}
-        _together(
+        together(
             comm, path, lambda: finish_save(path, unfinished, stored, meta, info) if first else None
         )
     except Exception:
@@ -110,7 +110,7 @@ def _write(
     return stored, {b.table: b.order.to_dict() for b in held if b.order}
 
 
-def _together(comm: Comm, path: Path, do: Callable[[], T]) -> list[T]:
+def together(comm: Comm, path: Path, do: Callable[[], T]) -> list[T]:
     """Run a function on every rank and return all results; raise on all ranks if it fails on one.
 
     So no rank waits for a rank that has failed.

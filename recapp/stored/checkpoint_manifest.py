@@ -30,6 +30,8 @@ WITH_ROW_ORDERS = 3
 META = "meta.pt"
 MOST_EXAMPLE_ROWS = 4096
 ROW_ORDERS = "row_orders"
+JOINED = "joined"
+"""The entry that names the checkpoints whose models are the members of a joined one."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,11 @@ class CheckpointManifest(Manifest):
         them.
         """
         return any(block.tensor == RAW for block in self.blocks)
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the models of several checkpoints are the members of an ensemble here."""
+        return JOINED in self.info
 
     @property
     def _has_further_tables(self) -> bool:

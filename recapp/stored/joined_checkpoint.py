@@ -20,8 +20,8 @@ from recapp.errors import CheckpointError
 from recapp.sharding.layout import Block
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.block_files import write_blocks
-from recapp.stored.checkpoint import finish_save, prepare_save, read_manifest
-from recapp.stored.checkpoint_manifest import CheckpointManifest
+from recapp.stored.checkpoint import finish_save, prepare_save, together
+from recapp.stored.checkpoint_manifest import JOINED, CheckpointManifest
 from recapp.stored.derived_values import DERIVED_VALUES
 from recapp.stored.local_files import TMP, beside, files_at
 from recapp.stored.rectangles import DTYPES, WEIGHT, StoredBlock
@@ -31,8 +31,6 @@ from recapp.stored.training_state import OF_MODEL, check_state
 from recapp.tables.named_collections import member_name
 from recapp.transport.communicator import Comm
 
-JOINED = "joined"
-"""The entry of the manifest that names the checkpoints of the members."""
 MOST_MEMBERS = 64
 SAME = ("model", "tables", "task")
 """The groups of settings that the models of a joined checkpoint share."""
@@ -127,7 +125,7 @@ class _Names:
 
 def join_checkpoints(
     paths: Sequence[str | Path], output: str | Path, metrics: Mapping[str, float] | None = None
-) -> Path:
+) -> int:
     """Write a checkpoint whose model is the ensemble of the models of several checkpoints.
 
     The members of an ensemble among them become members of the joined one.
@@ -138,7 +136,7 @@ def join_checkpoints(
         metrics: The validation metrics of the joined model, if they are known.
 
     Returns:
-        The directory.
+        The number of models in the joined checkpoint.
 
     Raises:
         CheckpointError: A checkpoint does not exist or is damaged, has another model than the
@@ -175,7 +173,7 @@ def join_checkpoints(
                 f"{output} could not be written: {error.strerror or error}"
             ) from error
         raise
-    return output
+    return joined.members
 
 
 def join_together(
@@ -190,10 +188,11 @@ def join_together(
         CheckpointError: As `join_checkpoints`.
     """
     comm = Comm()
-    if comm.rank == 0:
-        join_checkpoints(paths, output, metrics)
-    comm.all_gather(None)
-    return int(read_manifest(output).config["ensemble"])
+
+    def join() -> int:
+        return 0 if comm.rank else join_checkpoints(paths, output, metrics)
+
+    return together(comm, output, join)[0]
 
 
 def _check_same(

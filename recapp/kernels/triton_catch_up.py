@@ -53,15 +53,15 @@ def catch_up(
     COLUMNS: tl.constexpr = F.COLUMNS
     for column in tl.static_range(0, WIDTH, COLUMNS):
         column_C = column + tl.arange(0, COLUMNS)
-        w_BC = read_rows(t.held, row_B, there_B, column_C, F, "element")
+        w_BC = read_rows(t.held, row_B, there_B, column_C, F, False)
         zero_BC = tl.zeros_like(w_BC)
         zero_B1 = tl.zeros_like(begin_B).to(F.DTYPE)[:, None]
         first_BC = zero_BC
         second_BC = zero_BC
         if t.state0 is not None:
-            first_BC = read_rows(t.state0, row_B, there_B, column_C, F, "element")
+            first_BC = read_rows(t.state0, row_B, there_B, column_C, F, False)
         if t.state1 is not None:
-            second_BC = read_rows(t.state1, row_B, there_B, column_C, F, "element")
+            second_BC = read_rows(t.state1, row_B, there_B, column_C, F, False)
         for step in range(begin, now):
             rate = _rate(rates, (step - first) * R.RATES, R, F)
             takes_B1 = (begin_B <= step)[:, None]
@@ -75,10 +75,10 @@ def catch_up(
                 first_BC = tl.where(takes_B1, new[1], first_BC)
                 second_BC = tl.where(takes_B1, new[2], second_BC)
             w_BC = tl.where(takes_B1, new[0], w_BC)
-        write_rows(t.held, w_BC, row_B, there_B, column_C, F, "element")
+        write_rows(t.held, w_BC, row_B, there_B, column_C, F, False)
         if t.state0 is not None:
-            write_rows(t.state0, first_BC, row_B, there_B, column_C, F, "element")
+            write_rows(t.state0, first_BC, row_B, there_B, column_C, F, False)
         if t.state1 is not None:
-            write_rows(t.state1, second_BC, row_B, there_B, column_C, F, "element")
+            write_rows(t.state1, second_BC, row_B, there_B, column_C, F, False)
     tl.debug_barrier()  # all threads must have read the steps that one of them overwrites now
     tl.store(steps + row_B, tl.zeros_like(begin_B) + now, mask=there_B)

@@ -99,7 +99,7 @@ class TritonBackend(TorchBackend):
         rates = lr if isinstance(lr, tuple) else (lr,)
         form = vectors.form(weights_RD.shape[1], TYPES[dtype])
         source = vectors.Source(gradients, None)
-        kind0, kind1, *_ = [*(kind for _, kind in rule.state), None, None]
+        row0, row1, *_ = [*(kind == "row" for _, kind in rule.state), False, False]
         state0, state1, *_ = [*state, None, None]
         constants = tuple(tl.constexpr(c) for c in rule.constants)
         matrix = _matrix(source, form, links, dtype)
@@ -114,7 +114,7 @@ class TritonBackend(TorchBackend):
                 decay_of(lr, rule.decay),
                 vectors.device_function(rule.step),
                 vectors.sqrt,
-                vectors.RuleForm(len(rates), rule.decay > 0, kind0, kind1, rule.means > 0),
+                vectors.RuleForm(len(rates), rule.decay > 0, row0, row1, rule.means > 0),
                 form,
                 enable_fp_fusion=False,
             )
@@ -148,7 +148,7 @@ class TritonBackend(TorchBackend):
                 now,
                 vectors.device_function(rule.step),
                 vectors.sqrt,
-                vectors.RuleForm(rates_TK.shape[1], False, None, None, False),
+                vectors.RuleForm(rates_TK.shape[1], False, False, False, False),
                 form,
                 enable_fp_fusion=False,
             )

@@ -121,15 +121,15 @@ class RuleForm(NamedTuple):
     Args:
         RATES: The number of learning rates that the rule reads.
         DECAYS: Whether the rule has weight decay.
-        KIND0: "row" or "element" for the first state tensor, or None.
-        KIND1: The kind of the second state tensor.
+        ROW0: Whether the first state tensor has one number for each row, not for each weight.
+        ROW1: The same of the second state tensor.
         NEEDS_ROW: Whether the rule reads the mean square of the row.
     """
 
     RATES: int
     DECAYS: bool
-    KIND0: str | None
-    KIND1: str | None
+    ROW0: bool
+    ROW1: bool
     NEEDS_ROW: bool
 
 
@@ -373,9 +373,9 @@ def square_sums(source, matrix, total, bags, F: tl.constexpr):
 
 
 @triton.jit
-def read_rows(held, row_B, there_B, column_C, F: tl.constexpr, KIND: tl.constexpr):
-    """Return the weights or the state of a tile of rows."""
-    if KIND == "row":
+def read_rows(held, row_B, there_B, column_C, F: tl.constexpr, BY_ROW: tl.constexpr):
+    """Return the weights or the state of a tile of rows: [BAGS, COLUMNS], or [BAGS, 1] by row."""
+    if BY_ROW:
         return tl.load(held + row_B, mask=there_B, other=0.0).to(F.DTYPE)[:, None]
     else:
         return tl.load(
@@ -386,9 +386,9 @@ def read_rows(held, row_B, there_B, column_C, F: tl.constexpr, KIND: tl.constexp
 
 
 @triton.jit
-def write_rows(held, value, row_B, there_B, column_C, F: tl.constexpr, KIND: tl.constexpr):
+def write_rows(held, value, row_B, there_B, column_C, F: tl.constexpr, BY_ROW: tl.constexpr):
     """Write the weights or the state of a tile of rows."""
-    if KIND == "row":
+    if BY_ROW:
         tl.store(held + row_B[:, None], value, mask=there_B[:, None])
     else:
         tl.store(
@@ -446,23 +446,23 @@ def update(
         column_C = first + tl.arange(0, COLUMNS)
         if F.WIDTH > F.COLUMNS or t.mean is not None or not R.NEEDS_ROW:
             grad_BC = _sums(source, matrix, bag_B, there_B, column_C, column_C < F.WIDTH, F)
-        old_BC = read_rows(t.held, row_B, there_B, column_C, F, "element")
+        old_BC = read_rows(t.held, row_B, there_B, column_C, F, False)
         if R.DECAYS:
             old_BC = old_BC - tl.full([1, 1], decay, F.DTYPE) * old_BC
         if t.state0 is None:
             new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants)
         elif t.state1 is None:
-            first_state = read_rows(t.state0, row_B, there_B, column_C, F, R.KIND0)
+            first_state = read_rows(t.state0, row_B, there_B, column_C, F, R.ROW0)
             new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants, first_state)
         else:
-            first_state = read_rows(t.state0, row_B, there_B, column_C, F, R.KIND0)
-            second_state = read_rows(t.state1, row_B, there_B, column_C, F, R.KIND1)
+            first_state = read_rows(t.state0, row_B, there_B, column_C, F, R.ROW0)
+            second_state = read_rows(t.state1, row_B, there_B, column_C, F, R.ROW1)
             new = STEP(
                 old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants, first_state, second_state
             )
         tl.debug_barrier()  # all threads must have read the values that one of them overwrites now
-        write_rows(t.held, new[0], row_B, there_B, column_C, F, "element")
-        if t.state0 is not None and (R.KIND0 == "element" or first + F.COLUMNS >= F.WIDTH):
-            write_rows(t.state0, new[1], row_B, there_B, column_C, F, R.KIND0)
-        if t.state1 is not None and (R.KIND1 == "element" or first + F.COLUMNS >= F.WIDTH):
-            write_rows(t.state1, new[2], row_B, there_B, column_C, F, R.KIND1)
+        write_rows(t.held, new[0], row_B, there_B, column_C, F, False)
+        if t.state0 is not None and (not R.ROW0 or first + F.COLUMNS >= F.WIDTH):
+            write_rows(t.state0, new[1], row_B, there_B, column_C, F, R.ROW0)
+        if t.state1 is not None and (not R.ROW1 or first + F.COLUMNS >= F.WIDTH):
+            write_rows(t.state1, new[2], row_B, there_B, column_C, F, R.ROW1)

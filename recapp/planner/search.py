@@ -308,24 +308,27 @@ def exhaustive(
     bundles = space.bundles
     least = np.inf if start is None else seconds_of(start)
 
-    def extend(bundle: int) -> None:
-        nonlocal best, least
-        if bundle == len(bundles):
-            found = partial.assignment()
-            if (partial.held <= capacity_W).all() and (seconds := seconds_of(found)) < least:
-                best = found
-                least = seconds
-            return
-        for placement in space.placements(bundle):
-            partial.add(bundle, placement)
-            alone = all(
-                n <= 1
-                for label in bundles[bundle].apart
-                for n in partial.bundles_apart[label].values()
-            )
-            if alone and partial.seconds() < least:
-                extend(bundle + 1)
+    # A stack of our own: of one placement each, thousands of bundles are searched, too.
+    untried = [iter(space.placements(0))]
+    while untried:
+        bundle = len(untried) - 1
+        if bundle in partial.placements:
             partial.remove(bundle)
-
-    extend(0)
+        placement = next(untried[-1], None)
+        if placement is None:
+            untried.pop()
+            continue
+        partial.add(bundle, placement)
+        alone = all(
+            n <= 1 for label in bundles[bundle].apart for n in partial.bundles_apart[label].values()
+        )
+        if not alone or partial.seconds() >= least:
+            continue
+        if bundle + 1 < len(bundles):
+            untried.append(iter(space.placements(bundle + 1)))
+            continue
+        found = partial.assignment()
+        if (partial.held <= capacity_W).all() and (seconds := seconds_of(found)) < least:
+            best = found
+            least = seconds
     return best

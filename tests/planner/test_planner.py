@@ -84,6 +84,11 @@ def tried(outcome):
     return least
 
 
+def test_more_tables_than_python_calls_deep_are_planned_for_one_rank():
+    outcome = plan_tables(problem([table(f"t{k}", 100, 4) for k in range(1100)], 1))
+    assert outcome.exact and len(outcome.plan.tables) == 1100
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_small_problems_get_the_best_plan_there_is(seed):
     rng = random.Random(seed)

@@ -11,7 +11,8 @@
 |              | table                                            |                                |
 | `step`       | the embedding step on several ranks, under plans | TorchRec, the best plan        |
 |              | and transports                                   |                                |
-| `train`      | a whole training step of a DLRM                  | its matrix products, TorchRec  |
+| `train`      | a whole training step of a DLRM; the dense part  | its matrix products, TorchRec  |
+|              | of any model of `conf/model`                     |                                |
 | `strategies` | sharding strategies: latency, memory, bytes      | each other                     |
 |              | exchanged                                        |                                |
 | `data`       | reading Parquet, and training from it            | training from memory           |
@@ -67,6 +68,10 @@ PLANS: dict[str, Sequence[str]] = {  # plans of each verb without plan=...
     "data": ("table_wise",),
     "dynamic": ("table_wise",),
 }
+_HISTORY = ("tables.sequences=[C26]", "tables.shared={C26: C25}")
+_FIELD_AWARE = (f"tables.dim={4 * (13 + 26)}",)
+TABLES = {"din": _HISTORY, "bst": _HISTORY, "ffm": _FIELD_AWARE, "onn": _FIELD_AWARE}
+"""The settings of the tables of `train model=NAME`, where a model cannot take the usual ones."""
 ALONE = {
     "start": "runs whole commands",
     "inference": "measures one process",
@@ -140,10 +145,30 @@ def settings_of(given: Bench, job: Job) -> BenchSettings:
     }
     own = replace(own, torchrec_python=_absolute(own.torchrec_python))
     given = replace(given, artefact=_absolute(given.artefact), bench=own)
-    settings = checked(given, verb, plans)
+    settings = checked(given, verb, plans, _recipes(own.model, job) if verb == "train" else None)
     if verb == "data":
         _write_logs(given.dataset)
     return settings
+
+
+def _recipes(model: object, job: Job) -> dict[str, dict[str, Any]]:
+    """Return the settings of a training run with each of the named models of `conf/model`.
+
+    Raises:
+        ConfigError: A name is unknown.
+    """
+    from recapp.benchmarks.checks import check_names
+    from recapp.benchmarks.workloads import MODELS
+
+    known = options("model", job.folders)
+    names = () if model is None else check_names("model", model, [*MODELS, *known])
+    return {
+        name: to_plain(
+            recipe_under("train", [f"model={name}", "dataset=generated", *TABLES.get(name, ())])
+        )
+        for name in names
+        if name not in MODELS
+    }
 
 
 def _absolute(path: str | None) -> str | None:
@@ -235,7 +260,7 @@ def _report(found: dict[str, Any], verb: str, format: str) -> None:
     else:
         for name, rows in found.items():
             kind = verb if name == "rows" else name
-            if kind in columns.COLUMNS:
+            if rows and kind in columns.COLUMNS:
                 console.emit(columns.shown(kind, rows), format, columns.COLUMNS[kind])
     if verb == "inference":
         from recapp.benchmarks.scoring_speed import goal_lines  # imports torch

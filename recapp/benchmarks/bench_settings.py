@@ -19,6 +19,8 @@ class BenchSettings:
         verb: The measurement.
         folder: The directory of temporary files.
         plans: The settings of each plan, by its name.
+        recipes: The settings of a training run with each measured model of `conf/model`, by the
+            model's name.
         served: The checkpoint or artefact of each model of `inference`, by the model's name.
         path: The hardware file that `calibrate` writes.
         accelerator: The devices that `calibrate` measures: cpu, gpu or auto.
@@ -29,6 +31,7 @@ class BenchSettings:
     workload: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
     plans: dict[str, dict[str, Any]] = field(default_factory=dict)
+    recipes: dict[str, dict[str, Any]] = field(default_factory=dict)
     served: dict[str, str] = field(default_factory=dict)
     transport: tuple[str, ...] = ("auto",)
     backend: str = "auto"

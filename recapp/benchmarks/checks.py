@@ -34,6 +34,7 @@ ONE_TRANSPORT = ("strategies", "data", "dynamic")
 LOOKUP_BATCHES = (1, 64, 4096)
 DEFAULTS: dict[str, dict[str, object]] = {
     "quantised": {"batch_size": LOOKUP_BATCHES},
+    "train": {"model": tuple(MODELS), "batch_size": (512, 4096)},
     "dynamic": {"workload": "W1", "model": "hugectr_d64", "batch_size": 100_000},
     "inference": {"model": "large", "batch_size": LOOKUP_BATCHES, "compile": True},
     "serve": {"batch_size": (1, 64)},
@@ -41,13 +42,19 @@ DEFAULTS: dict[str, dict[str, object]] = {
 """The defaults of a verb that differ from those of other verbs."""
 
 
-def checked(given: Bench, verb: str, plans: dict[str, dict[str, Any]]) -> BenchSettings:
+def checked(
+    given: Bench,
+    verb: str,
+    plans: dict[str, dict[str, Any]],
+    recipes: dict[str, dict[str, Any]] | None = None,
+) -> BenchSettings:
     """Return the settings of a measurement, with every value filled in.
 
     Args:
         given: The settings of the command, each in its range.
         verb: The measurement.
         plans: The settings of each measured plan, by its name.
+        recipes: The settings of a training run with each measured model of `conf/model`.
 
     Raises:
         ConfigError: An unknown name, a list where one value is needed, a backend that is not
@@ -90,12 +97,14 @@ def checked(given: Bench, verb: str, plans: dict[str, dict[str, Any]]) -> BenchS
         )
     check_python(given.bench.torchrec_python)
     model = chosen("model", given.bench.model)
+    known = [*(SERVED if verb == "inference" else MODELS), *(recipes or ())]
     quantize: Any = check_names("quantize", given.quantize, list(QUANTIZE))
     return BenchSettings(
         verb=verb,
         plans=plans,
         workload=check_names("workload", chosen("workload", given.workload), _workloads(verb)),
-        model=check_names("model", model, list(SERVED if verb == "inference" else MODELS)),
+        model=check_names("model", model, known),
+        recipes=recipes or {},
         transport=transport,
         backend=given.backend,
         keep_freed_memory=given.keep_freed_memory,

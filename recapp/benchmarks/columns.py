@@ -164,6 +164,26 @@ COLUMNS: dict[str, list[Column]] = {
         TORCHREC,
         TUNED,
     ],
+    "dense_part": [
+        Column("model", "model"),
+        Column("batch_size", "batch", ",d"),
+        Spread(
+            "median_ms",
+            "CPU ms",
+            meaning="CPU time of the dense part, forward and backward: median of the rounds, below "
+            "it the quartiles",
+        ),
+        Spread(
+            "products_median_ms",
+            "products\nCPU ms",
+            meaning="CPU time of its matrix products alone",
+        ),
+        Spread(
+            "products_ratio",
+            "times its\nproducts",
+            meaning="CPU time of the dense part / that of its products",
+        ),
+    ],
     "strategies": [
         Column("strategy", "strategy"),
         IDS,

@@ -6,7 +6,7 @@ Adam for the dense part, on batches in memory. The floor is work that no framewo
 matrix products of the MLPs, forward and backward, and the two batched products of the interaction,
 into allocated memory, on all ranks at once. The floor has no bias, ReLU, loss, optimiser,
 all-reduce or tables. With `compile=true`, a model with its dense part under torch.compile takes
-part too, through the first transport.
+part too, through the first transport. Models of `conf/model` are measured by `dense_part.py`.
 
 B samples of a rank's batch, F vectors of the interaction, D their width, I inputs and O outputs of
 a layer.
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recapp.benchmarks.dense_part import measure_dense_part
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.timing import Measured, Steps, beside, compared, in_turn, spread
 from recapp.benchmarks.workloads import DENSE, MODELS, NamedModel, Workload
@@ -160,7 +161,11 @@ def batches_of(model: NamedModel, features: list[KeyedJaggedTensor]) -> list[Bat
 def run(session: Session) -> None:
     """Measure every model under every plan through every transport."""
     comms = session.open_transports()
-    for name, plan_name in product(session.settings.model, session.settings.plans):
+    recipes = session.settings.recipes
+    for name in recipes:
+        measure_dense_part(session, name)
+    whole = [name for name in session.settings.model if name not in recipes]
+    for name, plan_name in product(whole, session.settings.plans):
         workload = MODELS[name].workload()
         features = session.batches(workload)
         plan = session.plan(plan_name, workload.tables(), features)

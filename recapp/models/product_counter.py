@@ -28,6 +28,11 @@ def _attention(query_TE: Tensor, key_SE: Tensor, value_SV: Tensor) -> int:
     )
 
 
+def _attention_backward(_: Tensor, query_TE: Tensor, key_SE: Tensor) -> int:
+    """Return the operations of five products: scores and weights again, and three gradients."""
+    return 5 * 2 * query_TE.numel() * key_SE.shape[-2]
+
+
 COUNTED: Mapping[str, Callable[..., int]] = {
     "aten::mm": _product,
     "aten::bmm": _product,
@@ -36,6 +41,7 @@ COUNTED: Mapping[str, Callable[..., int]] = {
     "aten::addmm": _added_product,
     "aten::baddbmm": _added_product,
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "aten::_scaled_dot_product_flash_attention": _attention,
     "aten::_scaled_dot_product_efficient_attention": _attention,
     "aten::_scaled_dot_product_cudnn_attention": _attention,

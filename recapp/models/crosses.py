@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from recapp.models.layers import xavier, xavier_linear
@@ -41,7 +40,6 @@ class _Crossed(torch.autograd.Function):
         return torch.addcmul(x, factor, gate)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         factor, gate = ctx.saved_tensors
         of_factor = (grad * gate).to(factor.dtype)

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from recapp.models.widths import check_share
 
@@ -94,7 +93,6 @@ class _Dropped(torch.autograd.Function):
         return entries * factors
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (factors,) = ctx.saved_tensors
         return grad * factors, None

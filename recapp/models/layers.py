@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from recapp.errors import ConfigError
 from recapp.models.batch_norm import BatchNorm
@@ -224,7 +224,6 @@ class _PairDots(torch.autograd.Function):
         return torch.bmm(vectors_BFD, vectors_BFD.mT).flatten(1).index_select(1, pair_P)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_BP: Tensor) -> tuple[Tensor, None, None]:
         vectors_BFD, entry_FF = ctx.saved_tensors
         padded_BP1 = torch.cat([grad_BP, grad_BP.new_zeros(len(grad_BP), 1)], 1).to(

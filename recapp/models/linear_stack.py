@@ -7,6 +7,9 @@ fewer calls between the products; a ReLU's backward works in place; and large re
 whole cache lines. A product that writes rows of 367 or 429 numbers without gaps takes up to 1.6
 times as long.
 
+Where a graph of gradients is made (`create_graph`), backward computes the results again and uses
+functions that autograd can differentiate, so second derivatives are right.
+
 Shapes: B batch, K columns of the input, O columns of the output.
 """
 
@@ -15,12 +18,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.autograd import forward_ad
 
 LINE = 16
 """The numbers of a cache line, in fp32."""
 VECTOR = 8
 """The numbers of a vector register. Gaps between rows of whole registers gain nothing."""
+WIDE = 4 * LINE
+"""The columns above which gaps are small beside the rows. A logit for each sample would take 16
+times the memory.
+"""
 LARGE = 2**18
 """The numbers from which a result is larger than the cache of a core, so that gaps are worth it."""
 
@@ -50,8 +57,9 @@ def run_layers(layers: Iterable[nn.Module], x_BK: Tensor) -> Tensor:
 
 
 def may_run_layers(x_BK: Tensor) -> bool:
-    """Return whether `run_layers` can take an input now. It cannot while torch records, compiles or
-    changes dtypes; on GPUs it would delay gradients that are averaged over ranks.
+    """Return whether `run_layers` can take an input now. It cannot while torch records, compiles,
+    changes dtypes or transforms functions (`torch.func`, derivatives in forward); on GPUs it would
+    delay gradients that are averaged over ranks.
     """
     return (
         not torch.compiler.is_compiling()
@@ -59,6 +67,8 @@ def may_run_layers(x_BK: Tensor) -> bool:
         and type(x_BK) is Tensor
         and x_BK.device.type == "cpu"
         and not torch.is_autocast_enabled("cpu")
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
     )
 
 
@@ -81,11 +91,12 @@ def _stacked(x_BK: Tensor, run: Sequence[nn.Linear], with_relu: Sequence[bool]) 
 
 
 def _gains_by_gaps(rows: int, columns: int) -> bool:
-    return columns % VECTOR != 0 and rows * columns >= LARGE
+    return columns > WIDE and columns % VECTOR != 0 and rows * columns >= LARGE
 
 
 def _product(left: Tensor, right: Tensor, bias: Tensor | None = None, rows: int = 0) -> Tensor:
-    """Return left x right + bias. Rows of a large result begin at cache lines.
+    """Return left x right + bias. Rows of a large result begin at cache lines, unless autograd
+    records: it cannot follow results in memory that was there before.
 
     Args:
         left: The left matrix.
@@ -95,7 +106,7 @@ def _product(left: Tensor, right: Tensor, bias: Tensor | None = None, rows: int 
     """
     height = len(left)
     columns = right.shape[1]
-    if not _gains_by_gaps(rows or height, columns):
+    if torch.is_grad_enabled() or not _gains_by_gaps(rows or height, columns):
         return left.mm(right) if bias is None else torch.addmm(bias, left, right)
     stride = -(-columns // LINE) * LINE
     # not a slice of a wider tensor: autograd forbids to change such a slice in place
@@ -129,30 +140,29 @@ class _Stack(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_BK: Tensor, with_relu: tuple[bool, ...], *parameters: Tensor) -> Tensor:
-        ctx.with_relu = with_relu
         weights = parameters[::2]
-        kept = [x_BK]
-        for weight, bias, relu in zip(weights, parameters[1::2], with_relu, strict=True):
-            last = kept[-1]
-            found = _product(last, weight.t(), bias)
-            kept.append(found.relu_() if relu else found)
+        biases = parameters[1::2]
+        kept = _results(x_BK, with_relu, weights, biases)
+        ctx.with_relu = with_relu
         # without a ReLU the last result is not read again, so the caller may change it in place
-        ctx.save_for_backward(*kept[:-1], kept[-1] if with_relu[-1] else None, *weights)
+        last = kept[-1] if with_relu[-1] else None
+        ctx.save_for_backward(*kept[:-1], last, *weights, *biases)
         return kept[-1]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         layers = len(ctx.with_relu)
-        kept = ctx.saved_tensors[: layers + 1]
-        weights = ctx.saved_tensors[layers + 1 :]
+        kept: Sequence[Tensor] = ctx.saved_tensors[: layers + 1]
+        weights = ctx.saved_tensors[layers + 1 : 2 * layers + 1]
+        if torch.is_grad_enabled():
+            # the derivatives of this gradient also pass through the results
+            kept = _results(kept[0], ctx.with_relu, weights, ctx.saved_tensors[2 * layers + 1 :])
         needs = ctx.needs_input_grad
         found: list[Tensor | None] = [None] * len(needs)
         for place in reversed(range(layers)):
             if ctx.with_relu[place]:
                 # the first gradient belongs to the layers behind
-                room = grad if place < layers - 1 else torch.empty_like(grad)
-                grad = _masked(grad, kept[place + 1], room)
+                grad = _masked(grad, kept[place + 1], in_place=place < layers - 1)
             at = 2 + 2 * place
             if needs[at]:
                 found[at] = _product(grad.t(), kept[place], rows=len(grad)).contiguous()
@@ -163,7 +173,26 @@ class _Stack(torch.autograd.Function):
         return tuple(found)
 
 
-def _masked(grad: Tensor, result: Tensor, room: Tensor) -> Tensor:
-    """Write the gradient of a ReLU's input into `room` and return it."""
-    masked: Tensor = torch.ops.aten.threshold_backward.grad_input(grad, result, 0, grad_input=room)
+def _results(
+    x_BK: Tensor,
+    with_relu: Sequence[bool],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+) -> list[Tensor]:
+    """Return the input, and the result of each layer."""
+    kept = [x_BK]
+    for weight, bias, relu in zip(weights, biases, with_relu, strict=True):
+        found = _product(kept[-1], weight.t(), bias)
+        kept.append(found.relu_() if relu else found)
+    return kept
+
+
+def _masked(grad: Tensor, result: Tensor, in_place: bool) -> Tensor:
+    """Return the gradient of a ReLU's input."""
+    masked: Tensor
+    if torch.is_grad_enabled():
+        masked = torch.ops.aten.threshold_backward(grad, result, 0)
+    else:
+        room = grad if in_place else torch.empty_like(grad)
+        masked = torch.ops.aten.threshold_backward.grad_input(grad, result, 0, grad_input=room)
     return masked

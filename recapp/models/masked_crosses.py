@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from recapp.models.batch_norm import BatchNorm
 from recapp.models.crosses import crossed
@@ -26,7 +25,7 @@ from recapp.models.layers import xavier_linear
 
 
 class _Masked(torch.autograd.Function):
-    """Computes x + factor * ([h, h * ReLU(norm)] + b) in few passes over memory.
+    """Computes x + factor * ([h, h * mask] + b) in few passes over memory.
 
     Autograd would copy both halves side by side, and add the gradients of h, and those of x where
     x is the factor, in passes of their own.
@@ -34,34 +33,35 @@ class _Masked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, factor: Tensor, half: Tensor, norm: Tensor, bias: Tensor
+        ctx: Any, x: Tensor, factor: Tensor, half: Tensor, mask: Tensor, bias: Tensor
     ) -> Tensor:
         columns = half.shape[-1]
-        mask = norm.relu()
         dtype = torch.promote_types(half.dtype, bias.dtype)
         gate = torch.empty(x.shape, dtype=dtype, device=x.device)
         torch.add(half, bias[:columns], out=gate[..., :columns])
         torch.mul(half, mask, out=gate[..., columns:])
         gate[..., columns:] += bias[columns:]
         ctx.own = factor is x
-        ctx.dtypes = (x.dtype, half.dtype, norm.dtype, bias.dtype)
-        ctx.save_for_backward(factor, half, mask, gate)
+        ctx.dtypes = (x.dtype, half.dtype, mask.dtype, bias.dtype)
+        ctx.save_for_backward(factor, half, mask, gate, bias)
         return torch.addcmul(x, factor, gate)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        factor, half, mask, gate = ctx.saved_tensors
+        factor, half, mask, gate, bias = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # the derivatives of this gradient also pass through the gate
+            gate = torch.cat([half, half * mask], -1) + bias
         of_gate = grad * factor
         plain, masked = of_gate.chunk(2, -1)
         of_half = torch.addcmul(plain, masked, mask)
-        of_norm = torch.ops.aten.threshold_backward(masked * half, mask, 0)
+        of_mask = masked * half
         of_bias = of_gate.flatten(0, -2).sum(0)
         of_x = torch.addcmul(grad, grad, gate) if ctx.own else grad
         of_factor = None if ctx.own else (grad * gate).to(factor.dtype)
         others = [
             part.to(dtype)
-            for part, dtype in zip((of_x, of_half, of_norm, of_bias), ctx.dtypes, strict=True)
+            for part, dtype in zip((of_x, of_half, of_mask, of_bias), ctx.dtypes, strict=True)
         ]
         return others[0], of_factor, *others[1:]
 
@@ -105,7 +105,7 @@ class MaskedCross(nn.Module):
         """
         half_BHL = self.batch_norm(self.map(x_BHK))
         total: Tensor = _Masked.apply(  # type: ignore[no-untyped-call]
-            x_BHK, factor_BHK, half_BHL, self.layer_norm(half_BHL), self.bias
+            x_BHK, factor_BHK, half_BHL, self.layer_norm(half_BHL).relu(), self.bias
         )
         kept: Tensor = self.dropout(total)
         return kept

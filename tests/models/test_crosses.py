@@ -460,3 +460,19 @@ def test_crosses_under_bf16_autocast_have_gradients_of_the_input_dtype():
     close.float().sum().backward()
     assert x_BHK.grad.dtype == torch.float32
     torch.testing.assert_close(close.float(), layer(x_BHK, x_BHK), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("layer", [FullCross, MaskedCross])
+@pytest.mark.parametrize("own", [True, False])
+def test_second_derivatives_are_those_of_finite_differences(layer, own):
+    torch.manual_seed(7)
+    cross = layer(4).double()
+    names = [name for name, _ in cross.named_parameters()]
+    first_BK = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    x_BK = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+
+    def crossed(first_BK, x_BK, *parameters):
+        held = dict(zip(names, parameters, strict=True))
+        return torch.func.functional_call(cross, held, (x_BK if own else first_BK, x_BK))
+
+    assert torch.autograd.gradgradcheck(crossed, (first_BK, x_BK, *cross.parameters()))

@@ -31,6 +31,7 @@ def test_the_gradient_of_f12_is_the_other_vector():
 def test_interaction_gradients_are_those_of_finite_differences():
     vectors = torch.randn(3, 5, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(DotInteraction(5), vectors)
+    assert torch.autograd.gradgradcheck(DotInteraction(5), vectors)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 2), (4, 1, 2)])

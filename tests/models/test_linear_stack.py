@@ -55,6 +55,7 @@ def test_towers_train_to_the_bits_of_torchs_layers(rows, dtype, large, settings,
     if rows < 2 and "batch_norm" in settings:
         rows = 2
     monkeypatch.setattr(linear_stack, "LARGE", large)
+    monkeypatch.setattr(linear_stack, "WIDE", 0)
     own = tower(**settings).to(dtype)
     torchs = nn.Sequential(*own)
     x_BK = torch.randn(rows, K, dtype=dtype)
@@ -103,6 +104,7 @@ def test_torchs_layers_run_where_something_listens_records_or_changes_dtypes():
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_linear_layer_has_the_bits_of_torchs(bias, large, monkeypatch):
     monkeypatch.setattr(linear_stack, "LARGE", large)
+    monkeypatch.setattr(linear_stack, "WIDE", 0)
     own = linear_stack.Linear(K, 3, bias)
     torchs = nn.Linear(K, 3, bias)
     torchs.load_state_dict(own.state_dict())
@@ -121,3 +123,68 @@ def test_logits_may_be_changed_in_place():
 
 def test_inputs_of_more_dimensions_take_torchs_way():
     assert tower()(torch.randn(2, 3, K)).shape == (2, 3, 1)
+
+
+def second_derivatives(layers, call):
+    """The gradients of a loss of logits and of their own gradients, as in a gradient penalty."""
+    x_BK = torch.linspace(-1, 1, 6 * K, dtype=torch.float64).reshape(6, K).requires_grad_()
+    layers.zero_grad()
+    logits_BO = call(x_BK)
+    slope_BK, *slopes = torch.autograd.grad(
+        logits_BO.sum(), [x_BK, *layers.parameters()], create_graph=True
+    )
+    penalty = sum(slope.square().sum() for slope in (slope_BK, *slopes))
+    (logits_BO.square().sum() + penalty).backward()
+    return [x_BK.grad, *(p.grad for p in layers.parameters())]
+
+
+@pytest.mark.parametrize("large", [0, linear_stack.LARGE])
+@pytest.mark.parametrize("last_relu", [True, False])
+def test_second_derivatives_of_a_mixed_loss_are_those_of_torchs_layers(
+    last_relu, large, monkeypatch
+):
+    monkeypatch.setattr(linear_stack, "LARGE", large)
+    monkeypatch.setattr(linear_stack, "WIDE", 0)
+    torch.manual_seed(3)
+    own = MLP(K, [7, 4, 3], last_relu=last_relu).double()
+    torchs = nn.Sequential(*own)
+    found = second_derivatives(own, own)
+    torch.testing.assert_close(found, second_derivatives(own, torchs))
+    assert all(gradient.any() for gradient in found)
+
+
+def test_second_derivatives_are_those_of_finite_differences():
+    own = tower().double()
+    names = [name for name, _ in own.named_parameters()]
+    x_BK = torch.randn(3, K, dtype=torch.float64, requires_grad=True)
+
+    def logits(x_BK, *parameters):
+        return torch.func.functional_call(own, dict(zip(names, parameters, strict=True)), x_BK)
+
+    assert torch.autograd.gradgradcheck(logits, (x_BK, *own.parameters()))
+    assert functions_of(logits(x_BK, *own.parameters())).count("_StackBackward") == 1
+
+
+def test_transforms_of_functions_take_torchs_way():
+    own = tower()
+    x_BK = torch.randn(6, K)
+    parameters = dict(own.named_parameters())
+
+    def total(parameters, x_BK):
+        return torch.func.functional_call(own, parameters, x_BK).sum()
+
+    own(x_BK).sum().backward()
+    found = torch.func.grad(total)(parameters, x_BK)
+    torch.testing.assert_close(found, {name: p.grad for name, p in parameters.items()})
+    of_rows = torch.func.vmap(torch.func.grad(total), (None, 0))(parameters, x_BK[:, None])
+    torch.testing.assert_close({n: rows.sum(0) for n, rows in of_rows.items()}, found)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x_BK, x_BK)
+        assert torch.autograd.forward_ad.unpack_dual(own(dual)).tangent.any()
+
+
+def test_narrow_results_have_no_gaps():
+    logits_B1 = linear_stack.Linear(2, 1)(torch.randn(linear_stack.LARGE, 2))
+    assert logits_B1.is_contiguous()
+    wide = linear_stack.Linear(2, linear_stack.WIDE + 1)
+    assert not wide(torch.randn(linear_stack.LARGE // linear_stack.WIDE, 2)).is_contiguous()

@@ -462,7 +462,7 @@ def _rules(
         ConfigError: A rule does not fit a table.
     """
     rules = with_parameters(rules_of(rule, [t.name for t in tables]), tables, plan)
-    check_types(rules, {t.name: t.data_type for t in tables})
+    check_types(rules, tables)
     return rules
 
 

@@ -39,6 +39,7 @@ from recapp.errors import ConfigError, suggest
 from recapp.optim import rules
 from recapp.optim.rules import Expression, RowRule
 from recapp.settings.values import shown
+from recapp.tables.config import EmbeddingConfig, compute_type
 
 Picked = TypeVar("Picked")
 Rules = RowRule | Mapping[str, RowRule]
@@ -177,23 +178,25 @@ def _without_last(squares: Expression) -> Expression:
     return lambda *arguments: squares(*arguments[:-1])
 
 
-def check_types(rules: Mapping[str, RowRule], type_of: Mapping[str, str]) -> None:
+def check_types(rules: Mapping[str, RowRule], tables: Sequence[EmbeddingConfig]) -> None:
     """Check that tables whose rows all take each step are stored in the type of the arithmetic.
 
     Args:
         rules: The row rule of each table by its name.
-        type_of: The data type of each table by its name.
+        tables: The tables of a collection.
 
     Raises:
-        ConfigError: A table is stored in 16 bits. Its rows would be rounded after as many steps as
-            they have missed, which depends on when they are read.
+        ConfigError: A table is stored in a narrower type. Its rows would be rounded after as many
+            steps as they have missed, which depends on when they are read.
     """
-    for table, rule in rules.items():
-        if rule.all_rows and type_of[table] in ("fp16", "bf16"):
+    wanted = compute_type(tables)
+    for table in tables:
+        if table.name in rules and rules[table.name].all_rows and table.data_type != wanted:
             raise ConfigError(
-                f"optimizer.sparse.l2_all_rows: table {table} has data_type={type_of[table]}, and "
-                "rows that take several steps at once must be fp32 or fp64: set "
-                "tables.data_type=fp32, or leave l2_all_rows out"
+                f"optimizer.sparse.l2_all_rows: table {table.name} has "
+                f"data_type={table.data_type}, and rows that take several steps at once must have "
+                f"the type in which their collection computes, {wanted}: set "
+                f"tables.data_type={wanted}, or leave l2_all_rows out"
             )
 
 
@@ -237,13 +240,10 @@ def make_rule(given: Mapping[str, Any], setting: str) -> RowRule:
     make = RULES.get(str(name))
     if make is None:
         raise ConfigError(f"{setting}.rule={name}: {suggest(str(name), RULES)}")
-    parameters = signature(make).parameters
-    allowed = list(parameters)
+    allowed = list(signature(make).parameters)
     numbers = {}
     for field, value in given.items():
-        if field == "rule" or (
-            value is None and field in parameters and parameters[field].default is None
-        ):
+        if field == "rule" or _is_default(make, field, value):
             continue
         if field not in allowed:
             raise ConfigError(
@@ -255,6 +255,12 @@ def make_rule(given: Mapping[str, Any], setting: str) -> RowRule:
     except ConfigError as error:
         text = str(error).removeprefix("optimizer.sparse.")
         raise ConfigError(f"{setting}.{text}") from None
+
+
+def _is_default(make: Callable[..., RowRule], field: str, value: Any) -> bool:
+    """Return whether a value is the None that stands for a field left out."""
+    parameter = signature(make).parameters.get(field)
+    return value is None and parameter is not None and parameter.default is None
 
 
 def _number(value: Any, setting: str) -> float:
@@ -431,8 +437,12 @@ def rule_of_fused_params(fused_params: Mapping[str, Any], setting: str = "fused_
                 "leave it out, or name a rule of recapp: EmbeddingBagCollectionSharder(rule=...)"
             )
     defaults = {name: value for name, value in _DEFAULTS.items() if name in allowed}
-    numbers = {name: float(value) for name, value in (defaults | given).items()}
-    return make(**{_FIELDS.get(name, name): value for name, value in numbers.items()})
+    numbers = {
+        _FIELDS.get(name, name): _number(value, f"{setting}[{name!r}]")
+        for name, value in (defaults | given).items()
+        if not _is_default(make, _FIELDS.get(name, name), value)
+    }
+    return make(**numbers)
 
 
 def _kind_of(given: Any, setting: str) -> EmbOptimType:

@@ -22,6 +22,7 @@ from recapp.dataset.data_settings import DataSettings
 from recapp.errors import CheckpointError, ConfigError, suggest
 from recapp.models.catalogue import MODELS
 from recapp.models.widths import check_share
+from recapp.optim.named_rules import check_types, rules_of, tables_that_restart
 from recapp.processes.launch import gpu_count, rank_count
 from recapp.processes.rank_environment import external_rank, started_externally
 from recapp.recipe.model_tables import check_collections
@@ -273,8 +274,7 @@ def check_training(recipe: Train) -> None:
     schedule_of(recipe)
     if recipe.optimizer.restart_tables:
         _check_restarts(recipe)
-    if "l2_all_rows" in str(recipe.optimizer.sparse.plain()):
-        _check_types(recipe)
+    _check_types(recipe)
     if not started_externally():
         _check_memory(recipe)
         _check_shares(recipe)
@@ -292,8 +292,6 @@ def _dims_of_rule(recipe: Train) -> list[int]:
 
 def _check_restarts(recipe: Train) -> None:
     """Check the names of the tables that begin anew, and that those of one rule do so together."""
-    from recapp.optim.named_rules import rules_of, tables_that_restart  # imports torch
-
     tables = recipe.all_tables
     patterns = of_all_members(dict.fromkeys(recipe.optimizer.restart_tables), tables)
     tables_that_restart(list(patterns), rules_of(recipe.rules, [table.name for table in tables]))
@@ -301,10 +299,10 @@ def _check_restarts(recipe: Train) -> None:
 
 def _check_types(recipe: Train) -> None:
     """Check that tables whose rows all take each step have a type that allows it."""
-    from recapp.optim.named_rules import check_types, rules_of  # imports torch
-
-    types = {table.name: table.data_type for table in recipe.all_tables}
-    check_types(rules_of(recipe.rules, list(types)), types)
+    rules = rules_of(recipe.rules, [table.name for table in recipe.all_tables])
+    for member in recipe.members:
+        for collection in member.collections.values():
+            check_types(rules, collection.tables)
 
 
 def _check_memory(recipe: Train) -> None:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from torch.optim import Optimizer
-
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import RULES, Rules, table_rules
 from recapp.optim.rules import RowRule
@@ -33,11 +31,8 @@ def _rule_of_plain(wanted: Any, setting: str) -> RowRule:
 
 def _rule(wanted: Constructor, setting: str) -> RowRule:
     target = find_constructor(wanted.target, setting)
-    rule = (
-        None
-        if isinstance(target, type) and issubclass(target, Optimizer)
-        else make(wanted, setting)
-    )
+    is_other = isinstance(target, type) and not issubclass(target, RowRule)  # an optimiser of torch
+    rule = None if is_other else make(wanted, setting)
     if not isinstance(rule, RowRule):
         raise ConfigError(
             f"{setting}._target_={wanted.target}: must make a row rule, as those of "

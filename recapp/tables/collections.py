@@ -12,18 +12,13 @@ from recapp.errors import ConfigError
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import EmbeddingConfig, check_tables
+from recapp.tables.config import EmbeddingConfig, check_tables, compute_type
 from recapp.tables.lookups import TableLookup
 
 
 def compute_dtype(tables: Sequence[EmbeddingConfig]) -> torch.dtype:
-    """Return the dtype of a collection's arithmetic and output.
-
-    It is fp64 if any table is stored in fp64, else fp32.
-    """
-    return (
-        torch.float64 if any(t.data_type.dtype == torch.float64 for t in tables) else torch.float32
-    )
+    """Return the dtype of a collection's arithmetic and output (`compute_type`)."""
+    return compute_type(tables).dtype
 
 
 @runtime_checkable

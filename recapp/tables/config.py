@@ -8,7 +8,7 @@ that depend only on (seed, table, row, column) (`recapp/tables/initial.py`).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -467,6 +467,14 @@ def common_dim(tables: Sequence[EmbeddingConfig]) -> int:
             "TorchRec's method needs one width: read embedding_configs()[i].embedding_dim"
         )
     return dims.pop()
+
+
+def compute_type(tables: Iterable[EmbeddingConfig]) -> DataType:
+    """Return the type of a collection's arithmetic and output: fp64 if any table is stored in fp64,
+    else fp32.
+    """
+    types = {t.data_type for t in tables}
+    return DataType.FP64 if DataType.FP64 in types else DataType.FP32
 
 
 def check_tables(tables: Sequence[EmbeddingConfig]) -> None:

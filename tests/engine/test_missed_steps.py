@@ -3,6 +3,7 @@ table is that of torch's dense optimiser with `weight_decay`.
 """
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -245,10 +246,16 @@ def test_an_average_of_the_rows_has_their_missed_steps():
         torch.testing.assert_close(found, dense.model(other).values(), **CLOSE)
 
 
-@pytest.mark.parametrize("half", ["fp16", "bf16"])
-def test_rows_of_16_bits_are_refused(half):
-    tables = make_tables(data_type=half)
-    with pytest.raises(ConfigError, match=f"l2_all_rows: table t0 has data_type={half}, and rows"):
+@pytest.mark.parametrize(
+    ("types", "wanted"), [(["fp16"], "fp32"), (["bf16"], "fp32"), (["fp32", "fp64"], "fp64")]
+)
+def test_rows_narrower_than_the_arithmetic_are_refused(types, wanted):
+    """They would be rounded when they are read, so reads would change the training."""
+    tables = [
+        replace(table, data_type=types[n % len(types)]) for n, table in enumerate(make_tables())
+    ]
+    said = f"l2_all_rows: table t0 has data_type={types[0]}, and rows .* computes, {wanted}: set"
+    with pytest.raises(ConfigError, match=said):
         shard_bags(tables, make_plan("table_wise", tables, 1), Comm(), ADAM)
 
 

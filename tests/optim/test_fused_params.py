@@ -44,6 +44,8 @@ class Foreign(Enum):
         ({"optimizer": Foreign.EXACT_ROWWISE_ADAGRAD}, rowwise_adagrad(0.01, 1e-8)),
         ({"optimizer": "exact_row_wise_adagrad"}, rowwise_adagrad(0.01, 1e-8)),
         ({"optimizer": "adam", "beta1": 0.5}, adam(0.01, 0.5, 0.999, 1e-8)),
+        ({"optimizer": "adam", "l2_all_rows": None}, adam(0.01, eps=1e-8)),
+        ({"optimizer": "adam", "l2_all_rows": 0.1}, adam(0.01, eps=1e-8, l2_all_rows=0.1)),
         (
             {"optimizer": EmbOptimType.PARTIAL_ROWWISE_ADAM, "weight_decay": 0.1},
             partial_row_wise_adam(0.01, weight_decay=0.1),

@@ -28,16 +28,14 @@ glob. They override the settings of all tables; with an `optimizer` of their own
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from enum import Enum
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from inspect import signature
 from typing import Any, TypeVar
 
 from recapp.errors import ConfigError, suggest
 from recapp.optim import rules
-from recapp.optim.rules import Expression, RowRule
+from recapp.optim.rules import RowRule
 from recapp.settings.values import shown
 from recapp.tables.config import EmbeddingConfig, compute_type
 
@@ -154,28 +152,6 @@ def tables_that_restart(
                 f"give it a rule of its own ({SETTING})"
             )
     return names
-
-
-def with_average(rules: Rules) -> Rules:
-    """Return rules whose state has one more number per weight, so that a planner counts the memory
-    of an average of the rows.
-    """
-    if isinstance(rules, Mapping):
-        return {name: _with_average(rule) for name, rule in rules.items()}
-    return _with_average(rules)
-
-
-def _with_average(rule: RowRule) -> RowRule:
-    start = (*rule.start, 0.0) if rule.start else ()
-    squares = rule.squares and _without_last(rule.squares)
-    state = (*rule.state, ("average", "element"))
-    return replace(rule, state=state, start=start, squares=squares)
-
-
-@lru_cache(None)  # one function for equal rules
-def _without_last(squares: Expression) -> Expression:
-    """Return the expression of a rule that does not read its last state tensor."""
-    return lambda *arguments: squares(*arguments[:-1])
 
 
 def check_types(rules: Mapping[str, RowRule], tables: Sequence[EmbeddingConfig]) -> None:
@@ -437,11 +413,11 @@ def rule_of_fused_params(fused_params: Mapping[str, Any], setting: str = "fused_
                 "leave it out, or name a rule of recapp: EmbeddingBagCollectionSharder(rule=...)"
             )
     defaults = {name: value for name, value in _DEFAULTS.items() if name in allowed}
-    numbers = {
-        _FIELDS.get(name, name): _number(value, f"{setting}[{name!r}]")
-        for name, value in (defaults | given).items()
-        if not _is_default(make, _FIELDS.get(name, name), value)
-    }
+    numbers: dict[str, float] = {}
+    for name, value in (defaults | given).items():
+        field = _FIELDS.get(name, name)
+        if not _is_default(make, field, value):
+            numbers[field] = _number(value, f"{setting}[{name!r}]")
     return make(**numbers)
 
 

@@ -426,6 +426,7 @@ def _does_not_fit(
                 _plan(space.bundles, closest, problem, name),
                 problem.rule,
                 problem.topology,
+                problem.averaged,
             )
         except PlanError as error:
             return error

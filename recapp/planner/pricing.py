@@ -29,9 +29,10 @@ from recapp.planner.cost import (
     cost_of,
 )
 from recapp.planner.problem import NUMBER_BYTES, PlanningProblem
-from recapp.planner.rank_memory import row_bytes
+from recapp.planner.rank_memory import average_bytes, row_bytes, state_bytes
 from recapp.sharding.sharding_plan import Mode, Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import Ints
+from recapp.tables.collections import compute_dtype
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.dynamic import RUNS
 from recapp.tables.row_order import RowOrderName
@@ -183,17 +184,24 @@ class _Counts:
             1.0 - (1.0 - np.minimum(self.share_M, 1.0)) ** (self.n_J / self.bags_J)[cut_M]
         )
         rules = [rule_of(problem.rule, c.table.name) for c in cuts]
-        elements_J, rows_J = (
-            np.array([sum(k == kind for _, k in rule.state) if rule else 0 for rule in rules])
-            for kind in ("element", "row")
-        )
-        self.state_M = elements_J[cut_M] * self.width_M + rows_J[cut_M]
         self.means_J = np.array([rule.means if rule else 0 for rule in rules])
-        found_J = np.array([c.table.bytes_to_find_a_row for c in cuts])
-        stored_S = np.array([row_bytes(c.table, width) for c in cuts for width, _ in c.strips])
-        self.bytes_M = self.rows_M * (
-            np.repeat(stored_S, count_S) + found_J[cut_M] + NUMBER_BYTES * self.state_M
+        itemsize = compute_dtype(problem.tables).itemsize
+        bytes_S4 = np.array(
+            [
+                (
+                    row_bytes(c.table, width),
+                    c.table.bytes_to_find_a_row,
+                    state_bytes(rule, width, itemsize),
+                    problem.averaged * average_bytes(width, itemsize),
+                )
+                for c, rule in zip(cuts, rules, strict=True)
+                for width, _ in c.strips
+            ]
         )
+        bytes_M4 = np.repeat(bytes_S4, count_S, 0)
+        self.bytes_M = self.rows_M * bytes_M4.sum(1)
+        self.state_bytes_M = bytes_M4[:, 2]
+        self.average_bytes_M = bytes_M4[:, 3]
 
     def by_cut(self, values_S: Floats) -> Floats:
         """Return the sums over each cut's strips, [J]."""
@@ -273,9 +281,10 @@ def _owners(c: _Counts) -> tuple[Floats, Floats]:
         gradient_rows_M = world * rows_M if world > 1 else c.n_J[c.cut_M]
         if world > 1:
             spent["gradients"] = kernels["group"].seconds(0, gradient_rows_M)
-        moved_M = gradient_rows_M * number_M + 2 * c.touched_M * (
-            number_M + NUMBER_BYTES * c.state_M
-        )
+        moved_M = gradient_rows_M * number_M + 2 * c.touched_M * (number_M + c.state_bytes_M)
+        if problem.average_every is not None:  # each update of the average reads and writes it all
+            passes_M = c.rows_M * (number_M + 2 * c.average_bytes_M)
+            moved_M = moved_M + passes_M / problem.average_every
         spent["update"] = kernels["update"].seconds(0, c.touched_M, moved_M)
     asked_3M = np.zeros((len(MESSAGES), len(number_M)))
     if world > 1:

@@ -91,6 +91,8 @@ class PlanningProblem:
         lookups: The lookups that read the tables; an empty list takes the lookups that tables
             declare.
         reserve: The parts of `topology.reserve_bytes` by purpose, if they were computed.
+        average_every: The steps between two updates of an average of all rows, infinity if epochs
+            lie between them; None without an average.
     """
 
     tables: Sequence[EmbeddingConfig]
@@ -104,6 +106,7 @@ class PlanningProblem:
     look_ahead: int = 1
     lookups: Sequence[TableLookup] = ()
     reserve: Mapping[str, int] = field(default_factory=dict)
+    average_every: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lookups", tuple(self.lookups) or lookups_of(self.tables))
@@ -125,6 +128,11 @@ class PlanningProblem:
         own = [x for x in self.lookups if x.table.name == table.name]
         ids = self.statistics_of(table).ids_per_sample / len(own)
         return float(sum(x.columns / x.dim if x.columns else ids for x in own))
+
+    @property
+    def averaged(self) -> bool:
+        """Return whether there is an average of all rows."""
+        return self.average_every is not None
 
     @cached_property
     def hardware(self) -> Hardware:

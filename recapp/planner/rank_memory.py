@@ -18,7 +18,9 @@ STEPS_BYTES = 4  # the number of steps that a row has taken, under a rule of all
 
 @dataclass(frozen=True)
 class RankBytes:
-    """The bytes on one rank: weights and optimiser state, by table."""
+    """The bytes on one rank: weights and optimiser state, by table. The average of weights counts
+    as state.
+    """
 
     weights: dict[str, int]
     state: dict[str, int]
@@ -30,18 +32,41 @@ class RankBytes:
 
 
 def shard_bytes(
-    table: EmbeddingConfig, shard: Shard, rule: RowRule | None, state_itemsize: int
+    table: EmbeddingConfig,
+    shard: Shard,
+    rule: RowRule | None,
+    itemsize: int,
+    averaged: bool = False,
 ) -> tuple[int, int]:
     """Return the bytes of a shard's weights, with the key index of a dynamic table, and the bytes
-    of its optimiser state.
+    of its optimiser state and of the average of its rows.
+
+    Args:
+        table: The table.
+        shard: A rectangle of the table.
+        rule: The row rule of the table; None for read-only rows.
+        itemsize: The bytes of a number of the compute type.
+        averaged: Whether there is an average of the rows.
     """
     rows = table.rows_in(shard.rows)
-    elements = rows * len(shard.cols)
-    per_state = {"row": rows, "element": elements}
-    state = sum(per_state[kind] for _, kind in rule.state) * state_itemsize if rule else 0
-    state += rows * STEPS_BYTES if rule and rule.all_rows else 0
-    found = rows * table.bytes_to_find_a_row
-    return rows * row_bytes(table, len(shard.cols)) + found, state
+    columns = len(shard.cols)
+    state = state_bytes(rule, columns, itemsize) + averaged * average_bytes(columns, itemsize)
+    return rows * (row_bytes(table, columns) + table.bytes_to_find_a_row), rows * state
+
+
+def state_bytes(rule: RowRule | None, columns: int, itemsize: int) -> int:
+    """Return the bytes of the optimiser's state of some columns of a row, with the steps that it
+    has taken under a rule of all rows. Numbers of the state have `itemsize` bytes.
+    """
+    if rule is None:
+        return 0
+    numbers = sum(columns if kind == "element" else 1 for _, kind in rule.state)
+    return numbers * itemsize + (STEPS_BYTES if rule.all_rows else 0)
+
+
+def average_bytes(columns: int, itemsize: int) -> int:
+    """Return the bytes of the average of some columns of a row, in the compute type."""
+    return columns * itemsize
 
 
 def row_bytes(table: EmbeddingConfig, columns: int) -> int:
@@ -60,16 +85,24 @@ def weight_bytes(table: EmbeddingConfig) -> int:
 
 
 def bytes_per_rank(
-    tables: Sequence[EmbeddingConfig], plan: ShardingPlan, rule: Rules | None
+    tables: Sequence[EmbeddingConfig],
+    plan: ShardingPlan,
+    rule: Rules | None,
+    averaged: bool = False,
 ) -> list[RankBytes]:
-    """Return the bytes of a plan on each rank. `rule` is one rule for all tables, or rules by
-    table; None is no optimiser (serving).
+    """Return the bytes of a plan on each rank.
+
+    Args:
+        tables: The tables.
+        plan: The plan.
+        rule: One rule for all tables, or rules by table; None is no optimiser (serving).
+        averaged: Whether there is an average of all rows.
     """
     held = [RankBytes({}, {}) for _ in range(plan.world_size)]
     itemsize = compute_dtype(tables).itemsize
     for t in tables:
         for s in plan.tables[t.name].cells(t, plan.world_size):
-            weights, state = shard_bytes(t, s, rule_of(rule, t.name), itemsize)
+            weights, state = shard_bytes(t, s, rule_of(rule, t.name), itemsize, averaged)
             held[s.rank].weights[t.name] = held[s.rank].weights.get(t.name, 0) + weights
             held[s.rank].state[t.name] = held[s.rank].state.get(t.name, 0) + state
     return held
@@ -80,8 +113,9 @@ def check_memory(
     plan: ShardingPlan,
     rule: Rules | None,
     topology: Topology,
+    averaged: bool = False,
 ) -> None:
-    """Refuse a plan that does not fit, before any allocation.
+    """Refuse a plan that does not fit, before any allocation. Arguments as for `bytes_per_rank`.
 
     Raises:
         PlanError: The plan does not fit; the text names the missing bytes, the rank, its largest
@@ -90,7 +124,7 @@ def check_memory(
     if topology.memory_bytes is None:
         return
     check_reserve(topology)
-    held = bytes_per_rank(tables, plan, rule)
+    held = bytes_per_rank(tables, plan, rule, averaged)
     missing_W = [
         h.total + topology.reserve_bytes - free
         for h, free in zip(held, topology.memory_bytes, strict=True)

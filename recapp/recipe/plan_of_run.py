@@ -8,12 +8,13 @@
 neither, the planner decides within `planner.constraints`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from recapp.errors import ConfigError, PlanError, suggest
-from recapp.optim.named_rules import rules_of, with_average
+from recapp.optim.named_rules import rules_of
 from recapp.planner.buffers import with_reserve
 from recapp.planner.constraints import MODES, Constraints, ParameterConstraints
 from recapp.planner.embedding_planner import Outcome, plan_tables
@@ -77,16 +78,15 @@ def problem_of_run(
         val_rows: The number of validation rows; None assumes full validation batches.
     """
     world = found.topology.world_size
-    rule = found.rule
-    if rule is not None and recipe.trainer.average.kind != "none":
-        rule = with_average(rule)
+    average = recipe.trainer.average
+    averaged = found.rule is not None and average.kind != "none"
     problem = replace(
         found,
-        rule=rule,
         batch_per_rank=-(-recipe.dataset.scaled.batch_size // world),
         payload_bytes=PAYLOAD_BYTES[recipe.engine.payload],
         val_batch_per_rank=_val_batch(recipe, world, val_rows),
         look_ahead=recipe.engine.look_ahead,
+        average_every=(average.every or math.inf) if averaged else None,
     )
     return with_reserve(problem) if recipe.topology.reserve_bytes is None else problem
 
@@ -139,7 +139,7 @@ def build_plan(recipe: Recipe, problem: PlanningProblem) -> ShardingPlan:
         )
     else:
         return best_plan(recipe, problem).plan
-    check_memory(problem.tables, made, problem.rule, topology)
+    check_memory(problem.tables, made, problem.rule, topology, problem.averaged)
     return made
 
 

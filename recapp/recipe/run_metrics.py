@@ -7,7 +7,6 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from recapp.console import note
-from recapp.optim.named_rules import with_average
 from recapp.planner.problem import dense_weights
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.recipe.plan_of_run import problem_of_run
@@ -57,10 +56,8 @@ def metrics_of_run(
     best_metric = recipe.built_task.best
     manifest = read_manifest(best)
     tables = [t for c in strategy.sharded_tables() for t in c.tables()]
-    rule = strategy.rule
-    if rule is not None and recipe.trainer.average.kind != "none":
-        rule = with_average(rule)
-    held = [r.total for r in bytes_per_rank(tables, strategy.plan, rule)]
+    averaged = any(shared.keeps_average for shared in strategy.sharded_tables())
+    held = [r.total for r in bytes_per_rank(tables, strategy.plan, strategy.rule, averaged)]
     description = about(
         recipe.dataset,
         recipe.model.target,

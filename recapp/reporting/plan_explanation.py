@@ -104,10 +104,13 @@ def _part(table: EmbeddingConfig, s: Shard, unit: str) -> str:
 
 
 def rank_rows(
-    tables: Sequence[EmbeddingConfig], plan: ShardingPlan, rule: Rules | None
+    tables: Sequence[EmbeddingConfig],
+    plan: ShardingPlan,
+    rule: Rules | None,
+    averaged: bool = False,
 ) -> list[dict[str, Any]]:
     """Return a record for each rank: the number of tables, the bytes of weights, of optimiser
-    state, and of both.
+    state, and of both. Arguments as for `bytes_per_rank`.
     """
     return [
         {
@@ -117,7 +120,7 @@ def rank_rows(
             "optimiser_state": sum(held.state.values()),
             "bytes": held.total,
         }
-        for rank, held in enumerate(bytes_per_rank(tables, plan, rule))
+        for rank, held in enumerate(bytes_per_rank(tables, plan, rule, averaged))
     ]
 
 
@@ -221,7 +224,8 @@ def _ranks(plan: ShardingPlan, problem: PlanningProblem, cost: PlanCost) -> list
     memory = problem.topology.memory_bytes
     rows = []
     buffers_W = buffer_bytes(plan, problem)
-    for rank, held in enumerate(bytes_per_rank(problem.tables, plan, problem.rule)):
+    counted = bytes_per_rank(problem.tables, plan, problem.rule, problem.averaged)
+    for rank, held in enumerate(counted):
         seconds = cost.seconds_PW[:, rank]
         rows.append(
             {

@@ -302,7 +302,8 @@ class StartReport(Callback):
         tables = [t for shared in sharded for t in shared.tables()]
         lookups = [x for shared in sharded for m in shared.members for x in m.lookups]
         ranks = f"{len(strategy.ranks)} rank{'s' if len(strategy.ranks) > 1 else ''}"
-        held = rank_rows(tables, strategy.plan, strategy.rule)
+        averaged = any(shared.keeps_average for shared in sharded)
+        held = rank_rows(tables, strategy.plan, strategy.rule, averaged)
         where = [
             {"rank": i, **_hosts(strategy, i), "device": r["device"]}
             for i, r in enumerate(strategy.ranks)

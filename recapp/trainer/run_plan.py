@@ -195,7 +195,7 @@ def plan_from(source: PlanSource | None, problem: PlanningProblem) -> ShardingPl
                 "ShardingPlan, as EmbeddingShardingPlanner().plan_problem(problem) does"
             )
         return made
-    check_memory(problem.tables, made, problem.rule, problem.topology)
+    check_memory(problem.tables, made, problem.rule, problem.topology, problem.averaged)
     return made
 
 

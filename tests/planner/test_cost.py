@@ -6,17 +6,19 @@ rows are touched by two ranks together, 20 by four. A vector has 16 bytes, an id
 10 µs within a host and 20 µs and 2 ns a byte between hosts.
 """
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from recapp.models.published_dlrm import DLRM
-from recapp.optim.rules import rowwise_adagrad, sgd
+from recapp.optim.rules import adam, lamb, rowwise_adagrad, sgd
 from recapp.planner.cost import HEADER_BYTES, PHASES, cost_of
 from recapp.planner.hardware import Hardware, Link, Work
 from recapp.planner.pricing import plan_cost, work_of
 from recapp.planner.problem import Dense, PlanningProblem, dense_of
+from recapp.planner.rank_memory import bytes_per_rank
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
@@ -182,6 +184,32 @@ def test_strips_that_share_a_statistic_pay_for_one_more_message_and_state_is_cou
         12 + 16 * 8 + 2 * 12 * (8 + 4) + 10_000 + 8 * 12 / 2
     )
     assert cost.bytes_W.tolist() == [100 * 2 * 4 + 100 * 4] * 2
+
+
+@pytest.mark.parametrize("rule", [sgd(), rowwise_adagrad(), lamb(), adam(l2_all_rows=0.1)])
+@pytest.mark.parametrize("every", [None, 10])
+@pytest.mark.parametrize("kind", ["row_wise", "column_wise"])
+def test_the_bytes_of_a_price_are_those_that_ranks_count(kind, rule, every):
+    problem = PlanningProblem(
+        [TABLE], Topology(2, hardware=MACHINE), 10, rule, {"t": KNOWN}, average_every=every
+    )
+    cut = tile(TABLE, kind, CandidateRanks([0, 1], [[0, 1]]))
+    plan = ShardingPlan({"t": cut}, 2)
+    held = bytes_per_rank([TABLE], plan, rule, problem.averaged)
+    assert plan_cost(plan, problem).bytes_W.tolist() == [rank.total for rank in held]
+
+
+def test_an_average_is_paid_for_each_row_when_it_is_updated():
+    """Each update of the average reads the weights and the average, and writes the average."""
+    never = price("table_wise")[0]["update"]
+    at_epochs = price("table_wise", average_every=math.inf)[0]["update"]
+    often = price("table_wise", average_every=10)[0]["update"]
+    assert never == at_epochs and often - never == pytest.approx(3 * 100 * 16 / 10)
+
+
+def test_steps_of_rows_are_read_and_written_with_the_touched_rows():
+    found = [price("table_wise", rule=rule)[0]["update"] for rule in (sgd(), sgd(l2_all_rows=0.1))]
+    assert found[1] - found[0] == pytest.approx(2 * 12 * 4)
 
 
 def test_half_a_payload_halves_what_travels_but_not_the_ids():

@@ -11,8 +11,6 @@ from trainer.test_restart_tables import blocks_of, same
 
 import recapp
 from recapp.errors import CheckpointError, ConfigError
-from recapp.optim.named_rules import RULES, with_average
-from recapp.optim.rules import adam, rowwise_adagrad
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.stored.checkpoint import load_table, read_manifest, read_meta
 from recapp.trainer.weight_average import OF_AVERAGE, WeightAverage
@@ -148,19 +146,8 @@ def test_the_dense_part_is_averaged_as_by_torch(moving):
 def test_planners_count_the_average(logs, tmp_path):
     _, _, trainer = run(logs, tmp_path, 2, *EMA)
     (shared,) = trainer.strategy.sharded_tables()
-    (held,) = bytes_per_rank(shared.tables(), shared.plan, with_average(trainer.strategy.rule))
+    (held,) = bytes_per_rank(shared.tables(), shared.plan, trainer.strategy.rule, True)
     assert held.total == sum(sum(store.nbytes) for store in shared.state.stores)
-    rules = with_average({"*": adam(), "C1": rowwise_adagrad()})
-    assert [len(rule.state) for rule in rules.values()] == [3, 2]
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_a_rule_with_an_average_reads_what_it_reads(name):
-    rule = RULES[name]()
-    counted = with_average(rule)
-    assert len(counted.state) == len(rule.state) + 1
-    assert counted.means == rule.means
-    assert counted == with_average(RULES[name]())
 
 
 def test_a_second_training_begins_a_second_average():

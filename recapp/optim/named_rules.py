@@ -414,7 +414,7 @@ def rule_of_fused_params(fused_params: Mapping[str, Any], setting: str = "fused_
             )
     defaults = {name: value for name, value in _DEFAULTS.items() if name in allowed}
     numbers: dict[str, float] = {}
-    for name, value in (defaults | given).items():
+    for name, value in {**defaults, **given}.items():
         field = _FIELDS.get(name, name)
         if not _is_default(make, field, value):
             numbers[field] = _number(value, f"{setting}[{name!r}]")

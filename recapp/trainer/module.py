@@ -122,7 +122,9 @@ class TaskModule(LightningModule):
         """Build the model once; tables stay on the meta device until the strategy shards them."""
         if self.model is None:
             torch.manual_seed(self._seed)
-            self.model = self._make_model()
+            # Lightning would build it on the GPU, whose generator draws other start values.
+            with torch.device("cpu"):
+                self.model = self._make_model()
 
     def forward(self, batch: Batch) -> Tensor | dict[str, Tensor]:
         """Return the outputs of the model by name, each [B]; only the tensor if the task has one

@@ -46,6 +46,15 @@ def batch():
     return Batch(torch.randn(4, 2), sparse, torch.tensor([0.0, 1.0, 1.0, 0.0]))
 
 
+def test_a_model_begins_on_the_cpu_whatever_device_is_at_work():
+    """A GPU's generator draws other numbers, and a run should begin alike everywhere."""
+    module = TaskModule(ClickTask(), Branches, lambda parameters: None, seed=7)
+    with torch.device("meta"):  # as Lightning's strategies set theirs
+        module.configure_model()
+    torch.manual_seed(7)
+    assert torch.equal(module.model.first.weight, nn.Linear(2, 1).weight)
+
+
 def test_an_extra_loss_is_trained_and_logged_by_name_beside_the_loss_of_the_task(batch):
     model = Branches()
     module = module_of(model)

@@ -18,6 +18,7 @@ if __name__ == "__main__":
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from recapp import console
@@ -32,7 +33,7 @@ COLUMNS = (
     console.Column("seeds", "seeds", ","),
     console.Column("auc", "AUC", ".4f"),
     console.Column("log_loss", "log loss", ".4f"),
-    console.Column("samples_per_second", "samples/s", ",.0f"),
+    console.Column("samples_per_cpu_second", "thousand samples\n/ CPU s", ",.1f", 1e3),
     console.Column("peak_bytes", "peak memory,\nMB", ",.0f", 1e6),
     console.Column("dense_parameters", "dense\nparameters", ","),
     console.Column("table_parameters", "table\nparameters", ","),
@@ -64,7 +65,7 @@ def measure(settings: Results, job: Job) -> None:
     from recapp.app.kept_runs import train_missing
     from recapp.app.result_runs import runs_of
     from recapp.app.tree_runs import train_trees
-    from recapp.benchmarks.boosted_trees import check_python
+    from recapp.benchmarks import boosted_trees, fuxictr_beside
     from recapp.reporting.lock import locked
     from recapp.reporting.result_lines import read_results
     from recapp.reporting.results_page import table, write_page
@@ -74,10 +75,10 @@ def measure(settings: Results, job: Job) -> None:
     with locked(folder, "path"):
         try:
             runs = runs_of(settings, job)
-            check_python(settings.lightgbm_python)
-            if not job.verb:
-                train_trees(settings, folder)
-            train_missing(runs, folder, job)
+            boosted_trees.check_python(settings.lightgbm_python)
+            fuxictr_beside.check_python(settings.fuxictr_python)
+            trees = None if job.verb else partial(train_trees, settings, folder)
+            train_missing(runs, folder, job, trees)
         finally:  # also after a signal: the page shows what is there
             results = read_results(folder)
             if results:

@@ -38,7 +38,9 @@ def result(folder, log, model, seed, size="", **measured):
         "seed": seed,
         "val_auc": 0.7,
         "val_log_loss": 0.5,
-        "samples_per_second": 1234.0,
+        "samples_per_cpu_second": 12_340.0,
+        "ranks": 1,
+        "form": kept_runs.FORM,
         "peak_bytes": 600e6,
         "dense_parameters": 1_200_000,
         "table_parameters": 24,
@@ -191,10 +193,9 @@ def test_the_page_has_means_ranges_and_fewer_seeds(tmp_path):
     lines = read_results(tmp_path)
     (page,) = write_page(lines, tmp_path / "results.md")
     text = page.read_text()
-    assert (
-        "| fm    | .7100 .7000-.7200 | .5000 .5000-.5000 |     1,234 | 600 | 1.2 M |     24 |"
-        in text
-    )
+    (own,) = (line for line in text.splitlines() if line.startswith("| fm "))
+    cells = ["fm", ".7100 .7000-.7200", ".5000 .5000-.5000", "12.3", "600", "1.2 M", "24"]
+    assert [cell.strip() for cell in own.split("|")[1:-1]] == cells
     assert text.index("| dlrm") < text.index("| fm")  # the best first
     assert "Seeds: 2. Fewer: dlrm 1." in text
     assert "6,000 rows to train on, 1,000 to measure on. Settings: `dataset.buckets=log`." in text
@@ -207,11 +208,27 @@ def test_the_page_has_means_ranges_and_fewer_seeds(tmp_path):
         "seeds": 1,
         "auc": 0.75,
         "log_loss": 0.5,
-        "samples_per_second": 1234,
+        "samples_per_cpu_second": 12_340,
         "peak_bytes": 600e6,
         "dense_parameters": 1_200_000,
         "table_parameters": 24,
     }
+
+
+def test_runs_of_other_settings_are_left_out_of_a_mean_and_told(tmp_path):
+    for seed, day, auc, more in (
+        (1, 26, 0.70, {}),
+        (2, 26, 0.72, {}),
+        (3, 25, 0.80, {"overrides": ["model=fm", "dataset.buckets=null", "seed=3"]}),
+        (4, 25, 0.80, {"version_recapp": "0.0.9"}),
+        (5, 25, 0.80, {"form": 1}),
+    ):
+        result(tmp_path, "avazu", "fm", seed, val_auc=auc, date=f"2026-11-{day}", **more)
+    (line,) = lines = read_results(tmp_path)
+    assert [run["seed"] for run in line.runs] == [1, 2] and line.auc == pytest.approx(0.71)
+    page, *_ = write_page(lines, tmp_path / "results.md")
+    text = " ".join(page.read_text().split())
+    assert "Left out of fm, as their settings are others: 3, 4, 5." in text
 
 
 def test_sizes_are_drawn_and_not_listed(tmp_path):

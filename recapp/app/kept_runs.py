@@ -5,13 +5,13 @@ complete there is not run again.
     PATH/NAME/log.txt          what its ranks printed
     PATH/NAME/metrics.json     and the other records of a run, without curves and checkpoints
 
-A command that was stopped goes on with the first run that has no result. A result of other settings
-does not count.
+A command that was stopped goes on with the first run that has no result. A result does not count if
+it is of other settings, of another version of recapp, or in an older form.
 """
 
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,9 +25,11 @@ from recapp.processes.start_and_end import redirected
 from recapp.recipe.early_checks import check_data, check_training
 from recapp.recipe.recipe import Train
 from recapp.reporting import record
-from recapp.reporting.about import machine
+from recapp.reporting.about import VERSION, machine, versions
 
 RESULT_FILE = "result.json"
+FORM = 2
+"""The form of results: 2 has samples per CPU second."""
 LOG_FILE = "log.txt"
 LARGE = ("checkpoints", "csv", "ranks", ".hydra")
 
@@ -55,8 +57,15 @@ class KeptRun:
             folder: The directory of the command.
         """
         found = record.read_document(folder / self.name / RESULT_FILE)
-        same = found is not None and found.get("overrides") == list(self.overrides)
-        return found if same else None
+        return found if found is not None and found.items() >= self._same().items() else None
+
+    def _same(self) -> dict[str, Any]:
+        """Return what results have in common that may be averaged with that of this run."""
+        return {
+            "overrides": list(self.overrides),
+            "form": FORM,
+            f"{VERSION}recapp": versions().get("recapp"),
+        }
 
     def recipe(self) -> Train:
         """Compose the settings of the run, and check them as `recapp.train` does.
@@ -84,24 +93,46 @@ class KeptRun:
         shutil.rmtree(directory, ignore_errors=True)  # of an attempt that did not end
         directory.mkdir(parents=True)
         with printed_into(directory / LOG_FILE):
-            own = replace(job, directory=directory, overrides=self.overrides)
-            metrics = run_recipe(recipe, own, "recapp.train")
-            if self.tests:
-                metrics = {**_tested(metrics["checkpoint"], own), **metrics}
-        measured = record.read_performance(directory) or {}
-        result = {
-            **metrics,
-            **self.facts,
-            "overrides": list(self.overrides),
-            "peak_bytes": max(
-                (rank["rss_peak"] for rank in measured.get("memory", ())), default=None
-            ),
-            **machine(),
-        }
+            found = self.measure(
+                recipe, replace(job, directory=directory, overrides=self.overrides)
+            )
+        return self.keep(found, folder)
+
+    def measure(self, recipe: Train, job: Job) -> dict[str, Any]:
+        """Train, and return the metrics.
+
+        Args:
+            recipe: The recipe of the run.
+            job: A job in the directory of the run.
+
+        Raises:
+            RecappError: A rank has failed.
+        """
+        metrics = run_recipe(recipe, job, "recapp.train")
+        if self.tests:
+            metrics = {**_tested(metrics["checkpoint"], job), **metrics}
+        measured = record.read_performance(job.directory) or {}
+        peaks = [rank["rss_peak"] for rank in measured.get("memory", ())]
+        return {**metrics, "peak_bytes": max(peaks, default=None)}
+
+    def keep(self, found: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """Write the result of the run, delete what is large, and return the result.
+
+        Args:
+            found: What it measured.
+            folder: The directory of the command.
+        """
+        directory = folder / self.name
+        directory.mkdir(parents=True, exist_ok=True)
+        result = {**found, **self.facts, **self._same(), **machine()}
         record.write_document(result, directory / RESULT_FILE)
-        for name in LARGE:
-            shutil.rmtree(directory / name, ignore_errors=True)
+        _delete_large(directory)
         return result
+
+
+def _delete_large(directory: Path) -> None:
+    for name in LARGE:
+        shutil.rmtree(directory / name, ignore_errors=True)
 
 
 def _tested(checkpoint: str, job: Job) -> dict[str, Any]:
@@ -114,7 +145,32 @@ def _tested(checkpoint: str, job: Job) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name.startswith("test_")}
 
 
-def train_missing(runs: Sequence[KeptRun], folder: Path, job: Job) -> list[dict[str, Any]]:
+def _checked(runs: Sequence[KeptRun], folder: Path) -> list[KeptRun]:
+    """Check the settings of the runs that have no result yet, and return these runs.
+
+    Args:
+        runs: The runs.
+        folder: The directory of the command.
+
+    Raises:
+        ConfigError, DataError: The settings of a run are wrong; the text names the run.
+    """
+    missing = [run for run in runs if run.result(folder) is None]
+    kinds: dict[tuple[object, ...], KeptRun] = {}
+    for run in missing:
+        own = (o for o in run.overrides if not o.startswith("seed="))
+        kinds.setdefault((type(run), *own), run)
+    for run in kinds.values():
+        try:
+            run.recipe()
+        except RecappError as error:
+            raise type(error)(f"{run.name}: {error}") from error
+    return missing
+
+
+def train_missing(
+    runs: Sequence[KeptRun], folder: Path, job: Job, first: Callable[[], None] | None = None
+) -> list[dict[str, Any]]:
     """Train the runs that have no result yet, and return all results, in the order of the runs.
 
     The settings of all missing runs are checked before the first one trains. A run that fails is
@@ -124,20 +180,23 @@ def train_missing(runs: Sequence[KeptRun], folder: Path, job: Job) -> list[dict[
         runs: The runs.
         folder: The directory of the command.
         job: The job of the command.
+        first: What else is to be done once the settings are checked, before the first run.
 
     Raises:
         ConfigError, DataError: The settings of a run are wrong; the text names the run.
         LaunchError: Some runs have failed.
     """
-    missing = [run for run in runs if run.result(folder) is None]
-    kinds: dict[tuple[str, ...], KeptRun] = {}
-    for run in missing:
-        kinds.setdefault(tuple(o for o in run.overrides if not o.startswith("seed=")), run)
-    for run in kinds.values():
-        try:
-            run.recipe()
-        except RecappError as error:
-            raise type(error)(f"{run.name}: {error}") from error
+    missing = _checked(runs, folder)
+    if first:
+        first()
+    for run in runs:
+        if run not in missing:  # the command may have ended before it deleted them
+            _delete_large(folder / run.name)
+    if again := [run for run in missing if (folder / run.name / RESULT_FILE).is_file()]:
+        note(
+            f"{len(again)} of {len(runs)} runs have results of other settings, of another version "
+            f"or in an older form, and run again; the first is {again[0].name}"
+        )
     failed = []
     if len(missing) < len(runs):
         note(f"{len(runs) - len(missing)} of {len(runs)} runs are complete already")

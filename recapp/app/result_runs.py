@@ -1,15 +1,18 @@
 """The runs of `recapp.results`: which models train on which logs, and under which settings.
 
-logs x models x seeds            LOG/MODEL/seed_1
+logs x models x seeds            LOG/MODEL/seed_1, LOG/fuxictr_MODEL/seed_1
 verb sizes: logs x sizes x seeds LOG/sizes/MODEL_4/seed_1
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from recapp.app.job import Job
 from recapp.app.kept_runs import KeptRun
 from recapp.app.recipe_of_job import recipe_under
+from recapp.benchmarks import fuxictr_beside
 from recapp.errors import ConfigError, suggest
 from recapp.models.catalogue import MODELS
 from recapp.models.fm_checks import check_field_aware
@@ -23,6 +26,40 @@ NO_LOGS = (
     'logs must be given: "logs={criteo_kaggle: DIR}", each an option of dataset and the path '
     "of its Parquet files"
 )
+
+
+@dataclass(frozen=True)
+class FuxiCTRRun(KeptRun):
+    """A run of FuxiCTR's form of a model.
+
+    Args:
+        python: The Python with FuxiCTR.
+    """
+
+    python: str = ""
+
+    def recipe(self) -> Train:
+        """Compose the settings of recapp's model, and check them.
+
+        Raises:
+            ConfigError, DataError: What `recapp.train` would refuse, or FuxiCTR cannot have.
+        """
+        recipe = super().recipe()
+        fuxictr_beside.check_tables(recipe)
+        return recipe
+
+    def measure(self, recipe: Train, job: Job) -> dict[str, Any]:
+        """Train under FuxiCTR, and return the metrics.
+
+        Args:
+            recipe: The recipe of recapp's model.
+            job: Not used; no rank is started.
+
+        Raises:
+            LaunchError: FuxiCTR has failed.
+        """
+        model = self.facts["model"].removeprefix(fuxictr_beside.PREFIX)
+        return fuxictr_beside.measure(self.python, model, recipe)
 
 
 def runs_of(settings: Results, job: Job) -> list[KeptRun]:
@@ -82,6 +119,14 @@ def _runs(
     facts = {"log": log, "model": model, "seed": seed}
     if not job.verb:
         yield KeptRun(f"{log}/{model}/seed_{seed}", (*own, f"seed={seed}"), facts)
+    if not job.verb and settings.fuxictr_python and model in fuxictr_beside.MODELS:
+        name = f"{fuxictr_beside.PREFIX}{model}"
+        yield FuxiCTRRun(
+            f"{log}/{name}/seed_{seed}",
+            (*own, f"seed={seed}"),
+            facts | {"model": name},
+            python=settings.fuxictr_python,
+        )
     for size, more in settings.sizes[model].items() if job.verb else ():
         name = f"{log}/sizes/{model}_{size}/seed_{seed}"
         yield KeptRun(name, (*own, *more, f"seed={seed}"), facts | {"size": size})

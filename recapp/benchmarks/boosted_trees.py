@@ -8,9 +8,6 @@ before; then all training rows train. Lists of ids are left out.
 Shapes: N rows, I numbers.
 """
 
-import json
-import os
-import subprocess
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -20,18 +17,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from recapp.benchmarks import other_python
+from recapp.dataset.derived_columns import Kind
 from recapp.dataset.rows import Float32Array, Int64Array
 from recapp.dataset.sequential_rows import decoded_chunks
-from recapp.dataset.source import open_source, split
 from recapp.dataset.target_statistics import target_statistics
-from recapp.errors import ConfigError, LaunchError
 from recapp.recipe.recipe import Train
+from recapp.recipe.run_rows import rows_of
 
 WORKER = Path(__file__).with_name("lightgbm_worker.py")
 LAST = 10  # a tenth of the training rows chooses
 NAME = "lightgbm"
-SMALLEST = 1e-7  # of a probability in the log loss
-SECONDS_TO_IMPORT = 120
 
 
 def check_python(path: str | None) -> None:
@@ -40,21 +36,12 @@ def check_python(path: str | None) -> None:
     Raises:
         ConfigError: There is no such program, or it cannot import LightGBM and numpy.
     """
-    if path is None:
-        return
-    fix = "name the Python of an environment with LightGBM: pip install lightgbm"
-    if not os.path.isfile(path) or not os.access(path, os.X_OK):
-        raise ConfigError(f"lightgbm_python={path}: there is no such program; {fix}")
-    found = subprocess.run(
-        [path, "-c", "import lightgbm, numpy"],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS_TO_IMPORT,
-        env=_environment(),
+    other_python.check_python(
+        "lightgbm_python",
+        path,
+        ("lightgbm", "numpy"),
+        "name the Python of an environment with LightGBM: pip install lightgbm",
     )
-    if found.returncode:
-        why = (found.stderr.strip().splitlines() or ["nothing on its standard error"])[-1]
-        raise ConfigError(f"lightgbm_python={path}: cannot import lightgbm ({why}); {fix}")
 
 
 def measure(python: str, recipe: Train, seeds: Sequence[int]) -> list[dict[str, Any]]:
@@ -76,22 +63,14 @@ def measure(python: str, recipe: Train, seeds: Sequence[int]) -> list[dict[str, 
     with TemporaryDirectory(prefix="recapp_lightgbm_") as folder:
         file = Path(folder) / "rows.npz"
         np.savez(file, allow_pickle=False, **arrays)
-        said = subprocess.run(
-            [python, str(WORKER), str(file), ",".join(map(str, seeds))],
-            capture_output=True,
-            text=True,
-            env=_environment(),
+        found = other_python.run_worker(
+            NAME, python, WORKER, [str(file), ",".join(map(str, seeds))]
         )
-        if said.returncode:
-            why = (said.stderr.strip().splitlines() or ["nothing on its standard error"])[-1]
-            raise LaunchError(f"{NAME}: failed: {why}")
-        found = json.loads(said.stdout.splitlines()[-1])
         scores = {seed: np.load(file.with_name(f"rows_{seed}.npy")) for seed in seeds}
     y = arrays["y_val"]
     return [
         {
-            "val_auc": auc(scores[seed], y),
-            "val_log_loss": log_loss(scores[seed], y),
+            **other_python.quality(scores[seed], y),
             "seed": seed,
             "peak_bytes": found["peak_bytes"],
             "rows_train": rows_train,
@@ -107,24 +86,27 @@ def measure(python: str, recipe: Train, seeds: Sequence[int]) -> list[dict[str, 
 
 
 def read_rows(recipe: Train) -> tuple[Float32Array, Int64Array, Float32Array, int]:
-    """Return the numbers, ids and labels of all rows, and the number of training rows. A number
-    that is missing is NaN where the recipe has a flag for it.
+    """Return the numbers, ids and labels of all rows, and the number of training rows.
+
+    Ids are those of the recipe's vocabularies and buckets. A number that is missing is NaN where
+    the recipe has a flag for it.
     """
-    schema = recipe.labelled_schema
-    source = open_source(recipe.dataset.path, schema)
-    train, _ = split(source, recipe.dataset.share_that_validates)
-    parts = list(decoded_chunks(source, schema, "none"))
-    dense_NI = np.concatenate([part.dense_NI for part in parts])
+    rows = rows_of(recipe).fitted()
+    schema = rows.schema
+    parts = [part for of in (rows.train, rows.val) for part in decoded_chunks(of, schema, "none")]
+    numbers_NI = np.concatenate([part.dense_NI for part in parts])
     given = len(schema.dense)
-    flags = [column for column in schema.derived if column.is_new_number]
-    for place, flag in enumerate(flags):
-        missing = dense_NI[:, given + place] > 0
-        dense_NI[missing, schema.dense.index(flag.reads[0])] = np.nan
+    made = [column for column in schema.derived if column.is_new_number]
+    for place, column in enumerate(made):
+        if column.kind is Kind.MISSING:
+            missing = numbers_NI[:, given + place] > 0
+            numbers_NI[missing, schema.dense.index(column.reads[0])] = np.nan
+    # other numbers that are computed from these tell trees nothing new
     return (
-        dense_NI[:, :given],
+        np.delete(numbers_NI, np.arange(given, given + len(made)), axis=1),
         np.concatenate([part.ids_NS for part in parts]),
         np.concatenate([part.targets_NT[:, 0] for part in parts]),
-        train.rows,
+        rows.train.rows,
     )
 
 
@@ -144,25 +126,3 @@ def arrays_of(
             found[f"x_{name}"] = x[part]
             found[f"y_{name}"] = labels_N[part]
     return found
-
-
-def auc(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.floating]) -> float | None:
-    """Return the AUC of scores, with ties counted half; None without both labels."""
-    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
-    rank = (np.cumsum(count) - (count - 1) / 2)[place]
-    positives = float(labels.sum())
-    negatives = len(labels) - positives
-    if not positives or not negatives:
-        return None
-    above = float(rank[labels > 0].sum()) - positives * (positives + 1) / 2
-    return above / (positives * negatives)
-
-
-def log_loss(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.floating]) -> float:
-    """Return the mean log loss of probabilities."""
-    p = np.clip(scores, SMALLEST, 1 - SMALLEST)
-    return float(-np.mean(labels * np.log(p) + (1 - labels) * np.log(1 - p)))
-
-
-def _environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}

@@ -121,6 +121,7 @@ class Results(Command):
     histories: dict[str, dict[str, str]] = field(default_factory=dict)
     columns: Positive = 4
     lightgbm_python: str | None = None
+    fuxictr_python: str | None = None
     sizes: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
 
 

@@ -85,6 +85,7 @@ class Resumed:
         of_best = read_manifest(best)
         return of_best.metrics | {
             "samples_per_second": None,
+            "samples_per_cpu_second": None,
             "train_seconds": None,
             "step_ms": None,
             "steps": steps,

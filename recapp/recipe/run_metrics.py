@@ -40,6 +40,7 @@ def metrics_of_run(
     assert isinstance(strategy, EmbeddingShardingStrategy)
     measured = callbacks.clock.summary()
     sent = strategy.comm.all_gather(measured.get("bytes_sent_per_step", 0.0))
+    cpu = sum(strategy.comm.all_gather(measured.get("cpu_seconds_per_sample", 0.0)))
     waits = [
         strategy.comm.all_gather(measured.get(name))
         for name in ("input_wait_ms", "exchange_wait_ms")
@@ -69,6 +70,7 @@ def metrics_of_run(
     )
     return manifest.metrics | {
         "samples_per_second": measured.get("samples_per_second"),
+        "samples_per_cpu_second": 1 / cpu if cpu else None,
         "step_ms": measured.get("step_ms"),
         "step_ms_quartiles": measured.get("step_ms_quartiles"),
         "train_seconds": measured.get("train_seconds"),

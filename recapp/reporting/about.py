@@ -73,8 +73,8 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Return the name of this machine's processor, the number of cores that this process may use,
-    and the load of the last minute.
+    """Return the name of this machine's processor, and the number of cores that this process may
+    use.
     """
     named = platform.processor() or platform.machine()
     with suppress(OSError):
@@ -82,11 +82,7 @@ def machine() -> dict[str, Any]:
         named = next(
             (s.partition(":")[2].strip() for s in lines if s.startswith("model name")), named
         )
-    return {
-        "processor": named,
-        "cores": len(os.sched_getaffinity(0)),
-        "load": os.getloadavg()[0],
-    }
+    return {"processor": named, "cores": len(os.sched_getaffinity(0))}
 
 
 def foot(runs: Sequence[Mapping[str, Any]], seeds: Sequence[Any]) -> list[tuple[str, str]]:

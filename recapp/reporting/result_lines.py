@@ -1,15 +1,19 @@
 """The lines of a table of results: all seeds of one model and size on one log.
 
 PATH/*/*/seed_1/result.json -> lines
+
+Only runs of the very same settings, of one version of recapp, make a mean. Where a directory has
+runs of several settings, a line has those of the latest run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from recapp.reporting.about import VERSION
 from recapp.reporting.record import read_document
 
 RESULT_FILES = "**/result.json"
@@ -24,12 +28,14 @@ class Line:
         model: The model.
         size: The factor of the size; empty for the model as its file has it.
         runs: The results, one for each seed.
+        others: The seeds of results that the line leaves out: they have other settings.
     """
 
     log: str
     model: str
     size: str
     runs: tuple[Mapping[str, Any], ...]
+    others: tuple[int, ...] = ()
 
     def values(self, name: str) -> list[float]:
         """Return a number of each run that has it."""
@@ -61,8 +67,22 @@ def read_results(folder: Path) -> list[Line]:
         if found and {"log", "model", "seed"} <= found.keys():  # of this command
             key = (str(found["log"]), str(found["model"]), str(found.get("size", "")))
             kept.setdefault(key, []).append(found)
-    lines = [Line(*key, tuple(sorted(runs, key=lambda r: r["seed"]))) for key, runs in kept.items()]
+    lines = [_line(key, runs) for key, runs in kept.items()]
     return sorted(lines, key=lambda line: (line.log, line.size != "", -line.auc))
+
+
+def _line(key: tuple[str, str, str], runs: Sequence[Mapping[str, Any]]) -> Line:
+    """Return the line of the runs that have the settings of the latest one."""
+    latest = _settings(max(runs, key=lambda run: str(run.get("date", ""))))
+    by_seed = sorted(runs, key=lambda run: run["seed"])
+    same = tuple(run for run in by_seed if _settings(run) == latest)
+    return Line(*key, same, tuple(run["seed"] for run in by_seed if _settings(run) != latest))
+
+
+def _settings(run: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return what the runs of a mean have in common."""
+    overrides = tuple(o for o in run.get("overrides", ()) if not o.startswith("seed="))
+    return overrides, run.get("form"), run.get(f"{VERSION}recapp")
 
 
 def share(value: float) -> str:

@@ -17,7 +17,7 @@ from recapp.reporting.result_lines import Line
 from recapp.reporting.size_figure import quality_by_size
 
 WIDTH = 100
-HEAD = ("model", "AUC", "log loss", "samples/s", "MB", "dense", "tables")
+HEAD = ("model", "AUC", "log loss", "k samples / CPU s", "MB", "dense", "tables")
 """The titles of the table of a log."""
 RUN_KEYS = ("seed", "model", "dataset", "dataset.path")
 """Settings that differ between the runs of a page by its purpose."""
@@ -26,18 +26,27 @@ Models on real logs, trained and measured by `python -m recapp.results`, which w
 
 AUC and log loss are those of the last rows of each log, in the order of its files, which no run
 trained on or chose anything by: the mean over seeds, and the range from the least to the largest.
-Samples/s is the rate of the median training step of one rank, and MB the largest memory of its
-process; both are means. Dense and tables are numbers of trained parameters."""
+K samples / CPU s is thousands of samples that training takes in a second of CPU time, of all
+threads of its process, without its start and its validation: runs share a machine, so that seconds
+of a clock would count other programs, too. MB is the largest memory of the process. Both are means.
+Dense and tables are numbers of trained parameters."""
 
 TREES = """\
 The lines of lightgbm are of another program beside them: boosted trees over the numbers and, for
 each column of ids, the past share of positives and the past number of rows of its id; lists of ids
 are left out. Leaves and rounds were chosen on the last tenth of the training rows."""
 
+FUXICTR = """\
+The lines of fuxictr are FuxiCTR's forms of these models, put together from the layers of its
+package and trained by its training step (Adam at 1e-3 over all parameters) for one epoch on one
+thread: the same batches in the same order, the same ids, the same numbers scaled to 0 to 1, and
+widths of the same settings. Its rows lie in memory; recapp reads and decodes its own meanwhile,
+which its CPU time holds."""
+
 
 def table(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """Return a flat record for each line."""
-    measured = ("samples_per_second", "peak_bytes", "dense_parameters", "table_parameters")
+    measured = ("samples_per_cpu_second", "peak_bytes", "dense_parameters", "table_parameters")
     return [
         {
             "log": line.log,
@@ -92,6 +101,9 @@ def page_lines(lines: Sequence[Line], figures: Mapping[str, tuple[str, str]]) ->
     if any(line.model == "lightgbm" for line in lines):
         yield ""
         yield from TREES.split("\n")
+    if any(line.model.startswith("fuxictr_") for line in lines):
+        yield ""
+        yield from FUXICTR.split("\n")
     for log in dict.fromkeys(line.log for line in lines):
         here = [line for line in lines if line.log == log]
         yield ""
@@ -152,13 +164,13 @@ def _table(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _cells(line: Line) -> tuple[str, ...]:
-    rate = line.mean("samples_per_second")
+    rate = line.mean("samples_per_cpu_second")
     peak = line.mean("peak_bytes")
     return (
         line.model,
         line.spread("val_auc"),
         line.spread("val_log_loss"),
-        f"{rate:,.0f}" if rate else "-",
+        f"{rate / 1e3:,.1f}" if rate else "-",
         f"{peak / 1e6:,.0f}" if peak else "-",
         _count(line.mean("dense_parameters")),
         _count(line.mean("table_parameters")),
@@ -166,11 +178,15 @@ def _cells(line: Line) -> tuple[str, ...]:
 
 
 def _fewer_seeds(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield a sentence about lines that have fewer seeds than others."""
+    """Yield sentences about lines that have fewer seeds than others, or leave runs out."""
     most = max(len(line.runs) for line in lines)
     fewer = [f"{line.model} {len(line.runs)}" for line in lines if len(line.runs) < most]
     yield ""
     said = f" Fewer: {', '.join(fewer)}." if fewer else ""
+    for line in lines:
+        if line.others:
+            seeds = ", ".join(map(str, line.others))
+            said += f" Left out of {line.model}, as their settings are others: {seeds}."
     yield from _wrapped(f"Seeds: {most}.{said}")
 
 
@@ -179,19 +195,16 @@ def _facts(lines: Sequence[Line]) -> Iterator[str]:
     runs = [run for line in lines for run in line.runs]
     packages = dict.fromkeys(key for run in runs for key in run if key.startswith(VERSION))
     for key in packages:
-        values = dict.fromkeys(str(run[key]) for run in runs if key in run)
-        yield f"- {key.removeprefix(VERSION)} {', '.join(values)}"
+        values = dict.fromkeys(str(run[key]) for run in runs if run.get(key) is not None)
+        if values:
+            yield f"- {key.removeprefix(VERSION)} {', '.join(values)}"
     chosen = dict.fromkeys(f"{run['log']}: {run['chosen']}" for run in runs if "chosen" in run)
     if chosen:
         yield from _wrapped(f"- lightgbm, {'; '.join(chosen)}")
     hosts = dict.fromkeys(f"{run['processor']}, {run['cores']} cores" for run in runs)
-    yield f"- {'; '.join(hosts)}; one rank"
-    loads = [run["load"] for run in runs if run.get("load") is not None]
-    if loads:
-        yield from _wrapped(
-            f"- load of the machine at the end of runs: {min(loads):.1f} to {max(loads):.1f}; "
-            "where it is above the number of cores, samples/s are too low"
-        )
+    ranks = sorted({run["ranks"] for run in runs if run.get("ranks")})
+    of_ranks = " or ".join("one rank" if n == 1 else f"{n} ranks" for n in ranks)
+    yield f"- {'; '.join([*hosts, *([of_ranks] if of_ranks else [])])}"
     days = sorted(str(run["date"])[:10] for run in runs if run.get("date"))
     if days:
         yield f"- {' to '.join(dict.fromkeys((days[0], days[-1])))}"

@@ -133,6 +133,7 @@ class _Counters(NamedTuple):
 
     Args:
         ms: The time in milliseconds.
+        cpu_ms: The CPU time of all threads of this process, in milliseconds.
         bytes_sent: The bytes that this rank has sent.
         calls: The number of collectives.
         input_wait_ms: The wait for counts and ids, in milliseconds.
@@ -140,6 +141,7 @@ class _Counters(NamedTuple):
     """
 
     ms: float
+    cpu_ms: float
     bytes_sent: int
     calls: int
     input_wait_ms: float
@@ -152,6 +154,7 @@ class _Counters(NamedTuple):
         waited = [shared.waits.waited_s for shared in strategy.sharded_tables()]
         return cls(
             1e3 * time.perf_counter(),
+            1e3 * time.process_time(),
             strategy.comm.bytes_sent,
             strategy.comm.calls,
             1e3 * sum(seconds["counts"] + seconds.get("ids", 0.0) for seconds in waited),
@@ -164,7 +167,7 @@ class _Counters(NamedTuple):
 
 
 class StepClock(BatchCallback):
-    """Measures every training step: milliseconds, rows, bytes sent, collectives.
+    """Measures every training step: milliseconds, CPU time, rows, bytes sent, collectives.
 
     A step includes the wait for its data and excludes validation. The clock also measures how long
     the host waits in a step for the messages of the tables: for counts and ids (`input_wait_ms`),
@@ -180,7 +183,7 @@ class StepClock(BatchCallback):
         self.start: dict[str, float | None] = {}
         self._steps: list[_Counters] = []
         self._host_waits = False
-        self._began = self._last = _Counters(0.0, 0, 0, 0.0, 0.0)
+        self._began = self._last = _Counters(0.0, 0.0, 0, 0, 0.0, 0.0)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to measure the first step."""
@@ -223,17 +226,20 @@ class StepClock(BatchCallback):
         """Return medians, quartiles and rates of the steps after the warm-up, and the seconds of
         all steps and validations.
 
-        Bytes are the bytes that this rank sent. The result is empty if no step was trained.
+        Bytes and CPU time are those of this rank; the samples are those of all ranks. The result is
+        empty if no step was trained.
         """
         if not self._steps:
             return {}
         measured = self._steps[WARM_UP_STEPS:] or self._steps
         ms = [step.ms for step in measured]
+        cpu_ms = sum(step.cpu_ms for step in measured)
         waits = ("input_wait_ms", "exchange_wait_ms") if self._host_waits else ()
         return {
             "step_ms": statistics.median(ms),
             "step_ms_quartiles": quartiles(ms),
             "samples_per_second": sum(self.rows[-len(ms) :]) / sum(ms) * 1e3,
+            "cpu_seconds_per_sample": cpu_ms / sum(self.rows[-len(ms) :]) / 1e3,
             "train_seconds": (self._last.ms - self._began.ms) / 1e3,
             "bytes_sent_per_step": statistics.mean(step.bytes_sent for step in measured),
             # the first step of an epoch also starts exchanges of later steps, so the last steps

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recapp.app.recipe_of_job import recipe_under
-from recapp.benchmarks import boosted_trees
+from recapp.benchmarks import boosted_trees, other_python
 from recapp.dataset.target_statistics import PRIOR_ROWS, target_statistics
 from recapp.errors import ConfigError, LaunchError
 
@@ -41,13 +41,13 @@ def test_statistics_are_of_earlier_training_rows_alone():
     assert np.ptp(changed[:8, 1]) < 0.1 * abs(changed[8:, 1]).max()
 
 
-def test_auc_counts_ties_half():
+def test_quality_is_that_of_recapps_metrics():
     scores = np.array([0.1, 0.5, 0.5, 0.9])
-    assert boosted_trees.auc(scores, np.array([0.0, 0, 1, 1])) == 0.875
-    assert boosted_trees.auc(scores, np.zeros(4)) is None
-    assert boosted_trees.log_loss(np.array([0.5, 1.0]), np.array([1.0, 1.0])) == pytest.approx(
-        np.log(2) / 2, abs=1e-6
-    )
+    found = other_python.quality(scores, np.array([0.0, 0, 1, 1]))
+    assert found["val_auc"] == 0.875  # ties count half
+    assert other_python.quality(scores, np.zeros(4))["val_auc"] is None
+    found = other_python.quality(np.array([0.5, 1.0]), np.array([1.0, 1.0]))
+    assert found["val_log_loss"] == pytest.approx(np.log(2) / 2, abs=1e-6)
 
 
 @pytest.fixture
@@ -69,6 +69,24 @@ def test_rows_are_split_as_training_splits_them_and_missing_numbers_are_missing(
     assert dense.shape == (700, 13) and ids.shape == (700, 26) and rows_train == 600
     assert np.isnan(dense[1::2, 1]).all() and not np.isnan(dense[::2, 1]).any()
     assert set(labels) == {0.0, 1.0}
+
+
+def test_trees_get_the_ids_and_the_rows_of_the_models_settings(log):
+    more = ["dataset.min_frequency=2", "dataset.buckets=log", "dataset.val_share=.5"]
+    other = recipe_under(
+        "train",
+        [
+            "dataset=criteo_kaggle",
+            f"dataset.path={log.dataset.path}",
+            "dataset.missing_flags=true",
+            "dataset.piecewise=4",
+            *more,
+        ],
+    )
+    dense, ids, _, rows_train = boosted_trees.read_rows(other)
+    assert dense.shape == (700, 13) and np.isnan(dense[1::2, 1]).all()
+    assert ids.shape == (700, 26 + 13) and rows_train == 350
+    assert set(ids[:, 0]) == set(range(1, 8))  # places in a vocabulary, not the hexadecimal values
 
 
 def test_the_grid_is_chosen_on_the_last_tenth_of_the_training_rows(log, tmp_path, monkeypatch):

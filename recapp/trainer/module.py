@@ -155,14 +155,29 @@ class TaskModule(LightningModule):
         loss = self.task.loss(outputs, batch)
         begins = batch_idx % self.trainer.accumulate_grad_batches == 0
         mean = self._mean_loss(loss.detach(), begins)
-        self.log("train_loss", mean, prog_bar=True, batch_size=batch.rows)
+        self._log_of_step("train_loss", mean, batch.rows, prog_bar=True)
         self._update(self.train_metrics, outputs, batch)
         if isinstance(self.model, OwnTaskLoss):
             loss = self.model.task_loss(found, batch, self._loss_of(batch))
         for name, extra in self._extra_losses(found, batch).items():
-            self.log(f"train_{name}", extra.detach(), batch_size=batch.rows)
+            self._log_of_step(f"train_{name}", extra.detach(), batch.rows)
             loss = loss + extra
         return loss
+
+    def _log_of_step(self, name: str, value: Tensor, rows: int, prog_bar: bool = False) -> None:
+        """Log a value of `training_step`.
+
+        Lightning's `log` checks its arguments and moves the metric to its device each time, .5 ms.
+        So it is called for the first batch of an epoch, and later values go to the metric that it
+        made.
+        """
+        key = f"training_step.{name}"
+        connector: Any = getattr(self.trainer, "_logger_connector", None)
+        results: Any = getattr(self.trainer, "_results", None) or ()
+        if key in results and not connector.should_reset_tensors("training_step"):
+            results.update_metrics(key, value, rows)
+        else:
+            self.log(name, value, prog_bar=prog_bar, batch_size=rows)
 
     def _seed_layers(self, batch_idx: int) -> None:
         """Seed torch's random numbers, which dropout draws, for a batch.

@@ -195,6 +195,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.weight_average = WeightAverage()  # of the callback that updates it
         self.comm = Comm()
         self._accumulation: Accumulation | None = None
+        self._tables: list[ShardedTables] | None = None
         self._newest: Path | None = None  # the checkpoint that was saved last
 
     def _configure_launcher(self) -> None:
@@ -220,7 +221,12 @@ class EmbeddingShardingStrategy(DDPStrategy):
         return devices[self.local_rank if len(devices) > 1 else 0]
 
     def sharded_tables(self) -> list[ShardedTables]:
-        """Return the sharded tables of the module; an empty list before `setup`."""
+        """Return the sharded tables of the module; an empty list before `setup`.
+
+        A step asks several times. So the walk over all modules is kept from `setup` on.
+        """
+        if self._tables is not None:
+            return self._tables
         return sharded_tables(self.lightning_module) if self.lightning_module is not None else []
 
     def sparse_groups(self) -> list[dict[str, Any]]:
@@ -280,6 +286,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self._check_settings(trainer)
         count_tables(trainer.callbacks)  # type: ignore[attr-defined]
         self._shard(self.lightning_module)
+        self._tables = sharded_tables(self.lightning_module)
         fitting = trainer.state.fn == TrainerFn.FITTING
         if self.compiled and fitting:
             parts = ", ".join(compile_dense(self.lightning_module))
@@ -373,7 +380,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
         share = rows_W[self.comm.rank] * self.comm.world / rows if rows else 1.0
         if self._accumulation is not None:
             share *= self._accumulation.weight(rows)
-        return super().backward(closure_loss * share, optimizer, *args, **kwargs)
+        weighted = closure_loss if share == 1 else closure_loss * share
+        return super().backward(weighted, optimizer, *args, **kwargs)
 
     def _rows_of_ranks(self) -> list[int]:
         """Return the rows of each rank in this batch; one for each rank if the model has no tables,
@@ -548,6 +556,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         copy them to the CPU.
         """
         assert self.cluster_environment is not None and self.accelerator is not None
+        self._tables = None
         if self.lightning_module is not None:
             self.model = self.lightning_module
         self.cluster_environment.teardown()

@@ -380,18 +380,16 @@ class EmbeddingShardingStrategy(DDPStrategy):
         share = rows_W[self.comm.rank] * self.comm.world / rows if rows else 1.0
         if self._accumulation is not None:
             share *= self._accumulation.weight(rows)
-        weighted = closure_loss if share == 1 else closure_loss * share
-        return super().backward(weighted, optimizer, *args, **kwargs)
+        if share != 1:
+            closure_loss = closure_loss * share
+        return super().backward(closure_loss, optimizer, *args, **kwargs)
 
     def _rows_of_ranks(self) -> list[int]:
         """Return the rows of each rank in this batch; one for each rank if the model has no tables,
         whose messages tell.
         """
-        for shared in self.sharded_tables():
-            rows_W = shared.header.rows_W
-            if rows_W and sum(rows_W):
-                return rows_W
-        return [1] * self.comm.world
+        known = (shared.header.rows_W for shared in self.sharded_tables())
+        return next((rows_W for rows_W in known if rows_W and sum(rows_W)), [1] * self.comm.world)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:

@@ -11,7 +11,8 @@ whether its AUC is reached.
 | `other settings` | the command line has changed settings: it is another experiment      |
 
 Each run is one of `recapp.train` in a directory of its own. The same command goes on where an
-earlier one has ended; a run that is complete is not run again.
+earlier one has ended: a run that is complete is not run again, and one that was stopped goes on
+from its last checkpoint.
 """
 
 if __name__ == "__main__":
@@ -31,6 +32,7 @@ from recapp.app.job import Job
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
 from recapp.recipe.commands import Reproduce
+from recapp.settings.values import in_quotes
 
 if TYPE_CHECKING:
     from recapp.recipe.published import Published
@@ -112,7 +114,7 @@ def _runs(published: "Published", settings: Reproduce, folder: Path) -> list[Any
             f"data={settings.data}: this experiment has no published files: its data are generated"
         )
     else:
-        overrides.append(f"dataset.path='{folder / DATA}'")
+        overrides.append(f"dataset.path={in_quotes(folder / DATA)}")
     overrides += published.overrides
     overrides += () if given else published.shape
     overrides += settings.settings
@@ -122,6 +124,7 @@ def _runs(published: "Published", settings: Reproduce, folder: Path) -> list[Any
             (*overrides, f"seed={seed}"),
             {"seed": seed},
             tests=published.measured_on == "test",
+            resumes=True,
         )
         for seed in settings.seeds or published.seeds
     ]

@@ -28,15 +28,14 @@ from recapp.processes.rank_process import leave
 from recapp.recipe.commands import VERBS, Results
 
 COLUMNS = (
-    console.Column("log", "log"),
     console.Column("model", "model"),
     console.Column("seeds", "seeds", ","),
     console.Column("auc", "AUC", ".4f"),
-    console.Column("log_loss", "log loss", ".4f"),
-    console.Column("samples_per_cpu_second", "thousand samples\n/ CPU s", ",.1f", 1e3),
-    console.Column("peak_bytes", "peak memory,\nMB", ",.0f", 1e6),
-    console.Column("dense_parameters", "dense\nparameters", ","),
-    console.Column("table_parameters", "table\nparameters", ","),
+    console.Column("log_loss", "log\nloss", ".4f"),
+    console.Column("samples_per_cpu_second", "k samples\n/ CPU s", ",.1f", 1e3),
+    console.Column("peak_bytes", "memory,\nMB", ",.0f", 1e6),
+    console.Column("dense_parameters", "dense\nparams, M", ",.3f", 1e6),
+    console.Column("table_parameters", "table\nparams, M", ",.3f", 1e6),
 )
 
 
@@ -83,8 +82,12 @@ def measure(settings: Results, job: Job) -> None:
             results = read_results(folder)
             if results:
                 written = write_page(results, page)
-    console.emit(table(results), settings.format, COLUMNS)
-    if settings.format == "text":
+    if settings.format == "json":
+        console.emit(table(results), "json")
+    else:
+        for log in dict.fromkeys(line.log for line in results):
+            own = [line for line in results if line.log == log]
+            console.emit(table(own), "text", COLUMNS, title=log)
         for path in written:
             print(f"{path.suffix.lstrip('.'):8}{console.short_path(path)}")
 

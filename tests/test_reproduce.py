@@ -5,6 +5,7 @@ started.
 import hashlib
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -16,7 +17,7 @@ from recapp.app import kept_runs
 from recapp.app.kept_runs import KeptRun
 from recapp.app.recipe_of_job import recipe_under
 from recapp.dataset import published_files
-from recapp.dataset.published_files import PublishedFiles, log_buckets
+from recapp.dataset.published_files import PublishedFiles, log_buckets, md5_of
 from recapp.errors import ConfigError, DataError
 from recapp.recipe.published import Published, Witness, read_published
 from recapp.settings.option_files import options
@@ -201,6 +202,28 @@ def test_made_up_rows_have_the_shape_and_a_label_that_depends_on_ids(tmp_path):
     before = (tmp_path / "more/train.parquet").stat().st_mtime_ns
     more.make_up(tmp_path / "more")
     assert (tmp_path / "more/train.parquet").stat().st_mtime_ns == before
+    replace(more, label="clicked").make_up(tmp_path / "more")  # another record
+    assert "clicked" in pq.read_table(tmp_path / "more/train.parquet").column_names
+
+
+def test_converted_files_are_written_again_for_another_record(tmp_path):
+    (tmp_path / "train.csv").write_text("label,C1\n1,a b\n0,a\n")
+    files = {"train.csv": md5_of(tmp_path / "train.csv")}
+    record = PublishedFiles(files=files, rows={"train": 2}, ids={"C1": 2})
+    record.convert(tmp_path, tmp_path / "written")
+    written = tmp_path / "written/train.parquet"
+    assert pq.read_table(written)["C1"].to_pylist() == ["a b", "a"]
+    replace(record, splits={"C1": " "}).convert(tmp_path, tmp_path / "written")
+    assert pq.read_table(written)["C1"].to_pylist() == [["a", "b"], ["a"]]
+
+
+def test_paths_of_any_letters_are_read_as_they_are(tmp_path):
+    for name in ("a,b", "it's", "a=b [c] {d}", "${x}", "back\\", "\\'", " "):
+        folder = tmp_path / name
+        found = recipe_under(
+            "train", PublishedFiles(rows={"train": 1}, ids={"C1": 2}).overrides(folder)
+        )
+        assert found.dataset.path == str(folder / "train.parquet"), name
 
 
 # ---- the command
@@ -226,7 +249,7 @@ def test_the_command_trains_its_seeds_measures_test_rows_and_prints_the_verdict(
     assert {"what": "AUC, mean", "value": "0.700000"} in said
     assert [module for module, _ in ran] == ["recapp.train", "recapp.eval"] * 2
     assert ran[0][1][-3:] == ("trainer.max_epochs=1", "tables.dim=4", "seed=5")
-    assert ran[1][1] == ("ckpt_path=/best", "split=test")
+    assert ran[1][1] == ("ckpt_path='/best'", "split=test")
     assert reproduce.main([*given, "settings=['tables.dim=4']"]) == 0 and len(ran) == 4
 
 

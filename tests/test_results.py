@@ -19,6 +19,7 @@ from recapp.errors import ConfigError, LaunchError
 from recapp.reporting.result_lines import read_results
 from recapp.reporting.results_page import table, write_page
 from recapp.settings.option_files import options
+from recapp.settings.values import in_quotes
 
 JOB = Job(Path("."), (), {})
 LOGS = "logs={criteo_kaggle: /c, movielens_1m: /m}"
@@ -171,6 +172,55 @@ def test_a_failed_run_is_told_and_tried_again_and_the_next_one_goes_on(ranks, tm
     assert "fails: rank 0 was ended" in capfd.readouterr().err
 
 
+def test_what_a_killed_command_has_not_deleted_is_deleted(ranks, tmp_path):
+    run = KeptRun("one", ("a=1",))
+    run.train(tmp_path, JOB)
+    (tmp_path / "one/checkpoints").mkdir()  # killed between the result and the deletion
+    kept_runs.train_missing([run], tmp_path, JOB)
+    assert ranks == ["one"] and not (tmp_path / "one/checkpoints").exists()
+
+
+def test_a_result_of_another_version_or_form_is_told_and_run_again(ranks, tmp_path, capfd):
+    run = KeptRun("one", ("a=1",))
+    run.train(tmp_path, JOB)
+    path = tmp_path / "one/result.json"
+    for key, other in (("form", 1), ("version_recapp", "0.0.1"), ("overrides", ["a=2"])):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: other}))
+        kept_runs.train_missing([run], tmp_path, JOB)
+        assert "1 of 1 runs have results of other settings" in capfd.readouterr().err
+    assert ranks == ["one"] * 4
+
+
+def test_a_stopped_run_goes_on_from_its_checkpoint_if_it_may(ranks, tmp_path, monkeypatch, capfd):
+    seen = []
+    monkeypatch.setattr(
+        kept_runs, "recipe_under", lambda command, overrides: seen.append(overrides)
+    )
+    run = KeptRun("a, 'b'", ("a=1",), resumes=True)
+
+    def stop(directory):
+        run.train(tmp_path, JOB)
+        (directory / "checkpoints/last.ckpt").mkdir(parents=True)
+        (directory / "result.json").unlink()
+
+    directory = tmp_path / "a, 'b'"
+    stop(directory)
+    monkeypatch.setattr(
+        kept_runs, "run_recipe", lambda recipe, job, module: {"ran": list(job.overrides)}
+    )
+    went_on = run.train(tmp_path, JOB)
+    named = f"ckpt_path={in_quotes(directory / 'checkpoints/last.ckpt')}"
+    assert went_on["ran"] == [named] and seen == [(named,)] and went_on["overrides"] == ["a=1"]
+    assert "goes on from" in capfd.readouterr().err
+    for other in (
+        KeptRun("a, 'b'", ("a=2",), resumes=True),  # other settings
+        KeptRun("a, 'b'", ("a=1",)),  # its speed is wanted
+    ):
+        (directory / "checkpoints/last.ckpt").mkdir(parents=True)
+        assert other.train(tmp_path, JOB)["ran"] == list(other.overrides)
+        (directory / "begun.json").write_text(json.dumps(run._same()))
+
+
 def test_wrong_settings_are_told_with_the_run_before_any_run_begins(ranks, tmp_path, monkeypatch):
     def recipe(run):
         if run.name == "wrong":
@@ -180,6 +230,21 @@ def test_wrong_settings_are_told_with_the_run_before_any_run_begins(ranks, tmp_p
     with pytest.raises(ConfigError, match=r"wrong: dataset\.path=x: there is no such file"):
         kept_runs.train_missing([KeptRun("right", ("a=1",)), KeptRun("wrong", ())], tmp_path, JOB)
     assert ranks == []
+
+
+def test_a_table_of_a_log_has_80_columns(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for model in ("fuxictr_xdeepfm", "masknet_parallel"):
+        more = {"peak_bytes": 1.516e9, "dense_parameters": 10_100_000}
+        result(tmp_path, "criteo_kaggle", model, 1, table_parameters=14_500_000, **more)
+    monkeypatch.setattr(kept_runs, "train_missing", lambda *_: None)
+    given = ["logs={criteo_kaggle: /c}", f"path={tmp_path}"]
+    assert results.main(given) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "criteo_kaggle" and max(map(len, said)) <= 80
+    assert any(
+        "fuxictr_xdeepfm" in line and line.rstrip().endswith("14.500") for line in said
+    )  # one line each
 
 
 # ---- the page

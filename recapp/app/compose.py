@@ -211,18 +211,25 @@ def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()
         overrides: The command line.
         folders: Directories with further options, besides recapp's own.
     """
-    paths = [
-        override.partition("=")[2] for override in overrides if override.startswith("ckpt_path=")
-    ]
+    paths = [override for override in overrides if override.startswith("ckpt_path=")]
     try:
-        manifest = json.loads(read_manifest_text(Path(paths[-1]).expanduser()))
+        (named,) = OverridesParser.create().parse_overrides(paths[-1:])
+        manifest = json.loads(read_manifest_text(Path(str(named.value())).expanduser()))
         stored = {
             group: option
             for group, option in dict(manifest["config"]["choices"]).items()
             if GROUP.fullmatch(group) and OPTION.fullmatch(option)
         }
         chosen = overrides_that_choose(stored, primary, folders)
-    except (LookupError, RecappError, OSError, ValueError, TypeError, RecursionError):
+    except (
+        LookupError,
+        RecappError,
+        OSError,
+        ValueError,
+        TypeError,
+        RecursionError,
+        HydraException,
+    ):
         return []
     own = override_names(overrides)
     names = override_names(chosen)

@@ -2,6 +2,7 @@
 complete there is not run again.
 
     PATH/NAME/result.json      its settings and what it measured; written last
+    PATH/NAME/begun.json       its settings, from its beginning on
     PATH/NAME/log.txt          what its ranks printed
     PATH/NAME/metrics.json     and the other records of a run, without curves and checkpoints
 
@@ -17,19 +18,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from recapp import console
 from recapp.app.job import Job, run_recipe
 from recapp.app.recipe_of_job import recipe_under
-from recapp.console import note, progress
 from recapp.errors import LaunchError, RecappError
 from recapp.processes.start_and_end import redirected
 from recapp.recipe.early_checks import check_data, check_training
 from recapp.recipe.recipe import Train
 from recapp.reporting import record
 from recapp.reporting.about import VERSION, machine, versions
+from recapp.settings.values import in_quotes
 
 RESULT_FILE = "result.json"
 FORM = 2
 """The form of results: 2 has samples per CPU second."""
+BEGUN_FILE = "begun.json"
 LOG_FILE = "log.txt"
 LARGE = ("checkpoints", "csv", "ranks", ".hydra")
 
@@ -43,12 +46,15 @@ class KeptRun:
         overrides: The command line of `recapp.train` that it stands for.
         facts: What the command says about the run; its result holds it.
         tests: Whether the best checkpoint is measured on the rows of `dataset.test_path`, too.
+        resumes: Whether a run that was stopped goes on from its last checkpoint; if not, it begins
+            anew, so that its speed is that of the whole run.
     """
 
     name: str
     overrides: tuple[str, ...]
     facts: Mapping[str, Any] = field(default_factory=dict)
     tests: bool = False
+    resumes: bool = False
 
     def result(self, folder: Path) -> dict[str, Any] | None:
         """Return the result of the run if it is complete; else None.
@@ -90,13 +96,26 @@ class KeptRun:
         """
         recipe = self.recipe()
         directory = folder / self.name
-        shutil.rmtree(directory, ignore_errors=True)  # of an attempt that did not end
-        directory.mkdir(parents=True)
+        last = self._stopped_at(directory)
+        overrides = self.overrides if last is None else (f"ckpt_path={in_quotes(last)}",)
+        if last is None:
+            shutil.rmtree(directory, ignore_errors=True)  # of an attempt that did not end
+            directory.mkdir(parents=True)
+            record.write_document(self._same(), directory / BEGUN_FILE)
+        else:
+            console.note(f"{self.name}: goes on from {console.short_path(last)}")
+            recipe = recipe_under("train", overrides)
         with printed_into(directory / LOG_FILE):
-            found = self.measure(
-                recipe, replace(job, directory=directory, overrides=self.overrides)
-            )
+            found = self.measure(recipe, replace(job, directory=directory, overrides=overrides))
         return self.keep(found, folder)
+
+    def _stopped_at(self, directory: Path) -> Path | None:
+        """Return the last checkpoint of an attempt with the same settings that did not end, if the
+        run can go on from it.
+        """
+        last = directory / "checkpoints" / "last.ckpt"
+        began = record.read_document(directory / BEGUN_FILE)
+        return last if self.resumes and began == self._same() and last.exists() else None
 
     def measure(self, recipe: Train, job: Job) -> dict[str, Any]:
         """Train, and return the metrics.
@@ -137,9 +156,9 @@ def _delete_large(directory: Path) -> None:
 
 def _tested(checkpoint: str, job: Job) -> dict[str, Any]:
     """Measure a checkpoint on the rows of `dataset.test_path`, and return these metrics."""
-    overrides = (f"ckpt_path={checkpoint}", "split=test")
+    overrides = (f"ckpt_path={in_quotes(checkpoint)}", "split=test")
     directory = job.directory / "test"
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
     own = replace(job, directory=directory, overrides=overrides)
     found = run_recipe(recipe_under("eval", overrides), own, "recapp.eval")
     return {name: value for name, value in found.items() if name.startswith("test_")}
@@ -193,20 +212,20 @@ def train_missing(
         if run not in missing:  # the command may have ended before it deleted them
             _delete_large(folder / run.name)
     if again := [run for run in missing if (folder / run.name / RESULT_FILE).is_file()]:
-        note(
+        console.note(
             f"{len(again)} of {len(runs)} runs have results of other settings, of another version "
             f"or in an older form, and run again; the first is {again[0].name}"
         )
     failed = []
     if len(missing) < len(runs):
-        note(f"{len(runs) - len(missing)} of {len(runs)} runs are complete already")
-    with progress("runs", len(missing)) as advance:
+        console.note(f"{len(runs) - len(missing)} of {len(runs)} runs are complete already")
+    with console.progress("runs", len(missing)) as advance:
         for run in missing:
             try:
                 run.train(folder, job)
             except RecappError as error:
                 failed.append(run)
-                note(f"{run.name}: {' '.join(str(error).split())}")
+                console.note(f"{run.name}: {' '.join(str(error).split())}")
             advance(1)
     if failed:
         raise LaunchError(

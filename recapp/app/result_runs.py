@@ -20,6 +20,7 @@ from recapp.recipe.commands import Results
 from recapp.recipe.recipe import Train
 from recapp.reporting.record import read_yaml
 from recapp.settings.option_files import Folders, option_file, options
+from recapp.settings.values import in_quotes
 from recapp.tables.named_collections import BAGS, SEQUENCES
 
 NO_LOGS = (
@@ -159,8 +160,7 @@ def log_overrides(log: str, path: str) -> list[str]:
         log: The option of `dataset`.
         path: The path of its Parquet files.
     """
-    quoted = str(Path(path).expanduser().absolute()).replace("'", "\\'")
-    return [f"dataset={log}", f"dataset.path='{quoted}'"]
+    return [f"dataset={log}", f"dataset.path={in_quotes(Path(path).expanduser().absolute())}"]
 
 
 def _fields(overrides: Sequence[str]) -> int:

@@ -38,6 +38,7 @@ from recapp.processes.rank_environment import external_rank, shared_run_director
 from recapp.processes.start_and_end import die_with_parent
 from recapp.processes.stopping import SIGNALS
 from recapp.reporting.lock import new_directory
+from recapp.settings.values import in_quotes
 from recapp.sharding.plan_file import write_plan
 from recapp.sharding.sharding_plan import PlannedFor
 from recapp.tables.config import EmbeddingBagConfig
@@ -132,13 +133,13 @@ def train(program: Program, wanted: Fit) -> None:
     for group, values in options.items():
         _write(folder / group / f"{NAME}.yaml", values)
     command = [sys.executable, "-m", "recapp.train", "--config-dir", str(folder)]
-    command += [f"experiment={NAME}", f"hydra.run.dir={_quoted(directory)}"]
+    command += [f"experiment={NAME}", f"hydra.run.dir={in_quotes(directory)}"]
     if program.tables.plan is not None:
         configs, _ = _as_the_files_have_them(program, columns)
         write_plan(
             replace(program.tables.plan, made_for=PlannedFor(tuple(configs))), folder / "plan.yaml"
         )
-        command += ["+plan=file", f"plan.path={_quoted(folder / 'plan.yaml')}"]
+        command += ["+plan=file", f"plan.path={in_quotes(folder / 'plan.yaml')}"]
     if not external_rank():
         note(f"the program is {folder}, and runs as: python {shlex.join(command[1:])}")
     code = _run(command, program.solver.visible_gpus())
@@ -297,11 +298,6 @@ def _run_directory(prefix: str) -> Path:
         now = datetime.now()
         directory = Path(new_directory(f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}"))
     return directory.absolute()
-
-
-def _quoted(path: Path) -> str:
-    """Return a path in quotes, so that Hydra accepts spaces, `=` and quotes in it."""
-    return "'" + str(path).replace("'", "\\'") + "'"
 
 
 def _write(file: Path, values: Mapping[str, Any]) -> None:

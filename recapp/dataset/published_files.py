@@ -24,6 +24,8 @@ import pyarrow.parquet as pq
 
 from recapp.dataset.rows import Int64Array
 from recapp.errors import ConfigError, DataError
+from recapp.settings.records import to_plain
+from recapp.settings.values import in_quotes
 
 PARTS = ("train", "valid", "test")
 WRITTEN = "_published.json"
@@ -67,7 +69,10 @@ class PublishedFiles:
             f"dataset.label={self.label}",
             f"dataset.dense=[{','.join(self.dense)}]",
             f"dataset.sparse=[{','.join(self.ids)}]",
-            *(f"dataset.{key}='{folder / part}.parquet'" for key, part in parts.items()),
+            *(
+                f"dataset.{key}={in_quotes(folder / f'{part}.parquet')}"
+                for key, part in parts.items()
+            ),
         ]
 
     @property
@@ -94,7 +99,8 @@ class PublishedFiles:
         for name in self.files:
             if not (source / name).is_file():
                 raise DataError(f"data={source}: {name} is missing: {', '.join(self.files)}")
-        if _is_written(folder, self.files):
+        written = to_plain(self)
+        if _is_written(folder, written):
             return
         for name, published in self.files.items():
             found = md5_of(source / name)
@@ -105,7 +111,7 @@ class PublishedFiles:
                 )
         for name in self.files:
             self._convert(source / name, folder / f"{Path(name).stem}.parquet")
-        _note_written(folder, self.files)
+        _note_written(folder, written)
 
     def _convert(self, path: Path, target: Path) -> None:
         """Write a CSV file as Parquet, block by block: ids stay text, numbers are numbers."""
@@ -144,7 +150,7 @@ class PublishedFiles:
             folder: The directory of the Parquet files.
             seed: The seed of the rows.
         """
-        made = {"made_up": self.rows, "seed": seed, "ids": self.ids}
+        made = {"made_up": to_plain(self), "seed": seed}
         if _is_written(folder, made):
             return
         draw = np.random.default_rng(seed)

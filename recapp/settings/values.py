@@ -387,3 +387,16 @@ Share = Annotated[float, Within(above=0, most=1)]
 Paths = str | tuple[str, ...]
 Storage = Literal["fp32", "fp64", "fp16", "bf16"]
 IdRule = Literal["error", "hash", "clamp", "drop"]
+
+
+def in_quotes(text: object) -> str:
+    """Return a text as a quoted value of the command line, so that Hydra takes it as it is: also
+    commas, `=`, brackets, quotes, backslashes and `${`.
+
+    Args:
+        text: The text, or a path.
+    """
+    plain = str(text).replace("${", "\\${")
+    # backslashes before a quote, or at the end, are read as pairs
+    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", plain)
+    return "'" + re.sub(r"(\\+)$", lambda found: found[1] * 2, escaped) + "'"

@@ -225,9 +225,11 @@ class EmbeddingShardingStrategy(DDPStrategy):
 
         A step asks several times. So the walk over all modules is kept from `setup` on.
         """
-        if self._tables is not None:
-            return self._tables
-        return sharded_tables(self.lightning_module) if self.lightning_module is not None else []
+        return (
+            sharded_tables(self.lightning_module or nn.Module())
+            if self._tables is None
+            else self._tables
+        )
 
     def sparse_groups(self) -> list[dict[str, Any]]:
         """Return the param groups of the tables, one per row rule, for `HybridOptimizer`."""

@@ -71,8 +71,14 @@ class CheckExample(Callback):
             ArtefactError: The outputs differ.
         """
         assert isinstance(pl_module, TaskModule)
-        with torch.no_grad():
-            outputs = pl_module.outputs(self.batch.to(pl_module.device))
+        # TF32, which ranks compute with on a GPU, is too coarse for a comparison of files
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            with torch.no_grad():
+                outputs = pl_module.outputs(self.batch.to(pl_module.device))
+        finally:
+            torch.set_float32_matmul_precision(precision)
         check_outputs(self.artefact, outputs)
 
     on_validation_start = on_test_start = on_predict_start

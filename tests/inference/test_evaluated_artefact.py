@@ -1,13 +1,18 @@
 """`recapp.eval` measures an artefact on the validation rows of the run that made it."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
+import torch
 from jobs import validation
 
 from recapp import train
 from recapp.app.model_export import export_model
 from recapp.inference.export_settings import Export
+from recapp.recipe.rank_model import CheckExample
+from recapp.tasks.click import ClickTask
+from recapp.trainer.module import TaskModule
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +59,19 @@ def test_training_does_not_go_on_from_it(run, tmp_path, capsys, monkeypatch):
     job = [f"hydra.run.dir={tmp_path}/job", f"ckpt_path={tmp_path / 'art'}"]
     assert train.main(job) == 1
     assert "is an artefact that recapp.export has written, and no ch" in capsys.readouterr().err
+
+
+def test_an_example_is_compared_in_full_precision_whatever_ranks_compute_in(monkeypatch):
+    """The products of a GPU are TF32 in commands, and would not agree to the tolerance."""
+    seen = []
+    module = TaskModule(ClickTask(), torch.nn.Identity, lambda parameters: None)
+    monkeypatch.setattr(
+        module, "outputs", lambda batch: seen.append(torch.get_float32_matmul_precision()) or {}
+    )
+    check = CheckExample(SimpleNamespace(example_outputs=lambda names: None), torch.zeros(1))
+    torch.set_float32_matmul_precision("high")
+    try:
+        check.on_predict_start(None, module)
+        assert [*seen, torch.get_float32_matmul_precision()] == ["highest", "high"]
+    finally:
+        torch.set_float32_matmul_precision("highest")

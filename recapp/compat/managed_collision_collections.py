@@ -27,7 +27,6 @@ from recapp.engine.model_parallel import CollectionSharder
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.errors import ConfigError
 from recapp.optim.rules import RowRule
-from recapp.sharding.layout import Block
 from recapp.sharding.sharding_plan import TableSharding
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -35,7 +34,7 @@ from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.config import EmbeddingConfig, sequence_table
 from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
-from recapp.tables.initial import fill_initial, start_values
+from recapp.tables.initial import begun_rows
 from recapp.tables.unsharded_collection import UnshardedCollection
 
 
@@ -186,16 +185,12 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper):
         """Write start values into the rows of a table whose numbers went to other ids."""
         module = self._embedding_module
         if isinstance(module, ShardedCollection):
-            module.shared.update.finish_step()
-            for block in module.blocks():
-                if block.table == table.name and block.tensor == "weight":
-                    _begin_rows(block, table, module.shared.seeds[table.name], numbers)
+            module.shared.begin_rows(table.name, numbers)
             return
         weight = module.weight(table.name)
-        shape = (len(weight), table.embedding_dim)
-        rows, columns = map(range, shape)
-        whole = Block(table.name, "weight", shape, rows, columns, weight, True)
-        _begin_rows(whole, table, module.seed, numbers)
+        rows, columns = range(len(weight)), range(table.embedding_dim)
+        at_M, values = begun_rows(numbers, table, module.seed, rows, columns, None, weight.dtype)
+        weight[at_M.to(weight.device)] = values.to(weight)
 
 
 class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollection):
@@ -317,17 +312,3 @@ class ManagedCollisionCollectionSharder(CollectionSharder):
             "ManagedCollisionCollectionSharder.shard: managed collisions are sharded with their "
             "tables only: shard the ManagedCollisionEmbeddingBagCollection with its own sharder"
         )
-
-
-def _begin_rows(block: Block, table: EmbeddingConfig, seed: int, numbers: Tensor) -> None:
-    """Write start values into the rows of a table that a block holds and `numbers` names."""
-    row_N = torch.arange(block.rows.start, block.rows.stop)
-    row_N = row_N if block.order is None else block.order.rows_at(row_N)
-    at_M = torch.isin(row_N, numbers.cpu()).nonzero()[:, 0]
-    if table.init_fn is None:
-        values = start_values(row_N[at_M], table, seed, block.cols, block.data.dtype)
-    else:  # init_fn fills only a whole block
-        whole = torch.empty(block.data.shape, dtype=block.data.dtype)
-        fill_initial(whole, table, seed, block.rows, block.cols, block.order)
-        values = whole[at_M]
-    block.data[at_M.to(block.data.device)] = values.to(block.data)

@@ -48,8 +48,10 @@ class RowAverage:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the average."""
-        return self._memory.nbytes
+        """Return the bytes of the average, and of its copy that lookups read."""
+        shown = self._shown
+        copied = shown is not None and shown is not self._memory
+        return self._memory.nbytes + (shown.nbytes if shown is not None and copied else 0)
 
     @property
     def is_wider(self) -> bool:

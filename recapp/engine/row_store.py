@@ -23,7 +23,7 @@ from recapp.kernels.row_memory import RowMemory
 from recapp.optim.rules import GRADIENT, Rate, RowRule
 from recapp.sharding.layout import Block, Layout, Piece
 from recapp.stored.rectangles import AVERAGE, RAW, WEIGHT
-from recapp.tables.initial import fill_initial
+from recapp.tables.initial import begun_rows, fill_initial
 
 STEPS = torch.int32
 """The type of the number of steps that a row has taken."""
@@ -193,6 +193,15 @@ class RowStore(nn.Module, ABC):
         Args:
             tables: The names of the tables.
             epoch: The number of the epoch, from 1 on.
+        """
+
+    def begin_rows(self, table: str, row_K: Tensor) -> None:
+        """Write start values into some rows of a table, and leave their optimiser's state. By
+        default rows are only read, and stay.
+
+        Args:
+            table: The name of the table.
+            row_K: Rows of the table, of which others may be on other ranks.
         """
 
     keeps_average = False
@@ -465,6 +474,26 @@ class FloatStore(FloatRows):
             self._begin_steps(slice(p.base, p.base + len(p.rows)))
             for held, (_, _, start) in zip(self.state, self.rule.starts(), strict=True):
                 held[p.base : p.base + len(p.rows)] = start
+
+    def begin_rows(self, table: str, row_K: Tensor) -> None:
+        """Write start values into rows of a table (`RowStore.begin_rows`), which first take the
+        steps that they have missed.
+        """
+        assert self._seeds is not None, "rows that train have seeds"
+        layout = self.group.layout
+        for p in self.group.pieces:
+            strip = layout.strips[p.strip]
+            config = layout.tables[strip.table]
+            if config.name != table:
+                continue
+            held = self._weights.rows
+            order = layout.orders[strip.table]
+            at_M, values = begun_rows(
+                row_K, config, self._seeds[table], p.rows, strip.cols, order, held.dtype
+            )
+            row_M = (at_M + p.base).to(held.device)
+            self._catch_up(row_M)
+            held[row_M] = values.to(held)
 
     def blocks(self, averaged: bool = False) -> Iterator[Block]:
         """Yield the weights and the rule's state of every piece (`RowStore.blocks`)."""

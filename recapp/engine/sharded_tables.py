@@ -254,6 +254,19 @@ class ShardedTables(nn.Module):
             store.begin_anew(tables, epoch)
         self.update.begin_anew(tables, self.updates)
 
+    def begin_rows(self, table: str, row_K: Tensor) -> None:
+        """Give some rows of a table their start values; their optimiser's state stays. Every rank
+        calls it between two steps.
+
+        Args:
+            table: The name of the table.
+            row_K: Rows of the table.
+        """
+        self.update.finish_step()
+        self._results.clear()
+        for store in self.state.stores:
+            store.begin_rows(table, row_K)
+
     # ---- an average of the rows
 
     @property

@@ -192,7 +192,7 @@ class _Counts:
                     row_bytes(c.table, width),
                     c.table.bytes_to_find_a_row,
                     state_bytes(rule, width, itemsize),
-                    problem.averaged * average_bytes(width, itemsize),
+                    problem.averaged * average_bytes(c.table, width, itemsize),
                 )
                 for c, rule in zip(cuts, rules, strict=True)
                 for width, _ in c.strips
@@ -201,7 +201,7 @@ class _Counts:
         bytes_M4 = np.repeat(bytes_S4, count_S, 0)
         self.bytes_M = self.rows_M * bytes_M4.sum(1)
         self.state_bytes_M = bytes_M4[:, 2]
-        self.average_bytes_M = bytes_M4[:, 3]
+        self.itemsize = itemsize
 
     def by_cut(self, values_S: Floats) -> Floats:
         """Return the sums over each cut's strips, [J]."""
@@ -283,7 +283,7 @@ def _owners(c: _Counts) -> tuple[Floats, Floats]:
             spent["gradients"] = kernels["group"].seconds(0, gradient_rows_M)
         moved_M = gradient_rows_M * number_M + 2 * c.touched_M * (number_M + c.state_bytes_M)
         if problem.average_every is not None:  # each update of the average reads and writes it all
-            passes_M = c.rows_M * (number_M + 2 * c.average_bytes_M)
+            passes_M = c.rows_M * (number_M + 2 * c.itemsize * c.width_M)
             moved_M = moved_M + passes_M / problem.average_every
         spent["update"] = kernels["update"].seconds(0, c.touched_M, moved_M)
     asked_3M = np.zeros((len(MESSAGES), len(number_M)))

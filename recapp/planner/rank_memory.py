@@ -50,7 +50,9 @@ def shard_bytes(
     """
     rows = table.rows_in(shard.rows)
     columns = len(shard.cols)
-    state = state_bytes(rule, columns, itemsize) + averaged * average_bytes(columns, itemsize)
+    state = state_bytes(rule, columns, itemsize) + averaged * average_bytes(
+        table, columns, itemsize
+    )
     return rows * (row_bytes(table, columns) + table.bytes_to_find_a_row), rows * state
 
 
@@ -64,9 +66,12 @@ def state_bytes(rule: RowRule | None, columns: int, itemsize: int) -> int:
     return numbers * itemsize + (STEPS_BYTES if rule.all_rows else 0)
 
 
-def average_bytes(columns: int, itemsize: int) -> int:
-    """Return the bytes of the average of some columns of a row, in the compute type."""
-    return columns * itemsize
+def average_bytes(table: EmbeddingConfig, columns: int, itemsize: int) -> int:
+    """Return the bytes of the average of some columns of a row, in the compute type, and of the
+    rounded copy that lookups read if the table has a narrower type.
+    """
+    narrower = table.data_type.dtype.itemsize < itemsize
+    return columns * itemsize + (row_bytes(table, columns) if narrower else 0)
 
 
 def row_bytes(table: EmbeddingConfig, columns: int) -> int:

@@ -39,11 +39,13 @@ class Within:
         least: The smallest allowed value; None is no bound.
         most: The largest allowed value; None is no bound.
         above: The number must be larger than this; None is no bound.
+        below: The number must be smaller than this; None is no bound.
     """
 
     least: float | None = None
     most: float | None = None
     above: float | None = None
+    below: float | None = None
 
     def holds(self, value: float) -> bool:
         """Return whether a number lies in the range."""
@@ -51,6 +53,7 @@ class Within:
             (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)
             and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
         )
 
     def __str__(self) -> str:
@@ -60,6 +63,7 @@ class Within:
         high = (
             "" if self.most is None else f"{' and' if low else ' of'} at most {_plain(self.most)}"
         )
+        high = high if self.below is None else f"{' and' if low else ''} below {self.below:g}"
         return low + high
 
 

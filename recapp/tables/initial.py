@@ -144,6 +144,36 @@ def start_values(
     return found
 
 
+def begun_rows(
+    row_K: Tensor,
+    table: EmbeddingConfig,
+    seed: int,
+    rows: range,
+    cols: range,
+    order: RowOrder | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Return the places of some rows in a rectangle, [M], and their start values, [M, len(cols)].
+
+    Args:
+        row_K: Rows of the logical table; those outside of the rectangle are left out.
+        table: The table.
+        seed: The seed of the run.
+        rows: The rows of the rectangle.
+        cols: The columns of the rectangle.
+        order: The order of the rows; None: by row number.
+        dtype: The dtype of the table's rows.
+    """
+    row_N = torch.arange(rows.start, rows.stop)
+    row_N = row_N if order is None else order.rows_at(row_N)
+    at_M = torch.isin(row_N, row_K.cpu()).nonzero()[:, 0]
+    if table.init_fn is None:
+        return at_M, start_values(row_N[at_M], table, seed, cols, dtype)
+    whole = torch.empty(len(rows), len(cols), dtype=dtype)  # init_fn fills only a whole rectangle
+    fill_initial(whole, table, seed, rows, cols, order)
+    return at_M, whole[at_M]
+
+
 def values_of_hash(
     row_N: Tensor, key: int, start_range: float, cols: range, dtype: torch.dtype
 ) -> Tensor:

@@ -19,6 +19,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
+from recapp.console import note
+from recapp.settings.values import shown
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.strategy import strategy_of
 from recapp.trainer.trainer_settings import AverageSettings
@@ -39,6 +41,7 @@ class AverageWeights(BatchCallback):
         self.restarts = restarts
         self.average = WeightAverage()
         self._epoch = 0  # of the last update
+        self._left = ""  # the kind of an average that a checkpoint has and this run does not go on
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let the strategy store the average."""
@@ -60,6 +63,28 @@ class AverageWeights(BatchCallback):
         if state_dict["kind"] == self.settings.kind:
             self.average.updates = int(state_dict["updates"])
             self._epoch = int(state_dict["epoch"])
+        elif state_dict["updates"]:
+            self._left = str(state_dict["kind"])
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say that the average of the checkpoint ends, if it is of another kind."""
+        if self._left and trainer.is_global_zero:
+            note(
+                f"trainer.average.kind={self.settings.kind}: the average begins anew, because that "
+                f"of the checkpoint is of kind {self._left}"
+            )
+        self._left = ""
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say that there is no average, if no update has come."""
+        if not self.average.begun and trainer.is_global_zero:
+            settings = self.settings
+            unit = "epochs" if settings.every is None else "steps"
+            note(
+                f"trainer.average.start={settings.start} trainer.average.every="
+                f"{shown(settings.every)}: training ended before the first update of the average, "
+                f"so the model has its last weights: set fewer {unit}"
+            )
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -75,8 +100,8 @@ class AverageWeights(BatchCallback):
         over = trainer.is_last_batch or done >= trainer.num_training_batches
         every = settings.every
         now = over if every is None else trainer.global_step % every == 0
-        passed = trainer.current_epoch if every is None else trainer.global_step
-        if now and passed >= settings.start:
+        passed = trainer.current_epoch + 1 if every is None else trainer.global_step
+        if now and passed > settings.start:
             count = self.average.updates
             self.average.update(1 - settings.decay if settings.kind == "ema" else 1 / (count + 1))
 

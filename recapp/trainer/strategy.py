@@ -483,7 +483,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         assert self.lightning_module is not None and self.plan is not None
         module = self.lightning_module
         manifest = dict(self.stored()) | manifest_of(module.trainer, module, self.plan)
-        parameters = dict(module.named_parameters())
+        parameters = dict(module.named_parameters()) | self.weight_average.held()
         path = Path(self.broadcast(str(filepath)))
         write_checkpoint(
             path,
@@ -524,7 +524,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         stored, meta = load_together(checkpoint_path, tables.to_fill, parameters, self.comm)
         tables.filled(stored.manifest)
         check_state(meta, checkpoint_path)
-        return self.weight_average.loaded(meta) if fitting else meta
+        return self.weight_average.loaded(meta, self.is_global_zero) if fitting else meta
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load the dense part, without tables: `load_checkpoint` has loaded their rectangles.

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from recapp.errors import ConfigError
-from recapp.settings.records import Constructor, Made, not_a_setting
-from recapp.settings.values import Natural, Positive, Refused, Share, Within
+from recapp.settings.records import Constructor, Made, fields_of, not_a_setting
+from recapp.settings.values import Natural, Positive, Refused, Share, Within, read, shown
 
 Precision = Annotated[
     Literal["32-true", "64-true", "bf16-mixed", "bf16-true", "16-true", "32", "64", "bf16", 32, 64],
@@ -42,17 +42,28 @@ class AverageSettings:
         kind: `none`; `ema`, an exponential moving average; `swa`, the mean of all updates.
         decay: The share of the average that stays at an update, of `ema`.
         every: The steps between two updates; None updates at the end of each epoch.
-        start: The steps, or epochs if `every` is None, before the first update.
+        start: The first steps, or epochs if `every` is None, after which there is no update.
+
+    Raises:
+        ConfigError: A setting has a value that is not allowed, or no effect.
     """
 
     kind: Literal["none", "ema", "swa"] = "none"
-    decay: Annotated[float, Within(above=0, most=1)] = 0.9
+    decay: Annotated[float, Within(above=0, below=1)] = 0.9
     every: Positive | None = 10
     start: Natural = 0
 
     def __post_init__(self) -> None:
-        if self.decay == 1:
-            raise ConfigError("trainer.average.decay=1: never moves: set less than 1, such as 0.9")
+        reads = {"none": ("kind",), "swa": ("kind", "every", "start")}
+        for name, (annotation, default) in fields_of(AverageSettings).items():
+            value = getattr(self, name)
+            read(value, annotation, f"trainer.average.{name}")
+            if value != default and name not in reads.get(self.kind, (name,)):
+                fix = "ema or swa" if self.kind == "none" else "ema"
+                raise ConfigError(
+                    f"trainer.average.{name}={shown(value)}: has no effect with "
+                    f"trainer.average.kind={self.kind}: leave it out, or set kind to {fix}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

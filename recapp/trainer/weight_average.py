@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from recapp.console import note
 from recapp.engine.sharded_collection import sharded_collections, without_tables
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.stored.rectangles import AVERAGE, RAW
@@ -127,11 +128,19 @@ class WeightAverage:
         wide = {n: held for n, held in self._average.items() if held.dtype != raw[n].dtype}
         return {OF_AVERAGE: {RAW: {n: raw[f] for n, f in self._alike.items()}, AVERAGE: wide}}
 
-    def loaded(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+    def held(self) -> dict[str, Tensor]:
+        """Return by name the raw weights and the average of a checkpoint, for a check."""
+        if not self.begun:
+            return {}
+        raw = {f"{name}, raw": held for name, held in (self._raw or self._trained).items()}
+        return raw | {f"{name}, average": held for name, held in self._average.items()}
+
+    def loaded(self, meta: Mapping[str, Any], said: bool = False) -> dict[str, Any]:
         """Take over the average of a checkpoint, if it has one.
 
         Args:
             meta: The plain part of the checkpoint.
+            said: Whether to say that this run keeps no average, if that is so.
 
         Returns:
             The plain part with the raw dense weights, with which training goes on.
@@ -141,6 +150,11 @@ class WeightAverage:
         """
         if OF_AVERAGE not in meta:
             return dict(meta)
+        if not self._average and said:
+            note(
+                "the checkpoint has an average of the weights, and trainer.average.kind=none ends "
+                "it: training goes on with the raw weights, and the model will have the last ones"
+            )
         state = meta["state_dict"]
         with state_must_fit("the average of weights", "model"):
             held = meta[OF_AVERAGE]

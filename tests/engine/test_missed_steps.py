@@ -185,6 +185,22 @@ def test_clipped_and_accumulated_gradients_have_no_part_of_l2():
     compare(collection, dense)
 
 
+def test_rows_that_begin_anew_take_no_steps_of_other_rows():
+    """A managed collision gives rows to other ids: these rows alone catch up."""
+    collection = train(Comm(), ADAM, backend="torch")
+    shared = collection.shared
+    stores = shared.state.stores
+    behind = [int((store.steps < store.missed.now).sum()) for store in stores]
+    assert sum(behind) > 10
+    shared.begin_rows("t0", torch.tensor([3, 5, 99]))
+    after = [int((store.steps < store.missed.now).sum()) for store in stores]
+    assert 0 <= sum(behind) - sum(after) <= 2
+    fresh = shard_bags(TABLES, make_plan("table_wise", TABLES, 1), Comm(), ADAM, 1, "torch")
+    start = whole_tensors(Comm(), fresh)["t0", "weight"]
+    found = whole_tensors(Comm(), collection)["t0", "weight"]
+    assert [n for n in range(len(start)) if same_bits(start[n], found[n])] == [3, 5]
+
+
 def test_a_table_that_begins_anew_has_missed_nothing():
     collection = train(Comm(), ADAM, backend="torch")
     collection.shared.begin_anew([t.name for t in TABLES], 1)

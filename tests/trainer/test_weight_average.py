@@ -1,5 +1,7 @@
 """Averages of weights in runs on one rank: across resumes, under every plan, and what is stored."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from engine.test_dynamic_tables import rows_by_key
@@ -10,9 +12,14 @@ from trainer.runs import compose, fit, make_logs
 from trainer.test_restart_tables import blocks_of, same
 
 import recapp
+from recapp.engine.row_average import RowAverage
 from recapp.errors import CheckpointError, ConfigError
-from recapp.planner.rank_memory import bytes_per_rank
+from recapp.kernels.row_memory import RowMemory
+from recapp.planner.rank_memory import average_bytes, bytes_per_rank
 from recapp.stored.checkpoint import load_table, read_manifest, read_meta
+from recapp.tables.config import EmbeddingConfig
+from recapp.trainer.average_weights import AverageWeights
+from recapp.trainer.trainer_settings import AverageSettings
 from recapp.trainer.weight_average import OF_AVERAGE, WeightAverage
 from recapp.transport.communicator import Comm
 
@@ -70,10 +77,12 @@ def test_the_average_begins_anew_with_the_tables(logs, tmp_path):
     assert all(torch.equal(dense["average", f"model.{name}"], held) for name, held in raw.items())
 
 
-def test_training_is_the_same_with_and_without_an_average(logs, tmp_path):
+def test_training_is_the_same_with_and_without_an_average(logs, tmp_path, capfd):
     rows, dense, _ = run(logs, tmp_path / "with", EPOCH + 2, *EMA)
     never = (*EMA, "trainer.average.start=99")
     plain_rows, plain, _ = run(logs, tmp_path / "without", EPOCH + 2, *never)
+    said = "trainer.average.start=99 trainer.average.every=1: training ended before the first "
+    assert capfd.readouterr().err.count(said) == 1
     raw = {table: held for (table, tensor), held in rows.items() if tensor == "raw"}
     assert raw and all(torch.equal(held, plain_rows[t, "weight"]) for t, held in raw.items())
     of_dense = {key: held for key, held in plain.items() if key[0] == "raw"}
@@ -81,6 +90,8 @@ def test_training_is_the_same_with_and_without_an_average(logs, tmp_path):
     # and a run goes on from the raw weights when it averages no longer
     last = tmp_path / "with/checkpoints/last.ckpt"
     on = run(logs, tmp_path / "on", 2 * EPOCH, ckpt_path=last)
+    said = "the checkpoint has an average of the weights, and trainer.average.kind=none ends it: "
+    assert capfd.readouterr().err.count(said) == 1
     longer = run(logs, tmp_path / "longer", 2 * EPOCH)
     assert same(on[0], longer[0]) and same(on[1], longer[1])
 
@@ -160,6 +171,19 @@ def test_a_second_training_begins_a_second_average():
         assert average.averaged(module.state_dict())["first.weight"].eq(start).all()
 
 
+@pytest.mark.parametrize("shown", [True, False])
+def test_raw_weights_and_averages_are_checked_before_they_are_saved(shown):
+    module, average = Layers(), WeightAverage()
+    average.keep(module, ())
+    assert average.held() == {}
+    average.update(1.0)
+    average.show() if shown else average.hide()
+    held = average.held()
+    assert {"first.weight, raw", "first.weight, average"} <= held.keys()
+    raw = average.entries()[OF_AVERAGE]["raw"]
+    assert all(held[f"{name}, raw"] is raw[name] for name in ("first.weight", "norm.bias"))
+
+
 @pytest.mark.parametrize(
     "entry", [{"raw": {}}, {"average": {}, "raw": None}, [], {"raw": {}, "average": {}}]
 )
@@ -173,8 +197,11 @@ def test_a_damaged_average_is_refused(entry):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["decay=1"], r"trainer.average.decay=1: never moves: set less than 1, such as 0.9"),
-        (["decay=0"], r"trainer.average.decay=0: must be a number above 0 and at most 1"),
+        (["decay=1"], r"trainer.average.decay=1: must be a number above 0 and below 1"),
+        (["decay=0"], r"trainer.average.decay=0: must be a number above 0 and below 1"),
+        (["decay=.8", "kind=swa"], r"trainer.average.decay=0.8: has no effect with .*kind=swa: l"),
+        (["every=5"], r"trainer.average.every=5: has no effect with .*kind=none: leave it out"),
+        (["start=5"], r"trainer.average.start=5: has no effect with .*kind=none: leave it out"),
         (["every=0"], r"trainer.average.every=0: must be a whole number of at least 1"),
         (["kind=mean"], r"trainer.average.kind=mean: "),
     ],
@@ -183,6 +210,67 @@ def test_wrong_settings_are_refused(logs, overrides, message):
     named = [f"trainer.average.{override}" for override in overrides]
     with pytest.raises(ConfigError, match=message):
         compose(logs, *named)
+
+
+@pytest.mark.parametrize("wrong", [{"kind": "mean"}, {"decay": 1}, {"every": 0}, {"start": -1}])
+def test_settings_made_in_python_are_checked(wrong):
+    ((name, _),) = wrong.items()
+    with pytest.raises(ConfigError, match=f"trainer.average.{name}=.*: (must be|known)"):
+        AverageSettings(**{"kind": "ema", **wrong})
+
+
+@pytest.mark.parametrize(
+    ("every", "start", "updates"),
+    [
+        (1, 0, [1, 2, 3, 4, 5, 6]),
+        (1, 2, [3, 4, 5, 6]),
+        (2, 2, [4, 6]),
+        (None, 0, [2, 4, 6]),
+        (None, 1, [4, 6]),
+    ],
+)
+def test_the_first_steps_or_epochs_have_no_update(every, start, updates):
+    """In three epochs of two steps."""
+    callback = AverageWeights(AverageSettings(kind="swa", every=every, start=start))
+    found = []
+    for step in range(1, 7):
+        over = step % 2 == 0
+        trainer = SimpleNamespace(
+            global_step=step,
+            current_epoch=(step - 1) // 2,
+            is_last_batch=over,
+            num_training_batches=2,
+        )
+        before = callback.average.updates
+        callback.on_step(trainer, 2 if over else 1)
+        found += [step] if callback.average.updates > before else []
+    assert found == updates
+
+
+def test_a_run_says_that_the_average_of_a_checkpoint_is_of_another_kind(capfd):
+    stored = AverageWeights(AverageSettings(kind="swa"))
+    stored.average.updates = 3
+    callback = AverageWeights(AverageSettings(kind="ema"))
+    callback.load_state_dict(stored.state_dict())
+    for _ in range(2):
+        callback.on_train_start(SimpleNamespace(is_global_zero=True), None)
+    said = "trainer.average.kind=ema: the average begins anew, because that of the checkpoint is of"
+    assert capfd.readouterr().err.count(said) == 1 and not callback.average.begun
+
+
+def test_the_rounded_copy_that_lookups_read_is_counted():
+    trained = RowMemory(4, 3, torch.bfloat16, torch.device("cpu"))
+    trained.grow(4)
+    average = RowAverage(trained, torch.float32, torch.device("cpu"))
+    hidden = average.nbytes
+    average.show()
+    assert average.nbytes == hidden + trained.nbytes == 4 * 3 * (4 + 2)
+    table = EmbeddingConfig(
+        name="t", num_embeddings=4, embedding_dim=3, feature_names=["f"], data_type="bf16"
+    )
+    assert 4 * average_bytes(table, 3, 4) == average.nbytes
+    average.hide()
+    assert average.nbytes == hidden
 
 
 def test_an_average_over_epochs_of_tables_that_begin_anew_is_refused(logs):

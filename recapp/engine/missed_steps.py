@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from recapp.optim.rules import Rate, RowRule
+from recapp.sparse.transfer import copy_to_device
 
 
 class MissedSteps:
@@ -52,7 +53,8 @@ class MissedSteps:
         if n == len(self._held_TK):
             self._held_TK = torch.cat([self._held_TK, torch.empty_like(self._held_TK)])
         numbers = rate if isinstance(rate, tuple) else (rate,)
-        self._held_TK[n] = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        rate_K = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        self._held_TK[n] = copy_to_device(rate_K, self._held_TK.device)
         self.now += 1
 
     def forget(self) -> None:

@@ -40,14 +40,19 @@ def catch_up(
     R: tl.constexpr,
     F: tl.constexpr,
 ):
-    """Take the missed steps of distinct rows, up to step `now`: steps with a gradient of zero.
+    """Take the missed steps of distinct rows, or of all rows of the store, up to step `now`: steps
+    with a gradient of zero. A negative number is no row.
 
     The rates of step first + i are rates[i * RATES : +RATES].
     """
     bag_B = tl.program_id(0) * F.BAGS + tl.arange(0, F.BAGS)
     there_B = bag_B < rows
-    row_B = tl.load(t.row + bag_B, mask=there_B, other=0).to(tl.int64)
+    row_B = bag_B.to(tl.int64)
+    if t.row is not None:
+        row_B = tl.load(t.row + bag_B, mask=there_B, other=-1).to(tl.int64)
+        there_B = there_B & (row_B >= 0)
     begin_B = tl.load(steps + row_B, mask=there_B, other=now).to(tl.int32)
+    there_B = there_B & (begin_B < now)
     begin = tl.min(begin_B, 0)
     WIDTH: tl.constexpr = F.WIDTH
     COLUMNS: tl.constexpr = F.COLUMNS

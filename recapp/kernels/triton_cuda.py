@@ -18,7 +18,6 @@ from torch import Tensor
 
 from recapp.kernels import triton_catch_up as missed
 from recapp.kernels import triton_vectors as vectors
-from recapp.kernels.catch_up import rows_behind
 from recapp.kernels.links import Links, Rate, Rule, decay_of
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
@@ -130,20 +129,23 @@ class TritonBackend(TorchBackend):
         first: int,
         rule: Rule,
     ) -> None:
-        """See the reference. The device finds the rows, and the host waits for their number."""
+        """See the reference. The kernel passes over rows that are not behind, so the host waits for
+        nothing.
+        """
         now = first + len(rates_TK)
-        row_U = rows_behind(row_N, steps_R, now)
-        if not len(row_U):
+        row_S = None if row_N is None else _each_once(row_N)
+        rows = len(steps_R) if row_S is None else len(row_S)
+        if not rows:
             return
         form = vectors.form(weights_RD.shape[1], TYPES[dtype])
         state0, state1, *_ = [*state, None, None]
         with _current(weights_RD.device):
-            missed.catch_up[triton.cdiv(len(row_U), form.BAGS),](
-                vectors.Touched(row_U, None, weights_RD, state0, state1),
+            missed.catch_up[triton.cdiv(rows, form.BAGS),](
+                vectors.Touched(row_S, None, weights_RD, state0, state1),
                 steps_R,
                 rates_TK,
                 tuple(tl.constexpr(c) for c in rule.constants),
-                len(row_U),
+                rows,
                 first,
                 now,
                 vectors.device_function(rule.step),
@@ -152,6 +154,13 @@ class TritonBackend(TorchBackend):
                 form,
                 enable_fp_fusion=False,
             )
+
+
+def _each_once(row_N: Tensor) -> Tensor:
+    """Return sorted rows, with -1 in the place of each repeated one."""
+    row_S = row_N.long().sort().values
+    row_S[1:].masked_fill_(row_S[1:] == row_S[:-1], -1)
+    return row_S
 
 
 def _pool(

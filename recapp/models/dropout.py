@@ -14,6 +14,7 @@ Shapes: B batch, F fields, K columns of all fields; those of `FastDropout` are a
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -57,13 +58,20 @@ class FieldDropout(nn.Module):
 
     Raises:
         ConfigError: The share is not allowed.
+
+    The buffer `field_K` has the field of each column.
     """
+
+    field_K: Tensor
 
     def __init__(self, share: float, dims: Sequence[int]) -> None:
         super().__init__()
         check_share("model.field_dropout", share)
         self.dims = list(dims)
         self.mask = FastDropout(share)
+        # numpy, because torch could not count the columns on the meta device
+        field_K = torch.tensor(np.repeat(np.arange(len(self.dims)), self.dims))
+        self.register_buffer("field_K", field_K, persistent=False)
 
     def forward(self, vectors_BK: Tensor) -> Tensor:
         """Return the vectors side by side, some of them 0 in training."""
@@ -73,8 +81,7 @@ class FieldDropout(nn.Module):
         if len(set(self.dims)) == 1:
             parts_BFD = vectors_BK.view(len(vectors_BK), len(self.dims), -1)
             return (parts_BFD * kept_BF.unsqueeze(2)).flatten(1)
-        columns_F = torch.tensor(self.dims, device=vectors_BK.device)
-        return vectors_BK * kept_BF.repeat_interleave(columns_F, 1)
+        return vectors_BK * kept_BF.index_select(1, self.field_K)
 
 
 class _Dropped(torch.autograd.Function):

@@ -5,8 +5,9 @@ collections return zeros of the right shape instead of lookups, so ranks exchang
 tables may still be on the meta device. Any model is allowed: a layer may return any object, and a
 model that fails on the probe batch ends the table, not the run.
 
-The cost of a layer is counted while it runs, so it holds for any layer: the matrix products of
-linear layers, interactions and attention.
+The cost of a layer is counted while it runs, so it holds for any layer of torch: the matrix
+products of linear, recurrent and convolutional layers, interactions and attention. A layer that
+calls functions of another package has no number.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,9 +46,9 @@ def layer_table(
     Returns:
         A record for each layer: layer (its name in the model), kind (class), output (shapes, with
         the symbols B for samples and L for ids), parameters (their number over all ranks), flops
-        (multiplications and additions of the matrix products of a sample, forward). A last record,
-        `all`, has the sums; it includes products outside of any layer. And the error that ended the
-        list early; None if the model ran to its end.
+        (multiplications and additions of the matrix products of a sample, forward; None if they
+        cannot be counted). A last record, `all`, has the sums; it includes products outside of any
+        layer. And the error that ended the list early; None if the model ran to its end.
     """
     collections = dict(collections_in(model))
     inside = tuple(f"{name}." for name in collections)
@@ -58,10 +59,15 @@ def layer_table(
     batch = _made_up_batch(dense_in_features, list(dict.fromkeys([*features, *read])), like)
     records: list[dict[str, Any]] = []
     counter = ProductCounter()
-    begun: dict[str, int] = {}
+    begun: dict[str, tuple[int, int]] = {}
 
     def begin(name: str) -> None:
-        begun[name] = counter.operations
+        begun[name] = counter.operations, counter.unknown
+
+    def spent(operations: int, unknown: int) -> int | None:
+        if counter.unknown > unknown:
+            return None
+        return (counter.operations - operations) // PROBE_ROWS
 
     def note(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         parameters = _parameters(module)
@@ -73,7 +79,7 @@ def layer_table(
                     "kind": type(module).__name__,
                     "output": _folded(shapes),
                     "parameters": parameters,
-                    "flops": (counter.operations - begun[name]) // PROBE_ROWS,
+                    "flops": spent(*begun[name]),
                 }
             )
 
@@ -105,7 +111,7 @@ def layer_table(
             "kind": type(model).__name__,
             "output": _folded(_shapes(output)),
             "parameters": _all_parameters(model, inside),
-            "flops": counter.operations // PROBE_ROWS,
+            "flops": spent(0, 0),
         }
     )
     return records, None

@@ -43,7 +43,7 @@ SHOWN = {  # columns of the start report whose numbers have a unit
         "flops",
         "flop a\nsample",
         meaning="multiplications and additions of matrix products, forward; backward takes twice "
-        "as many",
+        "as many; -: functions that are not torch's",
     ),
 }
 

@@ -105,11 +105,12 @@ def call_everything(width, dtype, stored, names):
                 rule,
             )
     rule = rules.adam(l2_all_rows=0.1)
-    kernels.catch_up(
-        *(None, torch.zeros(ROWS, dtype=torch.int32), rows_RD),
-        *([torch.zeros(ROWS, width, dtype=dtype) for _ in rule.state], dtype),
-        *(torch.ones(3, 3, dtype=torch.float64), 0, rule),
-    )
+    for row_N in (None, torch.tensor([0, 1, 1])):
+        kernels.catch_up(
+            *(row_N, torch.zeros(ROWS, dtype=torch.int32), rows_RD),
+            *([torch.zeros(ROWS, width, dtype=dtype) for _ in rule.state], dtype),
+            *(torch.ones(3, 3, dtype=torch.float64), 0, rule),
+        )
 
 
 if __name__ == "__main__":

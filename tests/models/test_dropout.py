@@ -64,6 +64,14 @@ def test_fields_are_dropped_whole_and_the_mean_stays(dims):
     assert dropped.eval()(vectors_BK) is vectors_BK
 
 
+def test_fields_know_their_columns_before_the_step_and_on_the_meta_device():
+    """So nothing waits for a GPU; checkpoints have no such numbers."""
+    with torch.device("meta"):
+        dropped = FieldDropout(0.25, [1, 4, 2])
+    assert FieldDropout(0.25, [1, 4, 2]).field_K.tolist() == [0, 1, 1, 1, 1, 2, 2]
+    assert dropped.field_K.shape == (7,) and not dropped.state_dict()
+
+
 @pytest.mark.parametrize("share", [1, -0.1, "half", True])
 def test_a_share_of_fields_that_is_none_is_refused(share):
     with pytest.raises(

@@ -1,0 +1,92 @@
+"""The operations of layers that torch computes by one function are those of their products."""
+
+import pytest
+import torch
+from torch import nn
+
+from recapp.models.layer_table import PROBE_ROWS, layer_table
+from recapp.models.product_counter import ProductCounter
+
+
+def operations(run):
+    with ProductCounter() as counter:
+        run()
+    assert counter.unknown == 0
+    return counter.operations
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+        nn.LSTM(8, 6, num_layers=2, bidirectional=True, batch_first=True),
+        nn.GRU(8, 6),
+        nn.RNN(8, 6),
+        nn.Linear(8, 5),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_layer_costs_as_much_in_one_function_as_in_products(layer, mode):
+    """In fp64 and in training torch computes it by products."""
+    x_BTK = torch.rand(3, 5, 8)
+    with mode():
+        found = operations(lambda: layer.eval()(x_BTK))
+    products = layer.train().double()
+    assert found == operations(lambda: products(x_BTK.double())) > 0
+    layer.float()
+
+
+def test_attention_of_an_evaluation_costs_as_much_as_in_training():
+    layer = nn.MultiheadAttention(8, 2, batch_first=True)
+    x_BTE = torch.rand(3, 5, 8)
+    costs = set()
+    for weights in (True, False):
+        with torch.no_grad():
+            fast = operations(lambda w=weights: layer.eval()(x_BTE, x_BTE, x_BTE, need_weights=w))
+        costs |= {fast, operations(lambda w=weights: layer.train()(*[x_BTE] * 3, need_weights=w))}
+    assert costs == {2 * 3 * (5 * 4 * 8 * 8 + 2 * 5 * 5 * 8)}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize(
+    ("layer", "shapes", "wanted"),
+    [
+        (nn.Conv1d(4, 6, 3), [(5, 4, 10)], 2 * 5 * 6 * 8 * 4 * 3),
+        (nn.Conv2d(4, 6, 3, groups=2), [(5, 4, 9, 9)], 2 * 5 * 6 * 7 * 7 * 2 * 9),
+        (nn.ConvTranspose1d(4, 6, 3), [(5, 4, 10)], 2 * 5 * 4 * 10 * 6 * 3),
+        (nn.Bilinear(4, 5, 6), [(3, 4), (3, 5)], 2 * 3 * 4 * 5 * 6),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
+)
+def test_convolutions_and_bilinear_layers_are_counted(layer, shapes, wanted, mode):
+    with mode():
+        assert operations(lambda: layer(*[torch.rand(shape) for shape in shapes])) == wanted
+
+
+def test_a_layer_of_another_packages_functions_has_no_number():
+    library = torch.library.Library("test_product_counter", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x + x, "CPU")
+
+    class Twice(nn.Module):
+        def forward(self, x_BK):
+            return torch.ops.test_product_counter.twice(x_BK).sum(1)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(3, 4)
+            self.twice = Twice()
+
+        def forward(self, batch):
+            return self.twice(self.first(batch.dense_BI))
+
+    records, failure = layer_table(Model(), 3)
+    assert failure is None and PROBE_ROWS > 1
+    assert [(r["layer"], r["flops"]) for r in records] == [
+        ("first", 2 * 3 * 4),
+        ("twice", None),
+        ("all", None),
+    ]
+    library._destroy()

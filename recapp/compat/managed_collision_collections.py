@@ -188,7 +188,8 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper):
             module.shared.begin_rows(table.name, numbers)
             return
         weight = module.weight(table.name)
-        rows, columns = range(len(weight)), range(table.embedding_dim)
+        rows = range(len(weight))
+        columns = range(table.embedding_dim)
         at_M, values = begun_rows(numbers, table, module.seed, rows, columns, None, weight.dtype)
         weight[at_M.to(weight.device)] = values.to(weight)
 

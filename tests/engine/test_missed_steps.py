@@ -141,6 +141,24 @@ def test_a_read_or_a_copy_of_the_tables_changes_no_bit_of_training():
         assert same_bits(data, wanted[key]), key
 
 
+def test_reads_change_no_bit_of_tables_of_fp32():
+    tables = make_tables(rows=(40, 17, 7), dims=(6, 6, 6))
+    found = []
+    for reads in (False, True):
+        made = make_plan("table_wise", tables, 1)
+        collection = shard_bags(tables, made, Comm(), ADAM, 1, "torch")
+        for step in range(6):
+            values = collection(batch_of(tables, 3, 10 * step, **FEW)).values()
+            loss_of(values, HEAD.float()).mean().backward()
+            if reads:
+                with torch.no_grad():
+                    collection(batch_of(tables, 5, 999 + step))
+        found.append(whole_tensors(Comm(), collection))
+    plain, read = found
+    assert all(same_bits(data, plain[key]) for key, data in read.items())
+    assert plain["t0", "weight"].dtype == torch.float32
+
+
 def test_rows_of_an_old_lookup_are_updated_after_the_steps_between():
     """Its backward comes after another step, and its rows miss that step."""
     dense = DenseRun(DENSE_ADAM)

@@ -70,6 +70,25 @@ def test_a_resumed_run_is_the_unbroken_one_under_another_plan(logs, tmp_path, mo
     assert again[2].callback_metrics["val_auc"] == trainer.callback_metrics["val_auc"]
 
 
+@pytest.mark.full
+def test_two_ranks_resume_an_average_under_another_plan(jobs, tmp_path):
+    shape = ("dataset=sample", f"dataset.path={tmp_path}/clicks", "dataset.generate.rows=2000")
+    small = ("dataset.table_rows=[60,40,20]", "tables=from_dataset", "tables.id_rule=hash")
+    wanted = (*shape, *small, "dataset.batch_size=128", *EMA, "tables.data_type=bf16")
+    jobs.train(tmp_path / "whole", *wanted, "+plan=row_wise", "trainer.max_steps=6")
+    half = jobs.train(tmp_path / "half", *wanted, "+plan=table_wise", "trainer.max_steps=3")
+    on = (f"ckpt_path={half['checkpoint']}", "+plan=column_wise", "trainer.max_steps=6")
+    jobs.train(tmp_path / "rest", *wanted, *on)
+    stored = [(tmp_path / name / "checkpoints/last.ckpt") for name in ("whole", "rest")]
+    for part in ("weight", "raw", "average"):
+        assert torch.equal(*(load_table(path, "small_table", part) for path in stored))
+    first, second = (read_meta(path) for path in stored)
+    assert same(first["state_dict"], second["state_dict"])
+    assert same(first[OF_AVERAGE]["raw"], second[OF_AVERAGE]["raw"])
+    scores = [read_manifest(path).metrics["val_auc"] for path in stored]
+    assert scores[0] == scores[1]
+
+
 def test_the_average_begins_anew_with_the_tables(logs, tmp_path):
     rows, dense, _ = run(logs, tmp_path, EPOCH + 1, *RESTART)
     assert all(torch.equal(rows[t, "raw"], rows[t, "weight"]) for t, x in rows if x == "raw")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from recapp.models.layers import DotInteraction, indices_of_pairs
 
@@ -48,9 +48,11 @@ class _FMTerm(torch.autograd.Function):
         return (sum_BD.square().sum(1) - exact_BFD.square().sum((1, 2))) / 2
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_B: Tensor) -> Tensor:
         vectors_BFD, sum_BD = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # the derivatives of this gradient also pass through the sum
+            sum_BD = vectors_BFD.to(sum_BD.dtype).sum(1)
         others_BFD: Tensor = sum_BD[:, None] - vectors_BFD
         return others_BFD.mul_(grad_B[:, None, None]).to(vectors_BFD.dtype)
 
@@ -132,7 +134,6 @@ class _FieldAwareDots(torch.autograd.Function):
         return products_BFF.flatten(1).index_select(1, pair_P)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_BP: Tensor) -> tuple[Tensor, None, None]:
         vectors_BFFD, entry_FF = ctx.saved_tensors
         padded_BP1 = torch.cat([grad_BP, grad_BP.new_zeros(len(grad_BP), 1)], 1)

@@ -125,14 +125,27 @@ class _MeanOfPairs(torch.autograd.Function):
             total = clicks_B.sum() * others_B.sum()
             loss /= total
             grad_B /= total
-        ctx.save_for_backward(grad_B)
+        ctx.save_for_backward(grad_B, logits_B, clicks_B, others_B)
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         """Return the gradient of the logits."""
-        (grad_B,) = ctx.saved_tensors
+        grad_B = ctx.saved_tensors[0]
+        if torch.is_grad_enabled():
+            # the derivatives of this gradient also pass through the logits
+            grad_B = _gradient_of_pairs(*ctx.saved_tensors[1:])
         return grads[0] * grad_B, None, None
+
+
+def _gradient_of_pairs(logits_B: Tensor, clicks_B: Tensor, others_B: Tensor) -> Tensor:
+    """Return the gradient of the mean over pairs, which autograd can follow; all pairs are in memory
+    at once.
+    """
+    pairs_BB = torch.outer(clicks_B, others_B)
+    slope_BB = pairs_BB * (logits_B - logits_B[:, None]).sigmoid()
+    total = (clicks_B.sum() * others_B.sum()).clamp(min=torch.finfo(logits_B.dtype).tiny)
+    return (slope_BB.sum(0) - slope_BB.sum(1)) / total
 
 
 def mean_squared_error(outputs_B: Tensor, labels_B: Tensor, weights_B: Tensor | None) -> Tensor:

@@ -21,7 +21,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.console import note
 from recapp.settings.values import shown
-from recapp.trainer.batch_callback import BatchCallback
+from recapp.trainer.batch_callback import BatchCallback, ends_epoch
 from recapp.trainer.strategy import strategy_of
 from recapp.trainer.trainer_settings import AverageSettings
 from recapp.trainer.weight_average import WeightAverage
@@ -97,9 +97,8 @@ class AverageWeights(BatchCallback):
     def on_step(self, trainer: Trainer, done: int) -> None:
         """Update the average, if this step is one of those."""
         settings = self.settings
-        over = trainer.is_last_batch or done >= trainer.num_training_batches
         every = settings.every
-        now = over if every is None else trainer.global_step % every == 0
+        now = ends_epoch(trainer, done) if every is None else trainer.global_step % every == 0
         passed = trainer.current_epoch + 1 if every is None else trainer.global_step
         if now and passed > settings.start:
             count = self.average.updates

@@ -16,9 +16,12 @@ def ends_step(trainer: Trainer, done: int) -> bool:
         trainer: The trainer of the run.
         done: The number of batches of the epoch so far, this one included.
     """
-    batches = trainer.accumulate_grad_batches
-    over = trainer.is_last_batch or done >= trainer.num_training_batches
-    return done % batches == 0 or over
+    return done % trainer.accumulate_grad_batches == 0 or ends_epoch(trainer, done)
+
+
+def ends_epoch(trainer: Trainer, done: int) -> bool:
+    """Return whether a training batch ends an epoch. Arguments as for `ends_step`."""
+    return bool(trainer.is_last_batch) or done >= trainer.num_training_batches
 
 
 class BatchCallback(Callback):

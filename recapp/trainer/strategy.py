@@ -191,7 +191,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.plan: ShardingPlan | None = None
         self.problem: PlanningProblem | None = None  # the problem of `plan`; on rank 0 alone
         self.ranks: list[dict[str, Any]] = []
-        self.average: AverageOverRanks | None = None
+        self.gradient_average: AverageOverRanks | None = None
         self.weight_average = WeightAverage()  # of the callback that updates it
         self.comm = Comm()
         self._accumulation: Accumulation | None = None
@@ -250,7 +250,9 @@ class EmbeddingShardingStrategy(DDPStrategy):
         averaged through shared memory. The share is the mean over all exchanges.
         """
         waits = [shared.waits for shared in self.sharded_tables()]
-        return mean_hidden([*waits, *([self.average.waits] if self.average else [])])
+        return mean_hidden(
+            [*waits, *([self.gradient_average.waits] if self.gradient_average else [])]
+        )
 
     def setup_environment(self) -> None:
         """Make the process group, and a second process group for embedding traffic, so that its
@@ -366,7 +368,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         wrapped = wrap_dense(
             model, self.comm, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs
         )
-        self.average = hook_of(wrapped)
+        self.gradient_average = hook_of(wrapped)
         self._statistics = running_statistics(model)
         return wrapped
 
@@ -401,7 +403,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         DDP's own `no_sync` fails on a static graph. On GPUs every batch is averaged, which gives
         the same sums.
         """
-        with nullcontext() if self.average is None else self.average.held():
+        with nullcontext() if self.gradient_average is None else self.gradient_average.held():
             yield
 
     def optimizer_step(

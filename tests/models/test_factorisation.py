@@ -117,3 +117,12 @@ def test_a_field_aware_pair_takes_the_vectors_for_each_other():
         ),
     }
     check_model(FieldAwarePairs(4), ffm, faults, [random_vectors(5, 4, 4, 3)])
+
+
+@pytest.mark.parametrize("term", [Term(), FieldAwarePairs(4)], ids=["fm", "ffm"])
+def test_second_derivatives_are_those_of_finite_differences(term):
+    shape = (3, 4, 2) if isinstance(term, Term) else (3, 4, 4, 2)
+    vectors = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(term(vectors).sum(), vectors, create_graph=True)
+    assert slope.requires_grad, "a gradient penalty would be lost"
+    assert torch.autograd.gradgradcheck(term, vectors)

@@ -206,3 +206,22 @@ def test_labels_between_0_and_1_are_read_only_if_they_are_wanted():
     assert ClickTask(soft_labels=True).soft_labels(["clicked"]) == ("clicked",)
     assert ClickTask(soft_labels=True, label="b").soft_labels(["a", "b"]) == ("b",)
     assert ClickTask().soft_labels(["clicked"]) == RatingTask().soft_labels(["clicked"]) == ()
+
+
+def test_second_derivatives_of_pairs_are_those_of_finite_differences():
+    logits_B = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    labels_B = torch.tensor([1.0, 0, 0.3, 1, 0, 0], dtype=torch.float64)
+    weights_B = torch.linspace(0.5, 2, 6, dtype=torch.float64)
+
+    def loss(logits_B):
+        return mean_of_pairs(logits_B, labels_B, weights_B)
+
+    (slope_B,) = torch.autograd.grad(loss(logits_B), logits_B, create_graph=True)
+    (plain_B,) = torch.autograd.grad(loss(logits_B), logits_B)
+    torch.testing.assert_close(slope_B, plain_B)
+    assert torch.autograd.gradgradcheck(loss, logits_B)
+    one_label_B = torch.ones(6, dtype=torch.float64)
+    (none_B,) = torch.autograd.grad(
+        mean_of_pairs(logits_B, one_label_B), logits_B, create_graph=True
+    )
+    assert not none_B.any()

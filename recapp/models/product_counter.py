@@ -11,9 +11,9 @@ of values.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -82,7 +82,7 @@ def _trilinear(arguments: Arguments, _: Any) -> int:
         for place in sorted(stretched):
             shape.insert(place, 1)
         shapes.append(shape)
-    return 2 * torch.broadcast_shapes(*shapes).numel()
+    return 2 * prod(max(sizes) for sizes in zip(*shapes, strict=True))
 
 
 COUNTED: Mapping[str, Callable[[Arguments, Any], int]] = {

@@ -139,8 +139,8 @@ class _MeanOfPairs(torch.autograd.Function):
 
 
 def _gradient_of_pairs(logits_B: Tensor, clicks_B: Tensor, others_B: Tensor) -> Tensor:
-    """Return the gradient of the mean over pairs, which autograd can follow; all pairs are in memory
-    at once.
+    """Return the gradient of the mean over pairs, which autograd can follow; all pairs are in
+    memory at once.
     """
     pairs_BB = torch.outer(clicks_B, others_B)
     slope_BB = pairs_BB * (logits_B - logits_B[:, None]).sigmoid()

@@ -82,7 +82,7 @@ def _trilinear(arguments: Arguments, _: Any) -> int:
         for place in sorted(stretched):
             shape.insert(place, 1)
         shapes.append(shape)
-    return 2 * prod(max(sizes) for sizes in zip(*shapes, strict=True))
+    return int(2 * prod(max(sizes) for sizes in zip(*shapes, strict=True)))
 
 
 COUNTED: Mapping[str, Callable[[Arguments, Any], int]] = {

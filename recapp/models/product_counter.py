@@ -54,9 +54,9 @@ def _heads(arguments: Arguments, _: Any) -> int:
 
 
 def _transformer_layer(arguments: Arguments, _: Any) -> int:
-    source_BTE, wide_HE, narrow_EH = arguments[0], arguments[14], arguments[16]
-    rows = source_BTE.shape[:-1].numel()
-    tower = 2 * rows * (wide_HE.numel() + narrow_EH.numel())
+    source_BTE = arguments[0]
+    towers = arguments[14].numel() + arguments[16].numel()
+    tower = 2 * source_BTE.shape[:-1].numel() * towers
     return _whole_attention(source_BTE, source_BTE, arguments[5]) + int(tower)
 
 
@@ -70,7 +70,8 @@ def _convolution(arguments: Arguments, found: Tensor) -> int:
     """Each number of the result is a product with the filters of its group; if transposed, each
     number of the input is.
     """
-    input_BK, weight, transposed = arguments[0], arguments[1], arguments[6]
+    input_BK, weight, *_ = arguments
+    transposed = arguments[6]
     return int(2 * (input_BK if transposed else found).numel() * weight[0].numel())
 
 

@@ -52,6 +52,10 @@ def line(tmp_path, monkeypatch, capfd):
                 ["optimizer=adam", "+optimizer.sparse.l2_all_rows=1e-6", "tables.data_type=bf16"],
                 "optimizer.sparse.l2_all_rows: table C1 has data_type=bf16, and rows that take",
             ),
+            (
+                ["trainer.average.kind=swa", "trainer.average.decay=.8"],
+                "trainer.average.decay=0.8: has no effect with trainer.average.kind=swa: leave it",
+            ),
             (["optimizer.restart_tables=['D*']"], "optimizer.restart_tables: D*: no such table"),
             ([f"{CHECKPOINT}.monitor=val_log_loss"], f"{CHECKPOINT}.mode=max: a smaller val_log_"),
             (

@@ -272,6 +272,7 @@ def check_training(recipe: Train) -> None:
         )
     check_callbacks(recipe)
     schedule_of(recipe)
+    recipe.trainer.average.check_effect()
     if recipe.optimizer.restart_tables:
         _check_restarts(recipe)
     _check_types(recipe)

@@ -34,9 +34,13 @@ class AverageWeights(BatchCallback):
         settings: When and how to average.
         restarts: Whether tables begin anew at each epoch: then the average does, too, because rows
             of two epochs have nothing in common.
+
+    Raises:
+        ConfigError: A setting has no effect.
     """
 
     def __init__(self, settings: AverageSettings, restarts: bool = False) -> None:
+        settings.check_effect()
         self.settings = settings
         self.restarts = restarts
         self.average = WeightAverage()

@@ -45,7 +45,7 @@ class AverageSettings:
         start: The first steps, or epochs if `every` is None, after which there is no update.
 
     Raises:
-        ConfigError: A setting has a value that is not allowed, or no effect.
+        ConfigError: A setting has a value that is not allowed.
     """
 
     kind: Literal["none", "ema", "swa"] = "none"
@@ -54,10 +54,20 @@ class AverageSettings:
     start: Natural = 0
 
     def __post_init__(self) -> None:
+        for name, (annotation, _) in fields_of(AverageSettings).items():
+            read(getattr(self, name), annotation, f"trainer.average.{name}")
+
+    def check_effect(self) -> None:
+        """Check that each setting has an effect. Only a training calls this: the settings of a
+        stored model may have such values.
+
+        Raises:
+            ConfigError: A setting that the kind of the average does not read has another value than
+                its default.
+        """
         reads = {"none": ("kind",), "swa": ("kind", "every", "start")}
-        for name, (annotation, default) in fields_of(AverageSettings).items():
+        for name, (_, default) in fields_of(AverageSettings).items():
             value = getattr(self, name)
-            read(value, annotation, f"trainer.average.{name}")
             if value != default and name not in reads.get(self.kind, (name,)):
                 fix = "ema or swa" if self.kind == "none" else "ema"
                 raise ConfigError(

@@ -218,9 +218,6 @@ def test_a_damaged_average_is_refused(entry):
     [
         (["decay=1"], r"trainer.average.decay=1: must be a number above 0 and below 1"),
         (["decay=0"], r"trainer.average.decay=0: must be a number above 0 and below 1"),
-        (["decay=.8", "kind=swa"], r"trainer.average.decay=0.8: has no effect with .*kind=swa: l"),
-        (["every=5"], r"trainer.average.every=5: has no effect with .*kind=none: leave it out"),
-        (["start=5"], r"trainer.average.start=5: has no effect with .*kind=none: leave it out"),
         (["every=0"], r"trainer.average.every=0: must be a whole number of at least 1"),
         (["kind=mean"], r"trainer.average.kind=mean: "),
     ],
@@ -290,6 +287,19 @@ def test_the_rounded_copy_that_lookups_read_is_counted():
     assert 4 * average_bytes(table, 3, 4) == average.nbytes
     average.hide()
     assert average.nbytes == hidden
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"decay": 0.8, "kind": "swa"}, "decay=0.8: has no effect with .*kind=swa: .* kind to ema"),
+        ({"every": 5}, "every=5: has no effect with .*kind=none: leave it out, or .* ema or swa"),
+        ({"start": 5}, "start=5: has no effect with .*kind=none: leave it out, or .* ema or swa"),
+    ],
+)
+def test_settings_without_effect_are_refused(given, says):
+    with pytest.raises(ConfigError, match=f"trainer.average.{says}"):
+        AverageWeights(AverageSettings(**given))
 
 
 def test_an_average_over_epochs_of_tables_that_begin_anew_is_refused(logs):

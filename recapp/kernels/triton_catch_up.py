@@ -26,6 +26,15 @@ def _rate(rates, at, R: tl.constexpr, F: tl.constexpr):
         )
 
 
+@triton.jit
+def _rows(t, bag_B, rows):
+    """Return the rows of a tile: those that are given, or all in order."""
+    if t.row is None:
+        return bag_B.to(tl.int64)
+    else:
+        return tl.load(t.row + bag_B, mask=bag_B < rows, other=-1).to(tl.int64)
+
+
 @triton.jit(do_not_specialize=["rows", "first", "now"])
 def catch_up(
     t,
@@ -46,11 +55,8 @@ def catch_up(
     The rates of step first + i are rates[i * RATES : +RATES].
     """
     bag_B = tl.program_id(0) * F.BAGS + tl.arange(0, F.BAGS)
-    there_B = bag_B < rows
-    row_B = bag_B.to(tl.int64)
-    if t.row is not None:
-        row_B = tl.load(t.row + bag_B, mask=there_B, other=-1).to(tl.int64)
-        there_B = there_B & (row_B >= 0)
+    row_B = _rows(t, bag_B, rows)
+    there_B = (bag_B < rows) & (row_B >= 0)
     begin_B = tl.load(steps + row_B, mask=there_B, other=now).to(tl.int32)
     there_B = there_B & (begin_B < now)
     begin = tl.min(begin_B, 0)

@@ -25,7 +25,8 @@ HISTORY = 20  # items that a history holds, the latest ones
 
 def avazu(source: Path) -> pa.Table:
     """Return the labelled rows as text, with the hour of the day, in the order of the files."""
-    text = csv.ConvertOptions(column_types=dict.fromkeys(_header(_files(source)[0]), pa.string()))
+    with csv.open_csv(_files(source)[0]) as first:  # compressed or not
+        text = csv.ConvertOptions(column_types=dict.fromkeys(first.schema.names, pa.string()))
     tables = [csv.read_csv(path, convert_options=text) for path in _files(source)]
     rows = pa.concat_tables(table for table in tables if "click" in table.column_names)
     hour = pc.utf8_slice_codeunits(rows["hour"], 6, 8)  # YYMMDDHH
@@ -71,7 +72,9 @@ def open_bandit(source: Path) -> pa.Table:
         items = csv.read_csv(folder / "item_context.csv")
         shown = rows["item_id"].to_numpy()
         of_items = np.stack([rows[f"user-item_affinity_{k}"].to_numpy() for k in range(80)], 1)
-        place = np.argsort(items["item_id"].to_numpy())[shown]
+        known_ids = items["item_id"].to_numpy()
+        order = np.argsort(known_ids)
+        place = order[np.searchsorted(known_ids[order], shown)]
         known = {
             "time": pc.cast(rows["timestamp"], pa.string()),
             "click": pc.cast(rows["click"], pa.int8()),
@@ -92,11 +95,6 @@ def _files(source: Path) -> list[Path]:
         return [source]
     found = [path for path in source.iterdir() if path.suffix in (".csv", ".gz", ".rating")]
     return sorted(found, key=lambda path: ("train" not in path.name, path.name))
-
-
-def _header(path: Path) -> list[str]:
-    with path.open() as file:
-        return file.readline().strip().split(",")
 
 
 LOGS = {"avazu": avazu, "movielens_1m": movielens_1m, "open_bandit": open_bandit}

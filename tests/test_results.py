@@ -1,5 +1,6 @@
 """`python -m recapp.results`: its runs, what it keeps, and its page. No rank is started."""
 
+import gzip
 import json
 import os
 import re
@@ -340,6 +341,25 @@ def test_public_logs_become_parquet(tmp_path, monkeypatch):
     )
     found = parquet_of_logs.avazu(tmp_path / "avazu")
     assert found.to_pylist() == [{"C1": "0x", "hour": "23", "click": 1}]
+    raw = (tmp_path / "avazu/train.csv").read_bytes()
+    (tmp_path / "train.gz").write_bytes(gzip.compress(raw))  # as the contest has it
+    assert parquet_of_logs.avazu(tmp_path / "train.gz").to_pylist() == found.to_pylist()
+
+
+def test_items_of_open_bandit_are_found_by_their_ids(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "docs"))
+    import parquet_of_logs
+
+    names = [f"user-item_affinity_{k}" for k in range(80)] + [f"user_feature_{k}" for k in range(4)]
+    rows = ["timestamp,click,item_id,position," + ",".join(names)]
+    rows += [f"{time},0,{item},1,{','.join('0' * 84)}" for time, item in ((1, 7), (2, 3), (3, 70))]
+    (tmp_path / "all.csv").write_text("\n".join(rows) + "\n")
+    features = [f"item_feature_{k}" for k in range(4)]
+    items = [f"{item},{','.join([str(item / 2)] * 4)}" for item in (7, 70, 3)]  # ids with gaps
+    (tmp_path / "item_context.csv").write_text("\n".join(["item_id," + ",".join(features), *items]))
+    found = parquet_of_logs.open_bandit(tmp_path)
+    assert found["item"].to_pylist() == [7, 3, 70]
+    assert found["item_0"].to_pylist() == [3.5, 1.5, 35.0]
 
 
 @pytest.mark.full

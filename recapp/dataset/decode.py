@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from recapp.dataset.arrow_types import is_text, value_type
+from recapp.dataset.derived_columns import DAY_SECONDS
 from recapp.dataset.rows import Float32Array, Int64Array
 from recapp.dataset.schema import TextIds
 from recapp.dataset.text import (
@@ -40,7 +41,6 @@ from recapp.dataset.text import (
 )
 from recapp.sparse.batch import MISSING
 
-DAY_SECONDS = 86_400
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """The ticks of each unit of time in a second."""
 BoolArray = npt.NDArray[np.bool_]

@@ -178,7 +178,8 @@ def columns_of(
     new_ids = [column.name for column in made if column.is_new_id]
     made += _crosses(dataset, [*sparse, *new_ids])
     new_ids = [column.name for column in made if column.is_new_id]
-    raw = [*dense, *sparse, *(dataset.times or ()), *(dataset.vectors or ())]
+    labels = [dataset.label] if isinstance(dataset.label, str) else dataset.label or ()
+    raw = [*dense, *sparse, *(dataset.times or ()), *(dataset.vectors or ()), *labels]
     _check_names(made, raw)
     return (*made, *_vocabularies(dataset, [*sparse, *new_ids], shared))
 
@@ -246,9 +247,14 @@ def _periodic(dataset: DataSettings, dense: Sequence[str]) -> list[DerivedColumn
 
 
 def _times(dataset: DataSettings) -> list[DerivedColumn]:
-    if not dataset.times:
-        return []
     chosen = dataset.time_features
+    if not dataset.times:
+        if chosen != DataSettings.time_features:
+            raise ConfigError(
+                f"dataset.time_features={shown(list(chosen))}: there is no column of times: name "
+                "one in dataset.times, such as {time: s}"
+            )
+        return []
     if not chosen or len(set(chosen)) < len(chosen):
         raise ConfigError(
             f"dataset.time_features={shown(list(chosen))}: name what dataset.times gives, each "

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
+from recapp.dataset.derive import bucket_ids, log_edges
 from recapp.dataset.rows import Int64Array
 from recapp.errors import ConfigError, DataError
 from recapp.settings.records import to_plain
@@ -49,7 +50,7 @@ class PublishedFiles:
         ids: The number of distinct ids of each column.
         bags: The number of ids of each row, of columns with more than one.
         splits: The separator of each column whose text is a list of ids.
-        buckets: The columns of numbers that become ids (`log_buckets`).
+        buckets: The columns of numbers that become ids, those of `dataset.buckets=log`.
     """
 
     files: dict[str, str] = field(default_factory=dict)
@@ -137,9 +138,9 @@ class PublishedFiles:
             lists = pc.split_pattern(pc.fill_null(table[name], ""), separator)
             table = table.set_column(table.column_names.index(name), name, lists)
         for name in self.buckets:
-            numbers = pc.fill_null(table[name], 0.0).to_numpy()
+            numbers = pc.fill_null(table[name], 0.0).to_numpy().astype(np.float32)
             at = table.column_names.index(name)
-            table = table.set_column(at, name, pa.array(log_buckets(numbers)))
+            table = table.set_column(at, name, pa.array(bucket_ids(numbers, log_edges())))
         return table
 
     def make_up(self, folder: Path, seed: int = 1) -> None:
@@ -176,13 +177,6 @@ class PublishedFiles:
     def shape_of_ids(self) -> dict[str, int]:
         """Return the number of distinct ids of each column of made-up rows."""
         return {name: min(n, max(WHOLE_CARDINALITY, n // SCALE)) for name, n in self.ids.items()}
-
-
-def log_buckets(numbers: np.ndarray) -> Int64Array:
-    """Return the bucket of each number, [N]: floor(ln(x)^2) above 2, else the whole part."""
-    above = np.floor(np.log(np.maximum(numbers, 2)) ** 2)
-    found: Int64Array = np.where(numbers > 2, above, np.trunc(numbers)).astype(np.int64)
-    return found
 
 
 def md5_of(path: Path) -> str:

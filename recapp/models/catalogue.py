@@ -19,7 +19,7 @@ from recapp.tables.table_settings import WIDE
 Check = Callable[[Mapping[str, Any], Sequence[int]], None]
 """A check of a model's arguments and of the dims of its vectors, one for each lookup that pools. It
 raises `ConfigError`."""
-LookupCheck = Callable[[Mapping[str, Any], Mapping[str, Sequence[TableLookup]]], None]
+LookupCheck = Callable[[Mapping[str, Any], Mapping[str, Sequence[TableLookup]], bool], None]
 """A check of a model's arguments and of its lookups by collection. It raises `ConfigError`."""
 
 
@@ -32,7 +32,8 @@ class KnownModel:
         needs: The collections that its constructor requires.
         check_fields: The check of the dims of its vectors together with the number of dense
             features; None if the two need not fit.
-        check_lookups: A further check, of its lookups in all collections.
+        check_lookups: A further check, of its lookups in all collections; its last argument is
+            whether their dims are known.
     """
 
     check: Check
@@ -71,14 +72,18 @@ def _history(
     )
 
 
-def _din(arguments: Mapping[str, Any], lookups: Mapping[str, Sequence[TableLookup]]) -> None:
+def _din(
+    arguments: Mapping[str, Any], lookups: Mapping[str, Sequence[TableLookup]], dims_known: bool
+) -> None:
     _history(arguments, lookups)
 
 
-def _bst(arguments: Mapping[str, Any], lookups: Mapping[str, Sequence[TableLookup]]) -> None:
+def _bst(
+    arguments: Mapping[str, Any], lookups: Mapping[str, Sequence[TableLookup]], dims_known: bool
+) -> None:
     dims = {x.output: x.dim for x in lookups[SEQUENCES]}
     item = sum(dims[name] for name in _history(arguments, lookups))
-    if "heads" in arguments:
+    if "heads" in arguments and dims_known:
         position = arguments.get("position_dim")
         attention_checks.check_step(item, position or item, arguments["heads"])
 

@@ -261,10 +261,10 @@ def check_training(recipe: Train) -> None:
         known.check(recipe.model.arguments, [*dims, *open_dims])
         if known.check_fields is not None:
             known.check_fields(dims, len(recipe.schema.numbers))
-        if known.check_lookups is not None and not open_dims:
+        if known.check_lookups is not None:
             collections = recipe.model_tables.collections
             lookups = {name: own.lookups for name, own in collections.items()}
-            known.check_lookups(recipe.model.arguments, lookups)
+            known.check_lookups(recipe.model.arguments, lookups, not open_dims)
     if recipe.metrics.bootstrap:
         raise ConfigError(
             f"metrics.bootstrap={recipe.metrics.bootstrap}: intervals are of recapp.eval: "

@@ -144,7 +144,8 @@ def _count(shape: Any, name: str, vectors: Container[str]) -> int:
         or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape)
         or not (len(shape) == 1 or (len(shape) == 2 and (shape[1] == 1 or name in vectors)))
     ):
-        raise bad(f"input {name}: shape {shape!r} must be [N] or [N, 1]")
+        allowed = "[N, V], the width of a vector" if name in vectors else "[N, 1]"
+        raise bad(f"input {name}: shape {shape!r} must be [N] or {allowed}")
     return prod(shape)
 
 

@@ -7,8 +7,8 @@ mixed rows: row r of the R rows of C1 is stored as row (m r + s) mod R.
 
 Version 1 has no checksum; it is read with a note. A reader of version 2 does not know row orders,
 so a manifest with row orders has version 3. A reader of version 3 knows neither derived columns nor
-`tables.wide`, `tables.collections`, `ensemble` and averages of weights, so a manifest with one of
-them has version 4.
+`dataset.vectors`, `tables.dim_rule`, `tables.wide`, `tables.collections`, `ensemble` and averages
+of weights, so a manifest with one of them has version 4.
 """
 
 from dataclasses import dataclass
@@ -65,10 +65,10 @@ class CheckpointManifest(Manifest):
 
     @property
     def version(self) -> int:
-        """The version of the format: 4 with derived columns, further collections, an ensemble or
-        averages of weights, else 3 with row orders, else 2.
+        """The version of the format: 4 with what the module docstring lists, else 3 with row
+        orders, else 2.
         """
-        if self.derives or self._has_further_tables or self.is_averaged:
+        if self.derives or self._has_later_settings or self.is_averaged:
             return self.kind.version
         return WITH_ROW_ORDERS if ROW_ORDERS in self.info else WITHOUT_ROW_ORDERS
 
@@ -91,13 +91,16 @@ class CheckpointManifest(Manifest):
         return JOINED in self.info
 
     @property
-    def _has_further_tables(self) -> bool:
-        """Whether settings that a reader of version 3 drops make some of the tables."""
+    def _has_later_settings(self) -> bool:
+        """Whether the model has tables or columns by settings that a reader of version 3 drops."""
         config = self.info.get("config")
         found = config if isinstance(config, dict) else {}
-        tables = found.get("tables")
-        made = tables if isinstance(tables, dict) else {}
-        return bool(made.get("wide") or made.get("collections") or found.get("ensemble", 1) != 1)
+        set_up = {
+            group: value if isinstance(value := found.get(group), dict) else {}
+            for group in ("tables", "dataset")
+        }
+        further = [set_up["tables"].get(name) for name in ("wide", "collections", "dim_rule")]
+        return any((*further, set_up["dataset"].get("vectors"), found.get("ensemble", 1) != 1))
 
     @property
     def in_use(self) -> tuple[str, ...]:

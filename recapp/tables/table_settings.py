@@ -37,17 +37,17 @@ class DimRule:
     that of DCN, arXiv 1708.05123).
 
     Args:
-        factor: The factor.
+        factor: The factor, at most a million.
         power: The power, 0 to 1.
         multiple: The number of which dims are multiples.
-        least: The smallest dim.
-        most: The largest dim.
+        least: The smallest dim, such a multiple.
+        most: The largest dim, such a multiple.
 
     Raises:
-        ConfigError: The limits are in the wrong order.
+        ConfigError: The limits are in the wrong order, or no multiples.
     """
 
-    factor: Annotated[float, Within(above=0)] = 6.0
+    factor: Annotated[float, Within(above=0, most=1e6)] = 6.0
     power: Annotated[float, Within(0, 1)] = 0.25
     multiple: Positive = 4
     least: Width = 4
@@ -59,6 +59,13 @@ class DimRule:
                 f"tables.dim_rule.least={self.least}: must be at most "
                 f"tables.dim_rule.most={self.most}"
             )
+        for name in ("least", "most"):
+            limit = getattr(self, name)
+            if limit % self.multiple:
+                raise ConfigError(
+                    f"tables.dim_rule.{name}={limit}: must be a multiple of "
+                    f"tables.dim_rule.multiple={self.multiple}, as dims are"
+                )
 
     def dim(self, rows: int) -> int:
         """Return the columns of a table with a number of rows."""

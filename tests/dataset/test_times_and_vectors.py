@@ -203,6 +203,11 @@ def test_times_of_csv_are_text(tmp_path, monkeypatch):
         ({"periodic": {"x": 24}}, "dataset.periodic names x, which is no dense column"),
         ({"times": {"x": "s"}}, "dataset columns: x named more than once"),
         ({"vectors": {"a": 3}}, "dataset columns: a named more than once"),
+        ({"time_features": ("hour",)}, r"dataset.time_features=\[hour\]: there is no column of t"),
+        (
+            {"times": {"t": "s"}, "label": "t_hour"},
+            "the derived column t_hour has the name of a",
+        ),
         ({"times": {"t": "s"}, "time_features": ()}, r"dataset.time_features=\[\]: name what"),
         (
             {"times": {"t": "s"}, "time_features": ("hour", "hour")},

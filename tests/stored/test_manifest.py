@@ -151,6 +151,21 @@ WRONG = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("config", "version"),
+    [
+        ({"tables": {"dim_rule": None, "wide": None}, "dataset": {"vectors": None}}, 2),
+        ({"tables": {"dim_rule": {"factor": 6}}}, 4),
+        ({"tables": {"wide": True}}, 4),
+        ({"dataset": {"vectors": {"image": 64}}}, 4),
+        ({"dataset": {"vectors": {}}, "ensemble": 3}, 4),
+    ],
+)
+def test_settings_that_earlier_readers_drop_raise_the_version(saved, config, version):
+    edit(saved, config=config)
+    assert read_manifest(saved).version == version
+
+
 @pytest.mark.parametrize("key", ["format", "version", "files", "blocks", *INFO])
 def test_wrong_types_of_an_entry_are_one_error(saved, key):
     right = json.loads((saved / "manifest.json").read_text())

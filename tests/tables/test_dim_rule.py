@@ -20,13 +20,20 @@ SIZED = "dataset.cardinality=[9999,15,99]"
 def test_a_dim_is_the_nearest_multiple_within_limits():
     rule = DimRule()
     assert [rule.dim(rows) for rows in (2, 16, 100, 10_000, 10**6)] == [8, 12, 20, 60, 64]
-    assert DimRule(factor=1, power=0.5, multiple=3, least=1, most=10**6).dim(10_000) == 99
+    assert DimRule(factor=1, power=0.5, multiple=3, least=3, most=999_999).dim(10_000) == 99
     assert DimRule(power=0, multiple=1).dim(10**9) == 6
 
 
 def test_limits_in_the_wrong_order_are_refused():
     with pytest.raises(ConfigError, match=r"tables\.dim_rule\.least=9: must be at most tables\.d"):
         DimRule(least=9, most=8)
+    with pytest.raises(ConfigError, match=r"tables\.dim_rule\.most=66: must be a multiple of"):
+        DimRule(most=66)
+
+
+def test_a_factor_has_a_bound():
+    with pytest.raises(ConfigError, match=r"tables\.dim_rule\.factor=1e\+?308: must be a number"):
+        recipe("train", [*DATA[:3], "tables.dim_rule={factor: 1e308}"])
 
 
 def test_tables_get_dims_by_their_rows():
@@ -38,6 +45,15 @@ def test_tables_get_dims_by_their_rows():
     assert [t.embedding_dim for t in limited.model_tables.tables] == [12] * 3
     sized = recipe("train", DATA).sized([10_000, 16, 100])
     assert [t.embedding_dim for t in sized.model_tables.tables] == [60, 12, 20]
+
+
+def test_a_history_without_its_item_is_refused_where_dims_are_counted_later():
+    given = [*DATA[:3], "tables.dim_rule={factor: 6}", "tables.sequences=[b]"]
+    with pytest.raises(ConfigError, match=r"model\.history=null: no column that pools its ids"):
+        check_training(recipe("train", [*given, "model=din"]))
+    shared = [*given, "tables.shared={b: a}"]
+    check_training(recipe("train", [*shared, "model=din"]))
+    check_training(recipe("train", [*shared, "model=bst"]))  # its heads are checked with the dims
 
 
 @pytest.mark.parametrize("sizes", [[SIZED], []], ids=["sized", "counted later"])

@@ -41,21 +41,24 @@ class Dice(nn.Module):
     def forward(self, input_NU: Tensor) -> Tensor:
         """Return the activated columns, [N, U]."""
         share_NU = torch.sigmoid(self._normal(input_NU))
-        return input_NU * (share_NU + (1 - share_NU) * self.slope_U)
+        return input_NU * torch.addcmul(self.slope_U, share_NU, 1 - self.slope_U)
 
     def _normal(self, input_NU: Tensor) -> Tensor:
         """Return the columns minus their means, divided by their deviations."""
-        mean_U = self.mean_U
-        variance_U = self.variance_U
-        if self.training and input_NU.shape[0]:
-            # autocast computes in 16 bits, which is too few for a variance
-            wide_NU = input_NU.to(self.mean_U.dtype)
-            mean_U = wide_NU.mean(0)
-            variance_U = wide_NU.var(0, unbiased=False)
-            with torch.no_grad():
-                self.mean_U.lerp_(mean_U, MOMENTUM)
-                self.variance_U.lerp_(variance_U, MOMENTUM)
-        return (input_NU - mean_U) * (variance_U + ADDED).rsqrt()
+        if not self.training or not input_NU.shape[0]:
+            return (input_NU - self.mean_U) * (self.variance_U + ADDED).rsqrt()
+        # autocast computes in 16 bits, which is too few for a variance
+        wide_NU = input_NU.to(self.mean_U.dtype)
+        normal_NU: Tensor
+        # without running statistics, as torch's batch norm would keep the unbiased variance
+        normal_NU, mean_U, scale_U = torch.native_batch_norm(
+            wide_NU, None, None, None, None, True, 0.0, ADDED
+        )
+        with torch.no_grad():
+            variance_U = (scale_U**-2 - ADDED).clamp_(min=0)
+            self.mean_U.lerp_(mean_U, MOMENTUM)
+            self.variance_U.lerp_(variance_U, MOMENTUM)
+        return normal_NU
 
     def extra_repr(self) -> str:
         """Return the number of columns as text."""

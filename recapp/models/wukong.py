@@ -31,6 +31,14 @@ from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 
 
+def mixed(weight_MN: Tensor, vectors_BND: Tensor) -> Tensor:
+    """Return the linear combinations W X of the vectors of each sample, [B, M, D].
+
+    A product for each sample: one product for all would need its vectors and results transposed.
+    """
+    return torch.bmm(weight_MN.expand(len(vectors_BND), -1, -1), vectors_BND)
+
+
 class VectorMix(nn.Module):
     """Linear combinations of the vectors of a sample, W_L X: [B, N, D] -> [B, M, D].
 
@@ -45,7 +53,7 @@ class VectorMix(nn.Module):
 
     def forward(self, vectors_BND: Tensor) -> Tensor:
         """Return the combinations, [B, M, D]."""
-        return self.mix.weight @ vectors_BND
+        return mixed(self.mix.weight, vectors_BND)
 
 
 class FactorisationBlock(nn.Module):
@@ -69,7 +77,7 @@ class FactorisationBlock(nn.Module):
     def forward(self, vectors_BND: Tensor) -> Tensor:
         """Return the vectors of the products, [B, M, D]."""
         samples, _, dim = vectors_BND.shape
-        projected_BkD = self.projection.weight @ vectors_BND  # the transpose of X^T Y
+        projected_BkD = mixed(self.projection.weight, vectors_BND)  # the transpose of X^T Y
         products_BNk = vectors_BND @ projected_BkD.mT
         made_BK: Tensor = self.mlp(self.norm(products_BNk.flatten(1)))
         return made_BK.view(samples, self.made, dim)

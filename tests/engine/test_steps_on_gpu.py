@@ -14,6 +14,7 @@ from parity.cases import RULES
 from recapp.benchmarks.kernel_costs import Mirror
 from recapp.engine.sharded_collection import shard_bags
 from recapp.metrics import click_metrics
+from recapp.optim.rules import adam
 from recapp.sparse.batch import Batch
 from recapp.sparse.transfer import to_device, to_host, true_indices
 from recapp.trainer.lookahead import LookAhead
@@ -58,6 +59,9 @@ def on_gpus(world, fn, *args):
         return [torch.load(f"{folder}/{rank}") for rank in range(world)]
 
 
+WITH_ALL_ROWS = {**RULES, "l2_all_rows": adam(l2_all_rows=1e-3)}
+
+
 def batches(tables, rank, steps, rows):
     """As a loader has them: on the host."""
     return [
@@ -77,7 +81,7 @@ def trained(comm, backend, kind, mode, rule, depth, rows=3000, strict=False):
     # even, so that both ranks of the mirror have rows of the same numbers
     tables = make_tables(rows=(20_000, 3000, 8))
     plan = make_plan(kind, tables, comm.world, mode=mode)
-    collection = shard_bags(tables, plan, comm, RULES[rule], 1, backend)
+    collection = shard_bags(tables, plan, comm, WITH_ALL_ROWS[rule], 1, backend)
     head = Head(collection).to(comm.device)
     metrics = [m.to(comm.device) for m in click_metrics().values()]
     optimizer = torch.optim.Adam(head.parameters())
@@ -138,6 +142,12 @@ def test_a_step_waits_for_the_device_only_where_sizes_are_read(
     if world == "mirror" and kind != "row_wise":
         pytest.skip("the mirror's ranks have the same rows only where tables are cut by rows")
     assert on_gpus(world, trained, backend, kind, mode, rule, depth, 3000, True)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_missed_steps_wait_for_nothing(world):
+    pytest.importorskip("triton", reason="triton is not installed")
+    assert on_gpus(world, trained, "triton", "row_wise", "unique", "l2_all_rows", 0, 3000, True)
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -24,6 +24,7 @@ from recapp.errors import ConfigError
 
 FORMATS = ("text", "json")
 BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+MANY_ROWS = 100  # of tables, that a command shows of a model; nobody reads thousands
 # The interval between lines of progress without a terminal; users see that the process is alive.
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -70,6 +71,8 @@ def print_table(
     columns: Sequence[Column] | None = None,
     *,
     title: str | None = None,
+    most: int | None = None,
+    rest: str = "",
 ) -> None:
     """Print rows on standard output as a table, with explanations of headings below. Numbers are
     right-aligned; long texts wrap.
@@ -78,7 +81,11 @@ def print_table(
         rows: A record for each line.
         columns: The columns to show; by default one for each key.
         title: A line above the table.
+        most: The number of rows to show; None shows all. A line below counts the others.
+        rest: Where that line says that the others are.
     """
+    hidden = 0 if most is None else max(0, len(rows) - most)
+    rows = rows[: len(rows) - hidden]
     from rich import box
     from rich.console import Console
     from rich.measure import Measurement
@@ -121,6 +128,8 @@ def print_table(
             console.print(table)
         for line in captured.get().splitlines():
             print(line.rstrip())
+    if hidden:
+        print(f"and {hidden:,} more{rest}")
     for line in meanings(chosen):
         print(line)
 

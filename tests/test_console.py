@@ -23,6 +23,17 @@ def test_text_is_an_aligned_table_with_numbers_at_the_right(capsys):
     assert first.index("203,931") + len("203,931") == second.index(" 4 ") + 2
 
 
+def test_a_table_of_many_rows_is_cut_and_says_so(capsys):
+    print_table([{"n": n} for n in range(1203)], most=3, rest=": elsewhere")
+    assert capsys.readouterr().out.split("\n")[1:] == [
+        "0",
+        "1",
+        "2",
+        "and 1,200 more: elsewhere",
+        "",
+    ]
+
+
 def test_a_table_away_from_a_terminal_is_plain_and_fits_80_columns(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     print_table([{"reason": "word " * 60, "number": 123456}], title="a title")

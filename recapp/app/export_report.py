@@ -121,7 +121,12 @@ def print_report(report: Mapping[str, Any], task: Task) -> None:
         report: The report.
         task: The task of the model.
     """
-    console.print_table(report["tables"], TABLE_COLUMNS, title="Tables")
+    console.print_table(
+        *(report["tables"], TABLE_COLUMNS),
+        title="Tables",
+        most=console.MANY_ROWS,
+        rest=": report, tables in manifest.json",
+    )
     before = sum(t["bytes_before"] for t in report["tables"])
     after = sum(t["bytes_after"] for t in report["tables"])
     print(f"\nall tables: {before / 1e6:,.1f} MB trained, {after / 1e6:,.1f} MB stored\n")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from recapp.console import Column, columns_of, print_table, readable
+from recapp.console import MANY_ROWS, Column, columns_of, print_table, readable
 from recapp.engine.memory_use import held_bytes
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.state import EngineObserver
@@ -328,7 +328,8 @@ class StartReport(Callback):
             if rows:
                 shown = [SHOWN.get(column.key, column) for column in columns_of(rows)]
                 print()
-                print_table(rows, shown, title=title)
+                rest = ": recapp.plan explain with these settings" if title == "Plan" else ""
+                print_table(rows, shown, title=title, most=MANY_ROWS, rest=rest)
         notes = list(strategy.plan.notes)
         if failure:
             notes.append(

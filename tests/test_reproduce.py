@@ -18,6 +18,7 @@ from recapp.app.recipe_of_job import recipe_under
 from recapp.dataset import published_files
 from recapp.dataset.published_files import PublishedFiles, md5_of
 from recapp.errors import ConfigError, DataError
+from recapp.recipe.early_checks import check_training
 from recapp.recipe.published import Published, Witness, read_published
 from recapp.settings.option_files import options
 
@@ -51,6 +52,8 @@ def test_every_record_composes_to_settings_of_training(name, tmp_path):
     assert found.published.source and found.split and found.overrides
     columns = found.data.overrides(tmp_path) if found.data else []
     recipe = recipe_under("train", [*columns, *found.overrides, *found.shape])
+    check_training(recipe)
+    assert recipe.metrics.group not in recipe.schema.vocabularies
     if found.data:
         assert recipe.dataset.dense == found.data.dense
         assert recipe.dataset.sparse == tuple(found.data.ids)

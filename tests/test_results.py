@@ -268,6 +268,7 @@ def test_the_page_has_means_ranges_and_fewer_seeds(tmp_path):
     assert "- torch 2.13.0" in text and "- a processor, 2 cores; one rank" in text
     assert "| dlrm  | -  " in text  # not defined
     assert max(map(len, text.splitlines())) <= 100
+    assert "| dlrm  | .7500             |" in text  # one number has no range
     assert table(lines)[0] == {
         "log": "avazu",
         "model": "dlrm",

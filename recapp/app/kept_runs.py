@@ -32,6 +32,8 @@ from recapp.settings.values import in_quotes
 RESULT_FILE = "result.json"
 FORM = 2
 """The form of results: 2 has samples per CPU second."""
+FORM_OF_OTHERS = 3
+"""The form of results of other programs: 3 has the memory of their processes alone."""
 BEGUN_FILE = "begun.json"
 LOG_FILE = "log.txt"
 LARGE = ("checkpoints", "csv", "ranks", ".hydra")
@@ -48,6 +50,7 @@ class KeptRun:
         tests: Whether the best checkpoint is measured on the rows of `dataset.test_path`, too.
         resumes: Whether a run that was stopped goes on from its last checkpoint; if not, it begins
             anew, so that its speed is that of the whole run.
+        form: The form of its result.
     """
 
     name: str
@@ -55,6 +58,7 @@ class KeptRun:
     facts: Mapping[str, Any] = field(default_factory=dict)
     tests: bool = False
     resumes: bool = False
+    form: int = FORM
 
     def result(self, folder: Path) -> dict[str, Any] | None:
         """Return the result of the run if it is complete; else None.
@@ -69,7 +73,7 @@ class KeptRun:
         """Return what results have in common that may be averaged with that of this run."""
         return {
             "overrides": list(self.overrides),
-            "form": FORM,
+            "form": self.form,
             f"{VERSION}recapp": versions().get("recapp"),
         }
 

@@ -4,7 +4,7 @@ rows and columns that the models get.
 
 from pathlib import Path
 
-from recapp.app.kept_runs import KeptRun
+from recapp.app.kept_runs import FORM_OF_OTHERS, KeptRun
 from recapp.app.recipe_of_job import recipe_under
 from recapp.app.result_runs import log_overrides
 from recapp.console import note
@@ -33,7 +33,12 @@ def train_trees(settings: Results, folder: Path) -> None:
             overrides.append("dataset.missing_flags=true")
         facts = {"log": log, "model": boosted_trees.NAME}
         runs = [
-            KeptRun(f"{log}/{boosted_trees.NAME}/seed_{seed}", tuple(overrides), facts)
+            KeptRun(
+                f"{log}/{boosted_trees.NAME}/seed_{seed}",
+                tuple(overrides),
+                facts,
+                form=FORM_OF_OTHERS,
+            )
             for seed in range(1, settings.seeds + 1)
         ]
         if all(run.result(folder) for run in runs):

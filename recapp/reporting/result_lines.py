@@ -52,10 +52,12 @@ class Line:
         return self.mean("val_auc") or 0.0
 
     def spread(self, name: str) -> str:
-        """Return mean and range of a number below 1, as `.7588 .7570-.7603`."""
+        """Return mean and range of a number below 1, as `.7588 .7570-.7603`; one number alone."""
         found = self.values(name)
         if not found:
             return "-"
+        if len(found) == 1:
+            return share(found[0])
         return f"{share(mean(found))} {share(min(found))}-{share(max(found))}"
 
 

@@ -122,6 +122,7 @@ def test_the_grid_is_chosen_on_the_last_tenth_of_the_training_rows(log, tmp_path
     assert [row[2] for row in seen[:3]] == [540] * 3 and len(arrays["y_last"]) == 60
     rounds = lightgbm_worker.MOST_ROUNDS // 31
     assert seen[3:] == [(31, 1, 600, rounds), (31, 2, 600, rounds)]
+    assert found["peak_bytes"] > 1e7
     assert found["leaves"] == 31 and found["rounds"] == rounds
     assert np.load(tmp_path / "rows_2.npy").shape == arrays["y_val"].shape == (100,)
 
@@ -135,6 +136,17 @@ def test_a_python_without_lightgbm_is_refused(tmp_path):
     python.chmod(0o755)
     with pytest.raises(ConfigError, match=r"cannot import lightgbm \(no module of that name\)"):
         boosted_trees.check_python(str(python))
+
+
+def test_memory_is_that_of_the_worker_alone(tmp_path):
+    large = np.ones(30_000_000)  # of this process
+    worker = tmp_path / "worker.py"
+    text = boosted_trees.WORKER.read_text()
+    start = text.index("def peak_bytes")
+    own = text[start : text.index("def main(")]
+    worker.write_text(f"import json\n{own}\nprint(json.dumps({{'peak': peak_bytes()}}))\n")
+    found = other_python.run_worker("one", sys.executable, worker, [])
+    assert 1e6 < found["peak"] < large.nbytes / 4
 
 
 def test_a_worker_that_fails_is_one_line(log, tmp_path):

@@ -170,18 +170,17 @@ COLUMNS: dict[str, list[Column]] = {
         Spread(
             "median_ms",
             "CPU ms",
-            meaning="CPU time of the dense part, forward and backward: median of the rounds, below "
-            "it the quartiles",
+            meaning="forward and backward: median, below it the quartiles",
         ),
         Spread(
             "products_median_ms",
             "products\nCPU ms",
-            meaning="CPU time of its matrix products alone",
+            meaning="matrix products of the same step alone",
         ),
         Spread(
             "products_ratio",
             "times its\nproducts",
-            meaning="CPU time of the dense part / that of its products",
+            meaning="CPU time of the dense part / of its products",
         ),
     ],
     "strategies": [

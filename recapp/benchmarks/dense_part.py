@@ -198,7 +198,7 @@ def measure_dense_part(session: Session, name: str) -> None:
             "products_flops": operations,
             "rounds": len(own.rounds["step"]),
         }
-        session.more.setdefault("dense_part", []).append(record)
+        session.add(record, "dense_part")
 
 
 def _contenders(plain: dict[str, Any], batch_size: int) -> tuple[dict[str, Contender], int]:

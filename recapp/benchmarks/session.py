@@ -116,12 +116,17 @@ class Session:
         if self.comm.rank == 0:
             note(text)
 
-    def add(self, row: dict[str, Any]) -> None:
-        """Add a record, and write all records so far, in case a later measurement never ends."""
-        self.rows.append(row)
+    def add(self, row: dict[str, Any], table: str | None = None) -> None:
+        """Add a record, and write all records so far, in case a later measurement never ends.
+
+        Args:
+            row: The record.
+            table: The name of its table in `more`; None adds it to `rows`.
+        """
+        (self.rows if table is None else self.more.setdefault(table, [])).append(row)
         if self.comm.rank == 0:
             (self.directory / ROWS_FILE).write_text(
-                json.dumps({"rows": self.rows}, indent=1) + "\n"
+                json.dumps({"rows": self.rows, **self.more}, indent=1) + "\n"
             )
 
     def measure(

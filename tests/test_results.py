@@ -305,6 +305,8 @@ def test_sizes_are_drawn_and_not_listed(tmp_path):
             result(tmp_path, "criteo_kaggle", "fcn", seed, str(size), **more)
     page, figure = write_page(read_results(tmp_path), tmp_path / "docs/results.md")
     assert figure == tmp_path / "docs/pictures/quality_by_size_criteo_kaggle.svg"
+    assert "mathdefault" not in figure.read_text()  # a formula as it is typed
+    assert "2 k" in figure.read_text()
     text = page.read_text()
     assert "](pictures/quality_by_size_criteo_kaggle.svg)" in text and "| fcn" not in text
     assert "fcn 0.7115 with 1,000 parameters to 0.7415 with 4,000" in text

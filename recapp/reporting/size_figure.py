@@ -1,9 +1,13 @@
 """The figure of quality by size: mean AUC of models against the parameters of their dense part."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from recapp.reporting.drawing import COLUMN, SERIES_COLORS, Picture, legend_below, sheet
 from recapp.reporting.result_lines import Line
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 HEIGHT = 3.6  # inches
 
@@ -32,7 +36,7 @@ def quality_by_size(log: str, lines: Sequence[Line]) -> Picture | None:
             x, y, low, high = zip(*of_one, strict=True)
             s.chart.plot(x, y, "o-", color=color, label=model, linewidth=1.4, markersize=4)
             s.chart.vlines(x, low, high, color=color, linewidth=1.1)
-        s.chart.set_xscale("log")
+        _set_scale(s.chart)
         s.chart.grid(True, axis="y")
         s.chart.set(xlabel="parameters of the dense part", ylabel="AUC")
         legend_below(s.figure, s.chart)
@@ -46,5 +50,18 @@ def quality_by_size(log: str, lines: Sequence[Line]) -> Picture | None:
             f"Quality by size, {log}",
             f"Mean AUC on {log}: {said}.",
             f"Mean AUC over {seeds} seed{'s' if seeds > 1 else ''} against the parameters of the "
-            "dense part, by wider and deeper layers; a line shows the range over seeds.",
+            "dense part, by wider and deeper layers"
+            + ("; a line shows the range over seeds." if seeds > 1 else "."),
         )
+
+
+def _set_scale(chart: "Axes") -> None:
+    """Make the axis of parameters logarithmic, with ticks in words: matplotlib's own are formulas,
+    which a figure has as they are typed.
+    """
+    from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+
+    chart.set_xscale("log")
+    chart.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    chart.xaxis.set_major_formatter(EngFormatter())
+    chart.xaxis.set_minor_locator(NullLocator())

@@ -181,6 +181,7 @@ def test_every_rank_tells_its_own(jobs, tmp_path):
     assert [memory["weights"] + memory["state"] for memory in found["memory"]] == metrics[
         "bytes_by_rank"
     ]
+    assert 0 < metrics["samples_per_cpu_second"] < 1e9
     low, high = metrics["step_ms_quartiles"]
     assert low <= metrics["step_ms"] <= high
     assert (

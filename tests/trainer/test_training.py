@@ -185,6 +185,24 @@ def test_what_a_step_waits_for_is_left_open_where_the_host_does_not_wait(
     assert "samples_per_s" in seen and ("input_wait_ms" in seen) is waits
 
 
+def test_cpu_time_is_that_of_steps_without_validation(logs, tmp_path, monkeypatch):
+    spent = [0.0]
+    monkeypatch.setattr("recapp.trainer.callbacks.time.process_time", lambda: spent[0])
+    clock = StepClock()
+
+    class Works(Callback):
+        def on_train_batch_end(self, *_):
+            spent[0] += 0.5
+
+        def on_validation_batch_end(self, *_):
+            spent[0] += 100.0
+
+    settings = compose(logs, "trainer.max_steps=12", "trainer.val_check_interval=6")
+    fit(settings, tmp_path, Works(), clock)
+    found = clock.summary()["cpu_seconds_per_sample"]
+    assert found * clock.rows[0] == pytest.approx(0.5)
+
+
 def validate(callback, trainer, module, *aucs):
     """Have a callback hear of validations with these AUCs while training."""
     trainer.state.fn = TrainerFn.FITTING

@@ -197,7 +197,7 @@ def test_cpu_time_is_that_of_steps_without_validation(logs, tmp_path, monkeypatc
         def on_validation_batch_end(self, *_):
             spent[0] += 100.0
 
-    settings = compose(logs, "trainer.max_steps=12", "trainer.val_check_interval=6")
+    settings = compose(logs, "trainer.max_steps=14", "trainer.val_check_interval=3")
     fit(settings, tmp_path, Works(), clock)
     found = clock.summary()["cpu_seconds_per_sample"]
     assert found * clock.rows[0] == pytest.approx(0.5)

@@ -5,7 +5,7 @@ matrix products.
     every matrix product of that step, alone                         `products`
 
 One rank runs both in turn. The products have the shapes and strides of those that ran, and write
-into allocated memory. The times are CPU times of the process, because other processes of a machine
+into allocated memory. The times are CPU times of one thread, because other processes of a machine
 that is shared lengthen a step. Tables, exchange and optimiser have no part.
 
 The model is that of `recapp.train model=NAME` over Criteo's columns with 16 columns a table. Those
@@ -185,13 +185,14 @@ def measure_dense_part(session: Session, name: str) -> None:
         operations = 0
         if session.comm.rank == 0:
             contenders, operations = _contenders(session.settings.recipes[name], batch_size)
-        measured = session.measure(f"{name}, batch {batch_size}", contenders)
+        # two threads would count the waits of one for the other
+        measured = session.measure(f"{name}, batch {batch_size}", contenders, threads=1)
         own = measured["dense"]
         products = measured["products"]
         record = {
             "model": name,
             "batch_size": batch_size,
-            "threads": torch.get_num_threads(),
+            "threads": 1,
             **spread(own),
             **spread(products, prefix="products_"),
             **ratio("products", own if operations else None, products),
@@ -199,6 +200,7 @@ def measure_dense_part(session: Session, name: str) -> None:
             "rounds": len(own.rounds["step"]),
         }
         session.add(record, "dense_part")
+    torch.set_num_threads(session.settings.threads[0])
 
 
 def _contenders(plain: dict[str, Any], batch_size: int) -> tuple[dict[str, Contender], int]:

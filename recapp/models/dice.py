@@ -49,14 +49,18 @@ class Dice(nn.Module):
             return (input_NU - self.mean_U) * (self.variance_U + ADDED).rsqrt()
         # autocast computes in 16 bits, which is too few for a variance
         wide_NU = input_NU.to(self.mean_U.dtype)
+        # torch's batch norm computes x * scale + shift, which loses digits where a mean is large
+        # beside the deviation; a constant taken off before changes neither result nor gradient
+        with torch.no_grad():
+            centre_U = wide_NU.mean(0)
         normal_NU: Tensor
         # without running statistics, as torch's batch norm would keep the unbiased variance
-        normal_NU, mean_U, scale_U = torch.native_batch_norm(
-            wide_NU, None, None, None, None, True, 0.0, ADDED
+        normal_NU, rest_U, scale_U = torch.native_batch_norm(
+            wide_NU - centre_U, None, None, None, None, True, 0.0, ADDED
         )
         with torch.no_grad():
             variance_U = (scale_U**-2 - ADDED).clamp_(min=0)
-            self.mean_U.lerp_(mean_U, MOMENTUM)
+            self.mean_U.lerp_(centre_U + rest_U, MOMENTUM)
             self.variance_U.lerp_(variance_U, MOMENTUM)
         return normal_NU
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from recapp.models.layers import DotInteraction, indices_of_pairs
+from recapp.models.linear_stack import are_several
 
 
 def fm_term(vectors_BFD: Tensor) -> Tensor:
@@ -54,7 +55,9 @@ class _FMTerm(torch.autograd.Function):
             # the derivatives of this gradient also pass through the sum
             sum_BD = vectors_BFD.to(sum_BD.dtype).sum(1)
         others_BFD: Tensor = sum_BD[:, None] - vectors_BFD
-        return others_BFD.mul_(grad_B[:, None, None]).to(vectors_BFD.dtype)
+        grad_B11 = grad_B[:, None, None]
+        found_BFD = others_BFD * grad_B11 if are_several(grad_B) else others_BFD.mul_(grad_B11)
+        return found_BFD.to(vectors_BFD.dtype)
 
 
 class FwFMTerm(nn.Module):

@@ -8,7 +8,8 @@ whole cache lines. A product that writes rows of 367 or 429 numbers without gaps
 times as long.
 
 Where a graph of gradients is made (`create_graph`), backward computes the results again and uses
-functions that autograd can differentiate, so second derivatives are right.
+functions that autograd can differentiate, so second derivatives are right. For several gradients at
+once (`is_grads_batched`, `vectorize=True`), backward uses functions that return new tensors.
 
 Shapes: B batch, K columns of the input, O columns of the output.
 """
@@ -72,6 +73,16 @@ def may_run_layers(x_BK: Tensor) -> bool:
     )
 
 
+def are_several(grad: Tensor) -> bool:
+    """Return whether a backward computes for several gradients at once, which looks like one:
+    `is_grads_batched`, `vectorize=True` of `torch.autograd.functional`, or `torch.func.vmap`.
+    """
+    return (
+        torch._C._functorch.is_legacy_batchedtensor(grad)
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
 def _is_plain(layer: nn.Module, *kinds: type[nn.Module]) -> bool:
     """Return whether a layer is of these classes themselves, and nobody listens to its calls."""
     return type(layer) in kinds and not (
@@ -96,7 +107,8 @@ def _gains_by_gaps(rows: int, columns: int) -> bool:
 
 def _product(left: Tensor, right: Tensor, bias: Tensor | None = None, rows: int = 0) -> Tensor:
     """Return left x right + bias. Rows of a large result begin at cache lines, unless autograd
-    records: it cannot follow results in memory that was there before.
+    records or `left` is several gradients: neither can follow results in memory that was there
+    before.
 
     Args:
         left: The left matrix.
@@ -106,7 +118,8 @@ def _product(left: Tensor, right: Tensor, bias: Tensor | None = None, rows: int 
     """
     height = len(left)
     columns = right.shape[1]
-    if torch.is_grad_enabled() or not _gains_by_gaps(rows or height, columns):
+    plain = not _gains_by_gaps(rows or height, columns)
+    if plain or torch.is_grad_enabled() or are_several(left):
         return left.mm(right) if bias is None else torch.addmm(bias, left, right)
     stride = -(-columns // LINE) * LINE
     # not a slice of a wider tensor: autograd forbids to change such a slice in place
@@ -152,11 +165,12 @@ class _Stack(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         layers = len(ctx.with_relu)
-        kept: Sequence[Tensor] = ctx.saved_tensors[: layers + 1]
-        weights = ctx.saved_tensors[layers + 1 : 2 * layers + 1]
+        saved = ctx.saved_tensors  # read once: activation checkpointing refuses a second time
+        kept: Sequence[Tensor] = saved[: layers + 1]
+        weights = saved[layers + 1 : 2 * layers + 1]
         if torch.is_grad_enabled():
             # the derivatives of this gradient also pass through the results
-            kept = _results(kept[0], ctx.with_relu, weights, ctx.saved_tensors[2 * layers + 1 :])
+            kept = _results(kept[0], ctx.with_relu, weights, saved[2 * layers + 1 :])
         needs = ctx.needs_input_grad
         found: list[Tensor | None] = [None] * len(needs)
         for place in reversed(range(layers)):
@@ -190,7 +204,7 @@ def _results(
 def _masked(grad: Tensor, result: Tensor, in_place: bool) -> Tensor:
     """Return the gradient of a ReLU's input."""
     masked: Tensor
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() or are_several(grad):
         masked = torch.ops.aten.threshold_backward(grad, result, 0)
     else:
         room = grad if in_place else torch.empty_like(grad)

@@ -56,7 +56,7 @@ class _Masked(torch.autograd.Function):
         plain, masked = of_gate.chunk(2, -1)
         of_half = torch.addcmul(plain, masked, mask)
         of_mask = masked * half
-        of_bias = of_gate.flatten(0, -2).sum(0)
+        of_bias = of_gate.reshape(-1, of_gate.shape[-1]).sum(0)
         of_x = torch.addcmul(grad, grad, gate) if ctx.own else grad
         of_factor = None if ctx.own else (grad * gate).to(factor.dtype)
         others = [

@@ -131,10 +131,10 @@ class _MeanOfPairs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         """Return the gradient of the logits."""
-        grad_B = ctx.saved_tensors[0]
+        grad_B, *inputs = ctx.saved_tensors
         if torch.is_grad_enabled():
             # the derivatives of this gradient also pass through the logits
-            grad_B = _gradient_of_pairs(*ctx.saved_tensors[1:])
+            grad_B = _gradient_of_pairs(*inputs)
         return grads[0] * grad_B, None, None
 
 

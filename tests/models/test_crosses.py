@@ -476,3 +476,10 @@ def test_second_derivatives_are_those_of_finite_differences(layer, own):
         return torch.func.functional_call(cross, held, (x_BK if own else first_BK, x_BK))
 
     assert torch.autograd.gradgradcheck(crossed, (first_BK, x_BK, *cross.parameters()))
+
+
+@pytest.mark.parametrize("layer", [FullCross, MaskedCross])
+def test_several_gradients_at_once_are_those_of_one_after_another(layer):
+    first, x = torch.randn(2, 3, COLUMNS)
+    jacobian = partial(torch.autograd.functional.jacobian, layer(COLUMNS), (first, x))
+    torch.testing.assert_close(jacobian(vectorize=True), jacobian())

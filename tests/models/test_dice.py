@@ -1,5 +1,6 @@
 """Dice against its paper's formula, in training, evaluation and without rows."""
 
+import pytest
 import torch
 from transcription import check_model, random_vectors
 
@@ -65,6 +66,15 @@ def test_no_rows_and_one_row_are_defined():
     assert dice.mean_U.tolist() == [0] * COLUMNS
     assert torch.equal(dice(torch.ones(1, COLUMNS)), torch.full((1, COLUMNS), 0.5))
     assert dice.mean_U.isfinite().all() and dice.variance_U.isfinite().all()
+
+
+@pytest.mark.parametrize("rows", [1, 500])
+def test_rows_that_differ_little_keep_their_digits(rows):
+    torch.manual_seed(0)
+    input_NU = 3 + 0.01 * torch.randn(rows, COLUMNS)
+    exact_NU = Dice(COLUMNS).double()(input_NU.double()) / input_NU.double()
+    share_NU = (Dice(COLUMNS)(input_NU) / input_NU).double()
+    torch.testing.assert_close(share_NU, exact_NU, rtol=1e-6, atol=2e-6)
 
 
 def test_a_tower_makes_dice_for_its_columns():

@@ -1,5 +1,6 @@
 """The terms of factorisation machines against their papers' double sums."""
 
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -126,3 +127,10 @@ def test_second_derivatives_are_those_of_finite_differences(term):
     (slope,) = torch.autograd.grad(term(vectors).sum(), vectors, create_graph=True)
     assert slope.requires_grad, "a gradient penalty would be lost"
     assert torch.autograd.gradgradcheck(term, vectors)
+
+
+@pytest.mark.parametrize("term", [Term(), FieldAwarePairs(4)], ids=["fm", "ffm"])
+def test_several_gradients_at_once_are_those_of_one_after_another(term):
+    vectors = torch.randn((3, 4, 2) if isinstance(term, Term) else (3, 4, 4, 2))
+    jacobian = partial(torch.autograd.functional.jacobian, term, vectors)
+    torch.testing.assert_close(jacobian(vectorize=True), jacobian())

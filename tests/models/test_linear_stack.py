@@ -1,8 +1,11 @@
 """Linear layers as one function: the bits of torch's own layers, and the cases that torch keeps."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from recapp.models import linear_stack
 from recapp.models.layers import MLP
@@ -190,6 +193,31 @@ def test_transforms_of_functions_take_torchs_way():
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x_BK, x_BK)
         assert torch.autograd.forward_ad.unpack_dual(own(dual)).tangent.any()
+
+
+def test_activations_may_be_computed_again_in_backward():
+    own = tower()
+    x_BK = torch.randn(6, K)
+    again = partial(checkpoint, own, use_reentrant=False)
+    assert same(gradients(own, x_BK, again), gradients(own, x_BK, own))
+
+
+@pytest.mark.parametrize("large", [0, linear_stack.LARGE])
+def test_several_gradients_at_once_are_those_of_one_after_another(large, monkeypatch):
+    monkeypatch.setattr(linear_stack, "LARGE", large)
+    monkeypatch.setattr(linear_stack, "WIDE", 0)
+    own = tower(layers=[7, 3])
+    x_BK = torch.randn(6, K, requires_grad=True)
+    wanted = [x_BK, *own.parameters()]
+    y_BO = own(x_BK)
+    several_NBO = torch.randn(2, *y_BO.shape)
+    one = partial(torch.autograd.grad, y_BO, wanted, retain_graph=True)
+    expected = [torch.stack(g) for g in zip(*map(one, several_NBO), strict=True)]
+    assert "_StackBackward" in functions_of(y_BO)
+    torch.testing.assert_close([*one(several_NBO, is_grads_batched=True)], expected)
+    torch.testing.assert_close([*torch.func.vmap(one)(several_NBO)], expected)
+    jacobian = partial(torch.autograd.functional.jacobian, own, x_BK.detach())
+    torch.testing.assert_close(jacobian(vectorize=True), jacobian())
 
 
 def test_narrow_results_have_no_gaps():

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.utils.checkpoint import checkpoint
 
 from recapp.errors import ConfigError
 from recapp.recipe.task_of_run import build_task
@@ -225,3 +226,13 @@ def test_second_derivatives_of_pairs_are_those_of_finite_differences():
         mean_of_pairs(logits_B, one_label_B), logits_B, create_graph=True
     )
     assert not none_B.any()
+
+
+def test_logits_of_pairs_may_be_computed_again_in_backward():
+    logits_B = torch.randn(4, requires_grad=True)
+    labels_B = torch.tensor([1.0, 0, 1, 0])
+    loss = mean_of_pairs(logits_B, labels_B)
+    again = checkpoint(mean_of_pairs, logits_B, labels_B, use_reentrant=False)
+    (slope_B,) = torch.autograd.grad(loss, logits_B)
+    (again_B,) = torch.autograd.grad(again, logits_B, create_graph=True)
+    torch.testing.assert_close(again_B, slope_B)

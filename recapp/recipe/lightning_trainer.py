@@ -8,7 +8,7 @@ The error names an alternative.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
@@ -20,6 +20,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import (
     Checkpoint,
+    EarlyStopping,
     LearningRateMonitor,
     ModelCheckpoint,
     ProgressBar,
@@ -44,6 +45,9 @@ SET_BY_RECAPP = ("devices", "accelerator", "enable_progress_bar", "average")
 """Settings of `trainer` that recapp replaces by values that follow from ranks and callbacks, or by
 a callback.
 """
+
+AT_EPOCH_END = "check_on_train_epoch_end"
+"""The argument of Lightning's EarlyStopping that says when it checks."""
 
 
 @contextmanager
@@ -87,7 +91,7 @@ def build_callbacks(recipe: Train, folder: Path, *, logging: bool) -> list[Callb
     known = all_known(recipe)
     for name, wanted in recipe.callbacks.items():
         kind = find_constructor(wanted.target, f"callbacks.{name}")
-        extra = {}
+        extra: dict[str, Any] = {}
         _refuse_callback(kind, f"callbacks.{name}")
         if _is(kind, Checkpoint) and "dirpath" in signature(kind).parameters:
             if "dirpath" in wanted.arguments:
@@ -100,6 +104,8 @@ def build_callbacks(recipe: Train, folder: Path, *, logging: bool) -> list[Callb
                     f"callbacks.{name}.save_last: cannot be set: every run keeps last.ckpt"
                 )
             extra["dirpath"] = str(folder)
+        if _is(kind, EarlyStopping) and AT_EPOCH_END in signature(kind).parameters:
+            extra |= _check_after_validation(wanted.arguments)
         if _is(kind, LearningRateMonitor) and not logging:
             continue  # Lightning refuses a monitor without a logger
         made.append(make(wanted, f"callbacks.{name}", **extra))
@@ -113,6 +119,15 @@ def build_callbacks(recipe: Train, folder: Path, *, logging: bool) -> list[Callb
 
 def _is(kind: Any, base: type) -> bool:
     return isinstance(kind, type) and issubclass(kind, base)
+
+
+def _check_after_validation(given: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the setting by which early stopping checks after a validation. Lightning's own default
+    is the end of an epoch, and a run that resumes there has no metric yet.
+    """
+    if AT_EPOCH_END in given or not str(given.get("monitor")).startswith("val_"):
+        return {}
+    return {AT_EPOCH_END: False}
 
 
 def _refuse_callback(kind: Any, setting: str) -> None:

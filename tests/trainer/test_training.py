@@ -290,6 +290,20 @@ def test_early_stopping_says_when_and_why_once(logs, tmp_path, capsys):
     assert trainer.global_step == 6 and again.reason is None
 
 
+def test_a_run_that_resumes_at_the_end_of_an_epoch_stops_early_as_another(logs, tmp_path):
+    settings = [
+        STOPPING[0],
+        "+callbacks.own={_target_: lightning.pytorch.callbacks.EarlyStopping, patience: 1, "
+        "monitor: val_log_loss, min_delta: 1}",
+        "trainer.limit_train_batches=2",
+    ]
+    fit(compose(logs, *settings, "trainer.max_epochs=1"), tmp_path)
+    config = compose(logs, *settings, "trainer.max_epochs=4")
+    last = tmp_path / "checkpoints/last.ckpt"
+    _, trainer, _ = fit(config, tmp_path / "rest", ckpt_path=last)
+    assert trainer.global_step == 4
+
+
 @pytest.mark.parametrize("end", [["trainer.max_steps=4"], ["trainer.max_steps=3"]])
 def test_a_run_that_ends_as_it_should_was_not_stopped(logs, tmp_path, end):
     stop = NoteEarlyStop()

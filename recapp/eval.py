@@ -97,12 +97,13 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     leave_ranks()
 
 
-def measure(recipe: Eval, job_dir: Path) -> dict[str, Any]:
+def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
     """Measure a stored model. Rank 0 writes details into the job directory.
 
     Args:
         recipe: The settings.
         job_dir: The directory in which the run writes.
+        step: The step of training whose details these are; 0 for an evaluation by itself.
 
     Returns:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
@@ -129,7 +130,7 @@ def measure(recipe: Eval, job_dir: Path) -> dict[str, Any]:
     details = getattr(model.module, "details", {})
     (job_dir / DETAILS_FILE).unlink(missing_ok=True)
     if details:
-        write_details(details, job_dir, 0)
+        write_details(details, job_dir, step)
         note_no_interval(details)
     return {
         **{name: float(value) for name, value in results[0].items()},

@@ -28,6 +28,7 @@ from recapp import console
 from recapp.app.job import Job, emit_json, run_recipe
 from recapp.app.rank_setup import leave_ranks, prepare_process, wants_bar
 from recapp.app.sweep_progress import SweepProgress
+from recapp.errors import RecappError
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import Stopped
@@ -137,7 +138,7 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
 
     resumed = resumed_run(recipe)
     if resumed and resumed.is_over:
-        return resumed.metrics(), None
+        return with_snapshots(recipe, resumed.snapshots(), job_dir, resumed.metrics()), None
 
     data = training.build_data(recipe, partial(_write_sizes, recipe, job_dir))
     sized = training.sized_by(recipe, data)
@@ -166,10 +167,36 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
     write_prediction(sized(), strategy, data.val_rows, job_dir)
     note_no_validation(trainer, data.val_rows)
     measured = metrics_of_run(sized(), trainer, callbacks, callbacks.early_stop.reason)
-    if callbacks.snapshots and len(callbacks.snapshots.kept) > 1:
-        joined = measure_joined(sized(), callbacks.snapshots.kept, job_dir)
-        measured = measured and measured | joined
-    return measured, None
+    kept = callbacks.snapshots.kept if callbacks.snapshots else []
+    return with_snapshots(sized(), kept, job_dir, measured), None
+
+
+def with_snapshots(
+    recipe: Train, kept: list[Path], job_dir: Path, measured: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the metrics of a run: those of the mean of its last models, if they are kept.
+
+    A run whose models cannot be joined has trained all the same: a note says why, and its metrics
+    are those of its own checkpoint.
+
+    Args:
+        recipe: The recipe of the run.
+        kept: The checkpoints of its last epochs.
+        job_dir: The directory of the run.
+        measured: The content of `metrics.json` on rank 0, an empty dict on other ranks.
+    """
+    if recipe.snapshots < 2:
+        return measured
+    reason: object = "fewer than two whole epochs have ended"
+    if len(kept) > 1:
+        try:
+            joined = measure_joined(recipe, kept, job_dir)
+            return measured and measured | joined
+        except RecappError as error:
+            reason = error
+    if measured:
+        console.note(f"snapshots={recipe.snapshots}: no models are joined: {reason}")
+    return measured
 
 
 def measure_joined(recipe: Train, kept: list[Path], job_dir: Path) -> dict[str, Any]:
@@ -184,18 +211,23 @@ def measure_joined(recipe: Train, kept: list[Path], job_dir: Path) -> dict[str, 
         What differs in `metrics.json` on rank 0, an empty dict on other ranks.
     """
     from recapp.eval import measure
+    from recapp.stored.checkpoint import read_manifest
     from recapp.stored.joined_checkpoint import join_together
 
     path = job_dir / "checkpoints" / "snapshots.ckpt"
     members = join_together(kept, path)
+    step = read_manifest(path).step
+    where = {"checkpoint": str(path), "checkpoint_step": step}
     if recipe.without_validation is not None:
-        return {"checkpoint": str(path)}
+        return where
     of_stored = {each.name: getattr(recipe, each.name) for each in fields(Train)}
     changes = {"ckpt_path": str(path), "ensemble": members, "logger": {}, "callbacks": {}}
-    measured = measure(Eval(**of_stored | changes), job_dir)
+    if recipe.plan is not None and recipe.plan.path:  # a whole plan, of one model's tables
+        changes["plan"] = None
+    measured = measure(Eval(**of_stored | changes), job_dir, step)
     found = {name: value for name, value in measured.items() if name.startswith("val_")}
     join_together(kept, path, found)
-    return measured and found | {"checkpoint": str(path)}
+    return measured and found | where
 
 
 def _write_sizes(recipe: Train, job_dir: Path, table_rows: list[int]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from recapp.dataset.arrow_types import is_list
 from recapp.dataset.collate import Collate
 from recapp.dataset.data_file import DataFile, chunks
 from recapp.dataset.decode import TICKS, decode_ids, decode_times
@@ -24,6 +25,7 @@ from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.rows import Int64Array, Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source
+from recapp.errors import DataError
 from recapp.sparse.batch import MISSING
 
 COUNTED_ROWS = 65_536
@@ -214,10 +216,18 @@ def frequent_values(
         schema: The columns of the rows.
         column: The feature.
         most: The largest number of values.
+
+    Raises:
+        DataError: The column has lists of ids.
     """
     counts: Counter[Any] = Counter()
     for file, _, chunk in arrow_chunks(source.only([column])):
-        counts.update(_decoded(chunk.column(file.columns[column])).to_pylist())
+        values = _decoded(chunk.column(file.columns[column]))
+        if is_list(values.type):
+            raise DataError(
+                f"metrics.by={column}: has lists of ids, and a slice is one id: name another column"
+            )
+        counts.update(values.to_pylist())
         if len(counts) > COUNTED_VALUES:
             counts = Counter(dict(counts.most_common(COUNTED_VALUES // 2)))
     known = schema.vocabularies.get(column)

@@ -12,7 +12,9 @@ This file imports neither torch nor Lightning: that would take the seconds that 
 """
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +35,7 @@ from recapp.settings.records import to_plain
 from recapp.settings.renamed import target_of_today
 from recapp.settings.values import Paths, shown
 from recapp.tables.dynamic import MOST_OF_ROWS
-from recapp.tables.named_collections import BAGS, of_all_members
+from recapp.tables.named_collections import BAGS, MOST_MEMBERS, of_all_members
 from recapp.tables.table_settings import TablesOfDataset
 
 if TYPE_CHECKING:
@@ -275,10 +277,45 @@ def check_training(recipe: Train) -> None:
     recipe.trainer.average.check_effect()
     if recipe.optimizer.restart_tables:
         _check_restarts(recipe)
+    if recipe.snapshots > 1:
+        _check_snapshots(recipe)
     _check_types(recipe)
     if not started_externally():
         _check_memory(recipe)
         _check_shares(recipe)
+
+
+def _check_snapshots(recipe: Train) -> None:
+    """Check that the models of the last epochs will make an ensemble.
+
+    Raises:
+        ConfigError: There is one epoch, there are too many models, a table is dynamic, or two
+            tables would get one name.
+    """
+    setting = f"snapshots={recipe.snapshots}"
+    if recipe.trainer.length[0] in (0, 1):
+        raise ConfigError(
+            f"{setting}: needs the models of two epochs or more, and there is one: set "
+            "trainer.max_epochs, or leave snapshots out"
+        )
+    models = recipe.ensemble * recipe.snapshots
+    if models > MOST_MEMBERS:
+        raise ConfigError(
+            f"{setting} ensemble={recipe.ensemble}: would join {models} models, and "
+            f"{MOST_MEMBERS} is the most: lower one of both"
+        )
+    tables = replace(recipe, ensemble=models).all_tables
+    if dynamic := [table.name for table in tables if table.dynamic is not None]:
+        raise ConfigError(
+            f"{setting}: table {dynamic[0]} is dynamic, and models of dynamic tables cannot be "
+            "joined: give tables a number of rows, or leave snapshots out"
+        )
+    twice = [name for name, n in Counter(table.name for table in tables).items() if n > 1]
+    if twice:
+        raise ConfigError(
+            f"{setting}: two of the joined models' tables would be called {twice[0]}: rename the "
+            "column"
+        )
 
 
 def _dims_of_rule(recipe: Train) -> list[int]:

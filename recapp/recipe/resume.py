@@ -1,6 +1,7 @@
 """Resume from a checkpoint: find the steps left to train, and apply changed optimiser settings."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -13,6 +14,7 @@ from recapp.stored.checkpoint import read_manifest, read_meta
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.trainer.changed_optimizer import ChangedOptimizer
 from recapp.trainer.keep_last import best_known
+from recapp.trainer.keep_snapshots import KeepSnapshots, kept_before
 from recapp.trainer.missed_validation import validate_first
 
 
@@ -56,6 +58,16 @@ class Resumed:
         """The callback that applies changed optimiser settings."""
         before = self.manifest.config.get("optimizer")
         return ChangedOptimizer(before, to_plain(self.recipe.optimizer))
+
+    def snapshots(self) -> list[Path]:
+        """Return the checkpoints of the last epochs of a run that is over, if it kept any: this one
+        is the last, and its run ended before they were joined.
+        """
+        state = read_meta(self.path)["callbacks"].get(KeepSnapshots.__qualname__)
+        if state is None or self.manifest.position["batches"]:
+            return []
+        path = Path(self.path).absolute()
+        return [*kept_before(state, self.recipe.snapshots, path.parent), path]
 
     def catch_up(self, trainer: Trainer) -> None:
         """Make a trainer validate the checkpoint's step first, if a signal has cut off its

@@ -28,14 +28,13 @@ from recapp.stored.rectangles import DTYPES, WEIGHT, StoredBlock
 from recapp.stored.snapshot import Checkpoint
 from recapp.stored.stored_model import every_file, open_as
 from recapp.stored.training_state import OF_MODEL, check_state
-from recapp.tables.named_collections import member_name
+from recapp.tables.named_collections import MOST_MEMBERS, member_name
 from recapp.transport.communicator import Comm
 
-MOST_MEMBERS = 64
 SAME = ("model", "tables", "task")
 """The groups of settings that the models of a joined checkpoint share."""
 OF_MEMBERS = f"{OF_MODEL}members."
-KEPT: Sequence[str] = ("ids", "example", "step")
+KEPT: Sequence[str] = ("ids", "example")
 """The entries of the first manifest that hold for the joined one."""
 VERSION = "pytorch-lightning_version"
 
@@ -46,6 +45,7 @@ class _Joined:
 
     folder: Path
     first: CheckpointManifest | None = None
+    step: int = 0
     meta: dict[str, Any] = field(default_factory=dict)
     members: int = 0
     blocks: list[StoredBlock] = field(default_factory=list)
@@ -67,6 +67,7 @@ class _Joined:
             self.meta = {n: meta[n] for n in (VERSION, DERIVED_VALUES) if n in meta}
             self.meta["state_dict"] = {}
         _check_same(manifest, meta, self.first, self.meta)
+        self.step = manifest.step
         names = _Names(manifest, self.members)
         file = f"from-{len(self.plans):05d}.safetensors"
         self.blocks += write_blocks(self.folder, file, _weights(stored, names.tables))
@@ -105,8 +106,8 @@ class _Names:
             base = table.removesuffix(f"__{number + 1}") if number else table
             joined = member_name(base, before + number)
             self.tables[table] = joined
-            at, _, rest = self.of(name).rpartition(table)
-            self.weights[f"{at}{joined}{rest}"] = joined
+            at, _, rest = self.of(name).rpartition(f".{table}.")
+            self.weights[f"{at}.{joined}.{rest}"] = joined
 
     def of(self, name: str) -> str:
         """Return the name of a parameter: that of its member."""
@@ -159,7 +160,8 @@ def join_checkpoints(
         info: dict[str, Any] = {
             **{name: first.info[name] for name in KEPT if name in first.info},
             **joined.entries,
-            "config": {**first.config, "ensemble": joined.members, "snapshots": 1},
+            "config": _config_of(first.config, joined.members),
+            "step": joined.step,
             "plan": joined.plan().to_dict(),
             "metrics": dict(metrics or {}),
             JOINED: [str(path) for path in paths],
@@ -193,6 +195,16 @@ def join_together(
         return 0 if comm.rank else join_checkpoints(paths, output, metrics)
 
     return together(comm, output, join)[0]
+
+
+def _config_of(config: Mapping[str, Any], members: int) -> dict[str, Any]:
+    """Return the settings of the ensemble: those of a model, but for a plan file, which knows
+    nothing of the other members' tables.
+    """
+    made = {**config, "ensemble": members, "snapshots": 1}
+    if (made.get("plan") or {}).get("path"):
+        del made["plan"]
+    return made
 
 
 def _check_same(

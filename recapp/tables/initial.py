@@ -164,12 +164,14 @@ def begun_rows(
         order: The order of the rows; None: by row number.
         dtype: The dtype of the table's rows.
     """
-    row_N = torch.arange(rows.start, rows.stop)
+    row_N = torch.arange(rows.start, rows.stop, device="cpu")
     row_N = row_N if order is None else order.rows_at(row_N)
     at_M = torch.isin(row_N, row_K.cpu()).nonzero()[:, 0]
     if table.init_fn is None:
         return at_M, start_values(row_N[at_M], table, seed, cols, dtype)
-    whole = torch.empty(len(rows), len(cols), dtype=dtype)  # init_fn fills only a whole rectangle
+    whole = torch.empty(
+        len(rows), len(cols), dtype=dtype, device="cpu"
+    )  # init_fn fills only a whole rectangle
     fill_initial(whole, table, seed, rows, cols, order)
     return at_M, whole[at_M]
 

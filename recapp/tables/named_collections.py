@@ -22,6 +22,8 @@ from recapp.tables.lookups import TableLookup
 T = TypeVar("T")
 BAGS = "embedding_bag_collection"
 SEQUENCES = "embedding_collection"
+MOST_MEMBERS = 64
+"""The models of an ensemble at the most."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ One run gives several models (Huang et al., "Snapshot Ensembles: Train 1, Get M 
 each epoch then ends with rows of its own.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ class KeepSnapshots(Callback):
     Attributes:
         kept: The checkpoints, earliest first. A resumed run goes on with those of the run before,
             and deletes none of these.
+
+    Raises:
+        CheckpointError: The run that is resumed kept a checkpoint that does not exist any more.
     """
 
     def __init__(self, folder: Path, count: int) -> None:
@@ -37,25 +41,24 @@ class KeepSnapshots(Callback):
         self.kept: list[Path] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the checkpoints that are kept."""
-        return {"kept": [str(path.absolute()) for path in self.kept]}
+        """Return the checkpoints that are kept, and their greatest number."""
+        return {"kept": [str(path.absolute()) for path in self.kept], "count": self.count}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the checkpoints of an earlier run.
-
-        Raises:
-            CheckpointError: One of them does not exist any more.
-        """
-        self.kept = [Path(name) for name in state_dict["kept"]]
-        for path in self.kept:
-            if not is_checkpoint(path):
-                raise CheckpointError(
-                    f"snapshots={self.count}: {path}, which the run of ckpt_path kept, is gone: "
-                    "put it back, or set snapshots=1"
-                )
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Take over the checkpoints of an earlier run."""
+        state = checkpoint["callbacks"].get(self.state_key)
+        if state is not None:
+            beside = Path(trainer.ckpt_path or "").absolute().parent
+            self.kept = kept_before(state, self.count, beside)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the state at the end of the epoch, and delete the earliest if there are too many."""
+        """Save the state at the end of a whole epoch, and delete the earliest if there are too
+        many. A part of an epoch, which `trainer.max_steps` ends, makes no snapshot.
+        """
+        if not trainer.is_last_batch:
+            return
         path = self.folder / f"snapshot_{trainer.global_step:06d}.ckpt"
         if path in self.kept:
             return
@@ -66,3 +69,33 @@ class KeepSnapshots(Callback):
                 remove_checkpoint(old)
         self.kept = self.kept[-self.count :]
         trainer.strategy.barrier()
+
+
+def kept_before(state: Mapping[str, Any], count: int, beside: Path) -> list[Path]:
+    """Return the checkpoints of an earlier run that count beside one more epoch, earliest first.
+
+    An earlier run writes its last checkpoint before the snapshot of the same epoch, and then
+    deletes the earliest. So a run that resumes needs one less than are named, ends that epoch again
+    and saves its snapshot.
+
+    Args:
+        state: The state of `KeepSnapshots` in a checkpoint.
+        count: The number of epochs to keep.
+        beside: The directory of that checkpoint, in which snapshots are looked for if the directory
+            of the run was moved.
+
+    Raises:
+        CheckpointError: One of them does not exist any more.
+    """
+    most = min(count, state.get("count", count)) - 1
+    named = [Path(name) for name in state["kept"]]
+    found = []
+    for path in named[max(0, len(named) - most) :]:
+        here = next((p for p in (path, beside / path.name) if is_checkpoint(p)), None)
+        if here is None:
+            raise CheckpointError(
+                f"snapshots={count}: {path}, which the run of ckpt_path kept, is gone: "
+                "put it back, or set snapshots=1"
+            )
+        found.append(here)
+    return found

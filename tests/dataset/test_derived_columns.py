@@ -276,6 +276,11 @@ def test_the_frequent_values_of_a_vocabulary_have_the_ids_of_batches(logs):
     assert dict(frequent_values(source, of, "y", 9)) == {"u": ids_of(batch, "y")[0]}
 
 
+def test_a_column_of_lists_has_no_slices(logs):
+    with pytest.raises(DataError, match=r"metrics.by=many: has lists of ids"):
+        frequent_values(open_source(logs, schema()), schema(), "many", 4)
+
+
 # ---- bad input
 
 

@@ -1,18 +1,19 @@
 """Models of several checkpoints are joined into one ensemble; so are those of the last epochs."""
 
-from pathlib import Path
+import shutil
 
 import pytest
 import torch
 from jobs import validation
 from runs import compose, fit, make_logs
 
-from recapp.errors import CheckpointError
-from recapp.recipe.early_checks import check_resumed
+from recapp.errors import CheckpointError, ConfigError
+from recapp.recipe.early_checks import check_resumed, check_training
 from recapp.stored.checkpoint import load_table, read_manifest, read_meta, verify
 from recapp.stored.joined_checkpoint import join_checkpoints
 from recapp.stored.training_state import dense_state
 from recapp.tables.named_collections import member_name
+from recapp.trainer.keep_snapshots import kept_before
 
 SHORT = ("trainer.max_steps=2", "tables.wide=true")
 LAST = "checkpoints/last.ckpt"
@@ -97,6 +98,40 @@ def test_dynamic_tables_and_single_models_are_not_joined(trained, logs, tmp_path
         join_checkpoints(trained[:1], tmp_path / "joined.ckpt")
 
 
+def made(folder, *names):
+    """Return what `KeepSnapshots` stores about checkpoints, of which those with a mark exist."""
+    for name in names:
+        if not name.endswith("?"):
+            (folder / name).mkdir(parents=True)
+            (folder / name / "manifest.json").write_text("{}")
+    return {"kept": [str(folder / name.rstrip("?")) for name in names], "count": 3}
+
+
+def test_a_resumed_run_needs_one_snapshot_less_than_are_named(tmp_path):
+    state = made(tmp_path / "run", "a?", "b", "c")
+    run = tmp_path / "run"
+    assert kept_before(state, 3, tmp_path) == [run / "b", run / "c"]
+    assert kept_before(state, 2, tmp_path) == [run / "c"]
+    assert kept_before(state, 9, tmp_path) == [run / "b", run / "c"]  # "a" is deleted by then
+    run.rename(tmp_path / "moved")
+    assert kept_before(state, 3, tmp_path / "moved")[1] == tmp_path / "moved" / "c"
+    with pytest.raises(CheckpointError, match=r"snapshots=3: .*run/b, which .* is gone: put it"):
+        kept_before(state, 3, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["trainer.max_epochs=1"], "snapshots=6: needs the models of two epochs or more"),
+        (["ensemble=11", "trainer.max_epochs=9"], "snapshots=6 ensemble=11: would join 66 models"),
+        (["tables=dynamic", "trainer.max_epochs=2"], "snapshots=6: table C1 is dynamic"),
+    ],
+)
+def test_what_can_make_no_ensemble_is_refused_before_ranks_start(logs, overrides, says):
+    with pytest.raises(ConfigError, match=says):
+        check_training(compose(logs, "snapshots=6", *overrides))
+
+
 @pytest.mark.full
 def test_the_mean_of_the_last_epochs_is_measured_and_a_resumed_run_is_the_same(jobs, tmp_path):
     wanted = (
@@ -110,17 +145,24 @@ def test_the_mean_of_the_last_epochs_is_measured_and_a_resumed_run_is_the_same(j
         "snapshots=2",
         "callbacks=none",
     )
-    whole = jobs.train(tmp_path / "whole", *wanted, "+plan=mixed", "trainer.max_epochs=3")
-    kept = sorted(p.name for p in Path(tmp_path, "whole/checkpoints").glob("snapshot_*"))
-    assert len(kept) == 2
+    whole = jobs.train(tmp_path / "whole", *wanted, "+plan=mixed", "trainer.max_epochs=4")
+    folder = tmp_path / "whole/checkpoints"
+    kept = sorted(p.name for p in folder.glob("snapshot_*"))
+    assert len(kept) == 2 and whole["checkpoint_step"] == read_manifest(folder / kept[-1]).step
     measured = jobs.evaluate(tmp_path / "eval", f"ckpt_path={whole['checkpoint']}", world=1)
     assert validation(measured) == pytest.approx(validation(whole), rel=1e-6)
     assert read_manifest(whole["checkpoint"]).metrics == validation(whole)
 
     last = tmp_path / "whole" / LAST
     assert read_manifest(last).metrics != validation(whole)
-    part = jobs.train(tmp_path / "part", *wanted, "+plan=mixed", "trainer.max_epochs=2")
+    part = jobs.train(tmp_path / "part", *wanted, "+plan=mixed", "trainer.max_epochs=3")
     assert validation(part) != validation(whole)
-    more = (f"ckpt_path={tmp_path}/part/{LAST}", "trainer.max_epochs=3", "+plan=row_wise")
+    more = (f"ckpt_path={tmp_path}/part/{LAST}", "trainer.max_epochs=4", "+plan=row_wise")
     resumed = jobs.train(tmp_path / "resumed", *more)
     assert validation(resumed) == validation(whole)
+
+    # as if the run had been killed after its last step
+    shutil.rmtree(folder / kept[-1])
+    again = jobs.train(tmp_path / "again", f"ckpt_path={last}", "trainer.max_epochs=4")
+    assert validation(again) == validation(whole)
+    assert again["checkpoint"] == str(tmp_path / "again/checkpoints/snapshots.ckpt")

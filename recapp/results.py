@@ -73,10 +73,10 @@ def measure(settings: Results, job: Job) -> None:
     page = Path(settings.page).expanduser() if settings.page else folder / "results.md"
     with locked(folder, "path"):
         try:
-            runs = runs_of(settings, job)
-            boosted_trees.check_python(settings.lightgbm_python)
-            fuxictr_beside.check_python(settings.fuxictr_python)
-            trees = None if job.verb else partial(train_trees, settings, folder)
+            lightgbm = boosted_trees.check_python(settings.lightgbm_python)
+            fuxictr = fuxictr_beside.check_python(settings.fuxictr_python)
+            runs = runs_of(settings, job, fuxictr)
+            trees = None if job.verb else partial(train_trees, settings, folder, lightgbm)
             train_missing(runs, folder, job, trees)
         finally:  # also after a signal: the page shows what is there
             results = read_results(folder)

@@ -231,7 +231,7 @@ def test_the_command_trains_its_seeds_measures_test_rows_and_prints_the_verdict(
 ):
     ran = []
 
-    def run_recipe(recipe, job, module):
+    def run_recipe(recipe, job, module, threads):
         ran.append((module, job.overrides))
         measured = {"train": {"val_auc": 0.9, "checkpoint": "/best"}, "eval": {"test_auc": 0.7}}
         return measured[module.removeprefix("recapp.")]

@@ -1,9 +1,13 @@
 """`python -m recapp.results`: its runs, what it keeps, and its page. No rank is started."""
 
+import errno
 import gzip
 import json
 import os
 import re
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,12 +15,15 @@ from documents import REPOSITORY
 from jobs import command
 
 from recapp import results
+from recapp.app import job as job_module
 from recapp.app import kept_runs
 from recapp.app.job import Job
 from recapp.app.kept_runs import KeptRun
 from recapp.app.recipe_of_job import recipe_under
 from recapp.app.result_runs import runs_of
-from recapp.errors import ConfigError, LaunchError
+from recapp.app.tree_runs import train_trees
+from recapp.benchmarks import boosted_trees
+from recapp.errors import CheckpointError, ConfigError, LaunchError
 from recapp.reporting.result_lines import read_results
 from recapp.reporting.results_page import table, write_page
 from recapp.settings.option_files import options
@@ -42,6 +49,7 @@ def result(folder, log, model, seed, size="", **measured):
         "val_log_loss": 0.5,
         "samples_per_cpu_second": 12_340.0,
         "ranks": 1,
+        "threads": 1,
         "form": kept_runs.FORM,
         "peak_bytes": 600e6,
         "dense_parameters": 1_200_000,
@@ -75,6 +83,7 @@ def test_every_model_trains_on_every_log_that_has_what_it_needs():
         for seed in (1, 2)
     }
     assert names[0].endswith("seed_1") and names[-1].endswith("seed_2")  # seeds in turn
+    assert {run.threads for run in runs} == {1}  # as those of other programs
 
 
 def test_a_run_is_a_command_line_of_recapp_train():
@@ -105,6 +114,7 @@ def test_sizes_are_composed_and_grow():
         f"criteo_kaggle/sizes/fcn_{size}/seed_1" for size in (1, 4, 16, 64)
     ]
     for run in own:
+        assert run.threads == 1
         if run.facts["size"] == "64":
             recipe_under("train", run.overrides)
 
@@ -137,12 +147,14 @@ def ranks(monkeypatch):
     """What ran, in place of ranks: they print, write a checkpoint, and measure."""
     ran = []
 
-    def run_recipe(recipe, job, module):
+    def run_recipe(recipe, job, module, threads):
         ran.append(job.directory.name)
         os.write(1, b"of a rank\n")
         (job.directory / "checkpoints").mkdir()
         if "fails" in job.directory.name:
             raise LaunchError("rank 0 was ended")
+        if "full" in job.directory.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
         return {"val_auc": 0.75, "model": "DLRM"}
 
     monkeypatch.setattr(kept_runs, "run_recipe", run_recipe)
@@ -165,12 +177,32 @@ def test_a_complete_run_is_not_run_again_and_one_of_other_settings_is(ranks, tmp
 
 
 def test_a_failed_run_is_told_and_tried_again_and_the_next_one_goes_on(ranks, tmp_path, capfd):
-    runs = [KeptRun(name, ()) for name in ("fails", "next")]
+    runs = [KeptRun(name, ()) for name in ("fails", "full", "next")]
     for _ in range(2):
-        with pytest.raises(LaunchError, match=r"1 of . runs failed, the first fails: log\.txt"):
+        with pytest.raises(LaunchError, match=r"2 runs failed, the first fails: log\.txt"):
             kept_runs.train_missing(runs, tmp_path, JOB)
-    assert ranks == ["fails", "next", "fails"]
-    assert "fails: rank 0 was ended" in capfd.readouterr().err
+    assert ranks == ["fails", "full", "next", "fails", "full"]
+    said = capfd.readouterr().err
+    assert "fails: rank 0 was ended" in said and "full: [Errno 28] No space left" in said
+
+
+def test_trees_that_fail_are_told_and_the_other_logs_and_models_go_on(
+    ranks, tmp_path, monkeypatch, capfd
+):
+    def measure(python, recipe, seeds):
+        if "/c" in recipe.dataset.path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return [{"val_auc": 0.7}]
+
+    monkeypatch.setattr(boosted_trees, "measure", measure)
+    settings = recipe_under("results", [LOGS, "seeds=1", "lightgbm_python=/python"])
+    trees = partial(train_trees, settings, tmp_path, {"lightgbm": "4"})
+    with pytest.raises(LaunchError, match="1 run failed, the first criteo_kaggle/lightgbm"):
+        kept_runs.train_missing([KeptRun("one", ())], tmp_path, JOB, trees)
+    assert ranks == ["one"] and "criteo_kaggle/lightgbm: [Errno 28]" in capfd.readouterr().err
+    found = json.loads((tmp_path / "movielens_1m/lightgbm/seed_1/result.json").read_text())
+    assert found["threads"] == 1 and found["version_lightgbm"] == "4"
+    assert "version_torch" not in found
 
 
 def test_what_a_killed_command_has_not_deleted_is_deleted(ranks, tmp_path):
@@ -182,14 +214,43 @@ def test_what_a_killed_command_has_not_deleted_is_deleted(ranks, tmp_path):
 
 
 def test_a_result_of_another_version_or_form_is_told_and_run_again(ranks, tmp_path, capfd):
-    run = KeptRun("one", ("a=1",))
+    run = KeptRun("one", ("a=1",), threads=1)
     run.train(tmp_path, JOB)
     path = tmp_path / "one/result.json"
-    for key, other in (("form", 1), ("version_recapp", "0.0.1"), ("overrides", ["a=2"])):
+    for key, other in (
+        ("form", 1),
+        ("version_recapp", "0.0.1"),
+        ("version_torch", "1.0"),
+        ("threads", 2),
+        ("overrides", ["a=2"]),
+    ):
         path.write_text(json.dumps(json.loads(path.read_text()) | {key: other}))
         kept_runs.train_missing([run], tmp_path, JOB)
         assert "1 of 1 runs have results of other settings" in capfd.readouterr().err
-    assert ranks == ["one"] * 4
+    assert ranks == ["one"] * 6
+
+
+def test_results_of_another_program_have_its_versions(ranks, tmp_path):
+    run = KeptRun("one", (), versions={"torch": "3", "fuxictr": "2"})
+    found = run.train(tmp_path, JOB)
+    versions = {key for key in found if key.startswith("version_")}
+    assert versions == {"version_recapp", "version_torch", "version_fuxictr"}
+    assert found["version_torch"] == "3" and run.result(tmp_path) == found
+    assert replace(run, versions={"torch": "3", "fuxictr": "2.1"}).result(tmp_path) is None
+
+
+def test_the_threads_of_a_run_are_those_of_its_ranks(tmp_path, monkeypatch):
+    seen = []
+
+    def launch(*_, threads, **__):
+        seen.append(threads)
+        raise LaunchError("no ranks here")
+
+    monkeypatch.setattr(job_module, "launch", launch)
+    recipe = recipe_under("train", ["dataset=avazu", "dataset.path=/a", "trainer.devices=1"])
+    with pytest.raises(LaunchError):
+        KeptRun("one", (), threads=3).measure(recipe, replace(JOB, directory=tmp_path))
+    assert seen == [3]
 
 
 def test_a_stopped_run_goes_on_from_its_checkpoint_if_it_may(ranks, tmp_path, monkeypatch, capfd):
@@ -207,7 +268,7 @@ def test_a_stopped_run_goes_on_from_its_checkpoint_if_it_may(ranks, tmp_path, mo
     directory = tmp_path / "a, 'b'"
     stop(directory)
     monkeypatch.setattr(
-        kept_runs, "run_recipe", lambda recipe, job, module: {"ran": list(job.overrides)}
+        kept_runs, "run_recipe", lambda recipe, job, *_: {"ran": list(job.overrides)}
     )
     went_on = run.train(tmp_path, JOB)
     named = f"ckpt_path={in_quotes(directory / 'checkpoints/last.ckpt')}"
@@ -220,6 +281,65 @@ def test_a_stopped_run_goes_on_from_its_checkpoint_if_it_may(ranks, tmp_path, mo
         (directory / "checkpoints/last.ckpt").mkdir(parents=True)
         assert other.train(tmp_path, JOB)["ran"] == list(other.overrides)
         (directory / "begun.json").write_text(json.dumps(run._same()))
+
+
+@pytest.fixture
+def stopped(ranks, tmp_path):
+    """A run with a model of the user that was stopped, and its directory."""
+    run = KeptRun("one", ("a=1",), tests=True, resumes=True)
+    (tmp_path / "one/checkpoints/last.ckpt").mkdir(parents=True)
+    (tmp_path / "one/begun.json").write_text(json.dumps(run._same()))
+    return run, tmp_path / "one"
+
+
+def test_a_run_that_was_stopped_in_its_test_is_only_measured(stopped, tmp_path, monkeypatch):
+    run, directory = stopped
+    ran = []
+
+    def run_recipe(recipe, job, module, threads):
+        ran.append((module, job.overrides))
+        return {"test_auc": 0.7}
+
+    monkeypatch.setattr(kept_runs, "run_recipe", run_recipe)
+    monkeypatch.setattr(kept_runs, "recipe_under", lambda *_: None)
+    metrics = {"val_auc": 0.8, "checkpoint": "/best"}
+    for status, first in (("ok", []), ("undefined", []), ("stopped", ["recapp.train"])):
+        (directory / "metrics.json").write_text(json.dumps({**metrics, "status": status}))
+        ran.clear()
+        with suppress(KeyError):  # the stand-in's training has no checkpoint
+            found = run.train(tmp_path, JOB)
+        assert [module for module, _ in ran] == (first or ["recapp.eval"])
+        if not first:
+            assert (found["test_auc"], found["val_auc"]) == (0.7, 0.8)
+            assert ran[0][1] == ("ckpt_path='/best'", "split=test")
+        (directory / "checkpoints/last.ckpt").mkdir(parents=True, exist_ok=True)
+
+
+def test_a_stopped_run_of_the_users_own_model_is_trusted(stopped, tmp_path, monkeypatch, capfd):
+    run, directory = stopped
+    recipe = {"model": {"_target_": "mine.models.Own"}, "task": {"_target_": "recapp.tasks.T"}}
+    monkeypatch.setattr(KeptRun, "recipe", lambda run: recipe)
+    monkeypatch.setattr(kept_runs, "recipe_under", lambda *_: recipe)
+    seen = []
+
+    def run_recipe(recipe, job, module, threads):
+        seen.append(job.overrides)
+        return {"checkpoint": "/best"}
+
+    monkeypatch.setattr(kept_runs, "run_recipe", run_recipe)
+    run.train(tmp_path, JOB)
+    assert [own[1] for own in seen] == ["trust=[mine]"] * 2 and "goes on" in capfd.readouterr().err
+
+    def refuse(command, overrides):
+        if command == "train":
+            raise CheckpointError("the checkpoint is damaged")
+
+    (directory / "checkpoints/last.ckpt").mkdir(parents=True)
+    monkeypatch.setattr(kept_runs, "recipe_under", refuse)
+    seen.clear()
+    run.train(tmp_path, JOB)
+    assert seen[0] == ("a=1",)
+    assert "one: begins anew: the checkpoint is damaged" in capfd.readouterr().err
 
 
 def test_wrong_settings_are_told_with_the_run_before_any_run_begins(ranks, tmp_path, monkeypatch):
@@ -266,7 +386,7 @@ def test_the_page_has_means_ranges_and_fewer_seeds(tmp_path):
     assert text.index("| dlrm") < text.index("| fm")  # the best first
     assert "Seeds: 2. Fewer: dlrm 1." in text
     assert "6,000 rows to train on, 1,000 to measure on. Settings: `dataset.buckets=log`." in text
-    assert "- torch 2.13.0" in text and "- a processor, 2 cores; one rank" in text
+    assert "- torch 2.13.0" in text and "- a processor, 2 cores; one rank of one thread" in text
     assert "| dlrm  | -  " in text  # not defined
     assert max(map(len, text.splitlines())) <= 100
     assert "| dlrm  | .7500             |" in text  # one number has no range
@@ -290,13 +410,21 @@ def test_runs_of_other_settings_are_left_out_of_a_mean_and_told(tmp_path):
         (3, 25, 0.80, {"overrides": ["model=fm", "dataset.buckets=null", "seed=3"]}),
         (4, 25, 0.80, {"version_recapp": "0.0.9"}),
         (5, 25, 0.80, {"form": 1}),
+        (6, 25, 0.80, {"threads": 2}),
+        (7, 25, 0.80, {"version_torch": "2.12.0"}),
+        (8, 25, 0.80, {"version_fuxictr": "2.3.9"}),
+        (9, 25, 0.80, {"form": 1}),
     ):
         result(tmp_path, "avazu", "fm", seed, val_auc=auc, date=f"2026-11-{day}", **more)
     (line,) = lines = read_results(tmp_path)
     assert [run["seed"] for run in line.runs] == [1, 2] and line.auc == pytest.approx(0.71)
     page, *_ = write_page(lines, tmp_path / "results.md")
     text = " ".join(page.read_text().split())
-    assert "Left out of fm, as their settings are others: 3, 4, 5." in text
+    assert (
+        "Left out of fm: seeds 3 of other settings; 4 of another version of recapp; 5, 9 in "
+        "another form; 6 on another number of threads; 7 of another version of torch; 8 of another "
+        "version of fuxictr." in text
+    )
 
 
 def test_sizes_are_drawn_and_not_listed(tmp_path):
@@ -384,3 +512,5 @@ def test_two_models_on_a_log_end_in_a_page_and_are_not_run_again(tmp_path):
     assert "| ffm" in (tmp_path / "results/results.md").read_text()
     again = command("results", *given, cwd=tmp_path)
     assert again.out == done.out and "2 of 2 runs are complete already" in again.err
+    kept = json.loads((tmp_path / "results/avazu/ffm/seed_1/result.json").read_text())
+    assert kept["threads"] == 1

@@ -7,7 +7,8 @@ complete there is not run again.
     PATH/NAME/metrics.json     and the other records of a run, without curves and checkpoints
 
 A command that was stopped goes on with the first run that has no result. A result does not count if
-it is of other settings, of another version of recapp, or in an older form.
+it is of other settings, on another number of threads, of another version of recapp or of a package
+below it, or in an older form.
 """
 
 import shutil
@@ -21,13 +22,15 @@ from typing import Any
 from recapp import console
 from recapp.app.job import Job, run_recipe
 from recapp.app.recipe_of_job import recipe_under
-from recapp.errors import LaunchError, RecappError
+from recapp.errors import CheckpointError, LaunchError, RecappError
 from recapp.processes.start_and_end import redirected
 from recapp.recipe.early_checks import check_data, check_training
 from recapp.recipe.recipe import Train
 from recapp.reporting import record
 from recapp.reporting.about import VERSION, machine, versions
+from recapp.settings.records import to_plain
 from recapp.settings.values import in_quotes
+from recapp.stored.trust import packages_of_user
 
 RESULT_FILE = "result.json"
 FORM = 2
@@ -51,6 +54,10 @@ class KeptRun:
         resumes: Whether a run that was stopped goes on from its last checkpoint; if not, it begins
             anew, so that its speed is that of the whole run.
         form: The form of its result.
+        threads: The compute threads of each of its ranks; None: those of the environment, which its
+            result does not hold.
+        versions: The versions of packages, besides recapp, on which its result depends; None: those
+            of this Python.
     """
 
     name: str
@@ -59,6 +66,8 @@ class KeptRun:
     tests: bool = False
     resumes: bool = False
     form: int = FORM
+    threads: int | None = None
+    versions: Mapping[str, str] | None = None
 
     def result(self, folder: Path) -> dict[str, Any] | None:
         """Return the result of the run if it is complete; else None.
@@ -71,10 +80,14 @@ class KeptRun:
 
     def _same(self) -> dict[str, Any]:
         """Return what results have in common that may be averaged with that of this run."""
+        found = versions()
+        if self.versions is not None:
+            found = {n: text for n, text in found.items() if n == "recapp"} | {**self.versions}
         return {
             "overrides": list(self.overrides),
             "form": self.form,
-            f"{VERSION}recapp": versions().get("recapp"),
+            **({"threads": self.threads} if self.threads else {}),
+            **{f"{VERSION}{name}": text for name, text in found.items()},
         }
 
     def recipe(self) -> Train:
@@ -100,29 +113,39 @@ class KeptRun:
         """
         recipe = self.recipe()
         directory = folder / self.name
-        last = self._stopped_at(directory)
-        overrides = self.overrides if last is None else (f"ckpt_path={in_quotes(last)}",)
-        if last is None:
+        own = replace(job, directory=directory, overrides=self.overrides)
+        begun = self._begun(recipe, own)
+        if begun is None:
             shutil.rmtree(directory, ignore_errors=True)  # of an attempt that did not end
             directory.mkdir(parents=True)
             record.write_document(self._same(), directory / BEGUN_FILE)
-        else:
-            console.note(f"{self.name}: goes on from {console.short_path(last)}")
-            recipe = recipe_under("train", overrides)
         with printed_into(directory / LOG_FILE):
-            found = self.measure(recipe, replace(job, directory=directory, overrides=overrides))
+            found = self.measure(*(begun or (recipe, own)))
         return self.keep(found, folder)
 
-    def _stopped_at(self, directory: Path) -> Path | None:
-        """Return the last checkpoint of an attempt with the same settings that did not end, if the
-        run can go on from it.
+    def _begun(self, recipe: Train, job: Job) -> tuple[Train, Job] | None:
+        """Return the recipe and the job of the rest of an attempt with the same settings; None if
+        there is none from which the run may go on.
         """
-        last = directory / "checkpoints" / "last.ckpt"
-        began = record.read_document(directory / BEGUN_FILE)
-        return last if self.resumes and began == self._same() and last.exists() else None
+        last = job.directory / "checkpoints" / "last.ckpt"
+        same = record.read_document(job.directory / BEGUN_FILE) == self._same()
+        if not (self.resumes and same and last.exists()):
+            return None
+        if _trained(job.directory):
+            console.note(f"{self.name}: is trained already, and only measured")
+            return recipe, job
+        overrides = (f"ckpt_path={in_quotes(last)}", *_trusting(recipe))
+        try:
+            rest = recipe_under("train", overrides)
+        except CheckpointError as error:
+            console.note(f"{self.name}: begins anew: {error}")
+            return None
+        console.note(f"{self.name}: goes on from {console.short_path(last)}")
+        return rest, replace(job, overrides=overrides)
 
     def measure(self, recipe: Train, job: Job) -> dict[str, Any]:
-        """Train, and return the metrics.
+        """Train, unless the directory has the metrics of a whole training; measure the rows that
+        test; and return the metrics.
 
         Args:
             recipe: The recipe of the run.
@@ -131,9 +154,10 @@ class KeptRun:
         Raises:
             RecappError: A rank has failed.
         """
-        metrics = run_recipe(recipe, job, "recapp.train")
+        metrics = _trained(job.directory) or run_recipe(recipe, job, "recapp.train", self.threads)
         if self.tests:
-            metrics = {**_tested(metrics["checkpoint"], job), **metrics}
+            overrides = (f"ckpt_path={in_quotes(metrics['checkpoint'])}", *_trusting(recipe))
+            metrics = {**_tested(overrides, job, self.threads), **metrics}
         measured = record.read_performance(job.directory) or {}
         peaks = [rank["rss_peak"] for rank in measured.get("memory", ())]
         return {**metrics, "peak_bytes": max(peaks, default=None)}
@@ -158,13 +182,28 @@ def _delete_large(directory: Path) -> None:
         shutil.rmtree(directory / name, ignore_errors=True)
 
 
-def _tested(checkpoint: str, job: Job) -> dict[str, Any]:
+def _trained(directory: Path) -> dict[str, Any] | None:
+    """Return the metrics of a training that has ended well; None without one."""
+    found = record.read_document(directory / record.METRICS_FILE)
+    ended = found is not None and found.get("status") in ("ok", record.UNDEFINED)
+    return found if ended else None
+
+
+def _trusting(recipe: Train) -> list[str]:
+    """Return the setting `trust` with which a checkpoint of a recipe may name the classes that the
+    recipe itself names; nothing where it names none of the user's.
+    """
+    packages = packages_of_user(to_plain(recipe))
+    return [f"trust=[{','.join(packages)}]"] if packages else []
+
+
+def _tested(overrides: tuple[str, ...], job: Job, threads: int | None) -> dict[str, Any]:
     """Measure a checkpoint on the rows of `dataset.test_path`, and return these metrics."""
-    overrides = (f"ckpt_path={in_quotes(checkpoint)}", "split=test")
+    overrides = (*overrides, "split=test")
     directory = job.directory / "test"
     directory.mkdir(exist_ok=True)
     own = replace(job, directory=directory, overrides=overrides)
-    found = run_recipe(recipe_under("eval", overrides), own, "recapp.eval")
+    found = run_recipe(recipe_under("eval", overrides), own, "recapp.eval", threads)
     return {name: value for name, value in found.items() if name.startswith("test_")}
 
 
@@ -192,7 +231,10 @@ def _checked(runs: Sequence[KeptRun], folder: Path) -> list[KeptRun]:
 
 
 def train_missing(
-    runs: Sequence[KeptRun], folder: Path, job: Job, first: Callable[[], None] | None = None
+    runs: Sequence[KeptRun],
+    folder: Path,
+    job: Job,
+    first: Callable[[], Sequence[str]] | None = None,
 ) -> list[dict[str, Any]]:
     """Train the runs that have no result yet, and return all results, in the order of the runs.
 
@@ -203,40 +245,51 @@ def train_missing(
         runs: The runs.
         folder: The directory of the command.
         job: The job of the command.
-        first: What else is to be done once the settings are checked, before the first run.
+        first: What else is to be done once the settings are checked, before the first run; it
+            returns the names of what has failed.
 
     Raises:
         ConfigError, DataError: The settings of a run are wrong; the text names the run.
         LaunchError: Some runs have failed.
     """
     missing = _checked(runs, folder)
-    if first:
-        first()
+    failed = list(first()) if first else []
     for run in runs:
         if run not in missing:  # the command may have ended before it deleted them
             _delete_large(folder / run.name)
     if again := [run for run in missing if (folder / run.name / RESULT_FILE).is_file()]:
         console.note(
-            f"{len(again)} of {len(runs)} runs have results of other settings, of another version "
-            f"or in an older form, and run again; the first is {again[0].name}"
+            f"{len(again)} of {len(runs)} runs have results of other settings or threads, of "
+            f"another version or in an older form, and run again; the first is {again[0].name}"
         )
-    failed = []
     if len(missing) < len(runs):
         console.note(f"{len(runs) - len(missing)} of {len(runs)} runs are complete already")
     with console.progress("runs", len(missing)) as advance:
         for run in missing:
-            try:
+            with noting_failure(run.name, failed):
                 run.train(folder, job)
-            except RecappError as error:
-                failed.append(run)
-                console.note(f"{run.name}: {' '.join(str(error).split())}")
             advance(1)
     if failed:
         raise LaunchError(
-            f"{len(failed)} of {len(missing)} runs failed, the first {failed[0].name}: "
+            f"{len(failed)} run{'s' if len(failed) > 1 else ''} failed, the first {failed[0]}: "
             f"{LOG_FILE} in their directories has what they printed"
         )
     return [found for run in runs if (found := run.result(folder)) is not None]
+
+
+@contextmanager
+def noting_failure(name: str, failed: list[str]) -> Iterator[None]:
+    """Note an error inside the `with` as one line, so that other runs go on.
+
+    Args:
+        name: The name of the run, which is added to `failed` then.
+        failed: The names of the runs that have failed.
+    """
+    try:
+        yield
+    except (RecappError, OSError) as error:  # OSError: a full disk
+        failed.append(name)
+        console.note(f"{name}: {' '.join(str(error).split())}")
 
 
 @contextmanager

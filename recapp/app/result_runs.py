@@ -4,8 +4,8 @@ logs x models x seeds            LOG/MODEL/seed_1, LOG/fuxictr_MODEL/seed_1
 verb sizes: logs x sizes x seeds LOG/sizes/MODEL_4/seed_1
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from recapp.app.job import Job
 from recapp.app.kept_runs import FORM_OF_OTHERS, KeptRun
 from recapp.app.recipe_of_job import recipe_under
 from recapp.benchmarks import fuxictr_beside
+from recapp.benchmarks.other_python import THREADS
 from recapp.errors import ConfigError, suggest
 from recapp.models.catalogue import MODELS
 from recapp.models.fm_checks import check_field_aware
@@ -46,7 +47,8 @@ class FuxiCTRRun(KeptRun):
             ConfigError, DataError: What `recapp.train` would refuse, or FuxiCTR cannot have.
         """
         recipe = super().recipe()
-        fuxictr_beside.check_tables(recipe)
+        usual = recipe_under("train", [f"model={self._model}"])
+        fuxictr_beside.check_settings(recipe, usual)
         return recipe
 
     def measure(self, recipe: Train, job: Job) -> dict[str, Any]:
@@ -59,16 +61,21 @@ class FuxiCTRRun(KeptRun):
         Raises:
             LaunchError: FuxiCTR has failed.
         """
-        model = self.facts["model"].removeprefix(fuxictr_beside.PREFIX)
-        return fuxictr_beside.measure(self.python, model, recipe)
+        return fuxictr_beside.measure(self.python, self._model, recipe)
+
+    @property
+    def _model(self) -> str:
+        """Return the option of `model`."""
+        return str(self.facts["model"].removeprefix(fuxictr_beside.PREFIX))
 
 
-def runs_of(settings: Results, job: Job) -> list[KeptRun]:
+def runs_of(settings: Results, job: Job, fuxictr: Mapping[str, str] | None = None) -> list[KeptRun]:
     """Return the runs of a command, the first seed of everything before the second one.
 
     Args:
         settings: The settings of the command.
         job: The job: its verb and the folders of its options.
+        fuxictr: The versions of the packages of `fuxictr_python`.
 
     Raises:
         ConfigError: A log, a model or a path does not exist, or no run is left.
@@ -89,7 +96,7 @@ def runs_of(settings: Results, job: Job) -> list[KeptRun]:
         )
     names = given or (settings.sizes if job.verb else options("model", job.folders))
     runs = [
-        run
+        replace(run, versions=fuxictr) if isinstance(run, FuxiCTRRun) else run
         for seed in range(1, settings.seeds + 1)
         for log, path in settings.logs.items()
         for model in names
@@ -119,7 +126,8 @@ def _runs(
         return
     facts = {"log": log, "model": model, "seed": seed}
     if not job.verb:
-        yield KeptRun(f"{log}/{model}/seed_{seed}", (*own, f"seed={seed}"), facts)
+        name = f"{log}/{model}/seed_{seed}"
+        yield KeptRun(name, (*own, f"seed={seed}"), facts, threads=THREADS)
     if not job.verb and settings.fuxictr_python and model in fuxictr_beside.MODELS:
         name = f"{fuxictr_beside.PREFIX}{model}"
         yield FuxiCTRRun(
@@ -127,11 +135,13 @@ def _runs(
             (*own, f"seed={seed}"),
             facts | {"model": name},
             form=FORM_OF_OTHERS,
+            threads=THREADS,
             python=settings.fuxictr_python,
         )
     for size, more in settings.sizes[model].items() if job.verb else ():
         name = f"{log}/sizes/{model}_{size}/seed_{seed}"
-        yield KeptRun(name, (*own, *more, f"seed={seed}"), facts | {"size": size})
+        own_facts = facts | {"size": size}
+        yield KeptRun(name, (*own, *more, f"seed={seed}"), own_facts, threads=THREADS)
 
 
 def _overrides(

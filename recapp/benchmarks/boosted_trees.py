@@ -30,16 +30,17 @@ LAST = 10  # a tenth of the training rows chooses
 NAME = "lightgbm"
 
 
-def check_python(path: str | None) -> None:
-    """Check that `lightgbm_python` is a Python that has LightGBM.
+def check_python(path: str | None) -> dict[str, str]:
+    """Check that `lightgbm_python` is a Python that has LightGBM, and return its version.
 
     Raises:
         ConfigError: There is no such program, or it cannot import LightGBM and numpy.
     """
-    other_python.check_python(
+    return other_python.check_python(
         "lightgbm_python",
         path,
         ("lightgbm", "numpy"),
+        ("lightgbm",),
         "name the Python of an environment with LightGBM: pip install lightgbm",
     )
 
@@ -75,7 +76,6 @@ def measure(python: str, recipe: Train, seeds: Sequence[int]) -> list[dict[str, 
             "peak_bytes": found["peak_bytes"],
             "rows_train": rows_train,
             "rows_val": len(y),
-            "version_lightgbm": found["version"],
             "chosen": f"{found['leaves']} leaves and {found['rounds']} rounds of "
             f"{found['configurations']} configurations",
             "train_seconds": found["seeds"][str(seed)]["seconds"],

@@ -11,6 +11,7 @@ Shapes: N rows, S features of one id, L ids of a feature.
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +28,8 @@ from recapp.dataset.stream import BatchStream, make_loader
 from recapp.errors import ConfigError
 from recapp.recipe.recipe import Train
 from recapp.recipe.run_rows import rows_of
+from recapp.settings.records import to_plain
+from recapp.settings.values import shown
 from recapp.sparse.batch import MISSING, Batch
 from recapp.tables.table_settings import TablesOfDataset
 from recapp.trainer.callbacks import WARM_UP_STEPS
@@ -35,33 +38,76 @@ WORKER = Path(__file__).with_name("fuxictr_worker.py")
 MODELS = ("dlrm", "deepfm", "xdeepfm", "dcn", "dcnv2")
 """The options of `model` that have a form of FuxiCTR."""
 PREFIX = "fuxictr_"
+FOLLOWED_OF_MODEL = (
+    *("layers", "bottom_layers", "top_layers", "cin_layers", "cross_layers"),
+    *("numbers", "normalise"),  # FuxiCTR's forms have one value of their own
+)
+FOLLOWED_OF_TABLES = ("dim", "shared", "max_rows", "id_rule", "init_range")
+"""The last three say how recapp stores rows; FuxiCTR has a row for each id of a training row."""
+LENGTH_AND_AVERAGE = (
+    *("max_epochs", "max_steps", "limit_train_batches", "limit_val_batches"),
+    *("accumulate_grad_batches", "precision", "average"),
+)
 
 
-def check_python(path: str | None) -> None:
-    """Check that `fuxictr_python` is a Python that has FuxiCTR.
+def check_python(path: str | None) -> dict[str, str]:
+    """Check that `fuxictr_python` is a Python that has FuxiCTR, and return versions of packages.
 
     Raises:
         ConfigError: There is no such program, or it cannot import FuxiCTR.
     """
-    other_python.check_python(
+    return other_python.check_python(
         "fuxictr_python",
         path,
         ("fuxictr.pytorch.models",),
+        ("fuxictr", "torch"),
         "name the Python of an environment with FuxiCTR: pip install fuxictr",
     )
 
 
-def check_tables(recipe: Train) -> None:
-    """Check that FuxiCTR can have the tables of a recipe.
+def check_settings(recipe: Train, usual: Train) -> None:
+    """Check that FuxiCTR can have the tables of a recipe, and that the recipe changes nothing that
+    FuxiCTR's form would ignore.
+
+    Settings of the optimiser are not compared: FuxiCTR keeps its own.
+
+    Args:
+        recipe: The recipe of recapp's model.
+        usual: The recipe of this model without any other setting.
 
     Raises:
-        ConfigError: The recipe lists its tables.
+        ConfigError: The recipe lists its tables, or a setting has another value than the usual one.
     """
     if not isinstance(recipe.tables, TablesOfDataset):
         raise ConfigError(
             "fuxictr_python: FuxiCTR gets a table for each column, all of one width, so settings "
             "must not list tables: take tables.source=from_dataset, or fuxictr_python=null"
         )
+    own = _compared(recipe)
+    expected = _compared(usual)
+    for name in {**own, **expected}:
+        if own.get(name) != expected.get(name):
+            raise ConfigError(
+                f"{name}={shown(own.get(name))}: FuxiCTR's form of the model would not follow it: "
+                f"leave {name}={shown(expected.get(name))}, or take fuxictr_python=null"
+            )
+
+
+def _compared(recipe: Train) -> dict[str, Any]:
+    """Return the settings that FuxiCTR's form does not follow, by their dotted names."""
+    trainer = replace(recipe.trainer, max_epochs=recipe.trainer.max_epochs or 1)
+    plain = to_plain(replace(recipe, trainer=trainer))
+    model = plain["model"]
+    followed = (*FOLLOWED_OF_MODEL, *(["batch_norm"] if "cross_layers" in model else []))
+    groups = {
+        "model": {k: v for k, v in model.items() if k not in followed},
+        "tables": {k: v for k, v in plain["tables"].items() if k not in FOLLOWED_OF_TABLES},
+        "trainer": {k: plain["trainer"][k] for k in LENGTH_AND_AVERAGE},
+        "dataset": {k: plain["dataset"][k] for k in ("table_dims", "weight")},
+        "task": {k: v for k, v in plain["task"].items() if k != "label"},
+    }
+    found = {name: plain[name] for name in ("ensemble", "snapshots")}
+    return found | {f"{group}.{k}": v for group, own in groups.items() for k, v in own.items()}
 
 
 def measure(python: str, model: str, recipe: Train) -> dict[str, Any]:
@@ -100,12 +146,10 @@ def measure(python: str, model: str, recipe: Train) -> dict[str, Any]:
         scores_N = np.load(file.with_suffix(".npy"))
     return {
         **other_python.quality(scores_N, arrays["label"][rows_train:]),
-        **{name: value for name, value in found.items() if name not in ("version", "torch")},
+        **found,
         "seed": recipe.seed,
         "rows_train": rows.train.rows,
         "rows_val": rows.val.rows,
-        "version_fuxictr": found["version"],
-        "version_torch": found["torch"],
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
 

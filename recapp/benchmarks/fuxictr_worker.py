@@ -3,7 +3,7 @@
     FILE.npz         rows to train on, in their order, then rows to measure on
     SPEC             {"model": "dlrm", "widths": {...}, "dim": 16, "batch_size": 1024, "seed": 1,
                       "features": {"C1": {"rows": 9, "table": "C1", "list": false}}, "warm_up": 10}
-    standard output  {"version": "2.3.10", "samples_per_cpu_second": 20000.0, ...}
+    standard output  {"samples_per_cpu_second": 20000.0, "peak_bytes": ..., ...}
     FILE.npy         the probabilities of the rows to measure on
 
 The models are put together from the layers of FuxiCTR's package, whose training step also runs
@@ -36,7 +36,6 @@ from fuxictr.pytorch.layers import (
     MLP_Block,
 )
 from fuxictr.pytorch.models import BaseModel
-from fuxictr.version import __version__
 from torch import nn
 
 LEARNING_RATE = 1e-3
@@ -267,8 +266,6 @@ def main(path: str, spec: dict[str, Any]) -> dict[str, Any]:
             weights.numel()
         )
     return {
-        "version": __version__,
-        "torch": torch.__version__,
         "samples_per_second": measured / clock,
         "samples_per_cpu_second": measured / cpu,
         "train_seconds": train_seconds,

@@ -67,7 +67,6 @@ def main(path: str, seeds: list[int]) -> dict[str, object]:
         found[str(seed)] = {"seconds": time.perf_counter() - began}
         np.save(path.replace(".npz", f"_{seed}.npy"), model.predict(arrays["x_val"]))
     return {
-        "version": lightgbm.__version__,
         "leaves": leaves,
         "rounds": rounds,
         "configurations": len(LEAVES),

@@ -21,30 +21,38 @@ import torch
 
 from recapp.errors import ConfigError, LaunchError
 from recapp.metrics import AUC, LogLoss
+from recapp.processes.rank_process import THREAD_VARIABLES
 
 SMALLEST = 1e-7  # of a probability
 SECONDS_TO_IMPORT = 120
+THREADS = 1
+"""The threads of each program of a comparison, recapp's ranks among them: threads that wait for
+others would count as CPU time."""
+ASKS_VERSIONS = "import sys, importlib.metadata as m\nprint(*map(m.version, sys.argv[1:]))"
 
 
-def check_python(setting: str, path: str | None, modules: Sequence[str], fix: str) -> None:
-    """Check that a setting names a Python that has some packages.
+def check_python(
+    setting: str, path: str | None, modules: Sequence[str], packages: Sequence[str], fix: str
+) -> dict[str, str]:
+    """Check that a setting names a Python that has some packages, and return their versions.
 
     Args:
         setting: The setting.
-        path: The Python; None passes the check.
+        path: The Python; None passes the check, without versions.
         modules: The modules that it must import; the first one is named in errors.
+        packages: The packages whose versions are wanted, by the names under which pip knows them.
         fix: How such a Python is made, for errors.
 
     Raises:
         ConfigError: There is no such program, or it cannot import a module.
     """
     if path is None:
-        return
+        return {}
     if not os.path.isfile(path) or not os.access(path, os.X_OK):
         raise ConfigError(f"{setting}={path}: there is no such program; {fix}")
     try:
         found = subprocess.run(
-            [path, "-c", f"import {', '.join(modules)}"],
+            [path, "-c", f"import {', '.join(modules)}\n{ASKS_VERSIONS}", *packages],
             capture_output=True,
             text=True,
             timeout=SECONDS_TO_IMPORT,
@@ -56,6 +64,7 @@ def check_python(setting: str, path: str | None, modules: Sequence[str], fix: st
     if found.returncode:
         why = _last_line(found.stderr)
         raise ConfigError(f"{setting}={path}: cannot import {modules[0]} ({why}); {fix}")
+    return dict(zip(packages, found.stdout.split()[-len(packages) :], strict=True))
 
 
 def run_worker(name: str, python: str, worker: Path, arguments: Sequence[str]) -> dict[str, Any]:
@@ -68,14 +77,20 @@ def run_worker(name: str, python: str, worker: Path, arguments: Sequence[str]) -
         arguments: Its arguments.
 
     Raises:
-        LaunchError: The worker has failed.
+        LaunchError: The worker has failed, or its last line is no JSON object.
     """
     said = subprocess.run(
         [python, str(worker), *arguments], capture_output=True, text=True, env=_environment()
     )
     if said.returncode:
         raise LaunchError(f"{name}: failed: {_last_line(said.stderr)}")
-    found: dict[str, Any] = json.loads(said.stdout.splitlines()[-1])
+    last = _last_line(said.stdout)
+    try:
+        found = json.loads(last)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise LaunchError(f"{name}: ended without a result; its last line is: {last}")
     return found
 
 
@@ -99,10 +114,10 @@ def quality(
 
 
 def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["nothing on its standard error"])[-1]
+    return (text.strip().splitlines() or ["nothing was printed"])[-1]
 
 
 def _environment() -> dict[str, str]:
     """Return the environment of another Python: without the path of this one, on one thread."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return kept | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return kept | dict.fromkeys(THREAD_VARIABLES, str(THREADS))

@@ -44,6 +44,7 @@ from recapp.processes.start_and_end import die_with_parent, end_at_once, end_chi
 from recapp.processes.stopping import Stopped, raising_if_stopped, take_signals
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torchrun and launch.py set it for each rank
+THREAD_VARIABLES = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")  # the first one that is set counts
 SECONDS_FOR_RANK_0 = 2  # head start of rank 0 in reporting an error that all ranks have
 SECONDS_FOR_THE_SOURCE = 1  # head start of the rank with the error over ranks that lost this peer
 TERMINATED = 128 + signal.SIGTERM
@@ -140,7 +141,7 @@ def threads_of(environment: Mapping[str, str]) -> int | None:
     """Return the number of compute threads that an environment sets; None where it sets none.
     OpenMP takes one number for each level of nesting: the first one counts.
     """
-    for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS"):
+    for name in THREAD_VARIABLES:
         number = environment.get(name, "").partition(",")[0]
         if number.isdecimal() and int(number):
             return int(number)

@@ -2,12 +2,13 @@
 
 PATH/*/*/seed_1/result.json -> lines
 
-Only runs of the very same settings, of one version of recapp, make a mean. Where a directory has
-runs of several settings, a line has those of the latest run.
+Only runs of the very same settings, on one number of threads, of one version of recapp and of all
+packages below it, make a mean. Where a directory has other runs, too, a line has those that are
+like the latest run.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import mean
@@ -28,14 +29,15 @@ class Line:
         model: The model.
         size: The factor of the size; empty for the model as its file has it.
         runs: The results, one for each seed.
-        others: The seeds of results that the line leaves out: they have other settings.
+        others: The seeds of results that the line leaves out, by how these differ: `of other
+            settings`.
     """
 
     log: str
     model: str
     size: str
     runs: tuple[Mapping[str, Any], ...]
-    others: tuple[int, ...] = ()
+    others: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def values(self, name: str) -> list[float]:
         """Return a number of each run that has it."""
@@ -75,16 +77,28 @@ def read_results(folder: Path) -> list[Line]:
 
 def _line(key: tuple[str, str, str], runs: Sequence[Mapping[str, Any]]) -> Line:
     """Return the line of the runs that have the settings of the latest one."""
-    latest = _settings(max(runs, key=lambda run: str(run.get("date", ""))))
-    by_seed = sorted(runs, key=lambda run: run["seed"])
-    same = tuple(run for run in by_seed if _settings(run) == latest)
-    return Line(*key, same, tuple(run["seed"] for run in by_seed if _settings(run) != latest))
+    latest = _in_common(max(runs, key=lambda run: str(run.get("date", ""))))
+    same = []
+    others: dict[str, tuple[int, ...]] = {}
+    for run in sorted(runs, key=lambda run: run["seed"]):
+        own = _in_common(run)
+        differs = [words for words in {**own, **latest} if own.get(words) != latest.get(words)]
+        if differs:
+            others[differs[0]] = (*others.get(differs[0], ()), run["seed"])
+        else:
+            same.append(run)
+    return Line(*key, tuple(same), others)
 
 
-def _settings(run: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return what the runs of a mean have in common."""
-    overrides = tuple(o for o in run.get("overrides", ()) if not o.startswith("seed="))
-    return overrides, run.get("form"), run.get(f"{VERSION}recapp")
+def _in_common(run: Mapping[str, Any]) -> dict[str, object]:
+    """Return what the runs of a mean have in common, by words for a run that differs in it."""
+    versions = {key.removeprefix(VERSION): run[key] for key in run if key.startswith(VERSION)}
+    return {
+        "of other settings": [o for o in run.get("overrides", ()) if not o.startswith("seed=")],
+        "in another form": run.get("form"),
+        "on another number of threads": run.get("threads"),
+        **{f"of another version of {name}": text for name, text in versions.items()},
+    }
 
 
 def share(value: float) -> str:

@@ -185,8 +185,8 @@ def _fewer_seeds(lines: Sequence[Line]) -> Iterator[str]:
     said = f" Fewer: {', '.join(fewer)}." if fewer else ""
     for line in lines:
         if line.others:
-            seeds = ", ".join(map(str, line.others))
-            said += f" Left out of {line.model}, as their settings are others: {seeds}."
+            others = (f"{', '.join(map(str, of))} {words}" for words, of in line.others.items())
+            said += f" Left out of {line.model}: seeds {'; '.join(others)}."
     yield from _wrapped(f"Seeds: {most}.{said}")
 
 
@@ -204,7 +204,10 @@ def _facts(lines: Sequence[Line]) -> Iterator[str]:
     hosts = dict.fromkeys(f"{run['processor']}, {run['cores']} cores" for run in runs)
     ranks = sorted({run["ranks"] for run in runs if run.get("ranks")})
     of_ranks = " or ".join("one rank" if n == 1 else f"{n} ranks" for n in ranks)
-    yield f"- {'; '.join([*hosts, *([of_ranks] if of_ranks else [])])}"
+    threads = sorted({run["threads"] for run in runs if run.get("threads")})
+    of_threads = " or ".join("one thread" if n == 1 else f"{n} threads" for n in threads)
+    said = [*hosts, " of ".join(filter(None, (of_ranks, of_threads)))]
+    yield f"- {'; '.join(filter(None, said))}"
     days = sorted(str(run["date"])[:10] for run in runs if run.get("date"))
     if days:
         yield f"- {' to '.join(dict.fromkeys((days[0], days[-1])))}"

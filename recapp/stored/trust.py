@@ -173,6 +173,26 @@ def check_trust(trust: Sequence[str]) -> None:
         raise ConfigError(f"trust={trust}: must be a list of packages, e.g. trust=[mypackage]")
 
 
+def packages_of_user(settings: Any) -> list[str]:
+    """Return the packages of the user that settings name, for `trust` of a checkpoint that has the
+    same settings.
+
+    Args:
+        settings: Plain settings that are trusted: no checkpoint has brought them.
+    """
+    found: dict[str, None] = {}
+    for key, _, part in _inner(settings, "") if isinstance(settings, Mapping | list) else ():
+        if key == TARGET:
+            found[part.partition(".")[0]] = None
+        else:
+            found |= dict.fromkeys(packages_of_user(part))
+    return [name for name in found if _may_be_the_users(name)]
+
+
+def _may_be_the_users(package: str) -> bool:
+    return package not in sys.stdlib_module_names and package not in NOT_THE_USERS
+
+
 def refuse_untrusted(stored: Mapping[str, Any], trust: Sequence[str] = ()) -> None:
     """Check the settings of a file without overrides.
 
@@ -256,7 +276,7 @@ def _judge(target: str, where: str, trust: Sequence[str]) -> None:
         _check_own_class(target, where, trusted, bases)
         return
     package = target.partition(".")[0]
-    known = package in sys.stdlib_module_names or package in NOT_THE_USERS or not _is_dotted(target)
+    known = not _may_be_the_users(package) or not _is_dotted(target)
     group = where.partition(".")[0].partition("[")[0]
     fix = f"choose another on the command line ({group}=...)"
     if not known:

@@ -112,6 +112,11 @@ class KeepLast(BatchCallback, Checkpoint):
         return best[0] if best else str(self.path)
 
 
+def keeps_best(trainer: Trainer) -> bool:
+    """Return whether a callback keeps the best checkpoint."""
+    return any(c.monitor for c in _model_checkpoints(trainer))
+
+
 def step_of_best(trainer: Trainer) -> int | None:
     """Return the step of the best checkpoint so far; None if there is none."""
     best = [c.best_model_path for c in _model_checkpoints(trainer) if c.monitor]

@@ -36,6 +36,7 @@ from recapp.optim.schedule import Plateau
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.callbacks import StepClock
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
+from recapp.trainer.keep_last import keeps_best
 from recapp.trainer.module import TaskModule, measures_of
 
 # to read a loss, the host waits for the device, and an AUC takes 3 ms
@@ -248,15 +249,16 @@ class NoteFall(Callback):
             and trainer.is_global_zero
             and sign * value < self._best - watched.fall
         ):
+            kept = "; the best checkpoint is kept" if keeps_best(trainer) else ""
             advice = (
                 ""
                 if trainer.early_stopping_callbacks
-                else ", and callbacks=early_stopping stops in time"
+                else f"{', and' if kept else ';'} callbacks=early_stopping stops in time"
             )
             note(
                 f"validation {watched.title} {'fell' if sign > 0 else 'rose'} from "
                 f"{sign * self._best:.4f} to {value:.4f}: training longer on the same rows "
-                f"overfits; the best checkpoint is kept{advice}"
+                f"overfits{kept}{advice}"
             )
         self._best = max(self._best, sign * value) if value == value else self._best
 

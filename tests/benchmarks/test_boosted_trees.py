@@ -2,6 +2,7 @@
 a stand-in.
 """
 
+import re
 import sys
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from recapp.app.recipe_of_job import recipe_under
 from recapp.benchmarks import boosted_trees, other_python
@@ -136,6 +138,19 @@ def test_a_python_without_lightgbm_is_refused(tmp_path):
     python.chmod(0o755)
     with pytest.raises(ConfigError, match=r"cannot import lightgbm \(no module of that name\)"):
         boosted_trees.check_python(str(python))
+
+
+def test_the_versions_of_another_python_are_known():
+    found = other_python.check_python("x", sys.executable, ("json",), ("numpy", "torch"), "fix")
+    assert found == {"numpy": np.__version__, "torch": torch.__version__}
+
+
+@pytest.mark.parametrize(("line", "said"), [("", "nothing was printed"), ("[1", "[1"), ("7", "7")])
+def test_a_worker_without_a_result_is_one_line(tmp_path, line, said):
+    worker = tmp_path / "worker.py"
+    worker.write_text(f"print({line!r})\n")
+    with pytest.raises(LaunchError, match=f"one: ended without a result.* is: {re.escape(said)}"):
+        other_python.run_worker("one", sys.executable, worker, [])
 
 
 def test_memory_is_that_of_the_worker_alone(tmp_path):

@@ -3,6 +3,7 @@ scores every row alike.
 """
 
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,7 @@ with np.load(sys.argv[1]) as rows:
     count = len(rows["label"]) - spec["rows_train"]
 np.save(sys.argv[1].replace(".npz", ".npy"), np.full(count, .25))
 print("said by a library")
-print(json.dumps({"version": "2", "torch": "3", "samples_per_cpu_second": 7.0}))
+print(json.dumps({"samples_per_cpu_second": 7.0}))
 """
 
 
@@ -85,7 +86,9 @@ def test_a_run_has_the_quality_of_the_scores(overrides, tmp_path, monkeypatch):
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER)
     monkeypatch.setattr(fuxictr_beside, "WORKER", worker)
-    run = FuxiCTRRun("one", overrides, {"model": "fuxictr_deepfm"}, python=sys.executable)
+    facts = {"model": "fuxictr_deepfm"}
+    versions = {"fuxictr": "2"}
+    run = FuxiCTRRun("one", overrides, facts, python=sys.executable, versions=versions)
     found = run.train(tmp_path, Job(tmp_path, (), {}))
     assert found["val_auc"] == 0.5 and found["samples_per_cpu_second"] == 7
     assert (found["rows_train"], found["rows_val"], found["seed"]) == (600, 100, 3)
@@ -95,7 +98,8 @@ def test_a_run_has_the_quality_of_the_scores(overrides, tmp_path, monkeypatch):
 
 def test_models_with_a_form_of_fuxictr_run_beside_theirs():
     given = ["logs={avazu: /a}", "models=[deepfm,fm]", "seeds=1", "fuxictr_python=/python"]
-    runs = runs_of(recipe_under("results", given), Job(".", (), {}))
+    runs = runs_of(recipe_under("results", given), Job(".", (), {}), {"fuxictr": "2"})
+    assert [(run.threads, run.versions) for run in runs[:2]] == [(1, None), (1, {"fuxictr": "2"})]
     assert [run.name for run in runs] == [
         "avazu/deepfm/seed_1",
         "avazu/fuxictr_deepfm/seed_1",
@@ -124,4 +128,36 @@ def test_what_fuxictr_cannot_have_is_one_line(overrides, tmp_path):
         fuxictr_beside.measure(str(python), "deepfm", recipe)
     listed = recipe_under("train", ["tables=sample", "dataset=sample"])
     with pytest.raises(ConfigError, match="settings must not list tables"):
-        fuxictr_beside.check_tables(listed)
+        fuxictr_beside.check_settings(listed, listed)
+
+
+@pytest.mark.parametrize(
+    ("model", "setting", "followed"),
+    [
+        ("deepfm", "ensemble=2", False),
+        ("deepfm", "trainer.max_epochs=2", False),
+        ("deepfm", "trainer.max_epochs=1", True),
+        ("deepfm", "trainer.max_steps=3", False),
+        ("deepfm", "trainer.limit_train_batches=2", False),
+        ("deepfm", "tables.pooling=mean", False),
+        ("deepfm", "tables.dim_rule={factor: 6}", False),
+        ("deepfm", "tables.dim=8", True),
+        ("deepfm", "dataset.table_dims={item: 8}", False),
+        ("deepfm", "model.layers=[8]", True),
+        ("deepfm", "model.dropout=.1", False),
+        ("deepfm", "model.activation=prelu", False),
+        ("xdeepfm", "model.batch_norm=true", False),
+        ("dcn", "model.batch_norm=false", True),
+        ("dcnv2", "model.structure=stacked", False),
+        ("dcnv2", "model.cross=low_rank", False),
+        ("dcnv2", "model.rank=8", False),
+    ],
+)
+def test_settings_that_fuxictr_would_ignore_are_refused(model, setting, followed):
+    usual = recipe_under("train", [f"model={model}"])
+    data = ["dataset=custom", "dataset.path=/a", "dataset.sparse=[item]", f"model={model}"]
+    recipe = recipe_under("train", [*data, setting])
+    name = setting.partition("=")[0]
+    refused = pytest.raises(ConfigError, match=f"{name}=.*: FuxiCTR's form .*: leave {name}=")
+    with nullcontext() if followed else refused:
+        fuxictr_beside.check_settings(recipe, usual)

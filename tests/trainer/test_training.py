@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from shop_task import ShopTask
 from trainer.runs import compose, fit, make_logs
@@ -217,7 +218,23 @@ def test_a_fall_of_validation_is_told_with_what_helps(logs, tmp_path, capsys):
     validate(NoteFall(), trainer, module, 0.75, 0.747, 0.73)
     said = capsys.readouterr().err
     assert said.count("fell") == 1
-    assert "from 0.7500 to 0.7300" in said and "callbacks=early_stopping" in said
+    assert "from 0.7500 to 0.7300" in said
+    assert "overfits; the best checkpoint is kept, and callbacks=early_stopping" in said
+
+
+def test_no_best_checkpoint_is_promised_where_none_is_kept(capsys):
+    module = TaskModule(ShopTask(), lambda: None, lambda parameters: None)
+    fall = NoteFall()
+    for loss in (0.5, 0.502):
+        trainer = SimpleNamespace(
+            callback_metrics={"val_order_loss": torch.tensor(loss)},
+            state=SimpleNamespace(fn=TrainerFn.FITTING),
+            is_global_zero=True,
+            early_stopping_callbacks=[],
+            checkpoint_callbacks=[ModelCheckpoint()],  # keeps the last alone
+        )
+        fall.on_validation_end(trainer, module)
+    assert "rows overfits; callbacks=early_stopping stops in time" in capsys.readouterr().err
 
 
 def test_what_is_in_force_is_no_advice_when_validation_falls(logs, tmp_path, capsys):
@@ -238,6 +255,7 @@ def test_a_rise_of_a_metric_whose_least_value_is_best_is_told_as_well(capsys):
             state=SimpleNamespace(fn=TrainerFn.FITTING),
             is_global_zero=True,
             early_stopping_callbacks=[],
+            checkpoint_callbacks=[],
         )
         fall.on_validation_end(trainer, module)
     said = capsys.readouterr().err

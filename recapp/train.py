@@ -22,14 +22,14 @@ from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recapp import console
 from recapp.app.job import Job, emit_json, run_recipe
 from recapp.app.rank_setup import leave_ranks, prepare_process, wants_bar
 from recapp.app.sweep_progress import SweepProgress
 from recapp.errors import RecappError
-from recapp.processes.rank_environment import external_rank
+from recapp.processes.rank_environment import external_rank, rank_info
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import Stopped
 from recapp.recipe.commands import Eval
@@ -46,6 +46,9 @@ from recapp.recipe.recipe import Train
 from recapp.recipe.stored_checks import check_fits_checkpoint
 from recapp.reporting.record import update_settings
 from recapp.settings.records import to_plain
+
+if TYPE_CHECKING:
+    from recapp.recipe.resume import Resumed
 
 # a signal ends a sweep at once, without its report: python -m recapp.report writes it
 FIRST_CODE_OF_SIGNALS = 128
@@ -138,7 +141,7 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
 
     resumed = resumed_run(recipe)
     if resumed and resumed.is_over:
-        return with_snapshots(recipe, resumed.snapshots(), job_dir, resumed.metrics()), None
+        return _over(recipe, resumed, job_dir), None
 
     data = training.build_data(recipe, partial(_write_sizes, recipe, job_dir))
     sized = training.sized_by(recipe, data)
@@ -169,6 +172,22 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
     measured = metrics_of_run(sized(), trainer, callbacks, callbacks.early_stop.reason)
     kept = callbacks.snapshots.kept if callbacks.snapshots else []
     return with_snapshots(sized(), kept, job_dir, measured), None
+
+
+def _over(recipe: Train, resumed: "Resumed", job_dir: Path) -> dict[str, Any]:
+    """Return the metrics of a run that has nothing left to train. Its last models are joined if it
+    was killed before that, by one rank: several have no process group without a training.
+    """
+    measured = resumed.metrics()
+    here = rank_info()
+    if recipe.snapshots < 2 or here is None or here.world == 1:
+        return with_snapshots(recipe, resumed.snapshots(), job_dir, measured)
+    if measured:
+        console.note(
+            f"snapshots={recipe.snapshots}: the metrics are those of the last model; with "
+            "trainer.devices=1 the command joins the models of the last epochs"
+        )
+    return measured
 
 
 def with_snapshots(

@@ -29,6 +29,7 @@ STEPS = 6
 TRAIN = ["recapp.train", "+plan=mixed", f"trainer.max_steps={STEPS}"]
 MEASURED = (
     "samples_per_second",
+    "samples_per_cpu_second",
     "train_seconds",
     "step_ms",
     "step_ms_quartiles",

@@ -36,7 +36,8 @@ def mixed(weight_MN: Tensor, vectors_BND: Tensor) -> Tensor:
 
     A product for each sample: one product for all would need its vectors and results transposed.
     """
-    return torch.bmm(weight_MN.expand(len(vectors_BND), -1, -1), vectors_BND)
+    # not len(), which is a fixed number where torch exports the model
+    return torch.bmm(weight_MN.expand(vectors_BND.shape[0], -1, -1), vectors_BND)
 
 
 class VectorMix(nn.Module):

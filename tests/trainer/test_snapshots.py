@@ -163,6 +163,7 @@ def test_the_mean_of_the_last_epochs_is_measured_and_a_resumed_run_is_the_same(j
 
     # as if the run had been killed after its last step
     shutil.rmtree(folder / kept[-1])
-    again = jobs.train(tmp_path / "again", f"ckpt_path={last}", "trainer.max_epochs=4")
+    more = (f"ckpt_path={last}", "trainer.max_epochs=4")
+    again = jobs.train(tmp_path / "again", *more, world=1)
     assert validation(again) == validation(whole)
     assert again["checkpoint"] == str(tmp_path / "again/checkpoints/snapshots.ckpt")

@@ -17,7 +17,7 @@ from recapp.reporting.result_lines import Line
 from recapp.reporting.size_figure import quality_by_size
 
 WIDTH = 100
-HEAD = ("model", "AUC", "log loss", "k samples / CPU s", "MB", "dense", "tables")
+HEAD = ("model", "AUC", "log loss", "k / CPU s", "MB", "dense", "tables")
 """The titles of the table of a log."""
 RUN_KEYS = ("seed", "model", "dataset", "dataset.path")
 """Settings that differ between the runs of a page by its purpose."""
@@ -26,7 +26,7 @@ Models on real logs, trained and measured by `python -m recapp.results`, which w
 
 AUC and log loss are those of the last rows of each log, in the order of its files, which no run
 trained on or chose anything by: the mean over seeds, and the range from the least to the largest.
-K samples / CPU s is thousands of samples that training takes in a second of CPU time, of all
+K / CPU s is thousands of samples that training takes in a second of CPU time, of all
 threads of its process, without its start and its validation: runs share a machine, so that seconds
 of a clock would count other programs, too. MB is the largest memory of the process. Both are means.
 Dense and tables are numbers of trained parameters."""

@@ -180,6 +180,8 @@ def _over(recipe: Train, resumed: "Resumed", job_dir: Path) -> dict[str, Any]:
     """
     measured = resumed.metrics()
     here = rank_info()
+    if resumed.joined:
+        return measured
     if recipe.snapshots < 2 or here is None or here.world == 1:
         return with_snapshots(recipe, resumed.snapshots(), job_dir, measured)
     if measured:
@@ -230,10 +232,11 @@ def measure_joined(recipe: Train, kept: list[Path], job_dir: Path) -> dict[str, 
         What differs in `metrics.json` on rank 0, an empty dict on other ranks.
     """
     from recapp.eval import measure
-    from recapp.stored.checkpoint import read_manifest
+    from recapp.stored.checkpoint import name_metrics, read_manifest
     from recapp.stored.joined_checkpoint import join_together
+    from recapp.trainer.keep_snapshots import JOINED_FILE
 
-    path = job_dir / "checkpoints" / "snapshots.ckpt"
+    path = job_dir / "checkpoints" / JOINED_FILE
     members = join_together(kept, path)
     step = read_manifest(path).step
     where = {"checkpoint": str(path), "checkpoint_step": step}
@@ -245,7 +248,8 @@ def measure_joined(recipe: Train, kept: list[Path], job_dir: Path) -> dict[str, 
         changes["plan"] = None
     measured = measure(Eval(**of_stored | changes), job_dir, step)
     found = {name: value for name, value in measured.items() if name.startswith("val_")}
-    join_together(kept, path, found)
+    if measured:
+        name_metrics(path, found)
     return measured and found | where
 
 

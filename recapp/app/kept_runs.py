@@ -35,8 +35,6 @@ from recapp.stored.trust import packages_of_user
 RESULT_FILE = "result.json"
 FORM = 2
 """The form of results: 2 has samples per CPU second."""
-FORM_OF_OTHERS = 3
-"""The form of results of other programs: 3 has the memory of their processes alone."""
 BEGUN_FILE = "begun.json"
 LOG_FILE = "log.txt"
 LARGE = ("checkpoints", "csv", "ranks", ".hydra")
@@ -53,7 +51,6 @@ class KeptRun:
         tests: Whether the best checkpoint is measured on the rows of `dataset.test_path`, too.
         resumes: Whether a run that was stopped goes on from its last checkpoint; if not, it begins
             anew, so that its speed is that of the whole run.
-        form: The form of its result.
         threads: The compute threads of each of its ranks; None: those of the environment, which its
             result does not hold.
         versions: The versions of packages, besides recapp, on which its result depends; None: those
@@ -65,7 +62,6 @@ class KeptRun:
     facts: Mapping[str, Any] = field(default_factory=dict)
     tests: bool = False
     resumes: bool = False
-    form: int = FORM
     threads: int | None = None
     versions: Mapping[str, str] | None = None
 
@@ -85,7 +81,7 @@ class KeptRun:
             found = {n: text for n, text in found.items() if n == "recapp"} | {**self.versions}
         return {
             "overrides": list(self.overrides),
-            "form": self.form,
+            "form": FORM,
             **({"threads": self.threads} if self.threads else {}),
             **{f"{VERSION}{name}": text for name, text in found.items()},
         }

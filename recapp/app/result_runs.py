@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp.app.job import Job
-from recapp.app.kept_runs import FORM_OF_OTHERS, KeptRun
+from recapp.app.kept_runs import KeptRun
 from recapp.app.recipe_of_job import recipe_under
 from recapp.benchmarks import fuxictr_beside
 from recapp.benchmarks.other_python import THREADS
@@ -134,7 +134,6 @@ def _runs(
             f"{log}/{name}/seed_{seed}",
             (*own, f"seed={seed}"),
             facts | {"model": name},
-            form=FORM_OF_OTHERS,
             threads=THREADS,
             python=settings.fuxictr_python,
         )

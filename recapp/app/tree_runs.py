@@ -5,7 +5,7 @@ rows and columns that the models get.
 from collections.abc import Mapping
 from pathlib import Path
 
-from recapp.app.kept_runs import FORM_OF_OTHERS, KeptRun, noting_failure
+from recapp.app.kept_runs import KeptRun, noting_failure
 from recapp.app.recipe_of_job import recipe_under
 from recapp.app.result_runs import log_overrides
 from recapp.benchmarks.other_python import THREADS
@@ -49,7 +49,6 @@ def _train(settings: Results, folder: Path, log: str, versions: Mapping[str, str
             f"{log}/{boosted_trees.NAME}/seed_{seed}",
             tuple(overrides),
             {"log": log, "model": boosted_trees.NAME},
-            form=FORM_OF_OTHERS,
             threads=THREADS,
             versions=versions,
         )

@@ -124,7 +124,7 @@ def measure(python: str, model: str, recipe: Train) -> dict[str, Any]:
     Raises:
         LaunchError: FuxiCTR has failed.
     """
-    assert isinstance(recipe.tables, TablesOfDataset)  # `check_tables`
+    assert isinstance(recipe.tables, TablesOfDataset)  # `check_settings`
     rows = rows_of(recipe).fitted()
     arrays, features, rows_train = rows_in_order(recipe, rows)
     spec = {

@@ -23,6 +23,7 @@ from recapp.planner.planner_settings import Machines, PlannerSettings, PlanSetti
 from recapp.processes.launch import LaunchSettings
 from recapp.settings.records import Constructor, Made, absent, composed, in_hand, not_a_setting
 from recapp.settings.values import Within, shown
+from recapp.tables.named_collections import MOST_MEMBERS
 from recapp.tables.table_settings import ListedTables, TablesOfDataset
 from recapp.tasks.metric_settings import MetricSettings
 from recapp.trainer.trainer_settings import CallbackSettings, LoggerSettings, TrainerSettings
@@ -86,7 +87,7 @@ class Recipe(Command):
     """
 
     seed: Annotated[int, Within(0, 2**63 - 1)] = 1
-    ensemble: Annotated[int, Within(1, 64)] = 1
+    ensemble: Annotated[int, Within(1, MOST_MEMBERS)] = 1
     dataset: DataSettings = composed()
     model: Model = composed()
     tables: TablesOfDataset | ListedTables = composed()
@@ -221,7 +222,7 @@ class Train(Recipe):
         callbacks: Callbacks by name.
     """
 
-    snapshots: Annotated[int, Within(1, 64)] = 1
+    snapshots: Annotated[int, Within(1, MOST_MEMBERS)] = 1
     ckpt_path: str | None = None
     resume_data: Literal["check", "ignore"] = "check"
     trust: tuple[str, ...] = ()

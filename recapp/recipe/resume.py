@@ -12,9 +12,10 @@ from recapp.recipe.recipe import Train
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest, read_meta
 from recapp.stored.checkpoint_manifest import CheckpointManifest
+from recapp.stored.directories import is_checkpoint
 from recapp.trainer.changed_optimizer import ChangedOptimizer
 from recapp.trainer.keep_last import best_known
-from recapp.trainer.keep_snapshots import KeepSnapshots, kept_before
+from recapp.trainer.keep_snapshots import JOINED_FILE, KeepSnapshots, kept_before
 from recapp.trainer.missed_validation import validate_first
 
 
@@ -59,6 +60,18 @@ class Resumed:
         before = self.manifest.config.get("optimizer")
         return ChangedOptimizer(before, to_plain(self.recipe.optimizer))
 
+    @property
+    def joined(self) -> CheckpointManifest | None:
+        """The manifest of the joined models of the last epochs, if they lie measured beside the
+        checkpoint of a run that is over.
+        """
+        beside = Path(self.path).absolute().parent / JOINED_FILE
+        if self.recipe.snapshots < 2 or not is_checkpoint(beside):
+            return None
+        manifest = read_manifest(beside)
+        fits = manifest.step == self.manifest.step and bool(manifest.metrics)
+        return manifest if fits else None
+
     def snapshots(self) -> list[Path]:
         """Return the checkpoints of the last epochs of a run that is over, if it kept any: this one
         is the last, and its run ended before they were joined.
@@ -93,8 +106,9 @@ class Resumed:
             f"({position['epoch']} epochs and {position['batches']} "
             f"batches) and {self.limit}; raise that to go on"
         )
-        best = best_known(self.path, read_meta(self.path)) or self.path
-        of_best = read_manifest(best)
+        of_best = self.joined or read_manifest(
+            best_known(self.path, read_meta(self.path)) or self.path
+        )
         return of_best.metrics | {
             "samples_per_second": None,
             "samples_per_cpu_second": None,
@@ -103,7 +117,7 @@ class Resumed:
             "steps": steps,
             "ranks": here.world if here else 1,
             "plan": self.manifest.plan.name,
-            "checkpoint": str(best),
+            "checkpoint": str(of_best.folder),
             "checkpoint_step": of_best.step,
             "seed": self.recipe.seed,
             "status": "ok",

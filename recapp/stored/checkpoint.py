@@ -18,6 +18,7 @@ compares each loaded block with its checksum.
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -183,6 +184,21 @@ def finish_save(
         check_tiling(of_tensor)
     files_at(path).write(unfinished / MANIFEST, to_json(whole).encode())
     files_at(path).commit(unfinished, path)
+
+
+def name_metrics(path: str | Path, metrics: Mapping[str, float]) -> None:
+    """Write the validation metrics of a checkpoint that was measured after its save into its
+    manifest. One rank calls it.
+
+    Raises:
+        CheckpointError: The checkpoint does not exist, or cannot be written.
+    """
+    manifest = read_manifest(path)
+    whole = replace(manifest, info={**manifest.info, "metrics": dict(metrics)})
+    try:
+        files_at(Path(path)).replace(Path(path) / MANIFEST, to_json(whole).encode())
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be written: {error.strerror or error}") from error
 
 
 def link_checkpoint(path: str | Path, target: str | Path) -> None:

@@ -124,9 +124,7 @@ class _Names:
         return int(own) if self.members > 1 else 0
 
 
-def join_checkpoints(
-    paths: Sequence[str | Path], output: str | Path, metrics: Mapping[str, float] | None = None
-) -> int:
+def join_checkpoints(paths: Sequence[str | Path], output: str | Path) -> int:
     """Write a checkpoint whose model is the ensemble of the models of several checkpoints.
 
     The members of an ensemble among them become members of the joined one.
@@ -134,7 +132,6 @@ def join_checkpoints(
     Args:
         paths: The checkpoints, of one model and one data set: they differ in their weights.
         output: The directory to make; a checkpoint of that name is replaced.
-        metrics: The validation metrics of the joined model, if they are known.
 
     Returns:
         The number of models in the joined checkpoint.
@@ -163,7 +160,7 @@ def join_checkpoints(
             "config": _config_of(first.config, joined.members),
             "step": joined.step,
             "plan": joined.plan().to_dict(),
-            "metrics": dict(metrics or {}),
+            "metrics": {},
             JOINED: [str(path) for path in paths],
         }
         finish_save(output, unfinished, joined.blocks, joined.meta, info)
@@ -178,9 +175,7 @@ def join_checkpoints(
     return joined.members
 
 
-def join_together(
-    paths: Sequence[Path], output: Path, metrics: Mapping[str, float] | None = None
-) -> int:
+def join_together(paths: Sequence[Path], output: Path) -> int:
     """Join checkpoints as `join_checkpoints` does, on all ranks of a run; the first rank writes.
 
     Returns:
@@ -192,7 +187,7 @@ def join_together(
     comm = Comm()
 
     def join() -> int:
-        return 0 if comm.rank else join_checkpoints(paths, output, metrics)
+        return 0 if comm.rank else join_checkpoints(paths, output)
 
     return together(comm, output, join)[0]
 

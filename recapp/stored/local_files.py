@@ -155,6 +155,13 @@ class Files:
             out.write(content)
         return {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
 
+    def replace(self, file: Path, content: bytes) -> None:
+        """Write a small file, and put it in the place of an earlier one in one rename."""
+        new = beside(file, TMP)
+        self.write(new, content)
+        new.replace(file)
+        self.sync(file.parent)
+
     def commit(self, folder: Path, path: Path, old: str = OLD) -> None:
         """Rename a whole directory to its final name; then delete the earlier directory of this
         name.

@@ -2,7 +2,7 @@
 
     checkpoints/snapshot_000206.ckpt     the end of epoch 2
     checkpoints/snapshot_000309.ckpt     the end of epoch 3
-    ...                                  recapp/stored/joined_checkpoint.py joins them
+    checkpoints/snapshots.ckpt           recapp/stored/joined_checkpoint.py joins them
 
 One run gives several models (Huang et al., "Snapshot Ensembles: Train 1, Get M for Free", arXiv
 1704.00109). They differ most where tables begin anew at each epoch (`optimizer.restart_tables`):
@@ -18,6 +18,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from recapp.errors import CheckpointError
 from recapp.stored.checkpoint import remove_checkpoint
 from recapp.stored.directories import is_checkpoint
+
+JOINED_FILE = "snapshots.ckpt"
 
 
 class KeepSnapshots(Callback):

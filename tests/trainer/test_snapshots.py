@@ -9,7 +9,13 @@ from runs import compose, fit, make_logs
 
 from recapp.errors import CheckpointError, ConfigError
 from recapp.recipe.early_checks import check_resumed, check_training
-from recapp.stored.checkpoint import load_table, read_manifest, read_meta, verify
+from recapp.stored.checkpoint import (
+    load_table,
+    name_metrics,
+    read_manifest,
+    read_meta,
+    verify,
+)
 from recapp.stored.joined_checkpoint import join_checkpoints
 from recapp.stored.training_state import dense_state
 from recapp.tables.named_collections import member_name
@@ -37,7 +43,8 @@ def trained(logs, tmp_path_factory):
 @pytest.fixture(scope="module")
 def joined(trained, tmp_path_factory):
     path = tmp_path_factory.mktemp("joined") / "joined.ckpt"
-    assert join_checkpoints(trained, path, {"val_auc": 0.5}) == 3
+    assert join_checkpoints(trained, path) == 3 and read_manifest(path).metrics == {}
+    name_metrics(path, {"val_auc": 0.5})
     return path
 
 
@@ -161,7 +168,10 @@ def test_the_mean_of_the_last_epochs_is_measured_and_a_resumed_run_is_the_same(j
     resumed = jobs.train(tmp_path / "resumed", *more)
     assert validation(resumed) == validation(whole)
 
-    # as if the run had been killed after its last step
+    # the whole run is over: its joined models are there, or are joined now if it was killed before
+    over = jobs.train(tmp_path / "over", f"ckpt_path={last}", "trainer.max_epochs=4")
+    assert validation(over) == validation(whole) and over["checkpoint"] == whole["checkpoint"]
+    shutil.rmtree(folder / "snapshots.ckpt")
     shutil.rmtree(folder / kept[-1])
     more = (f"ckpt_path={last}", "trainer.max_epochs=4")
     again = jobs.train(tmp_path / "again", *more, world=1)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from trainer.runs import compose, fit, make_logs
+from trainer.runs import compose, fit
 from trainer.test_restart_tables import blocks_of, same
 
 from recapp.errors import ConfigError
@@ -19,11 +19,6 @@ CLIPS = (
     "trainer.gradient_clip_val=0.01",
     "engine.clip_tables=true",
 )
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(tmp_path_factory.mktemp("logs") / "set")
 
 
 def run(logs, folder, *settings, ckpt_path=None):

@@ -3,16 +3,11 @@ the settings say holds.
 """
 
 import pytest
-from trainer.runs import MORE, SCHEDULE, STOP, fit_twice, make_logs
+from trainer.runs import MORE, SCHEDULE, STOP, fit_twice
 
 from recapp.trainer.changed_optimizer import ChangedOptimizer
 
 RATES = ("optimizer.dense.lr=0.01", "optimizer.sparse.lr=0.04")
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(tmp_path_factory.mktemp("logs") / "set")
 
 
 @pytest.fixture

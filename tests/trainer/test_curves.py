@@ -7,17 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch import Callback
-from trainer.runs import compose, fit, make_logs
+from trainer.runs import compose, fit
 
 from recapp.metrics import click_metrics
 from recapp.trainer.module import ClickModule
 
 EPOCH = 18  # batches
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(tmp_path_factory.mktemp("logs") / "set")
 
 
 def settings(logs, folder=None, ckpt=None, **trainer):

@@ -1,11 +1,9 @@
 """Dynamic tables in Lightning's runs: resumed under another plan, their rows logged."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from engine.test_dynamic_tables import rows_by_key
-from runs import SIZES, compose, fit, make_logs
+from runs import SIZES, compose, fit
 
 from recapp.sparse.batch import MISSING
 from recapp.trainer.callbacks import LogDynamicRows
@@ -13,11 +11,6 @@ from recapp.transport.communicator import Comm
 
 GROWS = ("tables=dynamic", "tables.init_range=0.05")
 LIMITED = (*GROWS, "tables.dynamic.max_rows=128", "tables.dynamic.seen=2")
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(Path(tmp_path_factory.mktemp("logs")) / "logs")
 
 
 def trained(logs, folder, tables, *more, steps=6, plan="mixed", ckpt_path=None, callbacks=()):

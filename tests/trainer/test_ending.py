@@ -12,7 +12,7 @@ import torch
 from jobs import command, small, validation
 from lightning.pytorch import Callback
 from lightning.pytorch.loops.progress import _BatchProgress, _ProcessedTracker
-from trainer.runs import compose, fit, make_logs
+from trainer.runs import compose, fit
 
 from recapp.errors import TrainingError
 from recapp.processes.stopping import SIGNALS, Stopped
@@ -24,11 +24,6 @@ LAST = "checkpoints/last.ckpt"
 TESTS = Path(__file__).parents[1]
 HERE = os.pathsep.join([str(TESTS.parent), str(TESTS)])
 TWO_EPOCHS = ["trainer.val_check_interval=6", "trainer.max_steps=24", "callbacks=none"]
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(tmp_path_factory.mktemp("ending") / "logs")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from jobs import validation
-from runs import compose, fit, make_logs
+from runs import compose, fit
 from torch import nn
 
 from recapp.errors import CheckpointError
@@ -28,11 +28,6 @@ SEED = 5
 STEPS = "trainer.max_steps=4"
 WIDE = "tables.wide=true"
 HASH = "tables.id_rule=hash"
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(tmp_path_factory.mktemp("logs") / "set")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from runs import compose, fit, make_logs
+from runs import compose, fit
 
 from recapp.errors import CheckpointError
 from recapp.recipe import lightning_trainer, training
@@ -22,11 +22,6 @@ from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import write_meta
 from recapp.trainer.keep_last import KeepLast, step_of_best
 from recapp.transport.communicator import Comm
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(tmp_path_factory.mktemp("logs") / "data")
 
 
 class Score(Callback):

@@ -1,15 +1,10 @@
 """L2 over all rows in runs: the same run under other plans, across resumes and epochs."""
 
 import pytest
-from trainer.runs import SCHEDULE, make_logs
+from trainer.runs import SCHEDULE
 from trainer.test_restart_tables import ADAM, EPOCH, run, same
 
 L2 = (*ADAM, "+optimizer.sparse.l2_all_rows=0.01", *SCHEDULE)
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(tmp_path_factory.mktemp("logs") / "set")
 
 
 @pytest.mark.parametrize("tables", [(), ("*",)], ids=["goes_on", "begins_anew"])

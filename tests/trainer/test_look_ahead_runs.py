@@ -10,7 +10,7 @@ from engine.engine_cases import batch_of, make_tables
 from jobs import metrics_of, small, validation
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader, IterableDataset
-from trainer.runs import compose, fit, make_logs
+from trainer.runs import compose, fit
 
 from recapp.errors import IdError
 from recapp.optim.rules import sgd
@@ -21,11 +21,6 @@ from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 EPOCH = 18  # batches
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(tmp_path_factory.mktemp("logs") / "set")
 
 
 class StopAfter(Callback):

@@ -2,11 +2,8 @@
 and goes on from its checkpoint under another plan.
 """
 
-from pathlib import Path
-
-import pytest
 import torch
-from runs import compose, fit, make_logs
+from runs import compose, fit
 
 from recapp.models.published_dlrm import DLRM
 from recapp.tables.config import EmbeddingBagConfig
@@ -47,11 +44,6 @@ class ManagedDLRM(DLRM):
     def forward(self, batch):
         pooled, _ = self.wide(batch.sparse)
         return super().forward(batch) + pooled.values().sum(1)
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(Path(tmp_path_factory.mktemp("logs")) / "logs")
 
 
 def trained(logs, folder, look_ahead, steps, plan, ckpt_path=None):

@@ -2,12 +2,10 @@
 on in the other.
 """
 
-from pathlib import Path
-
 import pytest
 import torch
 from engine.test_dynamic_tables import rows_by_key
-from runs import SIZES, compose, fit, make_logs
+from runs import SIZES, compose, fit
 
 from recapp.sharding.plan_file import write_plan
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
@@ -16,11 +14,6 @@ from recapp.transport.communicator import Comm
 
 DIM = 16
 ORDERS = ("natural", "mixed")
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(Path(tmp_path_factory.mktemp("logs")) / "logs")
 
 
 def plan_file(folder, order):

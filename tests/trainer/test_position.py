@@ -2,14 +2,9 @@
 
 import pytest
 from lightning.pytorch import Callback
-from trainer.runs import compose, fit, make_logs
+from trainer.runs import compose, fit
 
 EPOCH = 18  # batches
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(tmp_path_factory.mktemp("logs") / "set")
 
 
 @pytest.fixture(scope="module")

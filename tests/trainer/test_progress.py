@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from lightning.pytorch import Callback
-from trainer.runs import compose, fit, make_logs
+from trainer.runs import compose, fit
 
 from recapp.metrics import click_metrics
 from recapp.settings.records import Constructor
@@ -17,11 +17,6 @@ from recapp.trainer.module import ClickModule
 from recapp.trainer.progress import ProgressLines, TerminalProgress
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(tmp_path_factory.mktemp("logs") / "set")
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from engine.test_dynamic_tables import rows_by_key
-from trainer.runs import compose, fit, make_logs
+from trainer.runs import compose, fit
 
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import tables_that_restart
@@ -15,11 +15,6 @@ EPOCH = 4
 SHORT = (f"trainer.limit_train_batches={EPOCH}", "trainer.limit_val_batches=1")
 ADAM = ("optimizer=adam", "optimizer.sparse.lr=0.01")
 GROWS = ("tables=dynamic", "tables.init_range=0.05")
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(tmp_path_factory.mktemp("logs") / "set")
 
 
 def run(logs, folder, steps, *more, tables=("*",), plan="mixed", ckpt_path=None):

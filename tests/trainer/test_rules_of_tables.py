@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from trainer.runs import MORE, SCHEDULE, STOP, compose, fit, fit_twice, make_logs
+from trainer.runs import MORE, SCHEDULE, STOP, compose, fit, fit_twice
 
 from recapp.app.compose import compose_over
 from recapp.errors import CheckpointError, ConfigError
@@ -12,11 +12,6 @@ from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest
 
 TABLES = "optimizer.sparse.tables={C3: {rule: sgd, lr: 0.5}, C1*: {lr: 0.01}}"
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(tmp_path_factory.mktemp("logs") / "set")
 
 
 @pytest.fixture

@@ -2,11 +2,8 @@
 trained, looked ahead to, stored and resumed.
 """
 
-from pathlib import Path
-
-import pytest
 import torch
-from runs import compose, fit, make_logs
+from runs import compose, fit
 
 from recapp.models.published_dlrm import DLRM
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
@@ -61,11 +58,6 @@ class SequenceDLRM(DLRM):
             bag_L = torch.repeat_interleave(jagged.lengths())
             logits = logits.index_add(0, bag_L, jagged.values().tanh().sum(1))
         return logits
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(Path(tmp_path_factory.mktemp("logs")) / "logs")
 
 
 def trained(logs, folder, look_ahead, model="WideDLRM", steps=5, plan="mixed", ckpt_path=None):

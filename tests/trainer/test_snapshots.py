@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from jobs import validation
-from runs import compose, fit, make_logs
+from runs import compose, fit
 
 from recapp.errors import CheckpointError, ConfigError
 from recapp.recipe.early_checks import check_resumed, check_training
@@ -23,11 +23,6 @@ from recapp.trainer.keep_snapshots import kept_before
 
 SHORT = ("trainer.max_steps=2", "tables.wide=true")
 LAST = "checkpoints/last.ckpt"
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(tmp_path_factory.mktemp("logs") / "set")
 
 
 @pytest.fixture(scope="module")

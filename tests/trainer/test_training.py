@@ -9,7 +9,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from shop_task import ShopTask
-from trainer.runs import compose, fit, make_logs
+from trainer.runs import compose, fit
 
 from recapp.engine.table_strips import TableStrips
 from recapp.errors import RecappError
@@ -21,11 +21,6 @@ from recapp.stored.checkpoint import read_meta
 from recapp.trainer.callbacks import LogRate, StepClock
 from recapp.trainer.module import TaskModule
 from recapp.trainer.progress import NoteEarlyStop, NoteFall
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(tmp_path_factory.mktemp("logs") / "set")
 
 
 def test_a_schedule_reaches_tables_and_dense_part_alike(logs, tmp_path):

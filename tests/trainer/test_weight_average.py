@@ -8,7 +8,7 @@ from engine.test_dynamic_tables import rows_by_key
 from torch import nn
 from torch.nn import functional
 from torch.optim import swa_utils
-from trainer.runs import compose, fit, make_logs
+from trainer.runs import compose, fit
 from trainer.test_restart_tables import blocks_of, same
 
 import recapp
@@ -30,11 +30,6 @@ SWA = ("trainer.average.kind=swa", "trainer.average.every=2", "trainer.average.s
 EPOCHS = ("trainer.average.kind=swa", "trainer.average.every=null")
 RESTART = (*EMA, "optimizer.restart_tables=['*']", "tables.data_type=bf16")
 GROWS = (*SWA, "tables=dynamic", "tables.init_range=0.05")
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    return make_logs(tmp_path_factory.mktemp("logs") / "set")
 
 
 def run(logs, folder, steps, *more, plan="mixed", ckpt_path=None):

@@ -7,7 +7,7 @@ checkpoint holds no position in the data.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from lightning.pytorch import Trainer
 
@@ -108,6 +108,4 @@ def datamodule_of(trainer: Trainer) -> Any:
 
 def resumable_data(trainer: Trainer) -> KeepsPosition:
     """Return the LightningDataModule of a trainer whose training can resume."""
-    data = datamodule_of(trainer)
-    assert isinstance(data, KeepsPosition)
-    return data
+    return cast(KeepsPosition, datamodule_of(trainer))  # asked each step: a check takes 15 us

@@ -125,6 +125,9 @@ class TaskModule(LightningModule):
             # Lightning would build it on the GPU, whose generator draws other start values.
             with torch.device("cpu"):
                 self.model = self._make_model()
+        # asked here, because an answer takes 15 us
+        self._has_task_loss = isinstance(self.model, OwnTaskLoss)
+        self._has_extra_losses = isinstance(self.model, ExtraLosses)
 
     def forward(self, batch: Batch) -> Tensor | dict[str, Tensor]:
         """Return the outputs of the model by name, each [B]; only the tensor if the task has one
@@ -148,18 +151,20 @@ class TaskModule(LightningModule):
         """Return the mean loss over this rank's batch. The strategy weights the loss if ranks have
         batches of different sizes.
         """
-        assert self.model is not None
+        model: Any = self.model
         self._seed_layers(batch_idx)
-        found = self.model(batch)
-        outputs = self.task.named(found, batch.rows, type(self.model).__name__)
+        found = model(batch)
+        outputs = self.task.named(found, batch.rows, type(model).__name__)
         loss = self.task.loss(outputs, batch)
         begins = batch_idx % self.trainer.accumulate_grad_batches == 0
         mean = self._mean_loss(loss.detach(), begins)
         self._log_of_step("train_loss", mean, batch.rows, prog_bar=True)
         self._update(self.train_metrics, outputs, batch)
-        if isinstance(self.model, OwnTaskLoss):
-            loss = self.model.task_loss(found, batch, self._loss_of(batch))
-        for name, extra in self._extra_losses(found, batch).items():
+        if self._has_task_loss:
+            loss = model.task_loss(found, batch, self._loss_of(batch))
+        for name, extra in (
+            self._extra_losses(found, batch).items() if self._has_extra_losses else ()
+        ):
             self._log_of_step(f"train_{name}", extra.detach(), batch.rows)
             loss = loss + extra
         return loss
@@ -205,8 +210,6 @@ class TaskModule(LightningModule):
             ConfigError: A loss has the name of a metric, or is not one number.
         """
         model: Any = self.model
-        if not isinstance(model, ExtraLosses):
-            return {}
         extra = model.extra_losses(found, batch, self._loss_of(batch))
         taken = {"loss", *(measure.name for measure in self.task.measures)}
         for name, loss in extra.items():

@@ -63,21 +63,22 @@ def measure(settings: Results, job: Job) -> None:
     """
     from recapp.app.kept_runs import train_missing
     from recapp.app.result_runs import runs_of
-    from recapp.app.tree_runs import train_trees
+    from recapp.app.tree_runs import missing_trees, train_trees
     from recapp.benchmarks import boosted_trees, fuxictr_beside
     from recapp.reporting.lock import locked
     from recapp.reporting.result_lines import read_results
-    from recapp.reporting.results_page import table, write_page
+    from recapp.reporting.results_page import check_page, table, write_page
 
     folder = Path(settings.path).expanduser().absolute()
     page = Path(settings.page).expanduser() if settings.page else folder / "results.md"
     with locked(folder, "path"):
+        check_page(page)
         try:
             lightgbm = boosted_trees.check_python(settings.lightgbm_python)
             fuxictr = fuxictr_beside.check_python(settings.fuxictr_python)
             runs = runs_of(settings, job, fuxictr)
-            trees = None if job.verb else partial(train_trees, settings, folder, lightgbm)
-            train_missing(runs, folder, job, trees)
+            trees = [] if job.verb else missing_trees(settings, folder, lightgbm)
+            train_missing(runs, folder, job, partial(train_trees, settings, folder, trees))
         finally:  # also after a signal: the page shows what is there
             results = read_results(folder)
             if results:

@@ -21,7 +21,7 @@ from recapp.app.job import Job
 from recapp.app.kept_runs import KeptRun
 from recapp.app.recipe_of_job import recipe_under
 from recapp.app.result_runs import runs_of
-from recapp.app.tree_runs import train_trees
+from recapp.app.tree_runs import missing_trees, train_trees
 from recapp.benchmarks import boosted_trees
 from recapp.errors import CheckpointError, ConfigError, LaunchError
 from recapp.reporting.result_lines import read_results
@@ -189,20 +189,48 @@ def test_a_failed_run_is_told_and_tried_again_and_the_next_one_goes_on(ranks, tm
 def test_trees_that_fail_are_told_and_the_other_logs_and_models_go_on(
     ranks, tmp_path, monkeypatch, capfd
 ):
-    def measure(python, recipe, seeds):
+    def measure(python, recipe, seeds, log):
+        log.write_text("of LightGBM\n")
         if "/c" in recipe.dataset.path:
             raise OSError(errno.ENOSPC, "No space left on device")
         return [{"val_auc": 0.7}]
 
     monkeypatch.setattr(boosted_trees, "measure", measure)
     settings = recipe_under("results", [LOGS, "seeds=1", "lightgbm_python=/python"])
-    trees = partial(train_trees, settings, tmp_path, {"lightgbm": "4"})
+    missing = missing_trees(settings, tmp_path, {"lightgbm": "4"})
+    trees = partial(train_trees, settings, tmp_path, missing)
     with pytest.raises(LaunchError, match="1 run failed, the first criteo_kaggle/lightgbm"):
         kept_runs.train_missing([KeptRun("one", ())], tmp_path, JOB, trees)
     assert ranks == ["one"] and "criteo_kaggle/lightgbm: [Errno 28]" in capfd.readouterr().err
     found = json.loads((tmp_path / "movielens_1m/lightgbm/seed_1/result.json").read_text())
+    assert (tmp_path / "criteo_kaggle/lightgbm/log.txt").read_text() == "of LightGBM\n"
+    assert [trees.log for trees in missing_trees(settings, tmp_path, {"lightgbm": "4"})] == [
+        "criteo_kaggle"  # the other one has its result
+    ]
     assert found["threads"] == 1 and found["version_lightgbm"] == "4"
     assert "version_torch" not in found
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (
+            "dataset.weight=w",
+            "dataset.weight=w: LightGBM is trained and measured without weights",
+        ),
+        ("task=rating", r"task._target_=recapp.tasks.rating.RatingTask: LightGBM predicts clicks"),
+        (
+            "task.soft_labels=true",
+            "task.soft_labels=true: LightGBM predicts labels of 0 or 1 alone",
+        ),
+    ],
+)
+def test_settings_that_trees_would_ignore_are_refused_before_anything_trains(
+    setting, said, tmp_path
+):
+    given = [LOGS, f"settings=['callbacks=none','{setting}']", "lightgbm_python=/python"]
+    with pytest.raises(ConfigError, match=f"^criteo_kaggle/lightgbm: {said}"):
+        missing_trees(recipe_under("results", given), tmp_path, {})
 
 
 def test_what_a_killed_command_has_not_deleted_is_deleted(ranks, tmp_path):
@@ -446,6 +474,18 @@ def test_a_page_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"page=.*: cannot be written"):
         write_page(read_results(tmp_path), tmp_path / "file/results.md")
+
+
+@pytest.mark.parametrize(
+    ("page", "said"), [("file/results.md", "cannot be written"), ("runs", "is a directory")]
+)
+def test_a_page_is_checked_before_anything_trains(page, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr(kept_runs, "train_missing", lambda *_: pytest.fail("has trained"))
+    given = ["logs={criteo_kaggle: /c}", f"path={tmp_path / 'runs'}"]
+    assert results.main([*given, f"page={tmp_path / page}"]) == 1
+    assert said in capsys.readouterr().err
 
 
 def test_the_command_says_what_it_lacks(capsys):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp.app.job import Job
-from recapp.app.kept_runs import KeptRun
+from recapp.app.kept_runs import LOG_FILE, KeptRun
 from recapp.app.recipe_of_job import recipe_under
 from recapp.benchmarks import fuxictr_beside
 from recapp.benchmarks.other_python import THREADS
@@ -56,12 +56,12 @@ class FuxiCTRRun(KeptRun):
 
         Args:
             recipe: The recipe of recapp's model.
-            job: Not used; no rank is started.
+            job: A job in the directory of the run, whose log gets what FuxiCTR prints.
 
         Raises:
             LaunchError: FuxiCTR has failed.
         """
-        return fuxictr_beside.measure(self.python, self._model, recipe)
+        return fuxictr_beside.measure(self.python, self._model, recipe, job.directory / LOG_FILE)
 
     @property
     def _model(self) -> str:

@@ -22,8 +22,12 @@ from recapp.dataset.derived_columns import Kind
 from recapp.dataset.rows import Float32Array, Int64Array
 from recapp.dataset.sequential_rows import decoded_chunks
 from recapp.dataset.target_statistics import target_statistics
+from recapp.errors import ConfigError
 from recapp.recipe.recipe import Train
 from recapp.recipe.run_rows import rows_of
+from recapp.recipe.task_of_run import CLICK
+from recapp.settings.records import to_plain
+from recapp.settings.values import shown
 
 WORKER = Path(__file__).with_name("lightgbm_worker.py")
 LAST = 10  # a tenth of the training rows chooses
@@ -45,13 +49,44 @@ def check_python(path: str | None) -> dict[str, str]:
     )
 
 
-def measure(python: str, recipe: Train, seeds: Sequence[int]) -> list[dict[str, Any]]:
+def check_settings(recipe: Train) -> None:
+    """Check that trees can be trained and measured on the label of a recipe as its models are.
+
+    Args:
+        recipe: The recipe.
+
+    Raises:
+        ConfigError: Rows have weights, or the task does not predict one label of 0 or 1.
+    """
+    instead = "or take lightgbm_python=null"
+    if recipe.dataset.weight is not None:
+        raise ConfigError(
+            f"dataset.weight={shown(to_plain(recipe.dataset.weight))}: LightGBM is trained and "
+            f"measured without weights: leave it null, {instead}"
+        )
+    task = recipe.task or CLICK
+    if task.target != CLICK.target:
+        raise ConfigError(
+            f"task._target_={task.target}: LightGBM predicts clicks, labels of 0 or 1, alone: take "
+            f"task=click, {instead}"
+        )
+    if recipe.built_task.outputs[0].soft:
+        raise ConfigError(
+            "task.soft_labels=true: LightGBM predicts labels of 0 or 1 alone: leave it false, "
+            f"{instead}"
+        )
+
+
+def measure(
+    python: str, recipe: Train, seeds: Sequence[int], log: Path | None = None
+) -> list[dict[str, Any]]:
     """Train trees on the rows that a recipe trains on, and measure those that validate.
 
     Args:
         python: The Python with LightGBM.
         recipe: The recipe: its data set and its task.
         seeds: The seeds.
+        log: The file to which what LightGBM prints is added; None keeps none of it.
 
     Returns:
         The result of each seed, with the keys of `metrics.json`.
@@ -65,7 +100,7 @@ def measure(python: str, recipe: Train, seeds: Sequence[int]) -> list[dict[str, 
         file = Path(folder) / "rows.npz"
         np.savez(file, allow_pickle=False, **arrays)
         found = other_python.run_worker(
-            NAME, python, WORKER, [str(file), ",".join(map(str, seeds))]
+            NAME, python, WORKER, [str(file), ",".join(map(str, seeds))], log
         )
         scores = {seed: np.load(file.with_name(f"rows_{seed}.npy")) for seed in seeds}
     y = arrays["y_val"]
@@ -88,8 +123,8 @@ def measure(python: str, recipe: Train, seeds: Sequence[int]) -> list[dict[str, 
 def read_rows(recipe: Train) -> tuple[Float32Array, Int64Array, Float32Array, int]:
     """Return the numbers, ids and labels of all rows, and the number of training rows.
 
-    Ids are those of the recipe's vocabularies and buckets. A number that is missing is NaN where
-    the recipe has a flag for it.
+    Ids are those of the recipe's vocabularies and buckets; labels are those of its task.
+    A number that is missing is NaN where the recipe has a flag for it.
     """
     rows = rows_of(recipe).fitted()
     schema = rows.schema
@@ -101,11 +136,12 @@ def read_rows(recipe: Train) -> tuple[Float32Array, Int64Array, Float32Array, in
         if column.kind is Kind.MISSING:
             missing = numbers_NI[:, given + place] > 0
             numbers_NI[missing, schema.dense.index(column.reads[0])] = np.nan
+    label = schema.targets.index(other_python.label_of(recipe))
     # other numbers that are computed from these tell trees nothing new
     return (
         np.delete(numbers_NI, np.arange(given, given + len(made)), axis=1),
         np.concatenate([part.ids_NS for part in parts]),
-        np.concatenate([part.targets_NT[:, 0] for part in parts]),
+        np.concatenate([part.targets_NT[:, label] for part in parts]),
         rows.train.rows,
     )
 

@@ -110,13 +110,14 @@ def _compared(recipe: Train) -> dict[str, Any]:
     return found | {f"{group}.{k}": v for group, own in groups.items() for k, v in own.items()}
 
 
-def measure(python: str, model: str, recipe: Train) -> dict[str, Any]:
+def measure(python: str, model: str, recipe: Train, log: Path | None = None) -> dict[str, Any]:
     """Train a model of FuxiCTR for one epoch, and measure it on the rows that validate.
 
     Args:
         python: The Python with FuxiCTR.
         model: The option of `model`, one of `MODELS`.
         recipe: The recipe of recapp's model.
+        log: The file to which what FuxiCTR prints is added; None keeps none of it.
 
     Returns:
         The result, with the keys of `metrics.json`.
@@ -141,7 +142,7 @@ def measure(python: str, model: str, recipe: Train) -> dict[str, Any]:
         file = Path(folder) / "rows.npz"
         np.savez(file, allow_pickle=False, **arrays)
         found = other_python.run_worker(
-            f"{PREFIX}{model}", python, WORKER, [str(file), json.dumps(spec)]
+            f"{PREFIX}{model}", python, WORKER, [str(file), json.dumps(spec)], log
         )
         scores_N = np.load(file.with_suffix(".npy"))
     return {
@@ -186,9 +187,10 @@ def rows_in_order(
         if trained:
             found = np.unique(np.concatenate(trained))
             known[owner] = found[found != MISSING]
+    label = other_python.label_of(recipe)
     arrays: dict[str, npt.NDArray[Any]] = {
         "dense": np.concatenate([batch.dense_BI.numpy() for batch in every]),
-        "label": np.concatenate([batch.labels_B.numpy() for batch in every]),
+        "label": np.concatenate([batch.labels[label].numpy() for batch in every]),
     }
     single = []
     features = {}

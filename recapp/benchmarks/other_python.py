@@ -22,6 +22,7 @@ import torch
 from recapp.errors import ConfigError, LaunchError
 from recapp.metrics import AUC, LogLoss
 from recapp.processes.rank_process import THREAD_VARIABLES
+from recapp.recipe.recipe import Train
 
 SMALLEST = 1e-7  # of a probability
 SECONDS_TO_IMPORT = 120
@@ -67,7 +68,14 @@ def check_python(
     return dict(zip(packages, found.stdout.split()[-len(packages) :], strict=True))
 
 
-def run_worker(name: str, python: str, worker: Path, arguments: Sequence[str]) -> dict[str, Any]:
+def label_of(recipe: Train) -> str:
+    """Return the label that the first output of a recipe's task is compared with."""
+    return recipe.built_task.outputs[0].label or recipe.schema.labels[0]
+
+
+def run_worker(
+    name: str, python: str, worker: Path, arguments: Sequence[str], log: Path | None = None
+) -> dict[str, Any]:
     """Run a worker, and return the object of its last line.
 
     Args:
@@ -75,6 +83,7 @@ def run_worker(name: str, python: str, worker: Path, arguments: Sequence[str]) -
         python: The Python.
         worker: The file of the worker.
         arguments: Its arguments.
+        log: The file to which its standard output and error are added; None keeps neither.
 
     Raises:
         LaunchError: The worker has failed, or its last line is no JSON object.
@@ -82,6 +91,9 @@ def run_worker(name: str, python: str, worker: Path, arguments: Sequence[str]) -
     said = subprocess.run(
         [python, str(worker), *arguments], capture_output=True, text=True, env=_environment()
     )
+    if log is not None:
+        with log.open("a", encoding="utf-8") as file:
+            file.write(said.stdout + said.stderr)
     if said.returncode:
         raise LaunchError(f"{name}: failed: {_last_line(said.stderr)}")
     last = _last_line(said.stdout)

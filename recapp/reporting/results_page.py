@@ -8,6 +8,7 @@ The page is written by recapp alone, so that it can be written again after furth
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from recapp.errors import ConfigError
@@ -59,6 +60,25 @@ def table(lines: Sequence[Line]) -> list[dict[str, Any]]:
     ]
 
 
+def check_page(page: Path) -> None:
+    """Make the directory of the page, and check that files can be written there.
+
+    Args:
+        page: The page.
+
+    Raises:
+        ConfigError: They cannot, or the page is a directory.
+    """
+    if page.is_dir():
+        raise ConfigError(f"page={page}: is a directory: name a file, page={page}/results.md")
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=page.parent):
+            pass
+    except OSError as error:
+        raise _unwritable(page, error) from error
+
+
 def write_page(lines: Sequence[Line], page: Path) -> list[Path]:
     """Write the page and its figures, and return their paths.
 
@@ -84,8 +104,14 @@ def write_page(lines: Sequence[Line], page: Path) -> list[Path]:
         names = {picture.name: (picture.alt, picture.caption) for picture in pictures}
         write_whole(page, "\n".join(page_lines(lines, names)) + "\n")
     except OSError as error:
-        raise ConfigError(f"page={page}: cannot be written ({error.strerror})") from error
+        raise _unwritable(page, error) from error
     return [page, *figures]
+
+
+def _unwritable(page: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"page={page}: cannot be written ({error.strerror}): name a file in another directory"
+    )
 
 
 def page_lines(lines: Sequence[Line], figures: Mapping[str, tuple[str, str]]) -> Iterator[str]:

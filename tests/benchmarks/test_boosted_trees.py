@@ -73,6 +73,22 @@ def test_rows_are_split_as_training_splits_them_and_missing_numbers_are_missing(
     assert set(labels) == {0.0, 1.0}
 
 
+def test_labels_are_those_of_the_task(log):
+    path = f"{log.dataset.path}/log.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("liked", pa.array(np.ones(700, dtype=np.int8))), path)
+    other = recipe_under(
+        "train",
+        [
+            "dataset=criteo_kaggle",
+            f"dataset.path={path}",
+            "dataset.label=[label,liked]",
+            "task.label=liked",
+        ],
+    )
+    assert (boosted_trees.read_rows(other)[2] == 1).all()
+
+
 def test_trees_get_the_ids_and_the_rows_of_the_models_settings(log):
     more = ["dataset.min_frequency=2", "dataset.buckets=log", "dataset.val_share=.5"]
     other = recipe_under(
@@ -162,6 +178,13 @@ def test_memory_is_that_of_the_worker_alone(tmp_path):
     worker.write_text(f"import json\n{own}\nprint(json.dumps({{'peak': peak_bytes()}}))\n")
     found = other_python.run_worker("one", sys.executable, worker, [])
     assert 1e6 < found["peak"] < large.nbytes / 4
+
+
+def test_what_a_worker_prints_is_kept(tmp_path):
+    worker = tmp_path / "worker.py"
+    worker.write_text("import sys\nprint('a note', file=sys.stderr)\nprint('{}')\n")
+    other_python.run_worker("one", sys.executable, worker, [], tmp_path / "log.txt")
+    assert (tmp_path / "log.txt").read_text() == "{}\na note\n"
 
 
 def test_a_worker_that_fails_is_one_line(log, tmp_path):

@@ -77,6 +77,14 @@ def test_rows_have_the_order_and_the_ids_of_training(overrides):
     assert (other["ids"][:576] != arrays["ids"][:576]).any()
 
 
+def test_labels_are_those_of_the_task(overrides, tmp_path):
+    table = pq.read_table(tmp_path / "log.parquet")
+    liked = pa.array(np.ones(700, dtype=np.int8))
+    pq.write_table(table.append_column("liked", liked), tmp_path / "log.parquet")
+    two = ["dataset.label=[label,liked]", "task.label=liked"]
+    assert (arrays_of([*overrides, *two])[0]["label"] == 1).all()
+
+
 def test_rare_ids_are_unknown(overrides):
     _, features, _ = arrays_of([*overrides, "dataset.min_frequency=1000"])
     assert features["item"]["rows"] == 1
@@ -94,6 +102,7 @@ def test_a_run_has_the_quality_of_the_scores(overrides, tmp_path, monkeypatch):
     assert (found["rows_train"], found["rows_val"], found["seed"]) == (600, 100, 3)
     assert found["version_fuxictr"] == "2" and found["model"] == "fuxictr_deepfm"
     assert run.result(tmp_path) == found
+    assert "said by a library" in (tmp_path / "one/log.txt").read_text()
 
 
 def test_models_with_a_form_of_fuxictr_run_beside_theirs():

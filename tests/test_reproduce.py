@@ -274,6 +274,7 @@ def test_a_record_of_the_users_own_runs_its_shape_on_ranks(tmp_path):
     rows = {row["what"]: row["value"] for row in json.loads(done.out)["rows"]}
     assert rows["verdict"] == "shape only" and 0.4 < float(rows["AUC, mean"]) < 1
     kept = tmp_path / "reproduced/small/shape/seed_1"
-    assert (kept / "result.json").is_file() and not (kept / "checkpoints").exists()
+    named = json.loads((kept / "result.json").read_text())["checkpoint"]
+    assert (kept / "checkpoints").is_dir() and named.startswith(f"{kept / 'checkpoints'}/")
     again = command("reproduce", *given, cwd=tmp_path)
     assert again.out == done.out and "1 of 1 runs are complete already" in again.err

@@ -311,6 +311,51 @@ def test_a_stopped_run_goes_on_from_its_checkpoint_if_it_may(ranks, tmp_path, mo
         (directory / "begun.json").write_text(json.dumps(run._same()))
 
 
+@pytest.mark.parametrize(
+    ("begun", "said"),
+    [
+        ({"overrides": ["a=2"]}, "differs in settings and would"),
+        ({"version_torch": "1.0", "threads": 2}, "differs in the version of torch, threads and"),
+        (None, r"differs in settings or versions \(begun.json cannot be read\)"),
+    ],
+)
+def test_a_stopped_run_of_other_settings_is_never_deleted(begun, said, stopped, tmp_path):
+    run, directory = stopped
+    text = "" if begun is None else json.dumps(run._same() | begun)
+    (directory / "begun.json").write_text(text)
+    for train in (run.train, partial(kept_runs.train_missing, [run])):
+        with pytest.raises(ConfigError, match=rf"one: .*{said}.*remove the directory.*path=\.\.\."):
+            train(tmp_path, JOB)
+    assert (directory / "checkpoints/last.ckpt").exists()
+
+
+def test_a_complete_run_of_other_settings_is_told_before_it_is_replaced(ranks, tmp_path, capfd):
+    KeptRun("one", ("a=1",), resumes=True).train(tmp_path, JOB)
+    KeptRun("one", ("a=2",), resumes=True).train(tmp_path, JOB)
+    assert "one: differs in settings, and is replaced" in capfd.readouterr().err
+    assert ranks == ["one"] * 2
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_runs_that_resume_keep_the_measured_checkpoint(resumes, tmp_path, monkeypatch):
+    def run_recipe(recipe, job, *_):
+        folder = job.directory / "checkpoints"
+        for name in ("best", "other"):
+            (folder / name).mkdir(parents=True)
+        (folder / "last.ckpt").symlink_to("other")
+        return {"checkpoint": str(folder / "best")}
+
+    monkeypatch.setattr(kept_runs, "run_recipe", run_recipe)
+    monkeypatch.setattr(KeptRun, "recipe", lambda run: None)
+    run = KeptRun("one", (), resumes=resumes)
+    found = run.train(tmp_path, JOB)
+    kept = tmp_path / "one/checkpoints"
+    assert [path.name for path in kept.glob("*")] == (["best"] if resumes else [])
+    assert ("checkpoint" in found) == resumes
+    run.delete_large(tmp_path)
+    assert not resumes or Path(found["checkpoint"]).is_dir()
+
+
 @pytest.fixture
 def stopped(ranks, tmp_path):
     """A run with a model of the user that was stopped, and its directory."""

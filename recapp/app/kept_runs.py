@@ -5,6 +5,7 @@ complete there is not run again.
     PATH/NAME/begun.json       its settings, from its beginning on
     PATH/NAME/log.txt          what its ranks printed
     PATH/NAME/metrics.json     and the other records of a run, without curves and checkpoints
+    PATH/NAME/checkpoints/     the measured one, of runs that resume or test
 
 A command that was stopped goes on with the first run that has no result. A result does not count if
 it is of other settings, on another number of threads, of another version of recapp or of a package
@@ -22,7 +23,7 @@ from typing import Any
 from recapp import console
 from recapp.app.job import Job, run_recipe
 from recapp.app.recipe_of_job import recipe_under
-from recapp.errors import CheckpointError, LaunchError, RecappError
+from recapp.errors import CheckpointError, ConfigError, LaunchError, RecappError
 from recapp.processes.start_and_end import redirected
 from recapp.recipe.early_checks import check_data, check_training
 from recapp.recipe.recipe import Train
@@ -50,7 +51,7 @@ class KeptRun:
         facts: What the command says about the run; its result holds it.
         tests: Whether the best checkpoint is measured on the rows of `dataset.test_path`, too.
         resumes: Whether a run that was stopped goes on from its last checkpoint; if not, it begins
-            anew, so that its speed is that of the whole run.
+            anew, so that its speed is that of the whole run. It keeps the measured checkpoint.
         threads: The compute threads of each of its ranks; None: those of the environment, which its
             result does not hold.
         versions: The versions of packages, besides recapp, on which its result depends; None: those
@@ -105,19 +106,66 @@ class KeptRun:
             job: The job of the command.
 
         Raises:
-            RecappError: A setting is wrong, or a rank has failed.
+            RecappError: A setting is wrong, the directory has a stopped run of other settings, or a
+                rank has failed.
         """
         recipe = self.recipe()
+        self.check_attempt(folder)
         directory = folder / self.name
         own = replace(job, directory=directory, overrides=self.overrides)
         begun = self._begun(recipe, own)
         if begun is None:
+            self._say_replaced(directory)
             shutil.rmtree(directory, ignore_errors=True)  # of an attempt that did not end
             directory.mkdir(parents=True)
             record.write_document(self._same(), directory / BEGUN_FILE)
         with printed_into(directory / LOG_FILE):
             found = self.measure(*(begun or (recipe, own)))
         return self.keep(found, folder)
+
+    def check_attempt(self, folder: Path) -> None:
+        """Check that the directory of a run that resumes has no checkpoint of a stopped run of
+        other settings or versions, which the run would delete.
+
+        Args:
+            folder: The directory of the command.
+
+        Raises:
+            ConfigError: It has one.
+        """
+        directory = folder / self.name
+        begun = record.read_document(directory / BEGUN_FILE)
+        stopped = not (directory / RESULT_FILE).exists()
+        if not self.resumes or begun == self._same() or not stopped:
+            return
+        if (directory / "checkpoints" / "last.ckpt").exists():
+            raise ConfigError(
+                f"{console.short_path(directory)}: has the checkpoint of a run that was stopped, which differs in "
+                f"{self._differs_in(begun)} and would be deleted: train with those, remove the "
+                "directory, or name another one, path=..."
+            )
+
+    def _say_replaced(self, directory: Path) -> None:
+        """Say that a complete run of other settings is deleted, if it is one that resumes."""
+        complete = record.read_document(directory / RESULT_FILE)
+        if self.resumes and complete is not None:
+            where = console.short_path(directory)
+            console.note(f"{where}: differs in {self._differs_in(complete)}, and is replaced")
+
+    def _differs_in(self, other: Mapping[str, Any] | None) -> str:
+        """Return what tells a record of a run from this run."""
+        if other is None:
+            return f"settings or versions ({BEGUN_FILE} cannot be read)"
+        own = self._same()
+        words = {"overrides": "settings", "form": "the form of results"}
+        found = [name for name in own if other.get(name) != own[name]]
+        found += ["threads"] if "threads" in other and "threads" not in own else []
+        return ", ".join(
+            f"the version of {name.removeprefix(VERSION)}"
+            if name.startswith(VERSION)
+            else words.get(name, name)
+            for name in found
+        )
 
     def _begun(self, recipe: Train, job: Job) -> tuple[Train, Job] | None:
         """Return the recipe and the job of the rest of an attempt with the same settings; None if
@@ -168,14 +216,41 @@ class KeptRun:
         directory = folder / self.name
         directory.mkdir(parents=True, exist_ok=True)
         result = {**found, **self.facts, **self._same(), **machine()}
+        if not self._keeps_checkpoint:
+            result.pop("checkpoint", None)
         record.write_document(result, directory / RESULT_FILE)
-        _delete_large(directory)
+        self.delete_large(folder)
         return result
 
+    @property
+    def _keeps_checkpoint(self) -> bool:
+        return self.tests or self.resumes
 
-def _delete_large(directory: Path) -> None:
-    for name in LARGE:
-        shutil.rmtree(directory / name, ignore_errors=True)
+    def delete_large(self, folder: Path) -> None:
+        """Delete what is large of a complete run, but for a measured checkpoint that it keeps.
+
+        Args:
+            folder: The directory of the command.
+        """
+        directory = folder / self.name
+        result = record.read_document(directory / RESULT_FILE) or {}
+        measured = result.get("checkpoint") if self._keeps_checkpoint else None
+        for name in LARGE:
+            _delete_but(directory / name, Path(measured) if measured else None)
+
+
+def _delete_but(directory: Path, kept: Path | None) -> None:
+    """Delete a directory, but for one checkpoint in it and links to that."""
+    if kept is None or kept.parent != directory:
+        shutil.rmtree(directory, ignore_errors=True)
+        return
+    real = kept.resolve()
+    for path in list(directory.glob("*")):
+        if path.resolve() != real:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _trained(directory: Path) -> dict[str, Any] | None:
@@ -223,6 +298,8 @@ def _checked(runs: Sequence[KeptRun], folder: Path) -> list[KeptRun]:
             run.recipe()
         except RecappError as error:
             raise type(error)(f"{run.name}: {error}") from error
+    for run in missing:
+        run.check_attempt(folder)
     return missing
 
 
@@ -252,7 +329,7 @@ def train_missing(
     failed = list(first()) if first else []
     for run in runs:
         if run not in missing:  # the command may have ended before it deleted them
-            _delete_large(folder / run.name)
+            run.delete_large(folder)
     if again := [run for run in missing if (folder / run.name / RESULT_FILE).is_file()]:
         console.note(
             f"{len(again)} of {len(runs)} runs have results of other settings or threads, of "

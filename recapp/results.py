@@ -27,6 +27,8 @@ from recapp.app.job import Job
 from recapp.processes.rank_process import leave
 from recapp.recipe.commands import VERBS, Results
 
+MAPPINGS = ("settings_of", "histories", "sizes")
+"""The settings that take keys of the user beside those of `conf/results.yaml`."""
 COLUMNS = (
     console.Column("model", "model"),
     console.Column("seeds", "seeds", ","),
@@ -45,9 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments; None takes those of the process.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = [_with_keys(argument) for argument in (sys.argv[1:] if argv is None else argv)]
     verbs = VERBS["results"] if arguments[:1] and arguments[0] in VERBS["results"] else ()
     return run("results", measure, verbs=verbs, writes=False, argv=arguments)
+
+
+def _with_keys(argument: str) -> str:
+    """Return an argument that may add keys to a mapping, for which Hydra wants two pluses."""
+    name, equals, _ = argument.partition("=")
+    return f"++{argument}" if equals and name.partition(".")[0] in MAPPINGS else argument
 
 
 def measure(settings: Results, job: Job) -> None:

@@ -102,6 +102,35 @@ def test_models_with_a_vector_for_each_field_get_tables_of_that_width():
     assert widths == [3 * (13 + 26 + 13), 3 * 3]
 
 
+def test_settings_of_a_model_with_a_vector_for_each_field_replace_its_width():
+    for own, dim in (("model.layers=[8]", 4 * (13 + 26 + 13)), ("tables.dim=390", 390)):
+        (first, *_) = planned("models=[onn]", "seeds=1", f"+settings_of.onn=['{own}']")
+        assert first.overrides[-2:] == (own, "seed=1")
+        assert recipe_under("train", first.overrides).tables.dim == dim
+    (first, *_) = planned("models=[ffm]", "seeds=1", "+settings_of.ffm=['dataset.buckets=null']")
+    assert recipe_under("train", first.overrides).tables.dim == 4 * (13 + 26)
+
+
+def test_a_misspelt_setting_of_all_runs_is_told_with_the_run(tmp_path):
+    (run, *_) = planned("models=[fm]", "seeds=1", "settings=['trainer.devces=1']")
+    with pytest.raises(
+        ConfigError, match=r"^criteo_kaggle/fm/seed_1: unknown setting trainer\.dev"
+    ):
+        kept_runs.train_missing([run], tmp_path, JOB)
+
+
+def test_mappings_take_new_keys_without_a_plus(tmp_path, monkeypatch, capsys):
+    seen = []
+    result(tmp_path, "avazu", "fm", 1)  # so that there is a page
+    monkeypatch.setattr(kept_runs, "train_missing", lambda runs, *_: seen.extend(runs))
+    given = ["logs={generated: /g}", "models=[din]", "seeds=1", f"path={tmp_path}"]
+    more = ["histories={generated: {C1: C2}}", "settings_of={din: ['tables.dim=4']}"]
+    assert results.main([*given, *more]) == 0, capsys.readouterr().err
+    assert seen[0].overrides[-3:] == ("tables.sequences=[C1]", "tables.dim=4", "seed=1")
+    assert results.main([*given, more[0], "settings_of.din=['tables.dim=8']"]) == 0
+    assert seen[1].overrides[-2] == "tables.dim=8"
+
+
 def test_models_with_nothing_but_weights_share_no_tables():
     runs = planned("models=[logistic]", "seeds=1")
     assert not any("tables.shared" in override for run in runs for override in run.overrides)
@@ -132,6 +161,23 @@ def test_sizes_are_composed_and_grow():
         (["models=[dlmr]"], "", "models: model=dlmr does not exist; did you mean dlrm"),
         (["models=[din]", "logs={criteo_kaggle: /c}"], "", "models=din: needs behaviour sequences"),
         (["models=[fm]"], "sizes", "models=fm: sizes lists no settings for it"),
+        (["models=[fm,dlrm,fm]"], "", "models=[fm,dlrm,fm]: fm is there twice"),
+        (
+            ["+settings_of.avasu=['a=1']"],
+            "",
+            "settings_of.avasu: is an option neither of dataset nor of model; did you mean avazu",
+        ),
+        (
+            ["+histories.avasu={a: b}"],
+            "",
+            "histories: dataset=avasu does not exist; did you mean avazu",
+        ),
+        (["+sizes.dlmr={}"], "", "sizes: model=dlmr does not exist; did you mean dlrm"),
+        (
+            ["models=[ffm]", "+settings_of.ffm=['model.normalize=false']"],
+            "",
+            "criteo_kaggle/ffm: unknown setting model.normalize",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused(overrides, verb, said):
@@ -474,6 +520,19 @@ def test_the_page_has_means_ranges_and_fewer_seeds(tmp_path):
         "dense_parameters": 1_200_000,
         "table_parameters": 24,
     }
+
+
+def test_the_page_has_the_settings_that_only_some_models_have(tmp_path):
+    shared = "tables.shared={history: item}"
+    for model in ("dcn", "dlrm", "ffm", "fm", "onn"):
+        own = ["tables.dim=156"] if model in ("ffm", "onn") else []
+        more = [] if model == "onn" else [shared]
+        overrides = ["dataset=avazu", f"model={model}", "~logger", *more, *own, "seed=1"]
+        result(tmp_path, "avazu", model, 1, overrides=overrides)
+    (page,) = write_page(read_results(tmp_path), tmp_path / "results.md")
+    text = page.read_text()
+    assert "Settings: `~logger`." in text  # a setting without a value
+    assert f"\nFurther settings: all but onn `{shared}`; ffm, onn `tables.dim=156`.\n" in text
 
 
 def test_runs_of_other_settings_are_left_out_of_a_mean_and_told(tmp_path):

@@ -140,9 +140,9 @@ class KeptRun:
             return
         if (directory / "checkpoints" / "last.ckpt").exists():
             raise ConfigError(
-                f"{console.short_path(directory)}: has the checkpoint of a run that was stopped, which differs in "
-                f"{self._differs_in(begun)} and would be deleted: train with those, remove the "
-                "directory, or name another one, path=..."
+                f"{console.short_path(directory)}: has the checkpoint of a run that was stopped, "
+                f"which differs in {self._differs_in(begun)} and would be deleted: train with "
+                "those, remove the directory, or name another one, path=..."
             )
 
     def _say_replaced(self, directory: Path) -> None:

@@ -13,10 +13,13 @@ from typing import Any, Literal
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from recapp.app import compose
 from recapp.app.stored_recipe import as_scored, match_stored
+from recapp.errors import ConfigError
 from recapp.recipe.read import checked, read_settings
 from recapp.recipe.recipe import Train
 from recapp.settings.check_settings import override_names
@@ -110,8 +113,15 @@ def recipe_under(command: str, overrides: Sequence[str]) -> Any:
     Args:
         command: The name of the command.
         overrides: Overrides that name no stored model.
+
+    Raises:
+        ConfigError: A setting or an option does not exist, or has a wrong value.
     """
-    config = compose.without_hydra(compose.compose(command, overrides))
+    try:
+        config = compose.without_hydra(compose.compose(command, overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        known = compose.known_settings(command, overrides)
+        raise ConfigError(compose.in_one_line(error, known)) from error
     return recipe_of_job(config, command, overrides, {}, ())
 
 

@@ -14,7 +14,7 @@ from recapp.app.kept_runs import LOG_FILE, KeptRun
 from recapp.app.recipe_of_job import recipe_under
 from recapp.benchmarks import fuxictr_beside
 from recapp.benchmarks.other_python import THREADS
-from recapp.errors import ConfigError, suggest
+from recapp.errors import ConfigError, RecappError, suggest
 from recapp.models.catalogue import MODELS
 from recapp.models.fm_checks import check_field_aware
 from recapp.recipe.commands import Results
@@ -82,11 +82,17 @@ def runs_of(settings: Results, job: Job, fuxictr: Mapping[str, str] | None = Non
     """
     if not settings.logs:
         raise ConfigError(NO_LOGS)
+    _check_keys(settings, job.folders)
     for log, path in settings.logs.items():
         _check_option("logs", "dataset", log, job.folders)
         if not path or "://" in path:
             raise ConfigError(f"logs.{log}={path}: must be the path of Parquet files")
     given = settings.models
+    if given and len({*given}) < len(given):
+        twice = next(model for model in given if given.count(model) > 1)
+        raise ConfigError(
+            f"models=[{','.join(given)}]: {twice} is there twice: name each model once"
+        )
     for model in given or ():
         _check_option("models", "model", model, job.folders)
     if job.verb and (strange := sorted({*(given or ())} - {*settings.sizes})):
@@ -108,6 +114,25 @@ def runs_of(settings: Results, job: Job, fuxictr: Mapping[str, str] | None = Non
             f"logs: histories={{LOG: {{history: item}}}}"
         )
     return runs
+
+
+def _check_keys(settings: Results, folders: Folders) -> None:
+    """Check the keys of the settings that are mappings: a misspelt one would change nothing.
+
+    Raises:
+        ConfigError: A key is no option.
+    """
+    logs, models = options("dataset", folders), options("model", folders)
+    for name in settings.settings_of:
+        if name not in (*logs, *models):
+            raise ConfigError(
+                f"settings_of.{name}: is an option neither of dataset nor of model; "
+                f"{suggest(name, [*logs, *models])}"
+            )
+    for name in settings.histories:
+        _check_option("histories", "dataset", name, folders)
+    for name in settings.sizes:
+        _check_option("sizes", "model", name, folders)
 
 
 def _check_option(setting: str, group: str, name: str, folders: Folders) -> None:
@@ -157,10 +182,14 @@ def _overrides(
         if not history:
             return None
         found.append(f"tables.sequences=[{','.join(history)}]")
-    found += settings.settings_of.get(model, ())
+    own = settings.settings_of.get(model, ())
     if known and known.check_fields is check_field_aware:
-        found.append(f"tables.dim={settings.columns * _fields(found)}")
-    return tuple(found)
+        try:
+            fields = _fields([*found, *own])
+        except RecappError as error:
+            raise type(error)(f"{log}/{model}: {error}") from error
+        found.append(f"tables.dim={settings.columns * fields}")
+    return (*found, *own)
 
 
 def log_overrides(log: str, path: str) -> list[str]:
@@ -175,7 +204,7 @@ def log_overrides(log: str, path: str) -> list[str]:
 
 def _fields(overrides: Sequence[str]) -> int:
     """Return the number of fields under a command line: numbers and features of ids."""
-    recipe: Train = recipe_under("train", [*overrides, "model=dlrm"])
+    recipe: Train = recipe_under("train", overrides)
     return len(recipe.schema.numbers) + len(recipe.schema.features)
 
 

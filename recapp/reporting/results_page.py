@@ -140,6 +140,7 @@ def page_lines(lines: Sequence[Line], figures: Mapping[str, tuple[str, str]]) ->
             yield ""
             yield from _table(plain)
             yield from _fewer_seeds(plain)
+            yield from _further_settings(plain, here)
         if name := next((name for name in figures if name == f"quality_by_size_{log}"), None):
             alt, caption = figures[name]
             yield ""
@@ -157,15 +158,46 @@ def _about_log(lines: Sequence[Line]) -> Iterator[str]:
     runs = [run for line in lines for run in line.runs]
     rows = dict.fromkeys((run["rows_train"], run["rows_val"]) for run in runs)
     said = "; ".join(f"{a:,} rows to train on, {b:,} to measure on" for a, b in rows)
-    runs = [run for run in runs if "chosen" not in run] or runs  # those of recapp
-    every = [dict(override.split("=", 1) for override in run["overrides"]) for run in runs]
-    common = [
-        f"`{name}={value}`"
-        for name, value in every[0].items()
-        if name not in RUN_KEYS and all(other.get(name) == value for other in every)
-    ]
-    shown = " ".join(common)
+    shown = " ".join(f"`{setting}`" for setting in _common_settings(lines))
     yield from _wrapped(f"{said}. Settings: {shown}.")
+
+
+def _settings(run: Mapping[str, Any]) -> list[str]:
+    """Return the settings of a run as its command line has them, the last one of each name."""
+    found = {override.partition("=")[0]: override for override in run["overrides"]}
+    return [setting for name, setting in found.items() if name not in RUN_KEYS]
+
+
+def _common_settings(lines: Sequence[Line]) -> list[str]:
+    """Return the settings that all runs have, but for those of trees if there are others."""
+    runs = [run for line in lines for run in line.runs]
+    runs = [run for run in runs if "chosen" not in run] or runs
+    every = [_settings(run) for run in runs]
+    return [setting for setting in every[0] if all(setting in other for other in every)]
+
+
+def _further_settings(lines: Sequence[Line], here: Sequence[Line]) -> Iterator[str]:
+    """Yield a sentence about the settings that only some of the lines have.
+
+    Args:
+        lines: The lines of the table.
+        here: All lines of the log.
+    """
+    common = _common_settings(here)
+    having: dict[str, list[str]] = {}
+    for line in lines:
+        for setting in dict.fromkeys(text for run in line.runs for text in _settings(run)):
+            if setting not in common:
+                having.setdefault(setting, []).append(line.model)
+    said = []
+    for setting, models in having.items():
+        others = [line.model for line in lines if line.model not in models]
+        few = 2 * len(others) < len(models)
+        who = f"all but {', '.join(others)}" if others and few else ", ".join(models)
+        said.append(f"{who if others else 'all'} `{setting}`")
+    if said:
+        yield ""
+        yield from _wrapped(f"Further settings: {'; '.join(said)}.")
 
 
 def _table(lines: Sequence[Line]) -> Iterator[str]:

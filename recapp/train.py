@@ -208,7 +208,7 @@ def with_snapshots(
     """
     if recipe.snapshots < 2:
         return measured
-    reason: object = "fewer than two whole epochs have ended"
+    reason: object = f"{len(kept) or 'no'} model of a whole epoch is kept, and it takes two"
     if len(kept) > 1:
         try:
             joined = measure_joined(recipe, kept, job_dir)

@@ -73,14 +73,19 @@ class Resumed:
         return manifest if fits else None
 
     def snapshots(self) -> list[Path]:
-        """Return the checkpoints of the last epochs of a run that is over, if it kept any: this one
-        is the last, and its run ended before they were joined.
+        """Return the checkpoints of the last epochs of a run that is over, if it kept any: its run
+        ended before they were joined. This checkpoint is the last of them if it is of the end of an
+        epoch and has no snapshot beside it.
         """
         state = read_meta(self.path)["callbacks"].get(KeepSnapshots.__qualname__)
-        if state is None or self.manifest.position["batches"]:
+        if state is None:
             return []
         path = Path(self.path).absolute()
-        return [*kept_before(state, self.recipe.snapshots, path.parent), path]
+        kept = kept_before(state, self.recipe.snapshots, path.parent)
+        steps = [read_manifest(snapshot).step for snapshot in kept]
+        if not self.manifest.position["batches"] and self.manifest.step not in steps:
+            kept.append(path)
+        return kept[-self.recipe.snapshots :]
 
     def catch_up(self, trainer: Trainer) -> None:
         """Make a trainer validate the checkpoint's step first, if a signal has cut off its

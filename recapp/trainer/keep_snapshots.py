@@ -15,7 +15,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from recapp.errors import CheckpointError
+from recapp import console
 from recapp.stored.checkpoint import remove_checkpoint
 from recapp.stored.directories import is_checkpoint
 
@@ -31,10 +31,7 @@ class KeepSnapshots(Callback):
 
     Attributes:
         kept: The checkpoints, earliest first. A resumed run goes on with those of the run before,
-            and deletes none of these.
-
-    Raises:
-        CheckpointError: The run that is resumed kept a checkpoint that does not exist any more.
+            and deletes none of these unless it writes into the same directory.
     """
 
     def __init__(self, folder: Path, count: int) -> None:
@@ -53,7 +50,7 @@ class KeepSnapshots(Callback):
         state = checkpoint["callbacks"].get(self.state_key)
         if state is not None:
             beside = Path(trainer.ckpt_path or "").absolute().parent
-            self.kept = kept_before(state, self.count, beside)
+            self.kept = kept_before(state, self.count, beside, noted=trainer.is_global_zero)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the state at the end of a whole epoch, and delete the earliest if there are too
@@ -62,10 +59,10 @@ class KeepSnapshots(Callback):
         if not trainer.is_last_batch:
             return
         path = self.folder / f"snapshot_{trainer.global_step:06d}.ckpt"
-        if path in self.kept:
+        if path.name in {kept.name for kept in self.kept}:
             return
+        self.kept.append(path)  # before it is saved: a run that resumes from it has it, too
         trainer.save_checkpoint(path)
-        self.kept.append(path)
         for old in self.kept[: -self.count]:
             if trainer.is_global_zero and old.parent == self.folder:
                 remove_checkpoint(old)
@@ -73,31 +70,29 @@ class KeepSnapshots(Callback):
         trainer.strategy.barrier()
 
 
-def kept_before(state: Mapping[str, Any], count: int, beside: Path) -> list[Path]:
-    """Return the checkpoints of an earlier run that count beside one more epoch, earliest first.
+def kept_before(
+    state: Mapping[str, Any], count: int, beside: Path, *, noted: bool = True
+) -> list[Path]:
+    """Return the checkpoints of an earlier run that still exist, the latest `count`, earliest first.
 
-    An earlier run writes its last checkpoint before the snapshot of the same epoch, and then
-    deletes the earliest. So a run that resumes needs one less than are named, ends that epoch again
-    and saves its snapshot.
+    An earlier run deletes its earliest ones while it goes on, also after the checkpoint was written
+    that names them. The run that resumes ends these epochs again, and has as many in the end.
 
     Args:
         state: The state of `KeepSnapshots` in a checkpoint.
         count: The number of epochs to keep.
         beside: The directory of that checkpoint, in which snapshots are looked for if the directory
             of the run was moved.
-
-    Raises:
-        CheckpointError: One of them does not exist any more.
+        noted: Whether a note names those that are missing.
     """
-    most = min(count, state.get("count", count)) - 1
-    named = [Path(name) for name in state["kept"]]
-    found = []
-    for path in named[max(0, len(named) - most) :]:
-        here = next((p for p in (path, beside / path.name) if is_checkpoint(p)), None)
-        if here is None:
-            raise CheckpointError(
-                f"snapshots={count}: {path}, which the run of ckpt_path kept, is gone: "
-                "put it back, or set snapshots=1"
-            )
-        found.append(here)
-    return found
+    found = {
+        path: next((p for p in (path, beside / path.name) if is_checkpoint(p)), None)
+        for path in map(Path, state["kept"][-count:])
+    }
+    gone = [path.name for path, here in found.items() if here is None]
+    if gone and noted:
+        console.note(
+            f"snapshots={count}: the run of ckpt_path has deleted {', '.join(gone)}; the epochs "
+            "that end from here on take their place"
+        )
+    return [here for here in found.values() if here is not None]

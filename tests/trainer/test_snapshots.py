@@ -1,6 +1,7 @@
 """Models of several checkpoints are joined into one ensemble; so are those of the last epochs."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from runs import compose, fit
 
 from recapp.errors import CheckpointError, ConfigError
 from recapp.recipe.early_checks import check_resumed, check_training
+from recapp.recipe.resume import Resumed
 from recapp.stored.checkpoint import (
     load_table,
     name_metrics,
@@ -19,7 +21,7 @@ from recapp.stored.checkpoint import (
 from recapp.stored.joined_checkpoint import join_checkpoints
 from recapp.stored.training_state import dense_state
 from recapp.tables.named_collections import member_name
-from recapp.trainer.keep_snapshots import kept_before
+from recapp.trainer.keep_snapshots import KeepSnapshots, kept_before
 
 SHORT = ("trainer.max_steps=2", "tables.wide=true")
 LAST = "checkpoints/last.ckpt"
@@ -109,16 +111,74 @@ def made(folder, *names):
     return {"kept": [str(folder / name.rstrip("?")) for name in names], "count": 3}
 
 
-def test_a_resumed_run_needs_one_snapshot_less_than_are_named(tmp_path):
-    state = made(tmp_path / "run", "a?", "b", "c")
+def test_a_resumed_run_goes_on_with_the_latest_snapshots_that_exist(tmp_path, capsys):
     run = tmp_path / "run"
-    assert kept_before(state, 3, tmp_path) == [run / "b", run / "c"]
-    assert kept_before(state, 2, tmp_path) == [run / "c"]
-    assert kept_before(state, 9, tmp_path) == [run / "b", run / "c"]  # "a" is deleted by then
+    state = made(run, "a?", "b", "c")
+    assert kept_before(state, 2, tmp_path) == [run / "b", run / "c"]
+    assert kept_before(state, 1, tmp_path) == [run / "c"]
+    assert not capsys.readouterr().err
+    assert kept_before(state, 3, tmp_path, noted=False) == [run / "b", run / "c"]
+    assert not capsys.readouterr().err
+    assert kept_before(state, 9, tmp_path) == [run / "b", run / "c"]
+    assert "snapshots=9: the run of ckpt_path has deleted a;" in capsys.readouterr().err
     run.rename(tmp_path / "moved")
     assert kept_before(state, 3, tmp_path / "moved")[1] == tmp_path / "moved" / "c"
-    with pytest.raises(CheckpointError, match=r"snapshots=3: .*run/b, which .* is gone: put it"):
-        kept_before(state, 3, tmp_path)
+    assert kept_before(state, 3, tmp_path) == []
+
+
+EPOCH = 18
+"""The steps of an epoch of the logs."""
+EPOCHS = ("snapshots=2", "trainer.check_val_every_n_epoch=2", "callbacks.checkpoint.save_top_k=-1")
+
+
+def train(logs, folder, *more, ckpt_path=None):
+    """Train with snapshots, and return the recipe and the steps of those that are kept."""
+    recipe = compose(logs, *EPOCHS, *more)
+    keeper = KeepSnapshots(folder / "checkpoints", 2)
+    folder.mkdir(exist_ok=True)
+    fit(recipe, folder, keeper, ckpt_path=ckpt_path)
+    return recipe, [read_manifest(path).step for path in keeper.kept]
+
+
+@pytest.fixture(scope="module")
+def three_epochs(logs, tmp_path_factory):
+    """The directory of a run of three epochs that validates once in two, and its recipe."""
+    folder = tmp_path_factory.mktemp("epochs")
+    recipe, steps = train(logs, folder, "trainer.max_epochs=3")
+    assert steps == [2 * EPOCH, 3 * EPOCH]
+    return folder / "checkpoints", recipe
+
+
+def steps_of(recipe, path):
+    """Return the steps of the models that are joined for a run that is over."""
+    resumed = Resumed(recipe, str(path), read_manifest(path))
+    return [read_manifest(kept).step for kept in resumed.snapshots()]
+
+
+def test_a_run_that_is_over_joins_no_model_twice(three_epochs):
+    folder, recipe = three_epochs
+    assert steps_of(recipe, folder / "last.ckpt") == [2 * EPOCH, 3 * EPOCH]
+
+
+def test_a_run_that_resumes_from_a_snapshot_keeps_it(three_epochs, logs, tmp_path):
+    start = three_epochs[0] / f"snapshot_{3 * EPOCH:06d}.ckpt"
+    _, steps = train(logs, tmp_path, "trainer.max_epochs=4", ckpt_path=start)
+    assert steps == [3 * EPOCH, 4 * EPOCH]
+
+
+def test_a_run_resumes_from_a_checkpoint_whose_snapshots_are_deleted(three_epochs, logs, tmp_path):
+    start = three_epochs[0] / f"step_{2 * EPOCH:06d}.ckpt"
+    assert not (three_epochs[0] / f"snapshot_{EPOCH:06d}.ckpt").exists()  # which it names
+    _, steps = train(logs, tmp_path, "trainer.max_epochs=3", ckpt_path=start)
+    assert steps == [2 * EPOCH, 3 * EPOCH]
+
+
+def test_a_run_that_ends_inside_an_epoch_keeps_as_many(logs, tmp_path):
+    recipe, steps = train(logs, tmp_path / "part", f"trainer.max_steps={2 * EPOCH + 2}")
+    last = tmp_path / "part" / LAST
+    assert steps == steps_of(recipe, last) == [EPOCH, 2 * EPOCH]
+    _, steps = train(logs, tmp_path / "on", f"trainer.max_steps={2 * EPOCH + 4}", ckpt_path=last)
+    assert steps == [EPOCH, 2 * EPOCH]
 
 
 @pytest.mark.parametrize(

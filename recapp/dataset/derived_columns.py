@@ -198,11 +198,7 @@ def _buckets(dataset: DataSettings, dense: Sequence[str]) -> list[DerivedColumn]
     chosen = dataset.buckets
     if chosen is None:
         return []
-    if not dense:
-        raise ConfigError(
-            f"dataset.buckets={shown(chosen)}: there are no dense columns: name some in "
-            "dataset.dense, or leave dataset.buckets=null"
-        )
+    _check_dense("dataset.buckets", chosen, dense)
     rules = chosen if isinstance(chosen, Mapping) else dict.fromkeys(dense, chosen)
     _check_known("dataset.buckets", rules, dense, "dense column")
     return [
@@ -214,6 +210,8 @@ def _buckets(dataset: DataSettings, dense: Sequence[str]) -> list[DerivedColumn]
 
 def _missing_flags(dataset: DataSettings, dense: Sequence[str]) -> list[DerivedColumn]:
     chosen = dataset.missing_flags
+    if chosen:
+        _check_dense("dataset.missing_flags", chosen, dense)
     names: Sequence[str] = chosen if isinstance(chosen, tuple) else dense if chosen else ()
     _check_known("dataset.missing_flags", names, dense, "dense column")
     return [
@@ -225,6 +223,7 @@ def _pieces(dataset: DataSettings, dense: Sequence[str]) -> list[DerivedColumn]:
     chosen = dataset.piecewise
     if chosen is None:
         return []
+    _check_dense("dataset.piecewise", chosen, dense)
     counts = chosen if isinstance(chosen, Mapping) else dict.fromkeys(dense, chosen)
     _check_known("dataset.piecewise", counts, dense, "dense column")
     return [
@@ -323,6 +322,14 @@ def _joined(groups: Iterable[Sequence[str]]) -> list[set[str]]:
         apart = [other for other in made if not other & own]
         made = [*apart, own.union(*(other for other in made if other & own))]
     return made
+
+
+def _check_dense(setting: str, chosen: object, dense: Sequence[str]) -> None:
+    if not dense:
+        raise ConfigError(
+            f"{setting}={shown(chosen)}: there are no dense columns: name some in dataset.dense, "
+            f"or leave {setting} at its default"
+        )
 
 
 def _check_known(setting: str, names: Iterable[str], known: Sequence[str], what: str) -> None:

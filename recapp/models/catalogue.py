@@ -34,12 +34,15 @@ class KnownModel:
             features; None if the two need not fit.
         check_lookups: A further check, of its lookups in all collections; its last argument is
             whether their dims are known.
+        of_clicks: Whether, with these arguments, it trains with losses that only logits of clicks
+            have.
     """
 
     check: Check
     needs: tuple[str, ...] = (BAGS,)
     check_fields: Callable[[Sequence[int], int], object] | None = None
     check_lookups: LookupCheck | None = None
+    of_clicks: Callable[[Mapping[str, Any]], bool] = lambda arguments: False
 
 
 def _dlrm(arguments: Mapping[str, Any], dims: Sequence[int]) -> None:
@@ -62,6 +65,10 @@ def _fits(check: Callable[..., None], one_dim: str = "") -> Check:
             widths.check_same_dim(one_dim, dims)
 
     return checked
+
+
+def _always(arguments: Mapping[str, Any]) -> bool:
+    return True
 
 
 def _history(
@@ -95,8 +102,8 @@ MODELS: Mapping[str, KnownModel] = {
     "recapp.models.gdcn.GDCN": KnownModel(cross_checks.check_crosses),
     "recapp.models.dlrm_dcn.DLRM_DCN": KnownModel(cross_checks.check_crosses),
     "recapp.models.edcn.EDCN": KnownModel(cross_checks.check_edcn),
-    "recapp.models.fcn.FCN": KnownModel(cross_checks.check_fcn),
-    "recapp.models.qnn_alpha.QNNAlpha": KnownModel(cross_checks.check_qnn_alpha),
+    "recapp.models.fcn.FCN": KnownModel(cross_checks.check_fcn, of_clicks=_always),
+    "recapp.models.qnn_alpha.QNNAlpha": KnownModel(cross_checks.check_qnn_alpha, of_clicks=_always),
     "recapp.models.logistic.LogisticRegression": KnownModel(fm_checks.check_nothing, (WIDE,)),
     "recapp.models.fm.FM": KnownModel(fm_checks.check_pairs, (BAGS, WIDE)),
     "recapp.models.fwfm.FwFM": KnownModel(fm_checks.check_pairs, (BAGS, WIDE)),
@@ -115,10 +122,13 @@ MODELS: Mapping[str, KnownModel] = {
         _fits(attention_checks.check_finalmlp, "FinalMLP")
     ),
     "recapp.models.finalnet.FinalNet": KnownModel(
-        _fits(attention_checks.check_finalnet, "FinalNet")
+        _fits(attention_checks.check_finalnet, "FinalNet"), of_clicks=_always
     ),
     "recapp.models.wukong.Wukong": KnownModel(_fits(attention_checks.check_wukong, "Wukong")),
-    "recapp.models.rankmixer.RankMixer": KnownModel(_fits(attention_checks.check_rankmixer)),
+    "recapp.models.rankmixer.RankMixer": KnownModel(
+        _fits(attention_checks.check_rankmixer),
+        of_clicks=lambda arguments: arguments.get("experts", 1) != 1,
+    ),
     "recapp.models.din.DIN": KnownModel(
         _fits(attention_checks.check_din), (BAGS, SEQUENCES), check_lookups=_din
     ),

@@ -47,7 +47,7 @@ class Ensemble(nn.Module):
         means = {
             name: torch.stack([each[name] for each in named]).mean(0)
             for name, value in named[0].items()
-            if isinstance(value, Tensor)
+            if isinstance(value, Tensor) and value.is_floating_point()
         }
         return {**means, MEMBERS: found}
 
@@ -55,9 +55,13 @@ class Ensemble(nn.Module):
         self, outputs: Mapping[str, Any], batch: Batch, loss: Callable[[Any], Tensor]
     ) -> Tensor:
         """Return the sum of the members' losses, a scalar: a mean would shrink the gradients of
-        each member.
+        each member. A member that trains with a loss of its own has it here, too.
         """
-        return torch.stack([loss(found) for found in outputs[MEMBERS]]).sum()
+        losses = []
+        for member, found in zip(self.members, outputs[MEMBERS], strict=True):
+            own = getattr(member, "task_loss", None)
+            losses.append(own(found, batch, loss) if own else loss(found))
+        return torch.stack(losses).sum()
 
     def extra_losses(
         self, outputs: Mapping[str, Any], batch: Batch, loss: Callable[[Any], Tensor]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from recapp.console import note, short_path
 from recapp.dataset.data_settings import DataSettings
 from recapp.errors import CheckpointError, ConfigError, suggest
-from recapp.models.catalogue import MODELS
+from recapp.models.catalogue import MODELS, KnownModel
 from recapp.models.widths import check_share
 from recapp.optim.named_rules import check_types, rules_of, tables_that_restart
 from recapp.processes.launch import gpu_count, rank_count
@@ -256,6 +256,7 @@ def check_training(recipe: Train) -> None:
     if known is None or known.needs != (BAGS,) or not recipe.tables.only_bags:
         check_collections(recipe.model, recipe.model_tables.collections)
     if known is not None:
+        _check_output(recipe, known)
         bags = recipe.model_tables.collections.get(BAGS)
         dims = [x.dim for x in bags.lookups] if bags else []
         check_share("model.field_dropout", recipe.model.arguments.get("field_dropout", 0.0))
@@ -283,6 +284,17 @@ def check_training(recipe: Train) -> None:
     if not started_externally():
         _check_memory(recipe)
         _check_shares(recipe)
+
+
+def _check_output(recipe: Train, known: KnownModel) -> None:
+    """Check that a model whose losses are those of clicks predicts a logit."""
+    outputs = [output.name for output in recipe.built_task.outputs]
+    if known.of_clicks(recipe.model.arguments) and outputs != ["logit"]:
+        raise ConfigError(
+            f"model ({recipe.model.target}): trains with losses of clicks besides that of the task "
+            f"({type(recipe.built_task).__name__}), which predicts {', '.join(outputs)}: choose "
+            "another model, or task=click"
+        )
 
 
 def _check_snapshots(recipe: Train) -> None:

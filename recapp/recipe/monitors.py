@@ -5,6 +5,7 @@ This file imports neither torch nor Lightning.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from recapp.errors import ConfigError, alike, suggest
 from recapp.recipe.recipe import Train
@@ -137,7 +138,46 @@ def schedule_of(recipe: Train) -> Constructor | None:
     checkpoint = recipe.callbacks.get("checkpoint")
     best = checkpoint.arguments.get("monitor") if checkpoint else None
     given = schedule.arguments
-    monitor = given.get("monitor") or (best if best in measured else next(iter(measured)))
-    mode = given.get("mode") or measured.get(monitor) or "min"
+    if recipe.without_validation is not None:
+        raise ConfigError(
+            f"{recipe.without_validation}: optimizer.schedule ({schedule.target}) follows a metric "
+            "of validations; validate, or choose another schedule"
+        )
+    monitor = given.get("monitor") or (best if best in measured else _usual(recipe))
+    mode = given.get("mode") or measured.get(monitor)
     check_monitor("optimizer.schedule", monitor, mode, measured, all_known=True)
+    if mode is None:
+        raise ConfigError(
+            f"optimizer.schedule.monitor={monitor}: neither larger nor smaller values of it are "
+            f"better; {suggest(monitor, [name for name, better in measured.items() if better])}"
+        )
     return Constructor(schedule.target, {**given, "monitor": monitor, "mode": mode})
+
+
+def _usual(recipe: Train) -> str:
+    """Return the metric that a schedule follows if the settings leave it open: the task's best one,
+    or the first one measured for which one direction is better.
+    """
+    measured = measured_by(recipe)
+    best = recipe.built_task.measures.objective
+    if best in measured:
+        return best
+    return next((name for name, better in measured.items() if better), next(iter(measured)))
+
+
+def with_monitor(settings: Mapping[str, Any]) -> Any:
+    """Return the group `optimizer` of plain settings, in which a schedule that leaves its metric
+    open follows that of `callbacks.checkpoint`.
+
+    Args:
+        settings: The settings of a run. Those of a damaged checkpoint may be anything.
+    """
+    optimizer = settings.get("optimizer")
+    try:
+        schedule = optimizer["schedule"]
+        if schedule["_target_"] in PLATEAUS and schedule.get("monitor") is None:
+            followed = settings["callbacks"]["checkpoint"]["monitor"]
+            return {**optimizer, "schedule": {**schedule, "monitor": followed}}
+    except (KeyError, TypeError, AttributeError):
+        pass
+    return optimizer

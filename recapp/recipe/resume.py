@@ -8,6 +8,7 @@ from lightning.pytorch import Trainer
 
 from recapp.console import short_path
 from recapp.processes.rank_environment import rank_info
+from recapp.recipe.monitors import with_monitor
 from recapp.recipe.recipe import Train
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest, read_meta
@@ -57,8 +58,8 @@ class Resumed:
     @property
     def changed_optimizer(self) -> ChangedOptimizer:
         """The callback that applies changed optimiser settings."""
-        before = self.manifest.config.get("optimizer")
-        return ChangedOptimizer(before, to_plain(self.recipe.optimizer))
+        before = with_monitor(self.manifest.config)
+        return ChangedOptimizer(before, with_monitor(to_plain(self.recipe)))
 
     @property
     def joined(self) -> CheckpointManifest | None:

@@ -245,6 +245,15 @@ class Task(ABC):
         names = {output.name: output.label or next(iter(given), "") for output in self.outputs}
         return {name: given[label] for name, label in names.items() if label in given}
 
+    def with_own_weights(self, batch: "Batch") -> "Batch":
+        """Return a batch without the sample weights of labels that the task does not read."""
+        read = self._labels_of(tuple(batch.labels), self.outputs)
+        if batch.weights.keys() <= {*read}:
+            return batch
+        weights = {label: weights_B for label, weights_B in batch.weights.items() if label in read}
+        parts = (batch.dense_BI, batch.sparse, batch.labels)
+        return type(batch)(*parts, weights, batch.row_numbers_B)
+
     def check_labels(self, labels: Sequence[str]) -> tuple[str, ...]:
         """Check that the data have the labels of the outputs, and return the names of the labels
         that may be any finite number.

@@ -14,9 +14,11 @@ an epoch may have fewer batches, and a smaller last one.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lightning.pytorch import Trainer
 from torch.optim import Optimizer
 
 from recapp.engine.sharded_tables import ShardedTables
+from recapp.errors import ConfigError
 
 
 class Accumulation:
@@ -38,6 +40,29 @@ class Accumulation:
         """
         self._rows.append(rows)
         return rows / self._first
+
+    def check_validations(self, trainer: Trainer) -> None:
+        """Check that no validation falls inside a step.
+
+        Args:
+            trainer: The trainer, when training starts.
+
+        Raises:
+            ConfigError: The last step of an epoch has fewer batches, so that validations counted
+                across epochs leave the ends of steps.
+        """
+        batches = trainer.num_training_batches
+        one_epoch = trainer.max_epochs == 1 or (
+            0 <= trainer.max_steps <= -(-batches // self.batches)
+        )
+        if trainer.check_val_every_n_epoch is None and not one_epoch and batches % self.batches:
+            every = trainer.val_check_interval  # type: ignore[attr-defined]
+            raise ConfigError(
+                f"trainer.val_check_interval={every}: counts batches across epochs, and an epoch "
+                f"of {batches:.0f} batches ends with a shorter step "
+                f"(trainer.accumulate_grad_batches={self.batches}), so that later validations "
+                "would fall inside steps: set null for a validation at every epoch's end"
+            )
 
     def end(self, optimizer: Optimizer, tables: Sequence[ShardedTables]) -> None:
         """Scale the gradients of the dense part and of tables to those of one batch, before they

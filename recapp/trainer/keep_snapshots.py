@@ -73,7 +73,7 @@ class KeepSnapshots(Callback):
 def kept_before(
     state: Mapping[str, Any], count: int, beside: Path, *, noted: bool = True
 ) -> list[Path]:
-    """Return the checkpoints of an earlier run that still exist, the latest `count`, earliest first.
+    """Return the latest `count` checkpoints of an earlier run that still exist, earliest first.
 
     An earlier run deletes its earliest ones while it goes on, also after the checkpoint was written
     that names them. The run that resumes ends these epochs again, and has as many in the end.

@@ -210,7 +210,8 @@ class TaskModule(LightningModule):
             ConfigError: A loss has the name of a metric, or is not one number.
         """
         model: Any = self.model
-        extra = model.extra_losses(found, batch, self._loss_of(batch))
+        own = self.task.with_own_weights(batch)
+        extra = model.extra_losses(found, own, self._loss_of(batch))
         taken = {"loss", *(measure.name for measure in self.task.measures)}
         for name, loss in extra.items():
             if name in taken or loss.dim():

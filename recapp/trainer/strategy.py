@@ -556,6 +556,12 @@ class EmbeddingShardingStrategy(DDPStrategy):
         if self.is_global_zero:
             remove_checkpoint(filepath, instead=self._newest)
 
+    def on_train_start(self) -> None:
+        """Check that no validation falls inside a step of several batches."""
+        super().on_train_start()
+        if self._accumulation is not None and self.lightning_module is not None:
+            self._accumulation.check_validations(self.lightning_module.trainer)
+
     def teardown(self) -> None:
         """End the run, and keep tables and optimiser state on their device: the base class would
         copy them to the CPU.

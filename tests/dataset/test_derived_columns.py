@@ -119,6 +119,8 @@ def test_pieces_lie_between_quantiles_and_hold_a_number_between_0_and_1():
     assert pieces[3].tolist() == [0, 0, 0, 0, 0.5, 1, 1, 0]
     assert ends_of_pieces(values, np.array([90, 1, 1, 1, 1]), 4).tolist() == [1, 9]
     assert way_gone(numbers, ends[:0]).tolist() == [0] * 8
+    far = np.array([-3e38, 3e38], np.float32)  # the difference is no float32
+    assert way_gone(np.array([-3e38, 0, 3e38], np.float32), far).tolist() == [0, 0.5, 1]
 
 
 def test_a_cross_is_the_xxh64_of_its_ids():
@@ -307,8 +309,19 @@ def test_a_derived_column_with_the_name_of_another_is_refused():
     named = DataSettings(path="logs", dense=("a",), sparse=("a_bucket",), buckets="log")
     with pytest.raises(ConfigError, match="the derived column a_bucket has the name of a column"):
         columns_of(named, named.dense, named.sparse)
-    without = DataSettings(path="logs", sparse=("x",), buckets="log")
-    with pytest.raises(ConfigError, match=r"dataset\.buckets=log: there are no dense columns"):
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"buckets": "log"}, "dataset.buckets=log"),
+        ({"piecewise": 16}, "dataset.piecewise=16"),
+        ({"missing_flags": True}, "dataset.missing_flags=true"),
+    ],
+)
+def test_columns_of_numbers_need_numbers(given, said):
+    without = DataSettings(path="logs", sparse=("x",), **given)
+    with pytest.raises(ConfigError, match=f"{said}: there are no dense columns"):
         columns_of(without, (), without.sparse)
 
 

@@ -188,6 +188,19 @@ def test_models_of_fields_drop_whole_vectors_on_request(name, folder):
         check_training(replace(found, model=wrong))
 
 
+@pytest.mark.parametrize("name", ["fcn", "finalnet", "qnn_alpha", "rankmixer"])
+def test_models_with_losses_of_clicks_predict_no_ratings(tmp_path, name):
+    more = ["task=rating"] + (["model.experts=2"] if name == "rankmixer" else [])
+    found = recipe("train", settings(tmp_path, name, *more))
+    with pytest.raises(ConfigError, match=r"losses of clicks .* predicts rating: choose another"):
+        check_training(found)
+
+
+@pytest.mark.parametrize("name", ["dlrm", "rankmixer"])
+def test_other_models_predict_ratings(tmp_path, name):
+    check_training(recipe("train", settings(tmp_path, name, "task=rating")))
+
+
 def all_models(folder, *more):
     """The settings of all models in one, and the folder of their options."""
     models = {}

@@ -76,3 +76,11 @@ def test_a_validation_within_a_step_is_refused(logs, every):
     with pytest.raises(ConfigError, match=f"trainer.val_check_interval={every}: counts batches"):
         compose(logs, *SMALL, f"trainer.val_check_interval={every}")
     compose(logs, *SMALL, "trainer.val_check_interval=9")
+
+
+@pytest.mark.parametrize("more", ["trainer.max_epochs=1", "trainer.max_steps=4"])
+def test_a_shorter_last_step_lets_no_validation_fall_within_a_later_one(logs, tmp_path, more):
+    settings = (*SMALL, "trainer.limit_train_batches=10", "trainer.val_check_interval=3")
+    run(logs, tmp_path, *settings, more)  # one epoch has no later step
+    with pytest.raises(ConfigError, match=r"val_check_interval=3: .* an epoch of 10 batches ends"):
+        run(logs, tmp_path / "two", *settings, "trainer.max_epochs=2")

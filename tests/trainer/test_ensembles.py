@@ -140,3 +140,21 @@ def test_outputs_are_averaged_and_losses_added():
     assert set(outputs) == {"click", "order", "members"}
     assert torch.equal(outputs["click"], 1.5 * batch_B)
     assert several.extra_losses(outputs, batch_B, torch.sum) == {"branch": 6.0}
+
+
+class OwnLoss(Member):
+    """A member that trains with a loss of its own, and returns the order of its samples, too."""
+
+    def forward(self, batch_B):
+        return {"logit": super().forward(batch_B), "order": batch_B.argsort()}
+
+    def task_loss(self, outputs, batch, loss):
+        return 100 * loss(outputs["logit"])
+
+
+def test_members_keep_their_own_loss_and_tensors_that_are_no_outputs():
+    batch_B = torch.tensor([1.0, 2.0])
+    one = Ensemble([OwnLoss(1.0), OwnLoss(3.0)])
+    outputs = one(batch_B)
+    assert set(outputs) == {"logit", "members"}
+    assert one.task_loss(outputs, batch_B, torch.sum) == 300.0 + 900.0

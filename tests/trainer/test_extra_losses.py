@@ -89,3 +89,14 @@ def test_an_extra_loss_that_is_no_single_number_is_refused(batch):
     model.extra_losses = lambda outputs, batch, loss: {"branch": outputs["first"]}
     with pytest.raises(ConfigError, match=r"its extra loss branch has shape \[4\]"):
         module_of(model).training_step(batch, 0)
+
+
+def test_extra_losses_have_the_sample_weights_of_the_own_label_alone(batch):
+    labels = {"clicked": batch.labels_B, "bought": batch.labels_B}
+    weights = {"bought": torch.full((4,), 9.0)}
+    several = Batch(batch.dense_BI, batch.sparse, labels, weights, torch.arange(4))
+    found = ClickTask(label="clicked").with_own_weights(several)
+    assert found.weights == {} and found.labels.keys() == labels.keys()
+    assert torch.equal(found.row_numbers_B, torch.arange(4))
+    assert ClickTask(label="bought").with_own_weights(several) is several
+    assert ClickTask().with_own_weights(batch) is batch

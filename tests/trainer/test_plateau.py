@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from jobs import recipe, refusal, resolved, small
 
-from recapp.recipe.monitors import schedule_of
+from recapp.recipe.monitors import schedule_of, with_monitor
+from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest, read_meta
+from recapp.trainer.changed_optimizer import ChangedOptimizer
 
 PLATEAU = [
     "optimizer/schedule=reduce_on_plateau",
@@ -75,8 +77,40 @@ def test_the_schedule_of_torch_takes_a_monitor_and_no_other_does(jobs, base):
             "optimizer.schedule.monitor=val_loss: not measured",
         ),
         ("+optimizer.schedule.mode=min", "optimizer.schedule.mode=min: a larger val_auc is better"),
+        (
+            "optimizer.schedule.monitor=val_calibration",
+            "val_calibration: neither larger nor smaller values of it are better",
+        ),
+        ("dataset.val_share=0", "dataset.val_share=0: optimizer.schedule ("),
+        ("trainer.limit_val_batches=0", "trainer.limit_val_batches=0: optimizer.schedule ("),
     ],
 )
 def test_a_monitor_that_cannot_be_right_is_refused(base, setting, says):
     settings = recipe("train", [*small(base / "logs"), *PLATEAU, setting])
     assert says in refusal(schedule_of, settings)[1]
+
+
+@pytest.mark.parametrize(
+    ("names", "followed"),
+    [("[calibration,auc]", "val_auc"), ("[calibration,log_loss]", "val_log_loss")],
+)
+def test_a_schedule_that_names_no_metric_follows_one_that_has_a_direction(base, names, followed):
+    more = [f"metrics.names={names}", "callbacks=none"]
+    found = schedule_of(recipe("train", [*small(base / "logs"), *PLATEAU, *more])).arguments
+    assert found["monitor"] == followed
+    assert found["mode"] == ("max" if followed == "val_auc" else "min")
+
+
+def test_a_run_that_resumes_with_another_metric_of_checkpoints_begins_its_schedule_anew(base):
+    other = ["callbacks.checkpoint.monitor=val_log_loss", "callbacks.checkpoint.mode=min"]
+    plain = [
+        to_plain(recipe("train", [*small(base / "logs"), *PLATEAU, *more])) for more in ([], other)
+    ]
+    before, now = (with_monitor(settings) for settings in plain)
+    assert (before["schedule"]["monitor"], now["schedule"]["monitor"]) == (
+        "val_auc",
+        "val_log_loss",
+    )
+    assert "monitor" in ChangedOptimizer(before, now).changed["schedule"]
+    assert not any(ChangedOptimizer(before, with_monitor(plain[0])).changed.values())
+    assert with_monitor({"optimizer": 3, "callbacks": None}) == 3 and with_monitor({}) is None

@@ -1,7 +1,6 @@
 """Models of several checkpoints are joined into one ensemble; so are those of the last epochs."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch

@@ -25,7 +25,8 @@ Ids bucket_ids(const Artefact& artefact, const Derived& column, const std::vecto
 // Return the part of the way between the ends of a piece that a number has gone; 0 for NaN.
 float way_gone(const Derived& column, float number) {
   if (column.edges.empty() || std::isnan(number)) return 0;
-  const float way = (number - column.edges[0]) / (column.edges[1] - column.edges[0]);
+  const double first = column.edges[0];
+  const auto way = static_cast<float>((number - first) / (column.edges[1] - first));
   return std::min(std::max(way, 0.0F), 1.0F);
 }
 

@@ -37,6 +37,7 @@ from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest
 from recapp.tables.named_collections import of_all_members
 from recapp.trainer.average_weights import AverageWeights
+from recapp.trainer.batch_callback import skip_idle_hooks
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.restart_tables import RestartTables
 from recapp.trainer.strategy import EmbeddingShardingStrategy
@@ -247,4 +248,5 @@ def build_trainer(
         **wanted,
     )
     assert isinstance(made, Trainer)
+    skip_idle_hooks(made.callbacks)  # type: ignore[attr-defined]
     return made

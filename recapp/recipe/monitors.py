@@ -172,7 +172,7 @@ def with_monitor(settings: Mapping[str, Any]) -> Any:
     Args:
         settings: The settings of a run. Those of a damaged checkpoint may be anything.
     """
-    optimizer = settings.get("optimizer")
+    optimizer: Any = settings.get("optimizer")
     try:
         schedule = optimizer["schedule"]
         if schedule["_target_"] in PLATEAUS and schedule.get("monitor") is None:

@@ -41,29 +41,6 @@ class Accumulation:
         self._rows.append(rows)
         return rows / self._first
 
-    def check_validations(self, trainer: Trainer) -> None:
-        """Check that no validation falls inside a step.
-
-        Args:
-            trainer: The trainer, when training starts.
-
-        Raises:
-            ConfigError: The last step of an epoch has fewer batches, so that validations counted
-                across epochs leave the ends of steps.
-        """
-        batches = trainer.num_training_batches
-        one_epoch = trainer.max_epochs == 1 or (
-            0 <= trainer.max_steps <= -(-batches // self.batches)
-        )
-        if trainer.check_val_every_n_epoch is None and not one_epoch and batches % self.batches:
-            every = trainer.val_check_interval  # type: ignore[attr-defined]
-            raise ConfigError(
-                f"trainer.val_check_interval={every}: counts batches across epochs, and an epoch "
-                f"of {batches:.0f} batches ends with a shorter step "
-                f"(trainer.accumulate_grad_batches={self.batches}), so that later validations "
-                "would fall inside steps: set null for a validation at every epoch's end"
-            )
-
     def end(self, optimizer: Optimizer, tables: Sequence[ShardedTables]) -> None:
         """Scale the gradients of the dense part and of tables to those of one batch, before they
         are clipped.
@@ -104,3 +81,25 @@ class Accumulation:
     def _first(self) -> int:
         """Return the rows of the first batch of the step, at least 1."""
         return max(self._rows[0], 1) if self._rows else 1
+
+
+def check_validations(trainer: Trainer) -> None:
+    """Check that no validation falls inside a step of several batches.
+
+    Args:
+        trainer: The trainer, when training starts.
+
+    Raises:
+        ConfigError: The last step of an epoch has fewer batches, so that validations counted across
+            epochs leave the ends of steps.
+    """
+    of_step = trainer.accumulate_grad_batches
+    batches = trainer.num_training_batches
+    one_epoch = trainer.max_epochs == 1 or 0 <= trainer.max_steps <= -(-batches // of_step)
+    if trainer.check_val_every_n_epoch is None and not one_epoch and batches % of_step:
+        raise ConfigError(
+            f"trainer.val_check_interval={trainer.val_check_interval}: counts batches across "
+            f"epochs, and an epoch of {batches:.0f} batches ends with a shorter step "
+            f"(trainer.accumulate_grad_batches={of_step}), so that later validations would fall "
+            "inside steps: set null for a validation at every epoch's end"
+        )

@@ -26,6 +26,7 @@ from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock, quartiles
 from recapp.reporting.plan_explanation import plan_rows, rank_rows, table_uses
 from recapp.reporting.record import claim_directory, write_performance
 from recapp.tasks.measures import Measures
+from recapp.trainer.accumulation import check_validations
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.data_protocols import resumable_data
 from recapp.trainer.keep_last import step_of_best
@@ -94,9 +95,10 @@ class KeepPosition(BatchCallback):
     """Writes the position of training into the data module, before checkpoints are written."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Correct Lightning's own count of batches after a resume with another batch size or with
-        other files.
+        """Check that validations, and so checkpoints, fall between steps. Correct Lightning's own
+        count of batches after a resume with another batch size or with other files.
         """
+        check_validations(trainer)
         loop = trainer.fit_loop.epoch_loop
         position = resumable_data(trainer).position
         if not loop.restarting or position.epoch < trainer.current_epoch:

@@ -211,7 +211,7 @@ class TaskModule(LightningModule):
         """
         model: Any = self.model
         own = self.task.with_own_weights(batch)
-        extra = model.extra_losses(found, own, self._loss_of(batch))
+        extra: dict[str, Tensor] = model.extra_losses(found, own, self._loss_of(batch))
         taken = {"loss", *(measure.name for measure in self.task.measures)}
         for name, loss in extra.items():
             if name in taken or loss.dim():

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.utilities import move_data_to_device
 from lightning.fabric.utilities.types import _PATH
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
@@ -54,7 +54,6 @@ from recapp.stored.checkpoint import (
 )
 from recapp.stored.training_state import check_state, state_must_fit
 from recapp.trainer.accumulation import Accumulation
-from recapp.trainer.batch_callback import skip_idle_hooks
 from recapp.trainer.clip_tables import clip_tables_too, update_in_step
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.layer_statistics import running_statistics
@@ -289,9 +288,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         )
         self.accelerator.setup(trainer)
         self._check_settings(trainer)
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        count_tables(callbacks)
-        skip_idle_hooks(callbacks)
+        count_tables(trainer.callbacks)  # type: ignore[attr-defined]
         self._shard(self.lightning_module)
         self._tables = sharded_tables(self.lightning_module)
         fitting = trainer.state.fn == TrainerFn.FITTING
@@ -555,12 +552,6 @@ class EmbeddingShardingStrategy(DDPStrategy):
         """
         if self.is_global_zero:
             remove_checkpoint(filepath, instead=self._newest)
-
-    def on_train_start(self) -> None:
-        """Check that no validation falls inside a step of several batches."""
-        super().on_train_start()
-        if self._accumulation is not None and self.lightning_module is not None:
-            self._accumulation.check_validations(self.lightning_module.trainer)
 
     def teardown(self) -> None:
         """End the run, and keep tables and optimiser state on their device: the base class would

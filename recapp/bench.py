@@ -134,7 +134,7 @@ def settings_of(given: Bench, job: Job) -> BenchSettings:
             cache=tuple(dict.fromkeys(caches)),
             baseline=_absolute(own.baseline),
         )
-    from recapp.benchmarks.checks import check_names, checked
+    from recapp.benchmarks.checks import check_dense_parts, check_names, checked
 
     names = PLANS.get(verb, ())
     if own.plan is not None:
@@ -145,7 +145,10 @@ def settings_of(given: Bench, job: Job) -> BenchSettings:
     }
     own = replace(own, torchrec_python=_absolute(own.torchrec_python))
     given = replace(given, artefact=_absolute(given.artefact), bench=own)
-    settings = checked(given, verb, plans, _recipes(own.model, job) if verb == "train" else None)
+    recipes = _recipes(own.model, job) if verb == "train" else {}
+    if recipes:
+        check_dense_parts(given, recipes)
+    settings = checked(given, verb, plans, recipes)
     if verb == "data":
         _write_logs(given.dataset)
     return settings

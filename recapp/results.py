@@ -47,13 +47,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments; None takes those of the process.
     """
-    arguments = [_with_keys(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    arguments = [with_keys(argument) for argument in (sys.argv[1:] if argv is None else argv)]
     verbs = VERBS["results"] if arguments[:1] and arguments[0] in VERBS["results"] else ()
     return run("results", measure, verbs=verbs, writes=False, argv=arguments)
 
 
-def _with_keys(argument: str) -> str:
-    """Return an argument that may add keys to a mapping, for which Hydra wants two pluses."""
+def with_keys(argument: str) -> str:
+    """Return an argument that may add keys to a mapping with the two pluses that Hydra wants.
+
+    Args:
+        argument: The argument, as it was typed.
+    """
     name, equals, _ = argument.partition("=")
     return f"++{argument}" if equals and name.partition(".")[0] in MAPPINGS else argument
 

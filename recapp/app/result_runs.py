@@ -122,7 +122,8 @@ def _check_keys(settings: Results, folders: Folders) -> None:
     Raises:
         ConfigError: A key is no option.
     """
-    logs, models = options("dataset", folders), options("model", folders)
+    logs = options("dataset", folders)
+    models = options("model", folders)
     for name in settings.settings_of:
         if name not in (*logs, *models):
             raise ConfigError(

@@ -1,7 +1,7 @@
 """Check the settings of a benchmark before any measurement, and fill in open values."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,37 @@ def checked(
     )
 
 
+def check_dense_parts(given: Bench, recipes: Iterable[str]) -> None:
+    """Check that a measurement of nothing but dense parts is given no setting of whole steps.
+
+    Args:
+        given: The settings of the command.
+        recipes: The measured models of `conf/model`.
+
+    Raises:
+        ConfigError: A setting would change nothing.
+    """
+    if {*_names(given.bench.model)} - {*recipes}:
+        return  # whole steps are measured, too
+    usual = Bench.__dataclass_fields__
+    for name in ("compile", "threads", "transport"):
+        if (value := getattr(given, name)) not in (usual[name].default, False):
+            raise _of_whole_steps(name, value)
+    if given.bench.plan is not None:
+        raise _of_whole_steps("plan", given.bench.plan)
+
+
+def _of_whole_steps(name: str, value: Any) -> ConfigError:
+    return ConfigError(
+        f"{name}={_shown(value)}: the dense part of a model of conf/model is measured alone, on "
+        f"one thread: leave {name} out, or measure whole steps, model={next(iter(MODELS))}"
+    )
+
+
+def _names(given: object) -> tuple[object, ...]:
+    return given if isinstance(given, tuple) else (given,)
+
+
 def check_names(setting: str, given: object, known: Sequence[str]) -> tuple[str, ...]:
     """Return the names that a setting chooses, without repeats.
 
@@ -138,7 +169,7 @@ def check_names(setting: str, given: object, known: Sequence[str]) -> tuple[str,
     Raises:
         ConfigError: A name is unknown, or the list is empty.
     """
-    names = known if given is None else given if isinstance(given, tuple) else (given,)
+    names = known if given is None else _names(given)
     for name in names:
         if name not in known:
             raise ConfigError(f"{setting}={name}: {suggest(str(name), known)}")

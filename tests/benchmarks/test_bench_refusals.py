@@ -44,6 +44,13 @@ def refused(tmp_path, monkeypatch, capsys):
             (("strategies", "tables=from_dataset"), ("tables=sample",)),
             (("memory", "tables=from_dataset"), ("memory needs", "tables=sample")),
             (("train", "compile=perhaps"), ("compile=perhaps", "true or false")),
+            (
+                ("train", "model=fm", "compile=true"),
+                ("compile=true", "dense part", "model=hugectr"),
+            ),
+            (("train", "model=fm", "plan=row_wise"), ("plan=row_wise", "leave plan out")),
+            (("train", "model=[fm,din]", "threads=2"), ("threads=2", "on one thread")),
+            (("train", "model=fm", "transport=gloo"), ("transport=gloo", "leave transport out")),
             (("strategies", "batch_size=0"), ("batch_size=0", "at least 1")),
             (("data", "dataset=sample"), ("dataset.naming=exact", "criteo")),
             (("kernels", "rounds=0"), ("rounds=0", "at least 1")),

@@ -352,10 +352,14 @@ def _codes(column: pa.DictionaryArray) -> npt.NDArray[Any]:
     entry.
     """
     indices = column.indices
+    codes: npt.NDArray[Any] = indices.fill_null(0).to_numpy(zero_copy_only=False)
+    codes = codes.view(f"u{codes.itemsize}")
     if indices.null_count:
-        indices = indices.fill_null(len(column.dictionary))
-    codes: npt.NDArray[Any] = indices.to_numpy(zero_copy_only=False)
-    return codes.view(f"u{codes.itemsize}")
+        nulls_N = indices.is_null().to_numpy(zero_copy_only=False)
+        if len(column.dictionary) > np.iinfo(codes.dtype).max:  # the type has no index left
+            codes = codes.astype(np.uint64)
+        codes = np.where(nulls_N, codes.dtype.type(len(column.dictionary)), codes)
+    return codes
 
 
 def _from_whole_floats(column: pa.Array) -> Int64Array:

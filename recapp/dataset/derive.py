@@ -163,7 +163,10 @@ def way_gone(numbers_N: Float32Array, ends: Float32Array) -> Float32Array:
     if not len(ends):
         return np.zeros(len(numbers_N), dtype=np.float32)
     first, second = ends.astype(np.float64)  # the difference of two float32 may not be one
-    way_N: Float32Array = ((numbers_N - first) / (second - first)).astype(np.float32)
+    # the array, too: NumPy 1 would compute with the type of the array
+    way_N: Float32Array = ((numbers_N.astype(np.float64) - first) / (second - first)).astype(
+        np.float32
+    )
     way_N = np.minimum(np.maximum(way_N, np.float32(0)), np.float32(1))
     way_N[np.isnan(numbers_N)] = 0
     return way_N

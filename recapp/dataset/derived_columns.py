@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LOG = "log"
 LEAST_WHOLE = -8
-"""The smallest number of which the rule `log` keeps the whole part; smaller ones share a bucket."""
+"""The number from which on down all share a bucket of the rule `log`."""
 LARGEST_LEVEL = 1906
 """The largest floor(ln(x)^2) of the rule `log`, that of 2^63; larger numbers share its bucket."""
 LOG_EDGES = 2 - LEAST_WHOLE + LARGEST_LEVEL + 1

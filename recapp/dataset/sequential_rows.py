@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -77,13 +78,24 @@ def ids_by_feature(rows: Rows, schema: Schema, bags: Set[str]) -> dict[str, Int6
 
 
 def example_rows(source: Source, schema: Schema, rows: int) -> RawTable:
-    """Return the first rows undecoded, under canonical names and without labels."""
-    parts = []
+    """Return the first rows undecoded, under canonical names and without labels.
+
+    They end before the first row of a file whose columns have other types. Hexadecimal ids that
+    were stored as int32 are without their sign, as in a batch: JSON would not say that they had 32
+    bits.
+    """
+    parts: list[pa.Table] = []
     for file, _, chunk in arrow_chunks(source.slice(0, rows)):
         columns = {name: _decoded(chunk.column(file.columns[name])) for name in schema.inputs}
         for name, unit in schema.times.items():
             columns[name] = _plain_times(columns[name], unit)
-        parts.append(pa.table(columns))
+        for name in schema.hex:
+            if pa.types.is_int32(columns[name].type):
+                columns[name] = columns[name].view(pa.uint32())
+        made = pa.table(columns)
+        if parts and made.schema != parts[0].schema:
+            break
+        parts.append(made)
     return pa.concat_tables(parts).combine_chunks()
 
 
@@ -101,13 +113,22 @@ def table_of(rows: Sequence[PlainRow], schema: Schema) -> RawTable:
     """
     columns = {}
     for name in schema.inputs:
-        column = pa.array([row[name] for row in rows])
+        column = _array([row[name] for row in rows])
         if pa.types.is_null(column.type):  # all values are missing, so the type is unknown
             kind = pa.float32() if name in schema.dense else pa.int64()
             kind = pa.list_(pa.float32()) if name in schema.vectors else kind
             column = pa.nulls(len(rows), kind)
         columns[name] = column
     return pa.table(columns)
+
+
+def _array(values: list[Any]) -> pa.Array:
+    """Return values as an array. Arrow takes all whole numbers for int64 unless told otherwise."""
+    lists = any(isinstance(value, list) for value in values)
+    each = chain.from_iterable(value or () for value in values) if lists else values
+    if not any(type(one) is int and one >= 2**63 for one in each):
+        return pa.array(values)
+    return pa.array(values, pa.list_(pa.uint64()) if lists else pa.uint64())
 
 
 def _plain(value: Any) -> Any:
@@ -220,25 +241,30 @@ def frequent_values(
     Raises:
         DataError: The column has lists of ids.
     """
-    counts: Counter[Any] = Counter()
+    counts: Counter[int] = Counter()
+    texts: dict[int, str] = {}
     for file, _, chunk in arrow_chunks(source.only([column])):
         values = _decoded(chunk.column(file.columns[column]))
         if is_list(values.type):
             raise DataError(
                 f"metrics.by={column}: has lists of ids, and a slice is one id: name another column"
             )
-        counts.update(values.to_pylist())
+        ids_N = decode_ids(values, schema.text_ids(column))  # of the column, as types decide
+        found = np.unique(ids_N, return_index=True, return_counts=True)
+        for one, first, count in zip(*(part.tolist() for part in found), strict=True):
+            counts[one] += count
+            if one not in texts:
+                texts[one] = str(_plain(values[first].as_py()))
         if len(counts) > COUNTED_VALUES:
             counts = Counter(dict(counts.most_common(COUNTED_VALUES // 2)))
+            texts = {one: texts[one] for one in counts}
     known = schema.vocabularies.get(column)
-    found: dict[int, str] = {}
-    for value, _ in counts.most_common(most):
-        ids = decode_ids(pa.array([value]), schema.text_ids(column))
-        text = "missing" if ids[0] == MISSING else str(_plain(value))
-        place = ids if known is None else places(ids, known)
-        if known is None or place[0] != MISSING:
-            found.setdefault(int(place[0]), text)
-    return [(text, number) for number, text in found.items()]
+    numbers: dict[int, str] = {}
+    for one, _ in counts.most_common(most):
+        place = one if known is None else int(places(np.array([one]), known)[0])
+        if known is None or place != MISSING:
+            numbers.setdefault(place, "missing" if one == MISSING else texts[one])
+    return [(text, number) for number, text in numbers.items()]
 
 
 def _add(seen: dict[str, np.ndarray], source: Source, schema: Schema) -> list[int]:

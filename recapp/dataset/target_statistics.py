@@ -50,6 +50,7 @@ def _before(
     sorted_place = place_M[order]
     starts = np.flatnonzero(np.r_[True, sorted_place[1:] != sorted_place[:-1]])
     lengths = np.diff(np.r_[starts, len(order)])
+    labels_M = labels_M.astype(np.float64)  # float32 would count to 2^24
     sums = np.cumsum(labels_M[order]) - labels_M[order]
     rows = np.empty(len(order))
     clicks = np.empty(len(order))

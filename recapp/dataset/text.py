@@ -201,9 +201,11 @@ def _bytes_and_bounds(column: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDAr
     kind = (
         np.int64 if pt.is_large_string(column.type) or pt.is_large_binary(column.type) else np.int32
     )
-    bounds = np.frombuffer(
-        offsets, dtype=kind, count=len(column) + 1, offset=column.offset * np.dtype(kind).itemsize
-    )
+    if len(column):
+        start = column.offset * np.dtype(kind).itemsize
+        bounds = np.frombuffer(offsets, dtype=kind, count=len(column) + 1, offset=start)
+    else:  # other programs may write no bounds at all
+        bounds = np.zeros(1, kind)
     values = np.frombuffer(data or b"", dtype=np.uint8)
     # The kernel is compiled only for read-only arrays.
     bounds.flags.writeable = False

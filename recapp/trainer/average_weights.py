@@ -20,6 +20,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.console import note
+from recapp.errors import ConfigError
 from recapp.settings.values import shown
 from recapp.trainer.batch_callback import BatchCallback, ends_epoch
 from recapp.trainer.strategy import strategy_of
@@ -36,11 +37,15 @@ class AverageWeights(BatchCallback):
             of two epochs have nothing in common.
 
     Raises:
-        ConfigError: A setting has no effect.
+        ConfigError: A setting has no effect, or the kind is `none`.
     """
 
     def __init__(self, settings: AverageSettings, restarts: bool = False) -> None:
         settings.check_effect()
+        if settings.kind == "none":
+            raise ConfigError(
+                "AverageWeights: kind=none averages nothing: set ema or swa, or leave it out"
+            )
         self.settings = settings
         self.restarts = restarts
         self.average = WeightAverage()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.console import MANY_ROWS, Column, columns_of, print_table, readable
 from recapp.engine.memory_use import held_bytes
@@ -360,7 +361,7 @@ class LogDynamicRows(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the counts of all ranks."""
-        if trainer.training:
+        if trainer.state.fn == TrainerFn.FITTING:  # `training` is False in a validation
             self._log(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -124,7 +124,8 @@ class EndTogether(BatchCallback):
         them asks for the end.
         """
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        self._losses.check(trainer.global_step, loss if isinstance(loss, Tensor) else None)
+        step = trainer.global_step + (not ends_step(trainer, batch_idx + 1))
+        self._losses.check(step, loss if isinstance(loss, Tensor) else None)
         self._add_to_report(trainer, self._losses.step << SIGNAL_BITS)
         reports_W = self._reports_of_ranks(trainer)
         self._raise_if_not_finite(trainer, reports_W)

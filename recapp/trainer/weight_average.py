@@ -38,7 +38,9 @@ class WeightAverage:
         self.updates = 0
         self._trained: dict[str, Tensor] = {}
         self._average: dict[str, Tensor] = {}
-        self._raw: dict[str, Tensor] = {}  # while the average is in the place of the weights
+        self._kept = False
+        self._shown = False  # whether the average is in the place of the weights
+        self._raw: dict[str, Tensor] = {}  # the weights meanwhile
         self._alike: dict[str, str] = {}
         self._tables: Sequence[ShardedTables] = ()
 
@@ -50,6 +52,7 @@ class WeightAverage:
             tables: The sharded tables of the module.
         """
         self.updates = 0
+        self._kept = True
         with without_tables(sharded_collections(module)):
             state = module.state_dict(keep_vars=True)
         first: dict[int, str] = {}
@@ -84,15 +87,17 @@ class WeightAverage:
 
     def show(self) -> None:
         """Put the average in the place of the weights. Every rank calls it between two steps."""
-        if not self.begun or self._raw:
+        if not self.begun or self._shown:
             return
+        self._shown = True
         self._raw = {name: held.clone() for name, held in self._trained.items()}
         self._write(self._average)
         self._show_rows(True)
 
     def hide(self) -> None:
         """Put the raw weights back."""
-        if self._raw:
+        if self._shown:
+            self._shown = False
             self._write(self._raw)
             self._raw = {}
             self._show_rows(False)
@@ -150,7 +155,7 @@ class WeightAverage:
         """
         if OF_AVERAGE not in meta:
             return dict(meta)
-        if not self._average and said:
+        if not self._kept and said:
             note(
                 "the checkpoint has an average of the weights, and trainer.average.kind=none ends "
                 "it: training goes on with the raw weights, and the model will have the last ones"

@@ -15,6 +15,7 @@ from jobs import recipe
 from recapp.dataset.click_rows import open_rows
 from recapp.dataset.collate import Collate
 from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.decode import decode_ids
 from recapp.dataset.derive import bucket_ids, crossed, log_edges, places, way_gone
 from recapp.dataset.derived_columns import LOG_EDGES, columns_of, derived_from
 from recapp.dataset.fit_columns import Counts, ends_of_pieces, fitted, quantile_edges
@@ -276,6 +277,22 @@ def test_the_frequent_values_of_a_vocabulary_have_the_ids_of_batches(logs):
     assert found == {"7": 2, "9": 3, "1": 1}
     assert [found.get(value, MISSING) for value in "77789911"] == ids_of(batch, "x")
     assert dict(frequent_values(source, of, "y", 9)) == {"u": ids_of(batch, "y")[0]}
+
+
+@pytest.mark.parametrize(
+    ("values", "hex", "wanted"),
+    [
+        (pa.array([-5, -5, 7], pa.int32()), ("x",), {"-5": 2**32 - 5, "7": 7}),
+        (pa.array([2**63 + 1, 2**63 + 1, None], pa.uint64()), (), None),
+    ],
+    ids=["hexadecimal int32", "uint64"],
+)
+def test_the_frequent_values_of_a_column_have_the_ids_of_its_type(tmp_path, values, hex, wanted):
+    pq.write_table(pa.table({"x": values, "y": [0, 1, 1]}), tmp_path / "part.parquet")
+    of = Schema(label="y", dense=(), sparse=("x",), hex=hex)
+    found = dict(frequent_values(open_source(str(tmp_path), of), of, "x", 4))
+    large = int(decode_ids(values)[0])
+    assert found == (wanted or {str(2**63 + 1): large, "missing": MISSING})
 
 
 def test_a_column_of_lists_has_no_slices(logs):

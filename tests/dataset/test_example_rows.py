@@ -4,11 +4,13 @@ import json
 import math
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from recapp.dataset.raw_rows import RawRows
 from recapp.dataset.schema import Schema
-from recapp.dataset.sequential_rows import plain_rows, table_of
+from recapp.dataset.sequential_rows import example_rows, plain_rows, table_of
+from recapp.dataset.source import open_source
 
 SCHEMA = Schema(label="y", dense=("I1", "I2"), sparse=("one", "bag", "text", "none"))
 TABLE = pa.table(
@@ -31,6 +33,28 @@ def test_rows_are_the_same_batch_after_json():
     assert one.dense_BI.equal(other.dense_BI)
     assert one.sparse.values().equal(other.sparse.values())
     assert one.sparse.lengths().equal(other.sparse.lengths())
+
+
+def test_ids_above_63_bits_are_the_same_again():
+    kinds = {"one": pa.uint64(), "bag": pa.list_(pa.uint64())}
+    columns = {"one": [2**63 + 5, 1, None], "bag": [[2**64 - 1, 1], [], None]}
+    table = TABLE
+    for name, kind in kinds.items():
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, pa.array(columns[name], kind))
+    again = table_of(json.loads(json.dumps(plain_rows(table))), SCHEMA)
+    assert {name: again[name].type for name in kinds} == kinds
+    assert {name: again[name].to_pylist() for name in kinds} == columns
+
+
+def test_an_example_ends_before_a_file_with_other_types(tmp_path):
+    first = pa.table({"C1": pa.array([-1934120, 7], pa.int32()), "u": [1, 2], "y": [0, 1]})
+    other = pa.table({"C1": ["0a"], "u": [1.5], "y": [0]})
+    pq.write_table(first, tmp_path / "a.parquet")
+    pq.write_table(other, tmp_path / "b.parquet")
+    of = Schema(label="y", dense=("u",), sparse=("C1",), hex=("C1",))
+    found = example_rows(open_source(str(tmp_path), of), of, 3).to_pylist()
+    assert found == [{"u": 1, "C1": 2**32 - 1934120}, {"u": 2, "C1": 7}]  # ids of a batch
 
 
 def test_what_json_has_no_word_for_is_missing():

@@ -213,3 +213,17 @@ def test_without_numba_integers_are_read_and_text_says_what_is_missing(monkeypat
     assert decode_ids(pa.array([1, 2])).tolist() == [1, 2]
     with pytest.raises(DataError, match=r"columns of text ids need numba, .* pip install numba"):
         decode_ids(pa.array(["a"]))
+
+
+@pytest.mark.parametrize(("kind", "most"), [(pa.int8(), 128), (pa.uint8(), 256)])
+def test_a_dictionary_that_uses_all_indices_of_its_type_may_have_nulls(kind, most):
+    entries = pa.array(range(most), pa.int64())
+    column = pa.DictionaryArray.from_arrays(pa.array([most - 1, None, 0], kind), entries)
+    assert decode_ids(column).tolist() == [most - 1, MISSING, 0]
+    texts = pa.DictionaryArray.from_arrays(column.indices, entries.cast(pa.string()))
+    assert decode_ids(texts, TextIds.HASHED)[1] == MISSING
+
+
+def test_text_of_no_rows_may_come_without_bounds():
+    column = pa.Array.from_buffers(pa.string(), 0, [None, pa.py_buffer(b""), pa.py_buffer(b"")])
+    assert decode_ids(column).tolist() == []

@@ -170,6 +170,12 @@ def test_a_loss_that_is_not_finite_at_the_end_is_found_before_anything_is_saved(
     assert send.validated == 0 and not (tmp_path / LAST).exists()
 
 
+def test_the_step_of_a_loss_that_is_not_finite_is_that_of_its_batches(logs, tmp_path):
+    with pytest.raises(TrainingError, match="the loss of step 2 is not a finite number"):
+        fit(compose(logs, "trainer.accumulate_grad_batches=2"), tmp_path, Spoil(2))
+    assert not (tmp_path / LAST).exists()
+
+
 def test_a_watch_knows_the_first_step_that_was_not_finite():
     watch = LossWatch()
     for step, loss in enumerate([0.5, None, float("nan"), float("inf"), 0.3], 1):

@@ -185,6 +185,25 @@ def test_a_second_training_begins_a_second_average():
         assert average.averaged(module.state_dict())["first.weight"].eq(start).all()
 
 
+def test_the_average_of_a_model_of_tables_alone_makes_room_for_the_rows_again(capfd):
+    """A model without dense weights, such as the dot product of two tables."""
+    shown = []
+    tables = SimpleNamespace(
+        keep_average=lambda: None, update_average=shown.append, show_average=shown.append
+    )
+    average = WeightAverage()
+    average.keep(nn.Module(), [tables])
+    average.update(0.5)
+    for show in (average.show, average.show, average.hide, average.hide):
+        show()
+    assert shown == [1.0, True, False]
+    entry = {OF_AVERAGE: {"raw": {}, "average": {}}, "state_dict": {}}
+    average.loaded(entry, said=True)
+    assert not capfd.readouterr().err  # which says that another run keeps no average
+    WeightAverage().loaded(entry, said=True)
+    assert "trainer.average.kind=none ends it" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("shown", [True, False])
 def test_raw_weights_and_averages_are_checked_before_they_are_saved(shown):
     module, average = Layers(), WeightAverage()
@@ -228,6 +247,11 @@ def test_settings_made_in_python_are_checked(wrong):
     ((name, _),) = wrong.items()
     with pytest.raises(ConfigError, match=f"trainer.average.{name}=.*: (must be|known)"):
         AverageSettings(**{"kind": "ema", **wrong})
+
+
+def test_a_callback_without_a_kind_of_average_is_refused():
+    with pytest.raises(ConfigError, match="kind=none averages nothing: set ema or swa"):
+        AverageWeights(AverageSettings())
 
 
 @pytest.mark.parametrize(

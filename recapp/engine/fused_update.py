@@ -18,7 +18,7 @@ rows in the compute type, and 8 bytes per row.
 
 import math
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -125,6 +125,27 @@ class FusedUpdate:
         for number in range(len(self.rules)):
             if set(self.state.layout.tables_of_rule(number)) <= set(tables):
                 self._begun[number] = updates
+
+    @property
+    def begun(self) -> dict[str, int]:
+        """The number of updates from which the updates of each table count, by table. Those that
+        count from the beginning are left out.
+        """
+        numbers = enumerate(self._begun)
+        of_rule = ((begun, self.state.layout.tables_of_rule(n)) for n, begun in numbers if begun)
+        return {table: begun for begun, tables in of_rule for table in tables}
+
+    def count_from(self, begun: Mapping[str, int]) -> None:
+        """Count the updates of each table from those of a checkpoint on.
+
+        Args:
+            begun: What `begun` was, with the tables whose state begins anew. Where tables of one
+                rule differ, the latest number counts.
+        """
+        self._begun = [
+            max((begun.get(t, 0) for t in self.state.layout.tables_of_rule(n)), default=0)
+            for n in range(len(self.rules))
+        ]
 
     @property
     def deferred(self) -> bool:

@@ -181,6 +181,17 @@ class CheckpointManifest(Manifest):
         return [self._count(count, "updates") for count in self.entry("updates", list, [])]
 
     @property
+    def begun(self) -> dict[str, int]:
+        """The number of updates from which those of each table count, by table; tables that are
+        missing count from the beginning.
+
+        Raises:
+            CheckpointError: The entry is not a mapping of integers.
+        """
+        found = self.entry("begun", dict, {})
+        return {table: self._count(number, "begun") for table, number in found.items()}
+
+    @property
     def rules(self) -> dict[str, str]:
         """The name of the row rule that trained each table; empty if it is not stored.
 

@@ -40,16 +40,17 @@ class RestartTables(Callback):
         self.tables = tuple(tables)
         self._names: list[str] = []
         self._epoch = -1  # the epoch in which the tables have begun
-        self._updates: list[int] = []  # of each exchange when they began
+        self._updates: list[int] = []  # of each exchange when they began, in older checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch in which the tables have begun, and the numbers of updates then."""
-        return {"epoch": self._epoch, "updates": list(self._updates)}
+        """Return the epoch in which the tables have begun. The manifest has the updates then."""
+        return {"epoch": self._epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the epoch in which the tables of a checkpoint have begun."""
         self._epoch = int(state_dict["epoch"])
-        self._updates = [int(number) for number in state_dict["updates"]]
+        # of checkpoints whose manifest does not have them
+        self._updates = [int(number) for number in state_dict.get("updates", ())]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the tables. After a resume, go on counting from the step in which they began.
@@ -73,6 +74,5 @@ class RestartTables(Callback):
             return
         self._epoch = trainer.current_epoch
         shared_tables = strategy_of(trainer).sharded_tables()
-        self._updates = [shared.updates for shared in shared_tables]
         for shared in shared_tables:
             shared.begin_anew(self._names, self._epoch)

@@ -27,6 +27,7 @@ def manifest_of(trainer: Trainer, module: LightningModule, plan: ShardingPlan) -
     data = datamodule_of(trainer)
     # ends a deferred step, before the updates are counted
     dynamic = {name: rows for t in tables for name, rows in t.stored.rows_of_runs().items()}
+    begun = {name: number for t in tables for name, number in t.update.begun.items()}
     continues = isinstance(data, KeepsPosition)
     measured = trainer.callback_metrics.items()
     return {
@@ -40,6 +41,7 @@ def manifest_of(trainer: Trainer, module: LightningModule, plan: ShardingPlan) -
         "rules": {name: rule.name for shared in tables for name, rule in shared.rules.items()},
         "weights": weight_names(module),
         **({"dynamic": dynamic} if dynamic else {}),
+        **({"begun": begun} if begun else {}),
     }
 
 

@@ -59,10 +59,13 @@ class StoredTables:
         """
         for shared in self.tables:
             shared.stored.loaded()
+        changed = self._changed_rules(manifest)
         for shared, number in zip(self.tables, manifest.updates, strict=False):
             shared.updates = number
+            # state that begins anew is corrected as that of first updates
+            shared.update.count_from(manifest.begun | dict.fromkeys(changed, number))
         if self.speaks:
-            _say(self._changed_rules(manifest))
+            _say(changed)
             if others := self._other_counters(manifest):
                 console.note(
                     f"{_some(others)}: the checkpoint counted keys by another dynamic.counter: how "

@@ -9,7 +9,7 @@ from recapp.app.compose import compose_over
 from recapp.errors import CheckpointError, ConfigError
 from recapp.optim.rules import ftrl, rowwise_adagrad, sgd
 from recapp.settings.records import to_plain
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.checkpoint import load_table, read_manifest
 
 TABLES = "optimizer.sparse.tables={C3: {rule: sgd, lr: 0.5}, C1*: {lr: 0.01}}"
 
@@ -83,6 +83,22 @@ def test_a_table_that_changes_its_rule_begins_its_state_anew_and_it_is_said(resu
     assert "table C3 goes on by ftrl, the checkpoint has sgd: weights stay, the optim" in said
     assert "table C4 goes on by adam, the checkpoint has rowwise_adagrad: weights stay" in said
     assert "optimizer.sparse.tables=" in said and len(rates) == MORE
+
+
+def test_moments_that_begin_anew_are_corrected_as_those_of_first_updates(logs, tmp_path):
+    """A first step of Adam moves a weight by its rate, whatever number the step has."""
+    last = "checkpoints/last.ckpt"
+    for name, rule, steps in (("one", "sgd", 4), ("two", "adam", 5), ("three", "adam", 6)):
+        (tmp_path / name).mkdir()
+        before = tmp_path / {"one": "", "two": "one", "three": "two"}[name] / last
+        settings = (f"optimizer.sparse.tables={{C3: {{rule: {rule}, lr: 0.01}}}}",)
+        recipe = compose(logs, *settings, f"trainer.max_steps={steps}")
+        fit(recipe, tmp_path / name, ckpt_path=before if before.exists() else None)
+    found = [read_manifest(tmp_path / name / last).begun for name in ("one", "two", "three")]
+    assert found == [{}, {"C3": 4}, {"C3": 4}]
+    rows = [load_table(tmp_path / name / last, "C3") for name in ("one", "two")]
+    moved = (rows[1] - rows[0]).abs()
+    assert 0.005 < moved.max() <= 0.0101  # 3.2 rates without the correction
 
 
 def test_an_older_checkpoint_of_one_rule_goes_on_with_rules_by_table(logs, tmp_path, capsys):

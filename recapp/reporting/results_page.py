@@ -146,7 +146,8 @@ def page_lines(lines: Sequence[Line], figures: Mapping[str, tuple[str, str]]) ->
             yield ""
             yield from textwrap.wrap(caption, WIDTH)
             yield ""
-            yield f"![{alt}](pictures/{name}.svg)"
+            picture = f"![{alt}](pictures/{name}.svg)"
+            yield from textwrap.wrap(picture, WIDTH, break_on_hyphens=False)
     yield ""
     yield "## How it was measured"
     yield ""

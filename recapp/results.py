@@ -93,8 +93,7 @@ def measure(settings: Results, job: Job) -> None:
             train_missing(runs, folder, job, partial(train_trees, settings, folder, trees))
         finally:  # also after a signal: the page shows what is there
             results = read_results(folder)
-            if results:
-                written = write_page(results, page)
+            written = write_page(results, page) if results else []
     if settings.format == "json":
         console.emit(table(results), "json")
     else:

@@ -144,10 +144,9 @@ def page_lines(lines: Sequence[Line], figures: Mapping[str, tuple[str, str]]) ->
         if name := next((name for name in figures if name == f"quality_by_size_{log}"), None):
             alt, caption = figures[name]
             yield ""
-            yield from textwrap.wrap(caption, WIDTH)
+            yield from _wrapped(caption)
             yield ""
-            picture = f"![{alt}](pictures/{name}.svg)"
-            yield from textwrap.wrap(picture, WIDTH, break_on_hyphens=False)
+            yield from _wrapped(f"![{alt}](pictures/{name}.svg)")
     yield ""
     yield "## How it was measured"
     yield ""

@@ -56,8 +56,11 @@ class KeepSnapshots(Callback):
         """Save the state at the end of a whole epoch, and delete the earliest if there are too
         many. A part of an epoch, which `trainer.max_steps` ends, makes no snapshot.
         """
-        if not trainer.is_last_batch:
-            return
+        if trainer.is_last_batch:
+            self.keep(trainer)
+
+    def keep(self, trainer: Trainer) -> None:
+        """Save the state at the end of an epoch, unless that is done. Every rank calls it."""
         path = self.folder / f"snapshot_{trainer.global_step:06d}.ckpt"
         if path.name in {kept.name for kept in self.kept}:
             return

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.progress import _BatchProgress as BatchProgress
 
+from recapp.trainer.data_protocols import resumable_data
+from recapp.trainer.keep_snapshots import KeepSnapshots
+
 
 def validate_first(trainer: Trainer, *, over: bool) -> None:
     """Make `fit` of a resumed run validate before it trains, if an unbroken run validates at this
@@ -47,6 +50,10 @@ def _end(trainer: Trainer, go_on: Callable[[], None]) -> None:
     trainer.should_stop = True
     if fit.epoch_loop._should_check_val_epoch():
         _validate(trainer)
+    if not resumable_data(trainer).position.batches:  # the signal came before the snapshot, too
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, KeepSnapshots):
+                callback.keep(trainer)
     fit.on_run_end()
 
 

@@ -1,13 +1,18 @@
 """Models of several checkpoints are joined into one ensemble; so are those of the last epochs."""
 
 import shutil
+import signal
+from contextlib import nullcontext
 
 import pytest
 import torch
 from jobs import validation
+from lightning.pytorch import Callback
 from runs import compose, fit
+from trainer.test_ending import Send
 
 from recapp.errors import CheckpointError, ConfigError
+from recapp.processes.stopping import Stopped
 from recapp.recipe.early_checks import check_resumed, check_training
 from recapp.recipe.resume import Resumed
 from recapp.stored.checkpoint import (
@@ -21,6 +26,7 @@ from recapp.stored.joined_checkpoint import join_checkpoints
 from recapp.stored.training_state import dense_state
 from recapp.tables.named_collections import member_name
 from recapp.trainer.keep_snapshots import KeepSnapshots, kept_before
+from recapp.trainer.missed_validation import validate_first
 
 SHORT = ("trainer.max_steps=2", "tables.wide=true")
 LAST = "checkpoints/last.ckpt"
@@ -170,6 +176,26 @@ def test_a_run_resumes_from_a_checkpoint_whose_snapshots_are_deleted(three_epoch
     assert not (three_epochs[0] / f"snapshot_{EPOCH:06d}.ckpt").exists()  # which it names
     _, steps = train(logs, tmp_path, "trainer.max_epochs=3", ckpt_path=start)
     assert steps == [2 * EPOCH, 3 * EPOCH]
+
+
+class CatchUp(Callback):
+    """Validates a last step first, as the command does after a signal."""
+
+    def setup(self, trainer, pl_module, stage):
+        validate_first(trainer, over=True)
+
+
+def test_an_epoch_that_a_signal_ends_has_its_snapshot_after_a_resume(logs, tmp_path):
+    recipe = compose(logs, "snapshots=2", "trainer.max_epochs=2")
+    kept = []
+    for name, more in (("stopped", Send(signal.SIGTERM, 2 * EPOCH)), ("on", CatchUp())):
+        (tmp_path / name).mkdir()
+        keeper = KeepSnapshots(tmp_path / name / "checkpoints", 2)
+        start = tmp_path / "stopped" / LAST if name == "on" else None
+        with pytest.raises(Stopped) if name == "stopped" else nullcontext():
+            fit(recipe, tmp_path / name, keeper, more, ckpt_path=start)
+        kept.append([read_manifest(path).step for path in keeper.kept])
+    assert kept == [[EPOCH], [EPOCH, 2 * EPOCH]]
 
 
 def test_a_run_that_ends_inside_an_epoch_keeps_as_many(logs, tmp_path):

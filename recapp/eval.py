@@ -109,14 +109,14 @@ def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
     from recapp.recipe.lightning_trainer import in_one_line
-    from recapp.recipe.stored_columns import with_derived_values
+    from recapp.recipe.stored_columns import with_stored_columns
     from recapp.recipe.trained_model import model_on_ranks
     from recapp.recipe.training import build_data
     from recapp.reporting.details import intervals, note_no_interval, write_details
     from recapp.reporting.record import DETAILS_FILE
     from recapp.trainer.progress import TerminalProgress
 
-    recipe = with_derived_values(recipe)
+    recipe = with_stored_columns(recipe)
     data = build_data(recipe)
     model = model_on_ranks(recipe)
     trainer = model.trainer(recipe, [TerminalProgress()] if wants_bar(recipe) else [])

@@ -103,13 +103,13 @@ def score(recipe: Predict) -> dict[str, Any]:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
     from recapp.recipe.lightning_trainer import in_one_line
-    from recapp.recipe.stored_columns import with_derived_values
+    from recapp.recipe.stored_columns import with_stored_columns
     from recapp.recipe.trained_model import model_on_ranks
     from recapp.recipe.training import build_data
     from recapp.trainer.progress import PredictProgress
     from recapp.trainer.score_writer import ScoreWriter
 
-    recipe = with_derived_values(recipe)
+    recipe = with_stored_columns(recipe)
     assert recipe.ckpt_path is not None and recipe.output is not None
     data = build_data(recipe, scoring=recipe)
     model = model_on_ranks(recipe)

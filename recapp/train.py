@@ -112,10 +112,10 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     """
     recipe: Train = recipe_of(settings, "train")
     prepare_process(recipe)
-    from recapp.recipe.stored_columns import with_derived_values
+    from recapp.recipe.stored_columns import with_stored_columns
     from recapp.reporting.summary import report_end
 
-    recipe = with_derived_values(recipe)
+    recipe = with_stored_columns(recipe)
     measured, stopped = fit(recipe, job_dir)
     if measured:
         report_end(measured, recipe.built_task, job_dir, recipe.format)

@@ -35,7 +35,7 @@ from recapp.inference.storage import values
 from recapp.recipe.artefact_model import model_to_shard
 from recapp.recipe.recipe import Recipe
 from recapp.recipe.run_rows import write_generated
-from recapp.recipe.stored_columns import derived_by
+from recapp.recipe.stored_columns import with_columns_of
 from recapp.recipe.validation_rows import made_up_rows, validation_source
 from recapp.stored.directories import is_artefact
 from recapp.stored.snapshot import Artefact
@@ -152,7 +152,7 @@ def served_model(
             artefacts[width] = folder / f"{name}_{width}"
             export_model(path, artefacts[width], options)
     artefact = open_artefact(next(iter(artefacts.values())))
-    recipe = derived_by(recipe_of_stored(artefact.manifest), artefact)
+    recipe = with_columns_of(recipe_of_stored(artefact.manifest), artefact)
     return Served(
         name,
         artefacts,

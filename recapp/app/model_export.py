@@ -50,7 +50,7 @@ from recapp.inference.trained_tables import TrainedTables
 from recapp.recipe.artefact_model import load_dense, meta_model, raw_rows_of
 from recapp.recipe.model import build_model
 from recapp.recipe.recipe import Train
-from recapp.recipe.stored_columns import derived_by
+from recapp.recipe.stored_columns import with_columns_of
 from recapp.recipe.validation_rows import (
     made_up_rows,
     validation_batches,
@@ -113,7 +113,7 @@ def export_model(
     with open_checkpoint(path, every_file) as snapshot:
         if recipe is None:
             recipe = recipe_of_stored(snapshot.manifest, trust)
-        recipe = derived_by(recipe, snapshot)
+        recipe = with_columns_of(recipe, snapshot)
         with unfinished(Path(output), options.overwrite) as folder:
             name = options.name or Path(output).absolute().name
             return _Exporter(snapshot, recipe, options, folder, name).run()
@@ -243,6 +243,7 @@ class _Exporter:
                 "sparse": list(schema.sparse),
                 "text": {name: str(schema.text_ids(name)) for name in schema.sparse},
                 "transform": self.recipe.dataset.dense_transform,
+                **({} if schema.lists is None else {"lists": sorted(schema.lists)}),
                 **_lists_of("times", "unit", schema.times),
                 **_lists_of("vectors", "width", schema.vectors),
                 **self._derived(files),

@@ -20,7 +20,7 @@ from recapp.inference.placed_model import together
 from recapp.inference.scorer import Scorer
 from recapp.recipe.artefact_model import check_outputs, meta_model, raw_rows_of
 from recapp.recipe.recipe import Train
-from recapp.recipe.stored_columns import derived_by
+from recapp.recipe.stored_columns import with_columns_of
 from recapp.recipe.trained_model import trained
 from recapp.stored.stored_model import StoredModel, open_stored
 from recapp.tasks.task import Task
@@ -108,8 +108,10 @@ def _own_module(
     with open_stored(path, comm) as opened:
         stored = trained(opened).fill_own(module, comm)
         schema = None if data is None else data.schema
-        if schema is not None and schema.derived:
-            schema = schema.with_values(opened.derived_values())
+        if schema is not None:
+            schema = schema.with_stored_lists(opened.manifest.info.get("ids"))
+            if schema.derived:
+                schema = schema.with_values(opened.derived_values())
     raw_rows = None
     if data is not None and schema is not None:
         raw_rows = RawRows(schema, data.settings.dense_transform)
@@ -131,7 +133,7 @@ def load_on(
     with open_stored(path, comm) as opened:
 
         def read() -> tuple[Train, nn.Module]:
-            recipe = derived_by(recipe_of_stored(opened.manifest, trust), opened)
+            recipe = with_columns_of(recipe_of_stored(opened.manifest, trust), opened)
             return recipe, meta_model(opened.manifest, recipe)
 
         recipe, model = together(comm, read)

@@ -145,7 +145,7 @@ def open_rows(settings: DataSettings, schema: Schema, seed: int = 1) -> ClickRow
 
     Args:
         settings: The settings of files and of their split.
-        schema: The columns.
+        schema: The columns; the training files say which features have bags, unless it does.
         seed: The seed of the order.
 
     Raises:
@@ -156,6 +156,8 @@ def open_rows(settings: DataSettings, schema: Schema, seed: int = 1) -> ClickRow
     if not schema.labels:
         raise ConfigError(NO_LABEL)
     train = open_source(settings.path, schema)
+    if schema.lists is None:
+        schema = replace(schema, lists=train.bags)
     if settings.val_path is None:
         train, val = split(train, settings.share_that_validates, settings.val_share)
     else:

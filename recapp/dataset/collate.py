@@ -172,7 +172,7 @@ class Collate:
 
     Args:
         schema: The columns and their uses.
-        bags: The sparse features whose columns are lists.
+        bags: The sparse features with bags of ids, as `Schema.bags` tells.
         transform: A key of DENSE_TRANSFORMS.
         numbered: Whether batches have the numbers of their rows.
     """
@@ -219,7 +219,7 @@ class Collate:
         )
         ids_NS = chunk.read(self.singles, np.int64, decode_ids, schema.text_ids)
         bags = tuple(
-            Bags.of(*chunk.decoded_column(name, partial(decode_bags, text=schema.text_ids(name))))
+            Bags.of(*chunk.decoded_column(name, self._bag_decoder(name)))
             for name in schema.sparse
             if name in self.bags
         )
@@ -279,6 +279,11 @@ class Collate:
             else ids_NS,
             tuple(columns.bags.values()),
         )
+
+    def _bag_decoder(self, name: str) -> Callable[[pa.Array], tuple[Int64Array, Int64Array]]:
+        """Return the function that decodes a column of bags."""
+        schema = self.schema
+        return partial(decode_bags, text=schema.text_ids(name), null_is_id=schema.null_is_id(name))
 
     def _target_decoder(self, name: str) -> Callable[[pa.Array], Float32Array]:
         """Return the function that decodes a column of labels or weights."""

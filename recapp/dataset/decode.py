@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from recapp.dataset.arrow_types import is_text, value_type
+from recapp.dataset.arrow_types import is_list, is_text, value_type
 from recapp.dataset.derived_columns import DAY_SECONDS
 from recapp.dataset.rows import Float32Array, Int64Array
 from recapp.dataset.schema import TextIds
@@ -94,27 +94,31 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
     return ids
 
 
-def decode_bags(column: pa.Array, text: TextIds = TextIds.HASHED) -> tuple[Int64Array, Int64Array]:
+def decode_bags(
+    column: pa.Array, text: TextIds = TextIds.HASHED, null_is_id: bool = False
+) -> tuple[Int64Array, Int64Array]:
     """Return the ids [L] and lengths [N] of a column of lists.
 
     A null list is an empty bag; null or empty elements are skipped.
 
     Args:
-        column: A list of ids for each row.
+        column: A list of ids for each row, or one id, which is a list of one.
         text: The rule for ids of text.
+        null_is_id: Whether a null list is a bag with one missing id.
 
     Raises:
         BadValue: A value is not an id; the index is that of its row (not of the element).
     """
     if pt.is_fixed_size_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
-    lengths = (
-        pc.fill_null(pc.list_value_length(column), 0)
-        .to_numpy(zero_copy_only=False)
-        .astype(np.int64)
-    )
+    elements = column
+    lengths = np.ones(len(column), dtype=np.int64)
+    if is_list(column.type):
+        elements = column.flatten()
+        found = pc.fill_null(pc.list_value_length(column), 0)
+        lengths = found.to_numpy(zero_copy_only=False).astype(np.int64)
     try:
-        ids = decode_ids(column.flatten(), text)
+        ids = decode_ids(elements, text)
     except BadValue as error:
         raise BadValue(
             int(np.searchsorted(np.cumsum(lengths), error.index, side="right")), error.problem
@@ -124,6 +128,10 @@ def decode_bags(column: pa.Array, text: TextIds = TextIds.HASHED) -> tuple[Int64
         sample_L = np.repeat(np.arange(len(lengths)), lengths)
         lengths = lengths - np.bincount(sample_L[absent], minlength=len(lengths))
         ids = ids[~absent]
+    if null_is_id and column.null_count:
+        null_N = column.is_null().to_numpy(zero_copy_only=False)
+        ids = np.insert(ids, (np.cumsum(lengths) - lengths)[null_N], MISSING)
+        lengths = np.where(null_N, 1, lengths)
     return ids, lengths
 
 

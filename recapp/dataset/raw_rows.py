@@ -71,7 +71,8 @@ class RawRows:
         """Return rows as a batch on the CPU, without labels.
 
         A sparse feature with a column of lists is a bag; any other column has one id, or none, for
-        each row.
+        each row. A null is an empty bag in features that had bags in training, and one missing id
+        in the others.
 
         Args:
             rows: Raw columns, as for `as_table`; they may have no rows.
@@ -110,7 +111,8 @@ class RawRows:
         if last is None or not last[0].equals(arrow_schema):
             columns = self.schema.resolve(arrow_schema, SOURCE)
             kinds = {name: arrow_schema.field(own).type for name, own in columns.items()}
-            bags = frozenset(name for name in self.schema.sparse if is_list(kinds[name]))
+            lists = frozenset(name for name in self.schema.sparse if is_list(kinds[name]))
+            bags = self.schema.bags(lists)
             views = [name for name, kind in kinds.items() if has_views(kind)]
             last = (arrow_schema, columns, views, Collate(self.schema, bags, self.transform))
             self._last = last

@@ -56,6 +56,8 @@ NO_LABEL = (
     "rows without it can only be predicted"
 )
 TEXT_HASH = "xxh64"  # the name in checkpoints of the hash that makes ids of text
+LISTS = "lists"
+"""The entry of the rules for ids, in checkpoints, that lists the features with bags of ids."""
 DERIVED = "derived"
 """The entry of the rules for ids, in checkpoints, that lists the derived columns."""
 Values = Mapping[str, "npt.NDArray[np.generic]"]
@@ -87,6 +89,8 @@ class Schema:
         derived: The columns that are computed from these, in order.
         times: The unit of the whole numbers of each column of timestamps.
         vectors: The length of the lists of each column of vectors.
+        lists: The sparse features that had a bag of ids in each row of training, so that a null is
+            an empty bag in them and one missing id in others; None where only the columns say it.
 
     Raises:
         ConfigError: A name occurs twice, there is no sparse feature, a name in `hex` is not a
@@ -108,6 +112,7 @@ class Schema:
     derived: tuple[DerivedColumn, ...] = ()
     times: Mapping[str, str] = field(default_factory=dict)
     vectors: Mapping[str, int] = field(default_factory=dict)
+    lists: Set[str] | None = None
 
     def __post_init__(self) -> None:
         names = [*self.targets, *self.inputs]
@@ -200,6 +205,22 @@ class Schema:
         own = [column.kind for column in self.derived if column.name == feature]
         return own == [Kind.CROSS]
 
+    def bags(self, found: Set[str]) -> frozenset[str]:
+        """Return the sparse features that have a bag of ids in each row: those whose columns are
+        lists, and those that had bags in training, where a column of single ids has at most one id
+        in a bag.
+
+        Args:
+            found: The sparse features whose columns are lists.
+        """
+        return frozenset(found) | frozenset(self.lists or ()).intersection(self.sparse)
+
+    def null_is_id(self, feature: str) -> bool:
+        """Return whether a null list is one missing id, because each row had one id in training;
+        else it is an empty bag.
+        """
+        return self.lists is not None and feature not in self.lists
+
     def check_crosses(self, bags: Set[str]) -> None:
         """Check that crosses read single-valued features.
 
@@ -279,13 +300,25 @@ class Schema:
     def id_encoding(self) -> dict[str, Any]:
         """Return the rules for ids of text, in the form of a checkpoint.
 
-        The entries are the hash of text and the columns whose text is hexadecimal.
+        The entries are the hash of text, the columns whose text is hexadecimal, and the features
+        with bags, if they are known.
         """
         return {
             "text": TEXT_HASH,
             "hex": [name for name in self.sparse if name in self.hex],
+            **({} if self.lists is None else {LISTS: sorted(self.lists)}),
             **({DERIVED: [column.plain() for column in self.derived]} if self.derived else {}),
         }
+
+    def with_stored_lists(self, ids: object) -> "Schema":
+        """Return this schema with the features that had bags when a model was trained.
+
+        Args:
+            ids: The result of `id_encoding` at the time of training; one of an earlier version, or
+                none, changes nothing.
+        """
+        lists = ids.get(LISTS) if isinstance(ids, Mapping) else None
+        return replace(self, lists=frozenset(lists)) if _are_names(lists) else self
 
     def check_id_encoding(self, stored: object, checkpoint: str) -> None:
         """Check that a model was trained with the rules for ids of text of this schema.
@@ -302,6 +335,7 @@ class Schema:
             not isinstance(stored, Mapping)
             or not isinstance(hex, list)
             or not isinstance(stored.get("text"), str)
+            or not _are_names(stored.get(LISTS, []))
         ):
             raise CheckpointError(
                 f"the manifest of checkpoint {checkpoint} is damaged: ids={stored!r}"
@@ -401,6 +435,11 @@ class Schema:
         ):
             return {}
         return dict(zip(names, present, strict=True))
+
+
+def _are_names(found: object) -> bool:
+    """Return whether a stored value is a list of names."""
+    return isinstance(found, list) and all(isinstance(name, str) for name in found)
 
 
 def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:

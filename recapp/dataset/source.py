@@ -53,7 +53,7 @@ class Source:
     Args:
         files: The files.
         segments: The parts of their row groups that belong to the source.
-        bags: The sparse features whose columns are lists (many ids per row).
+        bags: The sparse features with many ids per row, as `Schema.bags` tells.
     """
 
     files: tuple[DataFile, ...]
@@ -232,7 +232,7 @@ def _open_file(
     columns = schema.resolve(types, name)
     lists = (feature for feature in schema.sparse if is_list(types.field(columns[feature]).type))
     starts = tuple(accumulate(rows, initial=0))
-    return DataFile(name, format, stamp, columns, starts), frozenset(lists), rows
+    return DataFile(name, format, stamp, columns, starts), schema.bags(frozenset(lists)), rows
 
 
 def _spells_numbers(column: pa.Array) -> bool:

@@ -81,6 +81,8 @@ class Recipe(Command):
         ensemble: The number of models that train side by side, each from start values of its own.
         derived_values: The fitted values of derived columns, which are no settings; None before
             they are fitted on training rows or read from a stored model.
+        stored_ids: The rules for ids of a stored model (`Schema.id_encoding`), which say which
+            features have bags; None without one.
 
     Raises:
         ConfigError: Settings of two groups conflict.
@@ -99,6 +101,7 @@ class Recipe(Command):
     topology: Machines = composed()
     plan: PlanSettings | None = absent()
     derived_values: Mapping[str, Any] | None = in_hand()
+    stored_ids: Mapping[str, Any] | None = in_hand()
 
     def __post_init__(self) -> None:
         clip = self.trainer.gradient_clip_val
@@ -172,7 +175,7 @@ class Recipe(Command):
         """Return the columns of the data set."""
         from recapp.dataset.schema import schema_of
 
-        schema = schema_of(self.dataset, self.tables)
+        schema = schema_of(self.dataset, self.tables).with_stored_lists(self.stored_ids)
         return schema if self.derived_values is None else schema.with_values(self.derived_values)
 
     @cached_property

@@ -58,7 +58,7 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
         return
     from recapp.recipe.model import build_model
     from recapp.recipe.model_tables import check_features
-    from recapp.recipe.stored_columns import derived_by, files_of_values
+    from recapp.recipe.stored_columns import with_columns_of, files_of_values
     from recapp.stored.stored_model import open_stored
 
     assert recipe.ckpt_path is not None
@@ -68,7 +68,7 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
         return [manifest.dense_file, *files_of_values(manifest, recipe)]
 
     with open_stored(recipe.ckpt_path, wanted=wanted) as stored:
-        recipe = derived_by(recipe, stored)
+        recipe = with_columns_of(recipe, stored)
         members = stored.manifest.config.get("ensemble", 1)
         if members != recipe.ensemble:
             kind = stored.manifest.kind

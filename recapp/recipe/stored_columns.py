@@ -1,9 +1,11 @@
-"""The fitted values of derived columns, which a stored model has and its settings have not.
+"""The facts on columns that a stored model has and its settings have not: which features had bags
+of ids, and the fitted values of derived columns.
 
-recipe, ckpt_path -> recipe whose schema computes the columns as training did
+recipe, ckpt_path -> recipe whose schema reads and computes the columns as training did
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,22 +18,23 @@ T = TypeVar("T", bound=Train)
 R = TypeVar("R", bound=Recipe)
 
 
-def with_derived_values(recipe: T) -> T:
-    """Return the recipe of a run with the fitted values of its stored model, if it loads one that
-    has derived columns. Every rank calls it.
+def with_stored_columns(recipe: T) -> T:
+    """Return the recipe of a run with the columns of its stored model, if it loads one. Every rank
+    calls it.
 
     Raises:
         CheckpointError: The model has no such values, or they are damaged.
         ArtefactError: The same for an artefact.
     """
-    if recipe.ckpt_path is None or not recipe.schema.derived:
+    if recipe.ckpt_path is None:
         return recipe
     with open_stored(recipe.ckpt_path, wanted=partial(files_of_values, recipe=recipe)) as stored:
-        return derived_by(recipe, stored)
+        return with_columns_of(recipe, stored)
 
 
-def derived_by(recipe: R, stored: StoredModel) -> R:
-    """Return a recipe with the fitted values of an open stored model."""
+def with_columns_of(recipe: R, stored: StoredModel) -> R:
+    """Return a recipe with the columns of an open stored model."""
+    recipe = replace(recipe, stored_ids=stored.manifest.info.get("ids"))
     if not recipe.schema.derived:
         return recipe
     return recipe.sized(None, stored.derived_values())

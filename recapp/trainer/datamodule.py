@@ -48,6 +48,7 @@ from recapp.planner.choose_modes import from_rank_0
 from recapp.sparse.batch import Batch
 from recapp.stored.checkpoint import read_manifest, read_meta
 from recapp.stored.derived_values import values_in
+from recapp.stored.directories import is_checkpoint
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics
@@ -179,11 +180,14 @@ class ClickData(LightningDataModule):
                     "scoring=ScoringSettings(input=...)"
                 )
             transform = self.settings.dense_transform
+            self._take_stored_lists()
             self._fit_columns(None)
             self._prediction_input = open_input(self._scoring, self.schema, transform)
             return
         if self._opened is None:
+            self._take_stored_lists()
             opened = open_rows(self.settings, self.schema, self.seed)
+            self.schema = opened.schema
             self._fit_columns(opened if stage == "fit" else None)
             self._opened = replace(opened, schema=self.schema)
         if self._facts is None and stage == "fit":
@@ -193,6 +197,12 @@ class ClickData(LightningDataModule):
             self.table_rows = self._on_rank_0(partial(self._rows.table_rows, self._max_table_rows))
             if self._take_table_rows is not None:
                 self._take_table_rows(self.table_rows)
+
+    def _take_stored_lists(self) -> None:
+        """Take the features with bags from the checkpoint, if there is one."""
+        checkpoint = self.trainer.ckpt_path if self.trainer is not None else None
+        if self.schema.lists is None and checkpoint and is_checkpoint(checkpoint):
+            self.schema = self.schema.with_stored_lists(read_manifest(checkpoint).info.get("ids"))
 
     def _fit_columns(self, rows: ClickRows | None) -> None:
         """Take the fitted values of derived columns from the checkpoint, or fit them on rows."""

@@ -122,6 +122,35 @@ def test_any_tables_score_the_same_bits_from_json_arrow_and_python(program, made
     assert torch.equal(scores, torch.sigmoid(wanted.float()))
 
 
+def test_a_null_is_what_it_was_in_training_whatever_rows_are_beside(program, made):
+    """An empty list of features that had lists; one missing id of the others, in a list, too."""
+    (row,) = raw_rows(3, 1).drop_columns(["label"]).to_pylist()
+    none = {"dropped": None, "many": None, "text_keys": None, "keys": None}
+    empty = {"dropped": [], "many": [], "text_keys": [], "keys": None}
+    some = {"dropped": [1], "many": [2], "text_keys": ["3"], "keys": [4]}
+    alone = [row | empty]
+    for rows in ([row | none], [row | none, row | some], [row | some, row | none]):
+        at = rows.index(row | none)
+        table = pa.Table.from_pylist(rows)
+        for written in (as_json(table), as_stream(table), as_file(table)):
+            found = numbers(run(program, made(0), "--logits", "--batch=1", stdin=written), "logit")
+            assert found[at] == python_logits(made(0), pa.Table.from_pylist(alone))
+            assert found[at] == python_logits(made(0), table.slice(at, 1))
+
+
+def test_an_artefact_of_an_earlier_version_says_by_its_rows_what_a_null_is(program, artefact):
+    (row,) = raw_rows(3, 1).drop_columns(["label"]).to_pylist()
+    rows = [as_json(pa.Table.from_pylist([row | {"many": many}])) for many in (None, [])]
+    before = [run(program, artefact, stdin=each).stdout for each in rows]
+
+    def change(info):
+        del info["features"]["lists"], info["ids"]["lists"]
+
+    rewrite(artefact, change)
+    after = [run(program, artefact, stdin=each).stdout for each in rows]
+    assert before[0] == before[1] == after[1] != after[0] and after[0]
+
+
 @pytest.mark.parametrize("seed", [0])
 def test_threads_and_batches_change_no_lookup(program, made, seed):
     """The dense part adds in another order for other sizes; the rest does not."""
@@ -400,6 +429,8 @@ def of_table(name, **change):
         (lambda m: m["compiled"].update(outputs=[]), "compiled: it has no outputs"),
         (lambda m: m["ids"].update(text="md5"), "text ids are hashed by md5"),
         (lambda m: m["features"].update(transform="sqrt"), "transform='sqrt'"),
+        (lambda m: m["features"].update(lists=["no"]), "lists 'no' is unknown"),
+        (lambda m: m["features"].update(lists=[3]), "lists"),
         (lambda m: m["features"]["sparse"].append("n1"), "name 'n1' occurs twice"),
         (lambda m: m["lookups"][0].update(table="no"), "table 'no' is unknown"),
         (lambda m: m["files"].update({"../x": {"bytes": 1, "crc32": ""}}), "file '../x'"),

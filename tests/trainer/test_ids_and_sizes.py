@@ -3,6 +3,8 @@ what checkpoints keep of both.
 """
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +13,12 @@ import pytest
 import yaml
 from jobs import refusal, validation
 
-from recapp import plan
+from recapp import load_model, plan
+from recapp.app.model_export import export_model
 from recapp.dataset.data_settings import DataSettings, ScoringSettings
 from recapp.dataset.schema import Schema
 from recapp.errors import CheckpointError, ConfigError
+from recapp.inference.export_settings import Export
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.datamodule import ClickData
 
@@ -99,7 +103,58 @@ def test_tables_are_sized_by_their_ids_and_every_record_of_the_run_says_so(run):
 
 
 def test_the_checkpoint_keeps_how_text_was_read(run):
-    assert read_manifest(run[1]["checkpoint"]).info["ids"] == {"text": "xxh64", "hex": []}
+    stored = read_manifest(run[1]["checkpoint"]).info["ids"]
+    assert stored == {"text": "xxh64", "hex": [], "lists": ["tags"]}
+
+
+@pytest.fixture(scope="module", params=["checkpoint", "artefact"])
+def stored_model(base, run, request):
+    if request.param == "checkpoint":
+        return run[1]["checkpoint"]
+    folder = base / "art"
+    export_model(run[1]["checkpoint"], folder, Export(compile=False, report_rows=0))
+    return str(folder)
+
+
+def test_a_row_has_one_score_whatever_rows_are_beside_it(run, stored_model):
+    """Null tags are an empty list, alone and beside other rows."""
+    model = load_model(stored_model)
+    rest = {"user": "7", "country": "DE", "device": None}
+    alone = [{**rest, "tags": tags} for tags in (None, [])]
+    beside = [{**rest, "tags": tags} for tags in (["t1"], None)]
+    scores = [model.predict(pa.Table.from_pylist([row])).item() for row in alone]
+    pair = model.predict(pa.Table.from_pylist(beside)).tolist()
+    assert scores[0] == scores[1] == pytest.approx(pair[1]) and pair[0] != pair[1]
+
+
+def test_scored_files_without_a_list_are_read_as_training_read_its_own(base, jobs, stored_model):
+    rows = pq.read_table(base / "few.parquet").drop_columns(["label"])
+    place = rows.column_names.index("tags")
+    scores = []
+    for name, tags in (
+        ("text", pa.nulls(len(rows), pa.string())),
+        ("null", pa.nulls(len(rows))),
+        ("lists", pa.array([[]] * len(rows), pa.list_(pa.string()))),
+    ):
+        pq.write_table(rows.set_column(place, "tags", tags), base / f"{name}.parquet")
+        into = base / f"{Path(stored_model).stem}_{name}.parquet"
+        given = [f"ckpt_path={stored_model}", f"input={base}/{name}.parquet", f"output={into}"]
+        jobs.run("predict", base / f"job_{into.stem}", given, 1)
+        scores.append(pq.read_table(into)["score"].to_pylist())
+    assert scores[0] == scores[1] == scores[2] and len(set(scores[0])) > 1
+
+
+def test_own_data_modules_read_as_the_checkpoint_does(base, run):
+    """A user's own script gives the columns, and Lightning the checkpoint."""
+    rows = pq.read_table(base / "few.parquet").drop_columns(["tags", "label"])
+    pq.write_table(rows.append_column("tags", pa.nulls(len(rows))), base / "own.parquet")
+    schema = Schema(None, (), ("user", "country", "device", "tags"))
+    scoring = ScoringSettings(input=f"{base}/own.parquet")
+    data = ClickData(DataSettings(path="none"), schema, scoring=scoring)
+    data.trainer = SimpleNamespace(ckpt_path=run[1]["checkpoint"])
+    data.setup("predict")
+    (batch,) = data.prediction_input.batches(range(len(rows)))
+    assert batch.sparse["tags"].lengths().tolist() == [0] * len(rows)
 
 
 @pytest.mark.parametrize("world", [1, pytest.param(4, marks=pytest.mark.full)])

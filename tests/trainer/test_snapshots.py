@@ -179,16 +179,19 @@ def test_a_run_resumes_from_a_checkpoint_whose_snapshots_are_deleted(three_epoch
 
 
 class CatchUp(Callback):
-    """Validates a last step first, as the command does after a signal."""
+    """Validates first, as the command does after a signal."""
+
+    def __init__(self, over):
+        self.over = over
 
     def setup(self, trainer, pl_module, stage):
-        validate_first(trainer, over=True)
+        validate_first(trainer, over=self.over)
 
 
 def test_an_epoch_that_a_signal_ends_has_its_snapshot_after_a_resume(logs, tmp_path):
     recipe = compose(logs, "snapshots=2", "trainer.max_epochs=2")
     kept = []
-    for name, more in (("stopped", Send(signal.SIGTERM, 2 * EPOCH)), ("on", CatchUp())):
+    for name, more in (("stopped", Send(signal.SIGTERM, 2 * EPOCH)), ("on", CatchUp(over=True))):
         (tmp_path / name).mkdir()
         keeper = KeepSnapshots(tmp_path / name / "checkpoints", 2)
         start = tmp_path / "stopped" / LAST if name == "on" else None
@@ -196,6 +199,46 @@ def test_an_epoch_that_a_signal_ends_has_its_snapshot_after_a_resume(logs, tmp_p
             fit(recipe, tmp_path / name, keeper, more, ckpt_path=start)
         kept.append([read_manifest(path).step for path in keeper.kept])
     assert kept == [[EPOCH], [EPOCH, 2 * EPOCH]]
+
+
+@pytest.mark.parametrize(
+    ("validation", "step"),
+    [
+        ("trainer.check_val_every_n_epoch=2", EPOCH - 2),
+        ("trainer.limit_val_batches=0", EPOCH - 2),
+        ("trainer.check_val_every_n_epoch=1", EPOCH),
+    ],
+)
+def test_any_epoch_that_a_signal_ends_has_its_snapshot_after_a_resume(
+    logs, tmp_path, validation, step
+):
+    """Also one after which other epochs follow, whether it is validated or not.
+
+    Args:
+        step: The step after which a signal comes, so that the run is saved after that of the
+            epoch's end: the ranks know of a signal two steps later, or before a validation.
+    """
+    recipe = compose(logs, "snapshots=3", "trainer.max_epochs=3", validation)
+    states = []
+    for name, more in (
+        ("unbroken", []),
+        ("stopped", [Send(signal.SIGTERM, step)]),
+        ("on", [CatchUp(over=False)]),
+    ):
+        (tmp_path / name).mkdir()
+        keeper = KeepSnapshots(tmp_path / name / "checkpoints", 3)
+        start = tmp_path / "stopped" / LAST if name == "on" else None
+        with pytest.raises(Stopped) if name == "stopped" else nullcontext():
+            fit(recipe, tmp_path / name, keeper, *more, ckpt_path=start)
+        states.append([(read_manifest(path).step, dense_of(path)) for path in keeper.kept])
+    unbroken, stopped, on = states
+    assert stopped == [] and unbroken == on
+    assert [number for number, _ in on] == [EPOCH, 2 * EPOCH, 3 * EPOCH]
+
+
+def dense_of(path):
+    """The dense weights of a checkpoint, as plain numbers."""
+    return {name: weight.tolist() for name, weight in dense_state(read_meta(path)).items()}
 
 
 def test_a_run_that_ends_inside_an_epoch_keeps_as_many(logs, tmp_path):

@@ -320,6 +320,12 @@ void read_features(const Json& of, Artefact& artefact) {
   for (const std::string& name : artefact.sparse) {
     artefact.text.push_back(one_of<TextIds>(text(way, name.c_str()), ways, "text"));
   }
+  if (of.find("lists")) {
+    artefact.lists.resize(artefact.sparse.size(), false);
+    for (const std::string& name : texts(of, "lists")) {
+      artefact.lists[index_of(artefact.sparse, name, "lists")] = true;
+    }
+  }
   artefact.transform = one_of<Transform>(text(of, "transform"), transforms, "transform");
   artefact.features = artefact.sparse;
   artefact.numbers = artefact.dense.size();

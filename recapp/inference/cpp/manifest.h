@@ -108,6 +108,8 @@ struct Artefact {
   std::vector<std::string> dense;
   std::vector<std::string> sparse;
   std::vector<TextIds> text;  // of each sparse feature
+  // whether each sparse feature had bags in training; empty where the artefact does not say it
+  std::vector<bool> lists;
   std::vector<TimeColumn> times;
   std::vector<VectorColumn> vectors;
   std::size_t vector_numbers = 0;     // of all vectors of a row

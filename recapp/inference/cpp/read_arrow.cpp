@@ -244,7 +244,10 @@ class ArrowRows {
   void add_list(int feature, const arrow::Array& column) {
     const auto& lists = static_cast<const Array&>(column);
     builder_.begin_list(feature);
-    if (lists.IsNull(row_)) return;
+    if (lists.IsNull(row_)) {
+      builder_.add_id(feature, Value());
+      return;
+    }
     const auto first = static_cast<std::int64_t>(lists.value_offset(row_));
     const auto last = first + static_cast<std::int64_t>(lists.value_length(row_));
     for (std::int64_t at = first; at < last; ++at) {

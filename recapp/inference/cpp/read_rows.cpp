@@ -63,9 +63,12 @@ void RowsBuilder::add_to_list(int feature, const Value& value) {
 }
 
 Rows RowsBuilder::finish() {
-  for (Ids& of : rows_.sparse) {
-    if (!of.lists) continue;
-    // a row whose list is missing has none, where a row without lists has a missing id
+  for (std::size_t i = 0; i < rows_.sparse.size(); ++i) {
+    Ids& of = rows_.sparse[i];
+    // a missing value is an empty bag where rows had bags in training, else one missing id
+    const bool none = artefact_.lists.empty() ? of.lists : artefact_.lists[i];
+    if (!none) continue;
+    of.lists = true;
     std::size_t kept = 0;
     std::size_t at = 0;
     for (std::int64_t& end : of.ends) {

@@ -41,7 +41,7 @@ class RowsBuilder {
   void add_to_list(int feature, const Value& value);
   void end_row(int feature) { ids(feature).ends.push_back(size(feature)); }
 
-  // Return all rows; ids that are missing in lists are none.
+  // Return all rows. A missing value of a feature with bags is an empty bag.
   Rows finish();
 
  private:

@@ -58,7 +58,7 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
         return
     from recapp.recipe.model import build_model
     from recapp.recipe.model_tables import check_features
-    from recapp.recipe.stored_columns import with_columns_of, files_of_values
+    from recapp.recipe.stored_columns import files_of_values, with_columns_of
     from recapp.stored.stored_model import open_stored
 
     assert recipe.ckpt_path is not None

@@ -16,7 +16,7 @@ would silently shift every column by one.
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.derived_columns import (
@@ -437,7 +437,7 @@ class Schema:
         return dict(zip(names, present, strict=True))
 
 
-def _are_names(found: object) -> bool:
+def _are_names(found: object) -> TypeGuard[list[str]]:
     """Return whether a stored value is a list of names."""
     return isinstance(found, list) and all(isinstance(name, str) for name in found)
 

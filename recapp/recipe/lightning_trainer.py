@@ -30,7 +30,7 @@ from lightning.pytorch.loggers import Logger
 from recapp.errors import ConfigError, suggest
 from recapp.processes.rank_environment import rank_info
 from recapp.recipe.constructors import construct, make
-from recapp.recipe.monitors import all_known, check_monitor, measured_by, refuse_callback
+from recapp.recipe.monitors import all_known, check_monitor, measured_by
 from recapp.recipe.recipe import Train
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import to_plain
@@ -41,6 +41,7 @@ from recapp.trainer.batch_callback import skip_idle_hooks
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.restart_tables import RestartTables
 from recapp.trainer.strategy import EmbeddingShardingStrategy
+from recapp.trainer.unusable_callbacks import refuse_class
 
 SET_BY_RECAPP = ("devices", "accelerator", "enable_progress_bar", "average")
 """Settings of `trainer` that recapp replaces by values that follow from ranks and callbacks, or by
@@ -93,7 +94,7 @@ def build_callbacks(recipe: Train, folder: Path, *, logging: bool) -> list[Callb
     for name, wanted in recipe.callbacks.items():
         kind = find_constructor(wanted.target, f"callbacks.{name}")
         extra: dict[str, Any] = {}
-        _refuse_callback(kind, f"callbacks.{name}")
+        refuse_class(kind, f"callbacks.{name}")
         if _is(kind, Checkpoint) and "dirpath" in signature(kind).parameters:
             if "dirpath" in wanted.arguments:
                 raise ConfigError(
@@ -129,13 +130,6 @@ def _check_after_validation(given: Mapping[str, Any]) -> dict[str, bool]:
     if AT_EPOCH_END in given or not str(given.get("monitor")).startswith("val_"):
         return {}
     return {AT_EPOCH_END: False}
-
-
-def _refuse_callback(kind: Any, setting: str) -> None:
-    """Refuse Lightning's callbacks that cannot be used here, and classes derived from them."""
-    for base in getattr(kind, "__mro__", ()):
-        if base.__module__.startswith("lightning."):
-            refuse_callback(base.__name__, setting)
 
 
 def _check_filename(

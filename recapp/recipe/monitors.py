@@ -10,26 +10,8 @@ from typing import Any
 from recapp.errors import ConfigError, alike, suggest
 from recapp.recipe.recipe import Train
 from recapp.settings.records import Constructor
+from recapp.trainer.unusable_callbacks import refuse_callback
 
-_AVERAGES = (
-    "it averages parameters, and tables are none: trainer.average.kind=ema (or swa) averages both"
-)
-NOT_OF_TABLES = {  # Lightning's callbacks that cannot be used, and the reason
-    "StochasticWeightAveraging": _AVERAGES,
-    "WeightAveraging": _AVERAGES,
-    "EMAWeightAveraging": _AVERAGES,
-    "GradientAccumulationScheduler": (
-        "a step takes as many batches in the whole run, trainer.accumulate_grad_batches=k"
-    ),
-    "ModelPruning": "it prunes parameters, and tables are none",
-    "BatchSizeFinder": (
-        "dataset.batch_size is part of the order of the data; sweep it: -m "
-        "dataset.batch_size=512,1024"
-    ),
-    "LearningRateFinder": (
-        "it knows one learning rate and there are two; sweep them: -m optimizer.dense.lr=0.001,0.01"
-    ),
-}
 MODE_BY_DEFAULT = {"ModelCheckpoint": "min", "EarlyStopping": "min"}  # Lightning's defaults
 PLATEAUS = ("torch.optim.lr_scheduler.ReduceLROnPlateau", "recapp.optim.schedule.Plateau")
 """The schedules that follow a metric."""
@@ -67,20 +49,6 @@ def all_known(recipe: Train) -> bool:
     """
     targets = [wanted.target for wanted in recipe.callbacks.values()]
     return all(target.startswith(("lightning.", "recapp.")) for target in targets)
-
-
-def refuse_callback(kind: str, setting: str) -> None:
-    """Refuse a Lightning callback that cannot be used here (`NOT_OF_TABLES`).
-
-    Args:
-        kind: The name of the callback's class, or of a base class.
-        setting: The dotted name of the callback's settings.
-
-    Raises:
-        ConfigError: The callback cannot be used; the error gives the reason.
-    """
-    if kind in NOT_OF_TABLES:
-        raise ConfigError(f"{setting} ({kind}): cannot be used: {NOT_OF_TABLES[kind]}")
 
 
 def check_monitor(

@@ -14,6 +14,7 @@ parameters here, and a module may be too large to copy on one rank, so this call
 Updates are those of `torch.optim.swa_utils`.
 """
 
+import math
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -48,7 +49,7 @@ class AverageWeights(BatchCallback):
             )
         self.settings = settings
         self.restarts = restarts
-        self.average = WeightAverage()
+        self.average = WeightAverage(settings.every or math.inf)
         self._epoch = 0  # of the last update
         self._left = ""  # the kind of an average that a checkpoint has and this run does not go on
 

@@ -88,7 +88,9 @@ def found_topology(
     )
 
 
-def found_problem(module: LightningModule, topology: Topology, rule: Rules) -> PlanningProblem:
+def found_problem(
+    module: LightningModule, topology: Topology, rule: Rules, average_every: float | None = None
+) -> PlanningProblem:
     """Return the planning problem as rank 0 knows it at start.
 
     Id statistics are measured only if several ranks train. Batch sizes, payload and look-ahead have
@@ -98,6 +100,8 @@ def found_problem(module: LightningModule, topology: Topology, rule: Rules) -> P
         module: The module whose tables are sharded.
         topology: The ranks and their memory.
         rule: The row rule of all tables, or row rules by table name or glob.
+        average_every: The steps between two updates of an average of all rows, infinity if epochs
+            lie between them; None without an average.
     """
     tables = embedding_tables(module)
     data = _data_to_look_at(module, topology.world_size) if tables else None
@@ -112,6 +116,7 @@ def found_problem(module: LightningModule, topology: Topology, rule: Rules) -> P
         statistics=statistics,
         dense=dense_of(module),
         lookups=lookups,
+        average_every=average_every,
     )
 
 

@@ -36,7 +36,7 @@ from recapp.engine.model_parallel import compile_dense, wrap_dense
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_collection import shard_model, sharded_collections, sharded_tables
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.errors import ConfigError, PlanError
+from recapp.errors import PlanError
 from recapp.optim.named_rules import Rules
 from recapp.planner.choose_modes import initial_plan
 from recapp.planner.hardware import Hardware
@@ -54,6 +54,7 @@ from recapp.stored.checkpoint import (
 )
 from recapp.stored.training_state import check_state, state_must_fit
 from recapp.trainer.accumulation import Accumulation
+from recapp.trainer.check_trainer import check_trainer
 from recapp.trainer.clip_tables import clip_tables_too, update_in_step
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.layer_statistics import running_statistics
@@ -287,7 +288,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
             and self.lightning_module is not None
         )
         self.accelerator.setup(trainer)
-        self._check_settings(trainer)
+        check_trainer(trainer)
         count_tables(trainer.callbacks)  # type: ignore[attr-defined]
         self._shard(self.lightning_module)
         self._tables = sharded_tables(self.lightning_module)
@@ -315,13 +316,6 @@ class EmbeddingShardingStrategy(DDPStrategy):
         elif batches > 1:
             update_in_step(
                 self.optimizers, self.sharded_tables(), f"accumulate_grad_batches={batches}"
-            )
-
-    def _check_settings(self, trainer: Trainer) -> None:
-        if trainer.precision == "16-mixed":
-            raise ConfigError(
-                "trainer.precision=16-mixed: tables are updated in backward, where the scaled loss "
-                "would reach them; use bf16-mixed"
             )
 
     def _shard(self, module: LightningModule) -> None:
@@ -357,7 +351,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
     def _make_plan(self, module: LightningModule, topology: Topology) -> ShardingPlan:
         """Return the plan; called on rank 0, because only rank 0 reads the data for it."""
         assert self.rule is not None
-        self.problem = found_problem(module, topology, self.rule)
+        every = self.weight_average.every
+        self.problem = found_problem(module, topology, self.rule, every)
         return plan_from(self.planner, self.problem)
 
     def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]

@@ -30,11 +30,16 @@ average.
 class WeightAverage:
     """The average of the weights of a module, beside the weights that train.
 
+    Args:
+        every: The steps between two updates, infinity if epochs lie between them; None if there is
+            no average.
+
     Attributes:
         updates: The number of updates so far; the weights have no average before the first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, every: float | None = None) -> None:
+        self.every = every
         self.updates = 0
         self._trained: dict[str, Tensor] = {}
         self._average: dict[str, Tensor] = {}

@@ -74,7 +74,7 @@ def loader():
     return torch.utils.data.DataLoader(BATCHES, batch_size=None)
 
 
-def fitted(folder, devices=1, kind=Clicks, **strategy):
+def fitted(folder, devices=1, kind=Clicks, callbacks=(), **strategy):
     """A trainer that has trained; its module in `trainer.lightning_module`."""
     trainer = lightning.Trainer(
         strategy=EmbeddingShardingStrategy(**strategy),
@@ -82,7 +82,7 @@ def fitted(folder, devices=1, kind=Clicks, **strategy):
         devices=devices,
         max_epochs=1,
         logger=False,
-        callbacks=[ModelCheckpoint(str(folder), filename="end")],
+        callbacks=[*callbacks, ModelCheckpoint(str(folder), filename="end")],
         enable_progress_bar=False,
     )
     trainer.fit(kind(), loader())

@@ -11,6 +11,10 @@ import lightning
 import pytest
 import torch
 from jobs import environment
+from lightning.pytorch.callbacks import (
+    GradientAccumulationScheduler,
+    StochasticWeightAveraging,
+)
 from own_lightning import BATCHES, ITEMS, SEEN, Clicks, fitted, loader
 from torch import nn
 
@@ -29,6 +33,8 @@ from recapp import (
 from recapp.errors import CheckpointError, ConfigError, PlanError
 from recapp.stored.manifest import sealed
 from recapp.tasks.task import Output
+from recapp.trainer.average_weights import AverageWeights
+from recapp.trainer.trainer_settings import AverageSettings
 from recapp.trainer.whole_checkpoint import whole_checkpoint
 
 IDS = BATCHES[3][0]
@@ -44,6 +50,35 @@ def test_the_strategy_plans_by_itself_and_names_the_usual_rule(tmp_path):
     trainer = fitted(tmp_path)
     assert trainer.global_step == 20 and trainer.strategy.rule.name == "rowwise_adagrad"
     assert types(trainer) == {"items": "table_wise", "seen": "table_wise"}
+
+
+class Scheduler(GradientAccumulationScheduler):
+    """A class of one's own is the same."""
+
+
+@pytest.mark.parametrize(
+    ("callback", "reason"),
+    [
+        (GradientAccumulationScheduler({0: 1, 1: 2}), "a step takes as many batches in the whole"),
+        (Scheduler({0: 2}), "a step takes as many batches in the whole run"),
+        (StochasticWeightAveraging(0.1), "it averages parameters, and tables are none: .*Average"),
+    ],
+)
+def test_callbacks_that_would_train_tables_wrongly_are_refused(tmp_path, callback, reason):
+    with pytest.raises(ConfigError, match=rf"^Trainer\(callbacks=.*cannot be used: {reason}"):
+        fitted(tmp_path, callbacks=[callback])
+
+
+def test_a_plan_counts_the_average_of_the_rows(tmp_path):
+    def planned(memory_bytes, **settings):
+        average = [AverageWeights(AverageSettings(**settings))] if settings else []
+        return fitted(tmp_path, callbacks=average, memory_bytes=memory_bytes).strategy.problem
+
+    memory = 2 * (400 * 9 * 4 + 300 * 5 * 4) - 4_000  # rows and row-wise Adagrad's number, twice
+    assert planned(memory).average_every is None
+    assert planned(2 * memory, kind="ema", every=5).average_every == 5
+    with pytest.raises(PlanError):
+        planned(memory, kind="ema")
 
 
 def test_a_planner_is_taken_with_its_constraints_and_its_rule(tmp_path):

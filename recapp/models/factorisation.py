@@ -2,7 +2,6 @@
 
     fm_term            sum over pairs i < j of <v_i, v_j>         a vector per field
     FwFMTerm           the same, each pair with a weight r_ij     a vector per field
-    FieldAwarePairs    <v_i,j, v_j,i> of each pair                F vectors per field, one for each
 
 Sources: FM, "Factorization Machines", Rendle, ICDM 2010. FwFM, arXiv 1806.03514. FFM, "Field-aware
 Factorization Machines for CTR Prediction", Juan et al., RecSys 2016.
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from recapp.models.layers import DotInteraction, indices_of_pairs
+from recapp.models.layers import DotInteraction
 from recapp.models.linear_stack import are_several
 
 
@@ -79,67 +78,3 @@ class FwFMTerm(nn.Module):
         """Return the term, [B]."""
         dots_BP: Tensor = self.pairs(vectors_BFD)
         return dots_BP @ self.weight_P.to(dots_BP.dtype)
-
-
-class FieldAwarePairs(nn.Module):
-    """The dot product <v_i,j, v_j,i> of each pair of fields: [B, F, F, D] -> [B, P].
-
-    Field i has a vector for each field, and the pair of i and j takes that of i for j and that of j
-    for i. A field's vector for itself is in no pair. The order of pairs is `DotInteraction`'s.
-
-    Args:
-        fields: The number of fields, F.
-    """
-
-    pair_P: Tensor
-    entry_FF: Tensor
-
-    def __init__(self, fields: int) -> None:
-        super().__init__()
-        self.fields = fields
-        pair_P, entry_FF = indices_of_pairs(fields)
-        self.register_buffer("pair_P", pair_P, persistent=False)
-        self.register_buffer("entry_FF", entry_FF, persistent=False)
-
-    @property
-    def pairs(self) -> int:
-        """The number of pairs, equal to the number of output columns."""
-        return self.fields * (self.fields - 1) // 2
-
-    def forward(self, vectors_BFFD: Tensor) -> Tensor:
-        """Return the dot products, [B, P].
-
-        Args:
-            vectors_BFFD: The vectors of field i for field j at [:, i, j].
-        """
-        dots_BP = _FieldAwareDots.apply(  # type: ignore[no-untyped-call]
-            vectors_BFFD, self.pair_P, self.entry_FF
-        )
-        assert isinstance(dots_BP, Tensor)
-        return dots_BP
-
-    def extra_repr(self) -> str:
-        """Return the numbers of fields and pairs as text."""
-        return f"{self.fields} fields, {self.pairs} pairs"
-
-
-class _FieldAwareDots(torch.autograd.Function):
-    """Computes the dot products of field-aware pairs.
-
-    The gradient for v_i,j is v_j,i times the gradient of the pair, which backward computes for all
-    vectors at once: no vector is gathered, and no gradient scattered.
-    """
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, vectors_BFFD: Tensor, pair_P: Tensor, entry_FF: Tensor) -> Tensor:
-        ctx.save_for_backward(vectors_BFFD, entry_FF)
-        products_BFF = (vectors_BFFD * vectors_BFFD.transpose(1, 2)).sum(3)
-        return products_BFF.flatten(1).index_select(1, pair_P)
-
-    @staticmethod
-    def backward(ctx: Any, grad_BP: Tensor) -> tuple[Tensor, None, None]:
-        vectors_BFFD, entry_FF = ctx.saved_tensors
-        padded_BP1 = torch.cat([grad_BP, grad_BP.new_zeros(len(grad_BP), 1)], 1)
-        fields = vectors_BFFD.shape[1]
-        grad_BFF = padded_BP1.index_select(1, entry_FF).view(-1, fields, fields)
-        return grad_BFF[..., None] * vectors_BFFD.transpose(1, 2), None, None

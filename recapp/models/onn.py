@@ -12,11 +12,10 @@ Shapes: B batch, F fields, D columns of a vector for one operation, P pairs.
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
-from recapp.models.factorisation import FieldAwarePairs
 from recapp.models.field_aware import FieldAwareVectors
+from recapp.models.field_aware_pairs import FieldAwarePairs
 from recapp.models.layers import logit_mlp
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
@@ -49,7 +48,7 @@ class ONN(nn.Module):
     ) -> None:
         super().__init__()
         self.vectors = FieldAwareVectors(embedding_bag_collection, dense_in_features)
-        self.pairs = FieldAwarePairs(self.vectors.count)
+        self.pairs = FieldAwarePairs(self.vectors.count, own=True)
         self.deep = logit_mlp(
             self.vectors.count * self.vectors.dim + self.pairs.pairs,
             layers,
@@ -61,7 +60,5 @@ class ONN(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Compute logits, [B]."""
         vectors_BFFD: Tensor = self.vectors(batch)
-        copied_BFD = vectors_BFFD.diagonal(dim1=1, dim2=2).mT
-        pairs_BP: Tensor = self.pairs(vectors_BFFD)
-        logits_B1: Tensor = self.deep(torch.cat([copied_BFD.flatten(1), pairs_BP], 1))
+        logits_B1: Tensor = self.deep(self.pairs(vectors_BFFD))
         return logits_B1.squeeze(1)

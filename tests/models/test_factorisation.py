@@ -7,7 +7,10 @@ import pytest
 import torch
 from transcription import check_model, random_vectors
 
-from recapp.models.factorisation import FieldAwarePairs, FwFMTerm, fm_term
+from recapp.models.factorisation import FwFMTerm, fm_term
+from recapp.models.field_aware_pairs import BLOCK, FieldAwarePairs
+
+AWARE = (FieldAwarePairs(4), FieldAwarePairs(4, own=True))
 
 
 class Term(torch.nn.Module):
@@ -43,7 +46,8 @@ def test_the_gradients_of_the_terms_are_those_of_finite_differences():
     vectors = random_vectors(3, 4, 2).requires_grad_()
     assert torch.autograd.gradcheck(fm_term, vectors)
     aware = random_vectors(3, 4, 4, 2).requires_grad_()
-    assert torch.autograd.gradcheck(FieldAwarePairs(4), aware)
+    for own in (False, True):
+        assert torch.autograd.gradcheck(FieldAwarePairs(4, own), aware)
     weighted = FwFMTerm(4).double()
     assert torch.autograd.gradcheck(weighted, vectors)
 
@@ -120,7 +124,38 @@ def test_a_field_aware_pair_takes_the_vectors_for_each_other():
     check_model(FieldAwarePairs(4), ffm, faults, [random_vectors(5, 4, 4, 3)])
 
 
-@pytest.mark.parametrize("term", [Term(), FieldAwarePairs(4)], ids=["fm", "ffm"])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("dim", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("rows", [0, 1, BLOCK, 2 * BLOCK + 5])
+def test_blocks_of_samples_are_as_all_at_once(own, dim, rows):
+    """Vectors of 8 and 16 bytes are moved as one number, others as they are."""
+    made = random_vectors(rows, 5, 5, dim)
+    for vectors in (made.float(), made, made.float().transpose(1, 2), wide(made)[:, :, :, 1:]):
+        vectors.requires_grad_()
+        fields = range(5)
+        parts = [vectors[:, i, i] for i in fields] if own else []
+        wanted = torch.cat([*parts, ffm(None, vectors)], 1)
+        found = FieldAwarePairs(5, own)(vectors)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        grad = torch.randn_like(wanted)
+        (of_wanted,) = torch.autograd.grad(wanted, vectors, grad)
+        (of_found,) = torch.autograd.grad(found, vectors, grad)
+        torch.testing.assert_close(of_found, of_wanted, rtol=1e-5, atol=1e-6)
+
+
+def wide(vectors):
+    """The vectors behind another column, so that none begins at a multiple of its size."""
+    return torch.cat([vectors[..., :1], vectors], 3).float()
+
+
+def test_vectors_within_other_memory_are_read_where_they_are():
+    memory = torch.randn(2 * 4 * 4 * 4 + 3)
+    vectors = memory[3:].view(2, 4, 4, 4)  # contiguous, and not at a multiple of 16 bytes
+    wanted = ffm(None, vectors)
+    torch.testing.assert_close(FieldAwarePairs(4)(vectors), wanted)
+
+
+@pytest.mark.parametrize("term", [Term(), *AWARE], ids=["fm", "ffm", "onn"])
 def test_second_derivatives_are_those_of_finite_differences(term):
     shape = (3, 4, 2) if isinstance(term, Term) else (3, 4, 4, 2)
     vectors = torch.randn(shape, dtype=torch.float64, requires_grad=True)
@@ -129,7 +164,7 @@ def test_second_derivatives_are_those_of_finite_differences(term):
     assert torch.autograd.gradgradcheck(term, vectors)
 
 
-@pytest.mark.parametrize("term", [Term(), FieldAwarePairs(4)], ids=["fm", "ffm"])
+@pytest.mark.parametrize("term", [Term(), *AWARE], ids=["fm", "ffm", "onn"])
 def test_several_gradients_at_once_are_those_of_one_after_another(term):
     vectors = torch.randn((3, 4, 2) if isinstance(term, Term) else (3, 4, 4, 2))
     jacobian = partial(torch.autograd.functional.jacobian, term, vectors)

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recapp.kernels import dense
+from recapp.models.linear_stack import are_several
 from recapp.models.widths import check_share
 
 STEPS = 2**16
@@ -93,13 +95,21 @@ class _Dropped(torch.autograd.Function):
         bits = torch.empty((count + 3) // 4, dtype=torch.int64, device=entries.device)
         bits.random_(-(2**63), None)
         bits_of_entries = bits.view(torch.int16)[:count].view(entries.shape)
-        factors = torch.empty_like(entries)
-        torch.ge(bits_of_entries, dropped - STEPS // 2, out=factors)
-        factors.mul_(STEPS / (STEPS - dropped))
-        ctx.save_for_backward(factors)
-        return entries * factors
+        ctx.dropped = dropped
+        ctx.save_for_backward(bits_of_entries)
+        return _kept(entries, bits_of_entries, dropped)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (factors,) = ctx.saved_tensors
-        return grad * factors, None
+        (bits_of_entries,) = ctx.saved_tensors
+        return _kept(grad, bits_of_entries, ctx.dropped), None
+
+
+def _kept(entries: Tensor, bits_of_entries: Tensor, dropped: int) -> Tensor:
+    """Return entries times 0 or times a constant, by 16 bits of each."""
+    least = dropped - STEPS // 2
+    factor = STEPS / (STEPS - dropped)
+    if not torch.is_grad_enabled() and not are_several(entries) and dense.fits(entries):
+        return dense.dropped(entries, bits_of_entries, least, factor)
+    factors = (bits_of_entries >= least).to(entries.dtype) * factor
+    return entries * factors

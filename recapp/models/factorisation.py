@@ -3,8 +3,7 @@
     fm_term            sum over pairs i < j of <v_i, v_j>         a vector per field
     FwFMTerm           the same, each pair with a weight r_ij     a vector per field
 
-Sources: FM, "Factorization Machines", Rendle, ICDM 2010. FwFM, arXiv 1806.03514. FFM, "Field-aware
-Factorization Machines for CTR Prediction", Juan et al., RecSys 2016.
+Sources: FM, "Factorization Machines", Rendle, ICDM 2010. FwFM, arXiv 1806.03514.
 
 Shapes: B batch, F fields, D columns of a vector, P = F (F - 1) / 2 pairs.
 """

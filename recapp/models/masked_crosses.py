@@ -18,10 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recapp.kernels import dense
 from recapp.models.batch_norm import BatchNorm
 from recapp.models.crosses import crossed
 from recapp.models.dropout import FastDropout
 from recapp.models.layers import xavier_linear
+from recapp.models.linear_stack import are_several
 
 
 class _Masked(torch.autograd.Function):
@@ -35,21 +37,30 @@ class _Masked(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, factor: Tensor, half: Tensor, mask: Tensor, bias: Tensor
     ) -> Tensor:
+        ctx.own = factor is x
+        ctx.dtypes = (x.dtype, half.dtype, mask.dtype, bias.dtype)
+        if dense.fits(x, factor, half, mask, bias):
+            ctx.save_for_backward(factor, half, mask, bias)
+            return dense.masked(x, factor, half, mask, bias)
         columns = half.shape[-1]
         dtype = torch.promote_types(half.dtype, bias.dtype)
         gate = torch.empty(x.shape, dtype=dtype, device=x.device)
         torch.add(half, bias[:columns], out=gate[..., :columns])
         torch.mul(half, mask, out=gate[..., columns:])
         gate[..., columns:] += bias[columns:]
-        ctx.own = factor is x
-        ctx.dtypes = (x.dtype, half.dtype, mask.dtype, bias.dtype)
-        ctx.save_for_backward(factor, half, mask, gate, bias)
+        ctx.save_for_backward(factor, half, mask, bias, gate)
         return torch.addcmul(x, factor, gate)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        factor, half, mask, gate, bias = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        factor, half, mask, bias, *kept = ctx.saved_tensors
+        alone = not torch.is_grad_enabled() and not are_several(grad)
+        if alone and dense.fits(grad, factor, half, mask, bias):
+            found = dense.masked_back(grad, factor, half, mask, bias, own=ctx.own)
+            return (found[0], None, *found[1:]) if ctx.own else (grad, *found)
+        if kept and not torch.is_grad_enabled():
+            (gate,) = kept
+        else:
             # the derivatives of this gradient also pass through the gate
             gate = torch.cat([half, half * mask], -1) + bias
         of_gate = grad * factor

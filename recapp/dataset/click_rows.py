@@ -140,13 +140,17 @@ class ClickRows:
         )
 
 
-def open_rows(settings: DataSettings, schema: Schema, seed: int = 1) -> ClickRows:
+def open_rows(
+    settings: DataSettings, schema: Schema, seed: int = 1, *, trains: bool = True
+) -> ClickRows:
     """Open the files, and split their rows into training and validation rows.
 
     Args:
         settings: The settings of files and of their split.
-        schema: The columns; the training files say which features have bags, unless it does.
+        schema: The columns.
         seed: The seed of the order.
+        trains: Whether a model trains on the rows: the training files then say which features have
+            bags, unless the schema does.
 
     Raises:
         ConfigError: The rows have no labels, so that they allow only predictions; or `val_share` is
@@ -156,7 +160,7 @@ def open_rows(settings: DataSettings, schema: Schema, seed: int = 1) -> ClickRow
     if not schema.labels:
         raise ConfigError(NO_LABEL)
     train = open_source(settings.path, schema)
-    if schema.lists is None:
+    if schema.lists is None and trains:
         schema = replace(schema, lists=train.bags)
     if settings.val_path is None:
         train, val = split(train, settings.share_that_validates, settings.val_share)

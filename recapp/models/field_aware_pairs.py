@@ -87,9 +87,9 @@ class _FieldAwareDots(torch.autograd.Function):
     def backward(ctx: Any, grad_BK: Tensor) -> tuple[Tensor, None, None, None]:
         vectors_BFFD, entry_FF = ctx.saved_tensors
         _, fields, _, dim = vectors_BFFD.shape
-        alone = not torch.is_grad_enabled() and not are_several(grad_BK)
-        if alone and dense.fits(vectors_BFFD, whole_BK := grad_BK.contiguous()):
-            return dense.paired_back(vectors_BFFD, whole_BK, ctx.own), None, None, None
+        fits = dense.fits(vectors_BFFD) and not torch.is_grad_enabled()
+        if fits and not are_several(grad_BK):
+            return dense.paired_back(vectors_BFFD, grad_BK.contiguous(), ctx.own), None, None, None
         grad_BP = grad_BK[:, fields * dim :] if ctx.own else grad_BK
         padded_BP1 = torch.cat([grad_BP, grad_BP.new_zeros(len(grad_BP), 1)], 1)
         grad_BFF = padded_BP1.index_select(1, entry_FF).view(-1, fields, fields)

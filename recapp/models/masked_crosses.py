@@ -42,20 +42,15 @@ class _Masked(torch.autograd.Function):
         if dense.fits(x, factor, half, mask, bias):
             ctx.save_for_backward(factor, half, mask, bias)
             return dense.masked(x, factor, half, mask, bias)
-        columns = half.shape[-1]
-        dtype = torch.promote_types(half.dtype, bias.dtype)
-        gate = torch.empty(x.shape, dtype=dtype, device=x.device)
-        torch.add(half, bias[:columns], out=gate[..., :columns])
-        torch.mul(half, mask, out=gate[..., columns:])
-        gate[..., columns:] += bias[columns:]
+        gate = torch.cat([half, half * mask], -1) + bias
         ctx.save_for_backward(factor, half, mask, bias, gate)
         return torch.addcmul(x, factor, gate)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         factor, half, mask, bias, *kept = ctx.saved_tensors
-        alone = not torch.is_grad_enabled() and not are_several(grad)
-        if alone and dense.fits(grad, factor, half, mask, bias):
+        fits = dense.fits(grad, factor, half, mask, bias) and not torch.is_grad_enabled()
+        if fits and not are_several(grad):
             found = dense.masked_back(grad, factor, half, mask, bias, own=ctx.own)
             return (found[0], None, *found[1:]) if ctx.own else (grad, *found)
         if kept and not torch.is_grad_enabled():

@@ -424,8 +424,14 @@ def _rows(recipe: Train, dataset: DataSettings) -> tuple[int, int]:
     """Return the numbers of training and validation rows."""
     from recapp.dataset.source import open_source
 
+    schema = recipe.schema
+
     def rows_of(paths: Paths, setting: str) -> int:
-        return open_source(paths, recipe.schema, setting=setting).rows
+        nonlocal schema
+        source = open_source(paths, schema, setting=setting)
+        if schema.lists is None:  # the training files come first, and say it for the others
+            schema = replace(schema, lists=source.bags)
+        return source.rows
 
     generate = dataset.generate
     rows = generate.rows if generate else rows_of(dataset.path, "dataset.path")

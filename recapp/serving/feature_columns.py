@@ -5,8 +5,8 @@
     NAME [L], NAME.lengths [B]   a list of ids per row: NAME holds them all, row after row
     NAME [B, V]                  a vector of V numbers per row
 
-A missing id differs from an empty list: a missing id reads the table's row for missing ids, as in
-training; an empty list reads no row.
+A missing id of a feature without lists in training differs from an empty list: a missing id reads
+the table's row for missing ids, as in training; an empty list reads no row.
 
 The decoder of training does the rest (ids of texts, numbers that are not finite).
 """

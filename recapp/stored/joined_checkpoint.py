@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from recapp.dataset.schema import LISTS
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import Block
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -34,8 +35,6 @@ from recapp.transport.communicator import Comm
 SAME = ("model", "tables", "task")
 """The groups of settings that the models of a joined checkpoint share."""
 OF_MEMBERS = f"{OF_MODEL}members."
-KEPT: Sequence[str] = ("ids", "example")
-"""The entries of the first manifest that hold for the joined one."""
 VERSION = "pytorch-lightning_version"
 
 
@@ -51,6 +50,7 @@ class _Joined:
     blocks: list[StoredBlock] = field(default_factory=list)
     plans: list[ShardingPlan] = field(default_factory=list)
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ids: Mapping[str, Any] | None = None
 
     def add(self, stored: Checkpoint) -> None:
         """Write the weights of a checkpoint into a file of its own, and take over its dense part.
@@ -67,6 +67,8 @@ class _Joined:
             self.meta = {n: meta[n] for n in (VERSION, DERIVED_VALUES) if n in meta}
             self.meta["state_dict"] = {}
         _check_same(manifest, meta, self.first, self.meta)
+        if manifest.info.get("ids") is not None:  # the first one may lack the lists
+            self.ids = {**manifest.info["ids"], **(self.ids or {})}
         self.step = manifest.step
         names = _Names(manifest, self.members)
         file = f"from-{len(self.plans):05d}.safetensors"
@@ -155,7 +157,8 @@ def join_checkpoints(paths: Sequence[str | Path], output: str | Path) -> int:
                 "checkpoints"
             )
         info: dict[str, Any] = {
-            **{name: first.info[name] for name in KEPT if name in first.info},
+            **({"ids": joined.ids} if "ids" in first.info else {}),
+            **({"example": first.info["example"]} if "example" in first.info else {}),
             **joined.entries,
             "config": _config_of(first.config, joined.members),
             "step": joined.step,
@@ -223,7 +226,10 @@ def _check_same(
     for group in SAME:
         if manifest.config.get(group) != first.config.get(group):
             raise CheckpointError(f"{here}: their settings {group} differ")
-    if manifest.info.get("ids") != first.info.get("ids"):
+    ids, first_ids = (each.info.get("ids") or {} for each in (manifest, first))
+    # an earlier version did not store which features had bags
+    unsaid = {LISTS} if (LISTS in ids) != (LISTS in first_ids) else set()
+    if any(ids.get(key) != first_ids.get(key) for key in (ids.keys() | first_ids.keys()) - unsaid):
         raise CheckpointError(f"{here}: they read other columns, or ids in another way")
     values: Mapping[str, Any] = meta.get(DERIVED_VALUES, {})
     others: Mapping[str, Any] = first_meta.get(DERIVED_VALUES, {})

@@ -54,9 +54,10 @@ class AverageWeights(BatchCallback):
         self._left = ""  # the kind of an average that a checkpoint has and this run does not go on
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Let the strategy store the average."""
-        if stage == "fit":
-            strategy_of(trainer).weight_average = self.average
+        """Let the strategy store the average, and plan for it, also where a validation comes before
+        the training.
+        """
+        strategy_of(trainer).weight_average = self.average
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make room for the average, before a checkpoint is loaded."""

@@ -48,7 +48,6 @@ from recapp.planner.choose_modes import from_rank_0
 from recapp.sparse.batch import Batch
 from recapp.stored.checkpoint import read_manifest, read_meta
 from recapp.stored.derived_values import values_in
-from recapp.stored.directories import is_checkpoint
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics
@@ -130,6 +129,7 @@ class ClickData(LightningDataModule):
         check_resume_data(resume_data)
         self.settings = settings
         self.schema = schema
+        self._given = schema
         self.seed = seed
         self._prepare = prepare
         self._counts = count_table_rows or set_table_rows is not None
@@ -179,16 +179,13 @@ class ClickData(LightningDataModule):
                     "ClickData does not know which rows to score: give it "
                     "scoring=ScoringSettings(input=...)"
                 )
-            transform = self.settings.dense_transform
-            self._take_stored_lists()
-            self._fit_columns(None)
-            self._prediction_input = open_input(self._scoring, self.schema, transform)
+            self._open_input(self._scoring)
             return
         if self._opened is None:
-            self._take_stored_lists()
-            opened = open_rows(self.settings, self.schema, self.seed)
+            opened = open_rows(self.settings, self.schema, self.seed, trains=stage == "fit")
             self.schema = opened.schema
-            self._fit_columns(opened if stage == "fit" else None)
+            if stage == "fit":
+                self._fit_columns(opened)
             self._opened = replace(opened, schema=self.schema)
         if self._facts is None and stage == "fit":
             self._facts = file_facts(self._opened.train.files)
@@ -198,24 +195,44 @@ class ClickData(LightningDataModule):
             if self._take_table_rows is not None:
                 self._take_table_rows(self.table_rows)
 
-    def _take_stored_lists(self) -> None:
-        """Take the features with bags from the checkpoint, if there is one."""
-        checkpoint = self.trainer.ckpt_path if self.trainer is not None else None
-        if self.schema.lists is None and checkpoint and is_checkpoint(checkpoint):
-            self.schema = self.schema.with_stored_lists(read_manifest(checkpoint).info.get("ids"))
+    def _open_input(self, scoring: ScoringSettings) -> None:
+        transform = self.settings.dense_transform
+        self._prediction_input = open_input(scoring, self.schema, transform)
 
-    def _fit_columns(self, rows: ClickRows | None) -> None:
-        """Take the fitted values of derived columns from the checkpoint, or fit them on rows."""
-        if not self.schema.fits:
-            return
-        checkpoint = self.trainer.ckpt_path if self.trainer is not None else None
-        if checkpoint:
-            values = values_in(read_meta(checkpoint), checkpoint)
-        elif rows is not None:
+    def _fit_columns(self, rows: ClickRows) -> None:
+        """Fit the derived columns on the training rows, unless the schema has their values."""
+        if self.schema.fits:
             values = self._on_rank_0(lambda: rows.fitted().schema.values)
-        else:
+            self.schema = self.schema.with_values(values)
+
+    def _take_stored(self, checkpoint: str | Path, ids: object) -> None:
+        """Read rows as a checkpoint's training did, where the given schema does not say how: take
+        over the features with bags and the fitted values of derived columns.
+
+        Lightning names a checkpoint after `setup`, so rows that are open are opened again.
+
+        Args:
+            checkpoint: The checkpoint.
+            ids: Its rules for ids.
+        """
+        schema = self._given
+        if schema.lists is None:
+            schema = schema.with_stored_lists(ids)
+        if schema.fits:
+            schema = schema.with_values(values_in(read_meta(checkpoint), checkpoint))
+        if schema is self._given:
+            return
+        self.schema = schema
+        if self._opened is not None:
+            opened = open_rows(self.settings, schema, self.seed, trains=self._facts is not None)
+            self._opened = opened
+            self.schema = opened.schema
+        if self._prediction_input is not None and self._scoring is not None:
+            self._open_input(self._scoring)
+
+    def _check_fitted(self) -> None:
+        if self.schema.fits:
             raise ConfigError(f"{SETTINGS} belong to a trained model: name it, ckpt_path=...")
-        self.schema = self.schema.with_values(values)
 
     def _on_rank_0(self, make: Callable[[], T]) -> T:
         """Return on every rank what `make` returns on rank 0."""
@@ -266,7 +283,8 @@ class ClickData(LightningDataModule):
         return self.schema.id_encoding()
 
     def check_ids(self, checkpoint: str | Path) -> None:
-        """Check that a checkpoint was trained with the same rules from text to ids.
+        """Check that a checkpoint was trained with the same rules from text to ids, and read rows
+        as its training did.
 
         A checkpoint of an early recapp does not store the rules; that recapp read all text as
         hexadecimal. If this run reads text in another way, print a note.
@@ -284,6 +302,7 @@ class ClickData(LightningDataModule):
                 f"{checkpoint} does not say how text ids were read: it was as hexadecimal, for "
                 "which Schema(hex=...) names the columns"
             )
+        self._take_stored(checkpoint, info.get("ids"))
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -386,6 +405,7 @@ class ClickData(LightningDataModule):
         return frequent_values(source, self.schema, column, most)
 
     def _measured(self, source: Source) -> BatchLoader:
+        self._check_fitted()
         stream = self._rows.measuring_stream(source, *self._rank, numbered=self._number_rows)
         return make_loader(stream, self.settings.num_workers)
 
@@ -397,6 +417,7 @@ class ClickData(LightningDataModule):
 
     def predict_dataloader(self) -> RankInput:
         """Return the batches that this rank scores, in the order of the input."""
+        self._check_fitted()
         done = set(self.find_finished() if self.find_finished is not None else ())
         unscored = [n for n in range(self.prediction_input.parts) if n not in done]
         return RankInput(self.prediction_input, unscored, *self._rank)

@@ -264,6 +264,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
                 reached; or `transport` asks for shared memory and the ranks cannot share memory.
             RankError: The ranks do not meet in time.
         """
+        assert self.lightning_module is not None
+        check_trainer(self.lightning_module.trainer)  # before a callback copies the module
         try:
             super().setup_environment()
         except dist.DistError as e:
@@ -288,7 +290,6 @@ class EmbeddingShardingStrategy(DDPStrategy):
             and self.lightning_module is not None
         )
         self.accelerator.setup(trainer)
-        check_trainer(trainer)
         count_tables(trainer.callbacks)  # type: ignore[attr-defined]
         self._shard(self.lightning_module)
         self._tables = sharded_tables(self.lightning_module)

@@ -450,8 +450,10 @@ def test_a_table_that_a_cross_reads_is_hashed():
 def test_data_without_a_trained_model_are_only_fitted_by_training(logs):
     of = replace(settings(buckets="log"), path=logs)
     data = ClickData(of, schema(buckets="log"))
+    data.setup("validate")
     with pytest.raises(ConfigError, match=r"belong to a trained model: name it, ckpt_path="):
-        data.setup("validate")
+        data.val_dataloader()
+    data = ClickData(of, schema(buckets="log"))
     data.setup("fit")
     assert not data.schema.fits and len(data.derived_values()) == 2
 

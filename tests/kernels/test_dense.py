@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from recapp.kernels import dense
+from recapp.models.field_aware_pairs import FieldAwarePairs
+from recapp.models.masked_crosses import MaskedCross
 
 SIZES = [(0, 6), (1, 2), (63, 10), (64, 4), (700, 130)]  # the last one is work for two threads
 TYPES = [torch.float32, torch.float64]
@@ -104,6 +106,24 @@ def test_results_are_the_same_for_any_number_of_threads():
 )
 def test_only_plain_floats_in_order_are_taken(tensors, wanted):
     assert dense.fits(*tensors) is wanted
+
+
+@pytest.mark.parametrize(
+    ("layer", "shapes"),
+    [
+        (FieldAwarePairs(4, own=True), [(6, 4, 4, 4)]),
+        (MaskedCross(8), [(6, 1, 8)] * 2),
+    ],
+    ids=["pairs", "cross"],
+)
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_torch_compiles_what_uses_them(layer, shapes):
+    """Into one graph, with its backward."""
+    inputs = [numbers(*shape).requires_grad_() for shape in shapes]
+    found = torch.compile(layer, fullgraph=True, backend="aot_eager")(*inputs)
+    found.sum().backward()
+    assert inputs[0].grad is not None
+    torch.testing.assert_close(found, layer(*inputs))
 
 
 def test_nothing_is_taken_while_torch_transforms_functions_or_without_numba(monkeypatch):

@@ -168,3 +168,11 @@ def test_several_gradients_at_once_are_those_of_one_after_another(term):
     vectors = torch.randn((3, 4, 2) if isinstance(term, Term) else (3, 4, 4, 2))
     jacobian = partial(torch.autograd.functional.jacobian, term, vectors)
     torch.testing.assert_close(jacobian(vectorize=True), jacobian())
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_pairs_of_floats_keep_their_digits_under_autocast(own):
+    vectors = random_vectors(70, 5, 5, 4).float()
+    wanted = FieldAwarePairs(5, own)(vectors)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(FieldAwarePairs(5, own)(vectors), wanted)

@@ -74,7 +74,7 @@ def loader():
     return torch.utils.data.DataLoader(BATCHES, batch_size=None)
 
 
-def fitted(folder, devices=1, kind=Clicks, callbacks=(), **strategy):
+def fitted(folder, devices=1, kind=Clicks, callbacks=(), validated=False, **strategy):
     """A trainer that has trained; its module in `trainer.lightning_module`."""
     trainer = lightning.Trainer(
         strategy=EmbeddingShardingStrategy(**strategy),
@@ -85,7 +85,10 @@ def fitted(folder, devices=1, kind=Clicks, callbacks=(), **strategy):
         callbacks=[*callbacks, ModelCheckpoint(str(folder), filename="end")],
         enable_progress_bar=False,
     )
-    trainer.fit(kind(), loader())
+    module = kind()
+    if validated:  # first, so the plan is made before the training
+        trainer.validate(module, loader(), verbose=False)
+    trainer.fit(module, loader(), loader() if validated else None)
     return trainer
 
 

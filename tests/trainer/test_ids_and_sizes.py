@@ -4,7 +4,6 @@ what checkpoints keep of both.
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -142,19 +141,6 @@ def test_scored_files_without_a_list_are_read_as_training_read_its_own(base, job
         jobs.run("predict", base / f"job_{into.stem}", given, 1)
         scores.append(pq.read_table(into)["score"].to_pylist())
     assert scores[0] == scores[1] == scores[2] and len(set(scores[0])) > 1
-
-
-def test_own_data_modules_read_as_the_checkpoint_does(base, run):
-    """A user's own script gives the columns, and Lightning the checkpoint."""
-    rows = pq.read_table(base / "few.parquet").drop_columns(["tags", "label"])
-    pq.write_table(rows.append_column("tags", pa.nulls(len(rows))), base / "own.parquet")
-    schema = Schema(None, (), ("user", "country", "device", "tags"))
-    scoring = ScoringSettings(input=f"{base}/own.parquet")
-    data = ClickData(DataSettings(path="none"), schema, scoring=scoring)
-    data.trainer = SimpleNamespace(ckpt_path=run[1]["checkpoint"])
-    data.setup("predict")
-    (batch,) = data.prediction_input.batches(range(len(rows)))
-    assert batch.sparse["tags"].lengths().tolist() == [0] * len(rows)
 
 
 @pytest.mark.parametrize("world", [1, pytest.param(4, marks=pytest.mark.full)])

@@ -12,10 +12,11 @@ import pytest
 import torch
 from jobs import environment
 from lightning.pytorch.callbacks import (
+    EMAWeightAveraging,
     GradientAccumulationScheduler,
     StochasticWeightAveraging,
 )
-from own_lightning import BATCHES, ITEMS, SEEN, Clicks, fitted, loader
+from own_lightning import BATCHES, ITEMS, SEEN, Clicks, Watched, fitted, loader
 from torch import nn
 
 from recapp import (
@@ -61,6 +62,7 @@ class Scheduler(GradientAccumulationScheduler):
     [
         (GradientAccumulationScheduler({0: 1, 1: 2}), "a step takes as many batches in the whole"),
         (Scheduler({0: 2}), "a step takes as many batches in the whole run"),
+        (EMAWeightAveraging(), "it averages parameters, and tables are none"),
         (StochasticWeightAveraging(0.1), "it averages parameters, and tables are none: .*Average"),
     ],
 )
@@ -79,6 +81,9 @@ def test_a_plan_counts_the_average_of_the_rows(tmp_path):
     assert planned(2 * memory, kind="ema", every=5).average_every == 5
     with pytest.raises(PlanError):
         planned(memory, kind="ema")
+    average = AverageWeights(AverageSettings(kind="ema", every=5))
+    later = fitted(tmp_path, kind=Watched, callbacks=[average], validated=True)
+    assert later.strategy.problem.average_every == 5
 
 
 def test_a_planner_is_taken_with_its_constraints_and_its_rule(tmp_path):

@@ -24,23 +24,34 @@ THREADS_FROM = 2**16  # numbers; waking a second thread takes as long as 10,000 
 
 
 def fits(*tensors: Tensor) -> bool:
-    """Return whether the kernels take these tensors: plain contiguous floats of one type on a CPU,
-    while torch neither compiles nor transforms functions.
+    """Return whether the kernels take these tensors now: plain contiguous floats of one type on a
+    CPU, while autograd does not record.
     """
     dtype = tensors[0].dtype
     return (
-        not torch.compiler.is_compiling()
+        are_plain(*tensors)
+        and not torch.is_grad_enabled()
         and dtype in FLOATS
         and all(
-            type(x) in (Tensor, torch.nn.Parameter)
-            and x.dtype == dtype
-            and x.device.type == "cpu"
+            x.dtype == dtype
             and x.is_contiguous()
+            and not torch._C._functorch.is_legacy_batchedtensor(x)  # several gradients at once
             for x in tensors
         )
+        and _has_numba()
+    )
+
+
+def are_plain(*tensors: Tensor) -> bool:
+    """Return whether tensors are torch's own on a CPU, while torch neither compiles nor transforms
+    functions (`torch.func`, derivatives in forward).
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+        and all(x.device.type == "cpu" for x in tensors)
         and not torch._C._are_functorch_transforms_active()
         and forward_ad._current_level < 0
-        and _has_numba()
     )
 
 
@@ -64,7 +75,7 @@ def dropped(entries: Tensor, bits: Tensor, least: int, factor: float) -> Tensor:
     found = torch.empty_like(entries)
     numbers = (least, scalar(entries.dtype, factor), scalar(entries.dtype, 0))
     arrays = (_flat(entries), _flat(bits), _flat(found))
-    _run("drop", (), (*arrays, numbers), entries.numel(), entries.numel())
+    _run("dropping", (), (*arrays, numbers), entries.numel(), entries.numel())
     return found
 
 
@@ -82,7 +93,7 @@ def masked(x: Tensor, factor: Tensor, half: Tensor, mask: Tensor, bias_K: Tensor
     crossed = (_flat(x), _flat(factor))
     halves = (_flat(half), _flat(mask), half.shape[-1])
     arguments = (crossed, halves, _flat(bias_K), _flat(found))
-    _run("mask", (), arguments, _blocks(half), x.numel())
+    _run("masking", (), arguments, _blocks(half), x.numel())
     return found
 
 
@@ -108,7 +119,7 @@ def masked_back(
     given = (*map(_flat, (grad, factor, half, mask)), half.shape[-1])
     found = tuple(map(_flat, (of_factor, of_half, of_mask, of_bias)))
     arguments = (given, _flat(bias_K), found, scalar(grad.dtype, own))
-    _run("mask_back", (), arguments, _blocks(half), grad.numel())
+    _run("masking_back", (), arguments, _blocks(half), grad.numel())
     return of_factor, of_half, of_mask, of_bias.sum(0)
 
 
@@ -126,7 +137,7 @@ def paired(vectors_BFFD: Tensor, own: bool) -> Tensor:
     found = vectors_BFFD.new_empty(samples, own * fields * dim + pairs)
     like = scalar(found.dtype, 0)
     arguments = (_flat(vectors_BFFD), _flat(found), fields, like)
-    _run("pair", (dim, int(own)), arguments, samples, vectors_BFFD.numel())
+    _run("pairing", (dim, int(own)), arguments, samples, vectors_BFFD.numel())
     return found
 
 
@@ -144,7 +155,7 @@ def paired_back(vectors_BFFD: Tensor, grad: Tensor, own: bool) -> Tensor:
     found_BFFD = torch.empty_like(vectors_BFFD)
     numbers = (fields, scalar(grad.dtype, 0))
     arguments = (_flat(vectors_BFFD), _flat(grad), _flat(found_BFFD), numbers)
-    _run("pair_back", (dim, int(own)), arguments, samples, vectors_BFFD.numel())
+    _run("pairing_back", (dim, int(own)), arguments, samples, vectors_BFFD.numel())
     return found_BFFD
 
 
@@ -163,8 +174,8 @@ def _run(
     """Run a kernel on as many threads as torch uses, or on one if there is little work.
 
     Args:
-        name: The kernel's name in `numba_dense.py`.
-        made_for: The numbers that it is made for.
+        name: The function of `numba_dense.py` that makes the kernel.
+        made_for: The arguments of that function.
         arguments: Its arguments before the parts.
         parts: The number of parts of the work.
         size: The numbers that it reads or writes, about.
@@ -172,13 +183,23 @@ def _run(
     import numba
     import numpy as np
 
-    from recapp.kernels import numba_dense
     from recapp.kernels.numba_calls import threads_of_torch
 
     threads = min(threads_of_torch(), parts)
     if threads < 2 or size < THREADS_FROM:
-        getattr(numba_dense, name)(*made_for)(*arguments, 0, parts)
+        _maker(name, on_several=False)(*made_for)(*arguments, 0, parts)
         return
-    kernel: Callable[..., None] = getattr(numba_dense, f"{name}_on_threads")(*made_for)
     numba.set_num_threads(threads)
-    kernel(*arguments, np.arange(threads + 1) * parts // threads)
+    edge_T1 = np.arange(threads + 1) * parts // threads
+    _maker(name, on_several=True)(*made_for)(*arguments, edge_T1)
+
+
+@lru_cache(None)
+def _maker(name: str, *, on_several: bool) -> Callable[..., Callable[..., None]]:
+    """Return a function that compiles a kernel of `numba_dense.py` for one thread or several."""
+    from recapp.kernels import numba_dense
+    from recapp.kernels.numba_partition import on_one_thread, on_threads
+
+    make = getattr(numba_dense, name)
+    made: Callable[..., Callable[..., None]] = (on_threads if on_several else on_one_thread)(make)
+    return made

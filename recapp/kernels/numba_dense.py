@@ -19,7 +19,6 @@ from typing import Any
 
 from recapp.kernels.constants import SUMMED_ROWS
 from recapp.kernels.numba_cache import inlined
-from recapp.kernels.numba_partition import on_one_thread, on_threads
 from recapp.kernels.simd import broadcast, get, load, put, store, zeros
 
 
@@ -54,14 +53,14 @@ def masking() -> Callable[..., None]:
         half, mask, columns = halves
         last_row = min(last * SUMMED_ROWS, len(half) // columns)
         for n in range(first * SUMMED_ROWS, last_row):
-            own = n * columns
-            at = 2 * own
+            row = n * columns
+            at = 2 * row
             for c in range(columns):
-                gate = get(half, own + c) + get(bias, c)
+                gate = get(half, row + c) + get(bias, c)
                 put(found, at + c, get(x, at + c) + get(factor, at + c) * gate)
             at += columns
             for c in range(columns):
-                gate = get(half, own + c) * get(mask, own + c) + get(bias, columns + c)
+                gate = get(half, row + c) * get(mask, row + c) + get(bias, columns + c)
                 put(found, at + c, get(x, at + c) + get(factor, at + c) * gate)
 
     return masks
@@ -83,29 +82,29 @@ def masking_back() -> Callable[..., None]:
             begin = block * SUMMED_ROWS
             total = block * 2 * columns
             for n in range(begin, min(begin + SUMMED_ROWS, len(half) // columns)):
-                own = n * columns
-                at = 2 * own
+                row = n * columns
+                at = 2 * row
                 right = at + columns
                 for c in range(columns):
                     slope = get(grad, at + c) * get(factor, at + c)
-                    put(of_half, own + c, slope)
+                    put(of_half, row + c, slope)
                     put(of_bias, total + c, get(of_bias, total + c) + slope)
                 for c in range(columns):
                     slope = get(grad, right + c) * get(factor, right + c)
-                    put(of_mask, own + c, slope)
+                    put(of_mask, row + c, slope)
                     put(of_bias, total + columns + c, get(of_bias, total + columns + c) + slope)
                 for c in range(columns):
-                    gate = get(half, own + c) + get(bias, c)
+                    gate = get(half, row + c) + get(bias, c)
                     slope = get(grad, at + c)
                     put(of_factor, at + c, slope * base + slope * gate)
                 for c in range(columns):
-                    gate = get(half, own + c) * get(mask, own + c) + get(bias, columns + c)
+                    gate = get(half, row + c) * get(mask, row + c) + get(bias, columns + c)
                     slope = get(grad, right + c)
                     put(of_factor, right + c, slope * base + slope * gate)
                 for c in range(columns):
-                    slope = get(of_mask, own + c)
-                    put(of_half, own + c, get(of_half, own + c) + slope * get(mask, own + c))
-                    put(of_mask, own + c, slope * get(half, own + c))
+                    slope = get(of_mask, row + c)
+                    put(of_half, row + c, get(of_half, row + c) + slope * get(mask, row + c))
+                    put(of_mask, row + c, slope * get(half, row + c))
 
     return masks_back
 
@@ -168,23 +167,7 @@ def pairing_back(dim: int, own: int) -> Callable[..., None]:
                     other = begin + (j * fields + i) * dim
                     slope = broadcast(grad, at, like, dim)
                     at += 1
-                    # both are read before one is written: where the two arrays begin at the same
-                    # place of a page, a processor takes the second for a read of the first write
-                    of_one = slope * load(vectors, other, like, dim)
-                    of_other = slope * load(vectors, one, like, dim)
-                    store(found, one, of_one)
-                    store(found, other, of_other)
+                    store(found, one, slope * load(vectors, other, like, dim))
+                    store(found, other, slope * load(vectors, one, like, dim))
 
     return pairing_back
-
-
-drop = on_one_thread(dropping)
-drop_on_threads = on_threads(dropping)
-mask = on_one_thread(masking)
-mask_on_threads = on_threads(masking)
-mask_back = on_one_thread(masking_back)
-mask_back_on_threads = on_threads(masking_back)
-pair = on_one_thread(pairing)
-pair_on_threads = on_threads(pairing)
-pair_back = on_one_thread(pairing_back)
-pair_back_on_threads = on_threads(pairing_back)

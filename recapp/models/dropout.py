@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from recapp.kernels import dense
-from recapp.models.linear_stack import are_several
 from recapp.models.widths import check_share
 
 STEPS = 2**16
@@ -109,7 +108,7 @@ def _kept(entries: Tensor, bits_of_entries: Tensor, dropped: int) -> Tensor:
     """Return entries times 0 or times a constant, by 16 bits of each."""
     least = dropped - STEPS // 2
     factor = STEPS / (STEPS - dropped)
-    if dense.fits(entries) and not torch.is_grad_enabled() and not are_several(entries):
+    if dense.fits(entries):
         return dense.dropped(entries, bits_of_entries, least, factor)
     factors = (bits_of_entries >= least).to(entries.dtype) * factor
     return entries * factors

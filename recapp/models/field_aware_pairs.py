@@ -17,7 +17,6 @@ from torch.autograd.function import FunctionCtx
 
 from recapp.kernels import dense
 from recapp.models.layers import indices_of_pairs
-from recapp.models.linear_stack import are_several
 
 
 class FieldAwarePairs(nn.Module):
@@ -87,9 +86,9 @@ class _FieldAwareDots(torch.autograd.Function):
     def backward(ctx: Any, grad_BK: Tensor) -> tuple[Tensor, None, None, None]:
         vectors_BFFD, entry_FF = ctx.saved_tensors
         _, fields, _, dim = vectors_BFFD.shape
-        fits = dense.fits(vectors_BFFD) and not torch.is_grad_enabled()
-        if fits and not are_several(grad_BK):
-            return dense.paired_back(vectors_BFFD, grad_BK.contiguous(), ctx.own), None, None, None
+        whole_BK = grad_BK.contiguous()
+        if dense.fits(vectors_BFFD, whole_BK):
+            return dense.paired_back(vectors_BFFD, whole_BK, ctx.own), None, None, None
         grad_BP = grad_BK[:, fields * dim :] if ctx.own else grad_BK
         padded_BP1 = torch.cat([grad_BP, grad_BP.new_zeros(len(grad_BP), 1)], 1)
         grad_BFF = padded_BP1.index_select(1, entry_FF).view(-1, fields, fields)

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
+
+from recapp.kernels import dense
 
 LINE = 16
 """The numbers of a cache line, in fp32."""
@@ -63,13 +64,7 @@ def may_run_layers(x_BK: Tensor) -> bool:
     delay gradients that are averaged over ranks.
     """
     return (
-        not torch.compiler.is_compiling()
-        and torch.is_grad_enabled()
-        and type(x_BK) is Tensor
-        and x_BK.device.type == "cpu"
-        and not torch.is_autocast_enabled("cpu")
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
+        dense.are_plain(x_BK) and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
     )
 
 

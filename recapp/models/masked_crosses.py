@@ -23,7 +23,6 @@ from recapp.models.batch_norm import BatchNorm
 from recapp.models.crosses import crossed
 from recapp.models.dropout import FastDropout
 from recapp.models.layers import xavier_linear
-from recapp.models.linear_stack import are_several
 
 
 class _Masked(torch.autograd.Function):
@@ -49,8 +48,7 @@ class _Masked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         factor, half, mask, bias, *kept = ctx.saved_tensors
-        fits = dense.fits(grad, factor, half, mask, bias) and not torch.is_grad_enabled()
-        if fits and not are_several(grad):
+        if dense.fits(grad, factor, half, mask, bias):
             found = dense.masked_back(grad, factor, half, mask, bias, own=ctx.own)
             return (found[0], None, *found[1:]) if ctx.own else (grad, *found)
         if kept and not torch.is_grad_enabled():

@@ -18,7 +18,7 @@ in the order of declaration. Programs import these names from `recapp.hugectr`
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -180,12 +180,30 @@ class EmbeddingCollection:
         plan: The sharding plan; None lets recapp plan. Tables for which it sets no mode get the
             mode `unique`.
         opt_params: The optimiser of each table that names one, by the table's name.
+        unsized: The outputs of the concatenations without a `hotness`; until `sized` they have the
+            hotness 1.
     """
 
     tables: tuple[EmbeddingBagConfig, ...]
     lookups: tuple[TableLookup, ...]
     plan: ShardingPlan | None = None
     opt_params: Mapping[str, OptParams] = field(default_factory=dict)
+    unsized: frozenset[str] = frozenset()
+
+    def sized(self, most_keys: Mapping[str, int]) -> "EmbeddingCollection":
+        """Return the collection with the hotness of every concatenation.
+
+        Args:
+            most_keys: The most keys of a sample, by feature: the `nnz_per_slot` of an Input.
+        """
+        known = {
+            x.output for x in self.lookups if x.output in self.unsized and x.feature in most_keys
+        }
+        lookups = tuple(
+            replace(x, hotness=most_keys[x.feature]) if x.output in known else x
+            for x in self.lookups
+        )
+        return replace(self, lookups=lookups, unsized=self.unsized - known)
 
     def module(
         self, device: torch.device | str | None = None, seed: int = 0
@@ -195,7 +213,15 @@ class EmbeddingCollection:
         Args:
             device: The device of the tables; `meta` allocates no memory yet.
             seed: The seed of the start values.
+
+        Raises:
+            ConfigError: A concatenation has no hotness.
         """
+        if self.unsized:
+            raise ConfigError(
+                f"lookup {min(self.unsized)}: combiner=concat: embedding_lookup must get "
+                "hotness, the most keys of a sample, as there is no Input with an nnz_per_slot"
+            )
         return EmbeddingBagCollection(self.tables, device=device, seed=seed, lookups=self.lookups)
 
     def rules(self, others: RowRule) -> dict[str, RowRule]:
@@ -249,8 +275,8 @@ class _Lookups:
                 combiner `sum`, `average` or `concat`. Lists of tables and inputs declare one lookup
                 for each pair; a single output name then gets the index in the list as a suffix.
             named: The same by name: `table_config` or `emb_table`, `bottom_name` or `input`,
-                `top_name` or `output`, `combiner`; for `concat` also `truncates` and `hotness`,
-                which HugeCTR sets in its reader for each input.
+                `top_name` or `output`, `combiner`; for `concat` also `truncates` and `hotness`. A
+                `Model` takes a hotness that is not given from the `nnz_per_slot` of its Input.
 
         Raises:
             ConfigError: An argument is missing or unknown, lists have different lengths, combiners
@@ -298,13 +324,7 @@ class _Lookups:
                 )
             self._names[table] = name
         where = f"lookup {len(self._read)} ({said['output']})"
-        pooling = combiner_of(said["combiner"], where)
-        if pooling is PoolingType.CONCAT and "hotness" not in said:
-            raise ConfigError(
-                f"{where}: combiner=concat: hotness must be given, the most keys of a sample (the "
-                "nnz_per_slot of the input)"
-            )
-        self._read.append({**said, "combiner": pooling})
+        self._read.append({**said, "combiner": combiner_of(said["combiner"], where)})
 
     def _collection(self, plan: ShardingPlan | None = None) -> EmbeddingCollection:
         """Return the collection of the tables and lookups declared so far, under the given plan."""
@@ -316,13 +336,18 @@ class _Lookups:
         made = {
             table: table.record(name, list(features[table])) for table, name in self._names.items()
         }
+        unsized = frozenset(
+            said["output"]
+            for said in self._read
+            if said["combiner"] is PoolingType.CONCAT and said.get("hotness") is None
+        )
         lookups = tuple(
             TableLookup(
                 made[said["table"]],
                 said["feature"],
                 said["output"],
                 said["combiner"],
-                said.get("hotness"),
+                1 if said["output"] in unsized else said.get("hotness"),
                 said.get("truncates", False),
             )
             for said in self._read
@@ -332,7 +357,7 @@ class _Lookups:
         opt_params = {name: t.opt_params for t, name in self._names.items() if t.opt_params}
         if plan is not None:
             plan = plan.with_modes(dict.fromkeys(plan.undecided, "unique"))
-        return EmbeddingCollection(tables, lookups, plan, opt_params)
+        return EmbeddingCollection(tables, lookups, plan, opt_params, unsized)
 
     def _by_matrix(self, matrix: Mapping[str, Any]) -> EmbeddingCollection:
         """Return the collection under a plan of the later versions. A number in the plan is a

@@ -174,7 +174,7 @@ class Model:
         if self._input is None or self._tables is None:
             missing = "an Input" if self._input is None else "an embedding collection"
             raise ConfigError(f"Model: {missing} is missing: model.add it first")
-        return self._input, self._tables
+        return self._input, self._tables.sized(self._input.most_keys)
 
     def _inputs(self) -> dict[str, Shape]:
         read, tables = self._parts()

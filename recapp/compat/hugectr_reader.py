@@ -126,8 +126,8 @@ class DataReaderSparseParam:
 
     Args:
         top_name: The name of the column in lookups.
-        nnz_per_slot: The largest number of keys in a sample; recapp ignores it, because Parquet
-            stores the lengths.
+        nnz_per_slot: The largest number of keys in a sample: the hotness of a concatenation. Other
+            lookups ignore it, because Parquet stores the lengths.
         is_fixed_length: Whether all samples have the same number of keys; recapp ignores it.
         slot_num: The number of slots; an embedding collection has 1.
 
@@ -203,6 +203,12 @@ class Input:
     def sparse_names(self) -> list[str]:
         """Return the names of the columns of keys."""
         return [param.top_name for param in self.data_reader_sparse_param_array]
+
+    @property
+    def most_keys(self) -> dict[str, int]:
+        """Return the largest number of keys in a sample, by the name of the column."""
+        counts = {p.top_name: p.nnz_per_slot for p in self.data_reader_sparse_param_array}
+        return {name: n if isinstance(n, int) else max(n) for name, n in counts.items()}
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recapp.errors import ConfigError
-from recapp.optim.clipping import clip_norm, clip_value
+from recapp.optim.clipping import clip_norm, clip_value, gradient_norm
 from recapp.optim.keyed import KeyedOptimizer
 from recapp.optim.optimizer import TableGradients, run_closure
 
@@ -286,6 +286,8 @@ class GradientClippingOptimizer(OptimizerWrapper):
             over all gradients of all ranks. The update of the tables then waits for `step`, which
             every rank calls. False clips the dense part alone.
         param_to_pgs: None, because recapp knows which ranks hold a table.
+        track_grad_norm: Whether to compute the norm of the gradients where they are not clipped by
+            it, too; `last_total_grad_norm` returns the norm.
 
     Raises:
         ConfigError: A number is out of range, process groups are given, or
@@ -300,8 +302,11 @@ class GradientClippingOptimizer(OptimizerWrapper):
         norm_type: float | str = 2.0,
         enable_global_grad_clip: bool = False,
         param_to_pgs: Mapping[Any, Any] | None = None,
+        track_grad_norm: bool = False,
     ) -> None:
         super().__init__(optimizer)
+        self.track_grad_norm = track_grad_norm
+        self._last_norm: Tensor | None = None
         if not isinstance(clipping, GradientClipping):
             raise ConfigError(
                 f"clipping={clipping!r}: give GradientClipping.NORM, GradientClipping.VALUE or "
@@ -324,7 +329,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
                 "model.fused_optimizer of a sharded model, or leave this out"
             )
         self._tables: list[TableGradients] = []
-        if self.clipping is not GradientClipping.NONE:
+        if self.clipping is not GradientClipping.NONE or track_grad_norm:
             self._tables = tables
         for of_tables in self._tables:
             of_tables.defer(self)
@@ -335,20 +340,35 @@ class GradientClippingOptimizer(OptimizerWrapper):
         """Run the closure once, clip the gradients, then step the wrapped optimiser."""
         loss = run_closure(closure)
         parameters = self._parameters()
-        if any(p.is_meta for p in parameters):  # a model without values has no gradients
-            pass
-        elif self.clipping is GradientClipping.VALUE:
-            clip_value(parameters, self._tables, self.max_gradient)
-        elif self.clipping is GradientClipping.NORM and self._tables:
-            self.clip_grad_norm_()
-        elif self.clipping is GradientClipping.NORM:
-            torch.nn.utils.clip_grad_norm_(parameters, self.max_gradient, self.norm_type)
+        if not any(p.is_meta for p in parameters):  # a model without values has no gradients
+            self._last_norm = self._clip(parameters)
         super().step()
         return loss
+
+    @property
+    def last_total_grad_norm(self) -> Tensor | None:
+        """Return the norm of the gradients of the last step before they were clipped; None before a
+        first step, and where neither clipping nor `track_grad_norm` needs the norm.
+        """
+        return self._last_norm
 
     def clip_grad_norm_(self) -> float:
         """Clip by the norm of all gradients, and return the norm before clipping."""
         return clip_norm(self._parameters(), self._tables, self.max_gradient, self.norm_type)
+
+    def _clip(self, parameters: list[Tensor]) -> Tensor | None:
+        """Clip the gradients, and return their norm before if it is known."""
+        if self.clipping is GradientClipping.NORM:
+            if self._tables:
+                return torch.tensor(self.clip_grad_norm_())
+            order = self.norm_type
+            return torch.nn.utils.clip_grad_norm_(parameters, self.max_gradient, order)
+        norm = None
+        if self.track_grad_norm:
+            norm = torch.tensor(gradient_norm(parameters, self._tables, self.norm_type))
+        if self.clipping is GradientClipping.VALUE:
+            clip_value(parameters, self._tables, self.max_gradient)
+        return norm
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]

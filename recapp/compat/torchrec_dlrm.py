@@ -1,5 +1,6 @@
 """TorchRec's DLRM: the same model as `recapp.DLRM`, with TorchRec's modules, parameter names and
-order of pairs, so that state dicts load from TorchRec and into TorchRec.
+order of pairs, so that state dicts load from TorchRec and into TorchRec. `DLRM_DCN` and
+`DLRM_Projection` are DLRMs with another interaction.
 
     logits_B1 = DLRM(collection, 13, [512, 128], [512, 1])(dense_features, sparse_features)
     loss, (loss, logits, labels) = DLRMTrain(dlrm)(batch)
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from recapp.compat.torchrec_crosses import LowRankCrossNet
 from recapp.errors import ConfigError
 from recapp.models.layers import DotInteraction
 from recapp.models.widths import check_widths
@@ -90,6 +92,25 @@ class MLP(nn.Module):
         return output
 
 
+def check_one_dim(model: str, collection: BagCollection) -> int:
+    """Return the width of all tables.
+
+    Args:
+        model: The name of the model in the error.
+        collection: The tables.
+
+    Raises:
+        ConfigError: The widths differ.
+    """
+    dims = {t.name: t.embedding_dim for t in collection.tables()}
+    if len(set(dims.values())) > 1:
+        raise ConfigError(
+            f"{model} needs tables of one embedding_dim, and these have {dims}: use recapp.DLRM, "
+            "which takes several"
+        )
+    return next(iter(dims.values()))
+
+
 class SparseArch(nn.Module):
     """The tables: ids to vectors, [B, F, D].
 
@@ -103,13 +124,7 @@ class SparseArch(nn.Module):
     def __init__(self, embedding_bag_collection: BagCollection) -> None:
         super().__init__()
         self.embedding_bag_collection = embedding_bag_collection
-        dims = {t.name: t.embedding_dim for t in embedding_bag_collection.tables()}
-        if len(set(dims.values())) > 1:
-            raise ConfigError(
-                f"TorchRec's DLRM needs tables of one embedding_dim, and these have {dims}: use "
-                "recapp.DLRM, which takes several"
-            )
-        self.D = next(iter(dims.values()))
+        self.D = check_one_dim("TorchRec's DLRM", embedding_bag_collection)
         self.sparse_feature_names = [x.output for x in embedding_bag_collection.lookups]
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
@@ -169,6 +184,69 @@ class InteractionArch(nn.Module):
         vectors_BFD = torch.cat([dense_features[:, None], sparse_features], 1)
         dots_BP = self.interaction(vectors_BFD).index_select(1, self.order_P)
         return torch.cat([dense_features, dots_BP], 1)
+
+
+class InteractionDCNArch(nn.Module):
+    """Crosses the dense vector and the vectors of the tables, side by side.
+
+    Args:
+        num_sparse_features: The number of vectors F of the tables.
+        crossnet: A cross network over F * D + D columns.
+    """
+
+    def __init__(self, num_sparse_features: int, crossnet: nn.Module) -> None:
+        super().__init__()
+        self.F = num_sparse_features
+        self.crossnet = crossnet
+
+    def forward(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
+        """Return the crossed columns, [B, F * D + D].
+
+        Args:
+            dense_features: The output of the bottom MLP, [B, D].
+            sparse_features: The pooled vectors, [B, F, D].
+        """
+        crossed: Tensor = self.crossnet(side_by_side(dense_features, sparse_features))
+        return crossed
+
+
+class InteractionProjectionArch(nn.Module):
+    """Concatenates the dense vector and the products of two projections of all vectors.
+
+    Args:
+        num_sparse_features: The number of vectors F of the tables.
+        interaction_branch1: A module from F * D + D columns to F1 * D.
+        interaction_branch2: A module from F * D + D columns to D * F2.
+    """
+
+    def __init__(
+        self,
+        num_sparse_features: int,
+        interaction_branch1: nn.Module,
+        interaction_branch2: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.F = num_sparse_features
+        self.interaction_branch1 = interaction_branch1
+        self.interaction_branch2 = interaction_branch2
+
+    def forward(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
+        """Return [B, D + F1 * F2].
+
+        Args:
+            dense_features: The output of the bottom MLP, [B, D].
+            sparse_features: The pooled vectors, [B, F, D].
+        """
+        columns = side_by_side(dense_features, sparse_features)
+        samples, dim = dense_features.shape
+        first = self.interaction_branch1(columns).reshape(samples, -1, dim)
+        second = self.interaction_branch2(columns).reshape(samples, dim, -1)
+        return torch.cat([dense_features, torch.bmm(first, second).flatten(1)], 1)
+
+
+def side_by_side(dense_features: Tensor, sparse_features: Tensor) -> Tensor:
+    """Return a dense vector [B, D] and vectors [B, F, D] as [B, D + F * D]."""
+    return torch.cat([dense_features, sparse_features.flatten(1)], 1)
 
 
 class OverArch(nn.Module):
@@ -234,8 +312,10 @@ class DLRM(nn.Module):
             )
         count = len(self.sparse_arch.sparse_feature_names)
         self.dense_arch = DenseArch(dense_in_features, dense_arch_layer_sizes, dense_device)
-        self.inter_arch = InteractionArch(count)
-        inputs = D + self.inter_arch.interaction.pairs
+        interaction = InteractionArch(count)
+        self.inter_arch: InteractionArch | InteractionDCNArch | InteractionProjectionArch
+        self.inter_arch = interaction
+        inputs = D + interaction.interaction.pairs
         self.over_arch = OverArch(inputs, over_arch_layer_sizes, dense_device)
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
@@ -249,6 +329,97 @@ class DLRM(nn.Module):
         bottom_BD = self.dense_arch(dense_features)
         logits: Tensor = self.over_arch(self.inter_arch(bottom_BD, pooled_BFD))
         return logits
+
+
+class DLRM_DCN(DLRM):
+    """A DLRM whose interaction is a cross network of low rank, as in MLPerf's DLRM-DCNv2.
+
+    Args:
+        embedding_bag_collection: See `DLRM`.
+        dense_in_features: See `DLRM`.
+        dense_arch_layer_sizes: See `DLRM`.
+        over_arch_layer_sizes: See `DLRM`.
+        dcn_num_layers: The number of cross layers.
+        dcn_low_rank_dim: The rank of a cross layer.
+        dense_device: The device of the dense parameters.
+
+    Raises:
+        ConfigError: The widths do not fit each other.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: BagCollection,
+        dense_in_features: int,
+        dense_arch_layer_sizes: Sequence[int],
+        over_arch_layer_sizes: Sequence[int],
+        dcn_num_layers: int,
+        dcn_low_rank_dim: int,
+        dense_device: torch.device | None = None,
+    ) -> None:
+        super().__init__(
+            embedding_bag_collection,
+            dense_in_features,
+            dense_arch_layer_sizes,
+            over_arch_layer_sizes,
+            dense_device,
+        )
+        count = self.inter_arch.F
+        columns = (count + 1) * self.sparse_arch.D
+        crosses = LowRankCrossNet(columns, dcn_num_layers, dcn_low_rank_dim).to(dense_device)
+        self.inter_arch = InteractionDCNArch(count, crosses)
+        self.over_arch = OverArch(columns, over_arch_layer_sizes, dense_device)
+
+
+class DLRM_Projection(DLRM):
+    """A DLRM whose interaction multiplies two projections of all vectors.
+
+    Args:
+        embedding_bag_collection: See `DLRM`.
+        dense_in_features: See `DLRM`.
+        dense_arch_layer_sizes: See `DLRM`.
+        over_arch_layer_sizes: See `DLRM`.
+        interaction_branch1_layer_sizes: The columns of the layers of the first projection; the last
+            is a multiple of D.
+        interaction_branch2_layer_sizes: Those of the second projection.
+        dense_device: The device of the dense parameters.
+
+    Raises:
+        ConfigError: The widths do not fit each other.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: BagCollection,
+        dense_in_features: int,
+        dense_arch_layer_sizes: Sequence[int],
+        over_arch_layer_sizes: Sequence[int],
+        interaction_branch1_layer_sizes: Sequence[int],
+        interaction_branch2_layer_sizes: Sequence[int],
+        dense_device: torch.device | None = None,
+    ) -> None:
+        super().__init__(
+            embedding_bag_collection,
+            dense_in_features,
+            dense_arch_layer_sizes,
+            over_arch_layer_sizes,
+            dense_device,
+        )
+        dim = self.sparse_arch.D
+        count = self.inter_arch.F
+        branches = []
+        for number, sizes in enumerate(
+            (interaction_branch1_layer_sizes, interaction_branch2_layer_sizes), 1
+        ):
+            if not sizes or sizes[-1] % dim:
+                raise ConfigError(
+                    f"interaction_branch{number}_layer_sizes={list(sizes)}: the last must be a "
+                    f"multiple of the tables' embedding_dim, {dim}"
+                )
+            branches.append(DenseArch((count + 1) * dim, sizes, dense_device))
+        self.inter_arch = InteractionProjectionArch(count, *branches)
+        products = interaction_branch1_layer_sizes[-1] * interaction_branch2_layer_sizes[-1]
+        self.over_arch = OverArch(dim + products // dim**2, over_arch_layer_sizes, dense_device)
 
 
 class DLRMTrain(nn.Module):

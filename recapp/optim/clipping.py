@@ -47,14 +47,7 @@ def clip_norm(
         ConfigError: A dense gradient is sparse.
     """
     found = _gradients(parameters)
-    norms = [float(torch.linalg.vector_norm(g, order, dtype=torch.float64)) for g in found]
-    dense = joined(norms if math.isinf(order) else [norm**order for norm in norms], order)
-    parts = [
-        of_tables.power_sum(order, 0.0 if number else dense)
-        for number, of_tables in enumerate(tables)
-    ]
-    total = joined(parts or [dense], order)
-    norm = total if math.isinf(order) else total ** (1.0 / order)
+    norm = _norm(found, tables, order)
     factor = most / (norm + 1e-6)
     if not factor >= 1.0:  # a norm of NaN makes all gradients NaN, as in torch
         for gradient in found:
@@ -62,6 +55,34 @@ def clip_norm(
         for of_tables in tables:
             of_tables.scale(factor)
     return norm
+
+
+@torch.no_grad()
+def gradient_norm(
+    parameters: Iterable[Tensor], tables: Sequence[TableGradients], order: float = 2.0
+) -> float:
+    """Return the norm of all gradients, the same number on every rank, and change none. Every rank
+    calls this function.
+
+    Args:
+        parameters: The dense parameters, whose gradients are the same on all ranks.
+        tables: The gradients of table rows.
+        order: The order of the norm, or infinity.
+    """
+    found = [p.grad for p in parameters if p.grad is not None]
+    dense = [g.coalesce().values() if g.is_sparse else g for g in found]
+    return _norm(dense, tables, order)
+
+
+def _norm(found: Sequence[Tensor], tables: Sequence[TableGradients], order: float) -> float:
+    norms = [float(torch.linalg.vector_norm(g, order, dtype=torch.float64)) for g in found]
+    dense = joined(norms if math.isinf(order) else [norm**order for norm in norms], order)
+    parts = [
+        of_tables.power_sum(order, 0.0 if number else dense)
+        for number, of_tables in enumerate(tables)
+    ]
+    total = joined(parts or [dense], order)
+    return total if math.isinf(order) else total ** (1.0 / order)
 
 
 @torch.no_grad()

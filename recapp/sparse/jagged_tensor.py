@@ -17,6 +17,11 @@ tensor([[101, 102,   0],
         [301,   0,   0]])
 
 There may be more values than the bags hold, as in buffers of a fixed size; the first ones count.
+Such a tensor needs lengths: offsets alone that end before the values do are the starts of bags, and
+the last bag has all values that are left.
+
+>>> JaggedTensor([101, 102, 201, 202, 203, 301], offsets=[0, 2, 5])
+JaggedTensor(3 bags, 6 values int64 on cpu: [101 102] [201 202 203] [301])
 
 Names and argument order are TorchRec's (`torchrec/sparse/jagged_tensor.py`). Suffixes: L values, B
 bags, B1 bags + 1, N longest bag.
@@ -51,15 +56,17 @@ class JaggedTensor(JaggedValues):
     """Bags of values, with or without a weight per value.
 
     Nothing is copied. Contents are checked on CPU; on an accelerator integer lengths are not
-    checked, because reading them would wait for the device.
+    checked, because reading them would wait for the device. Offsets without lengths do wait: their
+    last one is read.
 
     Args:
         values: [L, ...] of any dtype, bag after bag; a Python list becomes int64 or float32. There
-            may be more values than the bags hold; the first ones count.
+            may be more values than the lengths hold; the first ones count.
         weights: One weight per value, or None.
         lengths: [B], the number of values of each bag; floats are allowed if they are whole
             numbers.
-        offsets: [B + 1], cumulated lengths from 0 on. Give lengths or offsets.
+        offsets: [B + 1], cumulated lengths from 0 on; or [B], the starts of the bags alone, if
+            there are values behind the last start. Give lengths or offsets.
 
     Raises:
         DataError: Counts do not fit together.
@@ -75,7 +82,8 @@ class JaggedTensor(JaggedValues):
         offsets: Numbers | None = None,
     ) -> None:
         self._values, self._weights = check_values(values, weights)
-        self._lengths, self._offsets = check_bags(self._values, lengths, offsets)
+        bags = _bags(self._values, lengths, offsets)
+        self._lengths, self._offsets = check_bags(self._values, lengths, offsets, bags=bags)
         if on_host(self._lengths):
             check_total(int(self._lengths.sum()), self._values, self._weights)
 
@@ -129,6 +137,20 @@ class JaggedTensor(JaggedValues):
             weights,
             torch.empty(0, dtype=lengths_dtype, device=device),
         )
+
+    @staticmethod
+    def empty_like(jt: "JaggedTensor", device: torch.device | str | None = None) -> "JaggedTensor":
+        """Make a jagged tensor without bags that has the device and dtypes of another.
+
+        Args:
+            jt: The other tensor.
+            device: A device on which to make a tensor of the same shapes instead, with memory that
+                nothing has been written to, as a target of copies.
+        """
+        if device is not None:
+            return jt._each(lambda t: torch.empty_like(t, device=device))
+        weights = None if jt._weights is None else jt._weights[:0]
+        return JaggedTensor.unchecked(jt._values[:0], weights, jt._lengths[:0])
 
     @staticmethod
     def from_dense(
@@ -268,6 +290,18 @@ class JaggedTensor(JaggedValues):
     def __repr__(self) -> str:
         head = f"{len(self._lengths)} bags, {values_text(self._values)}"
         return f"JaggedTensor({head}: {bags_text(self._values, self._weights, self._lengths)})"
+
+
+def _bags(values_L: Tensor, lengths: Numbers | None, offsets: Numbers | None) -> int | None:
+    """Return the number of bags; None if offsets are full, or cannot be read."""
+    if lengths is not None:
+        return len(as_counts("lengths", lengths, values_L.device))
+    if offsets is None:
+        return None
+    offsets_N = as_counts("offsets", offsets, values_L.device)
+    if not len(offsets_N) or offsets_N.is_meta or torch.compiler.is_exporting():
+        return None
+    return len(offsets_N) if int(to_host(offsets_N[-1:])[0]) < len(values_L) else None
 
 
 def _flatten(jagged: JaggedTensor) -> tuple[list[Any], None]:

@@ -65,6 +65,10 @@ class JaggedValues:
         """Return the device of the values."""
         return self._values.device
 
+    def size_in_bytes(self) -> int:
+        """Return the bytes of the tensors that exist; offsets do once they were asked for."""
+        return sum(tensor.nbytes for tensor in self._tensors())
+
     def pin_memory(self) -> Self:
         """Return the bags in page-locked memory. The host does not wait for copies from it to a
         GPU.

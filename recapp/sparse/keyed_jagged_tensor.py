@@ -216,8 +216,18 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         return KeyedJaggedTensor([], none.values(), none.weights_or_none(), none.lengths())
 
     @staticmethod
-    def empty_like(kjt: "KeyedJaggedTensor") -> "KeyedJaggedTensor":
-        """Make a tensor without keys that has the stride, device and dtypes of another."""
+    def empty_like(
+        kjt: "KeyedJaggedTensor", device: torch.device | str | None = None
+    ) -> "KeyedJaggedTensor":
+        """Make a tensor without keys that has the stride, device and dtypes of another.
+
+        Args:
+            kjt: The other tensor.
+            device: A device on which to make a tensor of the same keys and shapes instead, with
+                memory that nothing has been written to, as a target of copies.
+        """
+        if device is not None:
+            return kjt._each(lambda t: torch.empty_like(t, device=device))
         weights = None if kjt._weights is None else kjt._weights[:0]
         strides = None if kjt._strides is None else list[list[int]]()
         return KeyedJaggedTensor.unchecked(
@@ -431,11 +441,21 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
     def __getitem__(self, key: str) -> JaggedTensor:
         return self._run(self.index_of(key), 1, self.offset_per_key())._single()
 
-    def to_dict(self) -> dict[str, JaggedTensor]:
-        """Return a jagged tensor for each key: views."""
-        if self._jt_dict is not None:
-            return self._jt_dict
-        return {part._keys[0]: part._single() for part in self.split([1] * len(self._keys))}
+    def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
+        """Return a jagged tensor for each key: views.
+
+        Args:
+            compute_offsets: Whether to compute the offsets now; otherwise they are computed when
+                they are asked for.
+        """
+        parts = self._jt_dict
+        if parts is None:
+            runs = self.split([1] * len(self._keys))
+            parts = {run._keys[0]: run._single() for run in runs}
+        if compute_offsets:
+            for part in parts.values():
+                part.offsets()
+        return parts
 
     def split(self, segments: Sequence[int]) -> list["KeyedJaggedTensor"]:
         """Return tensors of neighbouring keys: views, without inverse indices.

@@ -191,6 +191,10 @@ class KeyedTensor:
         """Return the index of each key, under the name in TorchRec's stable API."""
         return {key: index for index, key in enumerate(self._keys)}
 
+    def size_in_bytes(self) -> int:
+        """Return the bytes of the values."""
+        return self._values.nbytes
+
     def device(self) -> torch.device:
         """Return the device of the values."""
         return self._values.device

@@ -24,6 +24,7 @@ from torchmetrics import Metric, MetricCollection
 
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError
+from recapp.optim.clipping import gradient_norm
 from recapp.optim.optimizer import hybrid
 from recapp.optim.schedule import Plateau
 from recapp.sparse.batch import Batch
@@ -246,6 +247,18 @@ class TaskModule(LightningModule):
     def on_train_start(self) -> None:
         """Restart the average of the loss, without the losses of an earlier fit."""
         self._loss_steps = 0
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Log the norm of the gradients at every step at which loggers write.
+
+        It is that before clipping, of the dense part, and of the tables if their update waits for
+        the step (`engine.clip_tables`, accumulation).
+        """
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if (self.global_step + 1) % every == 0:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            tables = getattr(optimizer, "table_gradients", ())
+            self.log("grad_norm", gradient_norm(parameters, tables), batch_size=1)
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Log the running metrics at every step at which loggers write: every `log_every_n_steps`,

@@ -551,3 +551,25 @@ def test_a_directory_that_cannot_be_made_is_named(data):
     made.compile()
     line = refusal(lambda: made.fit(snapshot_prefix="file/sub/dlrm"))
     assert "snapshot_prefix=file/sub/dlrm: file/sub cannot be made (Not a directory)" in line
+
+
+def test_a_concatenation_has_the_hotness_of_the_input(capsys):
+    planner = hugectr.EmbeddingPlanner()
+    table = hugectr.EmbeddingTableConfig(id_space=0, max_vocabulary_size=30, ev_size=8)
+    planner.embedding_lookup(table, "data0", "side_by_side", "concat")
+    planner.embedding_lookup(table, "data1", "summed", "sum")
+    model = Model(solver(), reader(), hugectr.CreateOptimizer(hugectr.Optimizer_t.SGD))
+    params = [
+        hugectr.DataReaderSparseParam("data0", 3, False, 1),
+        hugectr.DataReaderSparseParam("data1", [5], True, 1),
+    ]
+    model.add(columns(data_reader_sparse_param_array=params))
+    model.add(planner.create_embedding_collection())
+    model.add(hugectr.DenseLayer(L.Reshape, ["side_by_side"], ["wide"], leading_dim=24))
+    model.add(hugectr.DenseLayer(L.InnerProduct, ["wide"], ["fc"], num_output=1))
+    model.add(hugectr.DenseLayer(L.BinaryCrossEntropyLoss, ["fc", "label"], ["loss"]))
+    model.compile()
+    model.summary()
+    lines = capsys.readouterr().out.splitlines()
+    (shape,) = (line for line in lines if line.startswith("Embedding") and "side_by_side" in line)
+    assert "24" in shape, "3 keys of 8 columns"

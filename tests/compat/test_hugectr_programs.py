@@ -182,11 +182,6 @@ def two_of_one_name():
             {},
             "embedding_lookup: 2 tables, 1 inputs, 2 outputs and 2 combiners: must be lists of one",
         ),
-        (
-            (config(), "a", "x", "concat"),
-            {},
-            "lookup 0 (x): combiner=concat: hotness must be given",
-        ),
         ((config(), "a", "x", "summ"), {}, "lookup 0 (x).combiner=summ: did you mean sum"),
         ((config(), "a"), {"topname": "x"}, "unknown argument topname; did you mean top_name"),
         ((config(), "a"), {}, "embedding_lookup: top_name must be given"),
@@ -242,6 +237,15 @@ def test_optimisers_of_tables_become_row_rules():
     assert hugectr.row_rule(ftrl) == {"rule": "ftrl", "beta": 0.0, "l1": 0.1, "l2": 0.0}
     with pytest.raises(ConfigError, match="CreateOptimizer: update_type="):
         hugectr.CreateOptimizer(kind.Adam, update_type=hugectr.Update_t.Global)
+
+
+def test_a_concatenation_without_a_model_needs_its_hotness():
+    planner = hugectr.EmbeddingPlanner()
+    planner.embedding_lookup(config(), "a", "x", "concat")
+    made = planner.create_embedding_collection()
+    with pytest.raises(ConfigError, match="lookup x: combiner=concat: embedding_lookup must get"):
+        made.module()
+    assert made.sized({"a": 3}).module().lookups[0].hotness == 3
 
 
 def test_outputs_are_as_hugectrs_layers_take_them():

@@ -19,7 +19,7 @@ from recapp.compat.keyed_optimizers import (
 from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.sharded_collection import sharded_collections
 from recapp.errors import ConfigError
-from recapp.optim.clipping import clip_norm
+from recapp.optim.clipping import clip_norm, gradient_norm
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.embedding_bag import EmbeddingBagCollection
@@ -272,9 +272,45 @@ def test_a_closure_runs_before_its_gradients_are_clipped():
     assert float(p.grad.norm()) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(
+    ("clipping", "tracked"),
+    [
+        (GradientClipping.NORM, False),
+        (GradientClipping.VALUE, True),
+        (GradientClipping.NONE, True),
+        (GradientClipping.NONE, False),
+    ],
+)
+def test_the_norm_before_clipping_is_kept_where_it_is_asked_for(clipping, tracked):
+    optimizer = GradientClippingOptimizer(plain(), clipping, 0.5, track_grad_norm=tracked)
+    (p,) = optimizer.params.values()
+    assert optimizer.last_total_grad_norm is None
+    (torch.tensor([3.0, 4.0]) * p).sum().backward()
+    optimizer.step()
+    asked = tracked or clipping is GradientClipping.NORM
+    assert optimizer.last_total_grad_norm == (torch.tensor(5.0) if asked else None)
+
+
+def norm_of_all(comm):
+    model = sharded_model(comm, RULES["sgd"], "mixed")
+    optimizer = optimizer_of(model, enable_global_grad_clip=True, track_grad_norm=True)
+    batches = batches_of(0, comm.world)
+    loss_of(model, batches[comm.rank]).backward()
+    optimizer.step()
+    whole = built("cpu")
+    sum(loss_of(whole, batch) / comm.world for batch in batches).backward()
+    expected = torch.nn.utils.get_total_norm([p.grad for p in whole.parameters()])
+    assert float(optimizer.last_total_grad_norm) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_the_tracked_norm_is_that_of_tables_and_dense_part(ranks):
+    ranks.run(norm_of_all, 2)
+
+
 def test_sparse_gradients_of_the_dense_part_are_refused():
     table = torch.nn.Embedding(3, 2, sparse=True)
-    table(torch.tensor([1])).sum().backward()
+    table(torch.tensor([1, 1])).sum().backward()
+    assert gradient_norm(table.parameters(), []) == pytest.approx(8**0.5), "but may be measured"
     with pytest.raises(ConfigError, match="has a sparse gradient, whose rows may repeat"):
         clip_norm(table.parameters(), [], 1.0)
 

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
-from recapp.console import note_once
 from recapp.errors import DataError
 from recapp.sparse.jagged_tensor import JaggedTensor
 
@@ -46,7 +45,7 @@ def test_offsets_say_the_same_as_lengths(offsets):
 )
 def test_the_first_values_count_where_there_are_more(weights):
     exact = JaggedTensor(USERS[0][:5], weights and weights[:5], [2, 3])
-    for counts in ({"lengths": [2, 3]}, {"offsets": [0, 2, 5]}):
+    for counts in ({"lengths": [2, 3]}, {"lengths": [2, 3], "offsets": [0, 2, 5]}):
         jagged = JaggedTensor(USERS[0], weights, **counts)
         assert jagged.values().tolist() == USERS[0], "the buffer is not cut"
         assert jagged.offsets().tolist() == [0, 2, 5]
@@ -67,11 +66,17 @@ def test_the_first_values_count_where_there_are_more(weights):
             ]
 
 
-def test_offsets_that_end_early_are_noted_once(capsys):
-    note_once.cache_clear()
-    for _ in range(2):
-        JaggedTensor(USERS[0], offsets=[0, 2, 5])
-    assert capsys.readouterr().err.count("offsets end before the values do") == 1
+@pytest.mark.parametrize("offsets", [[0, 2, 5], torch.tensor([0, 2, 5]), np.array([0, 2, 5])])
+def test_offsets_that_end_before_the_values_are_starts(offsets, capsys):
+    jagged = JaggedTensor(USERS[0], offsets=offsets)
+    assert bags(jagged) == bags(users()) and jagged.offsets().tolist() == [0, 2, 5, 6]
+    assert bags(JaggedTensor(USERS[0], lengths=USERS[1], offsets=offsets)) == bags(users())
+    assert bags(JaggedTensor(USERS[0], offsets=[0])) == [USERS[0]]
+    weights = [0.5] * len(USERS[0])
+    assert len(JaggedTensor(USERS[0], weights, offsets=offsets).to_dense_weights()[2]) == 1
+    with pytest.raises(DataError, match="6 values in bags: give one weight per value"):
+        JaggedTensor(USERS[0], weights[:5], offsets=offsets)
+    assert capsys.readouterr().err == ""
 
 
 def test_tensors_without_slack_are_the_object_itself():
@@ -335,3 +340,19 @@ def test_contents_on_an_accelerator_are_not_read():
     )
     assert jagged.offsets().shape == (4,) and jagged.to_padded_dense(2).shape == (3, 2)
     assert jagged.to("meta").values().is_meta and jagged.device() == torch.device("meta")
+
+
+def test_bytes_are_those_of_the_tensors_that_exist():
+    jagged = JaggedTensor(torch.tensor([1, 2, 3]), torch.ones(3), torch.tensor([2, 1]))
+    assert jagged.size_in_bytes() == 3 * 8 + 3 * 4 + 2 * 8
+    jagged.offsets()
+    assert jagged.size_in_bytes() == 3 * 8 + 3 * 4 + 2 * 8 + 3 * 8
+
+
+def test_a_tensor_like_another_has_its_types_and_its_shapes_where_a_device_is_named():
+    jagged = JaggedTensor(torch.tensor([1, 2, 3]), torch.ones(3), torch.tensor([2, 1]))
+    none = JaggedTensor.empty_like(jagged)
+    assert bags(none) == [] and none.weights().dtype == torch.float32
+    target = JaggedTensor.empty_like(jagged, device="cpu")
+    assert target.values().shape == (3,) and target.values() is not jagged.values()
+    assert target.lengths().shape == (2,)

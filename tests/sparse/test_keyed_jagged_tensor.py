@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
+from recapp.console import note_once
 from recapp.errors import DataError
 from recapp.sparse.bags import UnknownKeyError
 from recapp.sparse.jagged_tensor import JaggedTensor
@@ -408,3 +409,26 @@ def test_the_oracle_tells_wrong_bags_apart():
     assert read(two_keys()) != expected({"a": [[(101, 1.0)]]}, False)
     assert lengths({"a": [[(1, 1.0)], []]}) == [1, 0]
     assert not same(two_keys(), two_keys(torch.rand(8)))
+
+
+def test_offsets_of_one_key_that_end_early_are_full_and_noted_once(capsys):
+    note_once.cache_clear()
+    for _ in range(2):
+        kjt = KeyedJaggedTensor(["a"], [1, 2, 3], offsets=[0, 2])
+        assert kjt.lengths().tolist() == [2]
+    assert capsys.readouterr().err.count("offsets end before the values do") == 1
+
+
+def test_parts_have_their_offsets_unless_they_are_not_wanted():
+    kjt = KeyedJaggedTensor(["a", "b"], [1, 2, 3], lengths=[2, 1])
+    later = kjt.to_dict(compute_offsets=False)
+    assert later["a"].offsets_or_none() is None and later["a"].offsets().tolist() == [0, 2]
+    assert kjt.to_dict()["b"].offsets_or_none().tolist() == [0, 1]
+
+
+def test_a_tensor_like_another_on_a_device_has_its_keys_and_shapes():
+    kjt = KeyedJaggedTensor(["a", "b"], [1, 2, 3], lengths=[2, 1])
+    target = KeyedJaggedTensor.empty_like(kjt, device="cpu")
+    assert target.keys() == ["a", "b"] and target.values().shape == (3,)
+    assert target.values().data_ptr() != kjt.values().data_ptr()
+    assert kjt.size_in_bytes() == 3 * 8 + 2 * 8

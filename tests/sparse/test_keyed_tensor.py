@@ -194,3 +194,7 @@ def test_trees_pickles_and_moves_give_the_same_back():
 
 def test_repr_shows_the_blocks():
     assert repr(pooled()) == "KeyedTensor([2, 5] float32 on cpu, key_dim 1: user 2, item 3)"
+
+
+def test_bytes_are_those_of_the_values():
+    assert KeyedTensor(["a", "b"], [1, 2], torch.zeros(4, 3)).size_in_bytes() == 4 * 3 * 4

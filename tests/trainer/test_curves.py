@@ -75,6 +75,9 @@ def test_the_curve_of_a_run_that_went_on_is_that_of_the_unbroken_run(
     assert losses == known
     assert [step for step, _ in curve(unbroken, "train_loss")] == list(range(1, EPOCH + 8, 2))
     assert [step for step, _ in curve(rows, "val_auc")] == sorted({stop - 1, EPOCH - 1, EPOCH + 7})
+    norms = dict(curve(unbroken, "grad_norm"))
+    assert {step: norm for step, norm in curve(rows, "grad_norm") if step % 2} == norms
+    assert list(norms) == list(known), "the norm of the gradients is in every log"
 
 
 @pytest.mark.parametrize("every", [1, 4])

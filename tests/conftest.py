@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,14 @@ settings.load_profile("busy machine")
 if not torch.cuda.is_available():
     # read where triton is imported: its kernels run on CPU tensors then
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_configure():
+    """Let Ctrl-C reach what tests start: a shell starts commands in its background, and many a CI
+    all of them, with SIGINT ignored, and children inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection():

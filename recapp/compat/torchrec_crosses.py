@@ -123,7 +123,8 @@ class VectorCrossNet(_CrossNetwork):
         self.bias = self._biases(in_features, 1)
 
     def _cross(self, layer: int, first_BN: Tensor, x_BN: Tensor) -> Tensor:
-        return first_BN * (x_BN @ self.kernels[layer]) + self.bias[layer].squeeze(1) + x_BN
+        dots_B1: Tensor = x_BN @ self.kernels[layer]
+        return first_BN * dots_B1 + self.bias[layer].squeeze(1) + x_BN
 
 
 class LowRankMixtureCrossNet(_CrossNetwork):
@@ -165,9 +166,8 @@ class LowRankMixtureCrossNet(_CrossNetwork):
         low_EBR = self._activation(x_BN @ self.V_kernels[layer].mT)
         inner_EBR = self._activation(low_EBR @ self.C_kernels[layer].mT)
         mapped_EBN = inner_EBR @ self.U_kernels[layer].mT + self.bias[layer].squeeze(1)
-        if self.gates is None:
-            mixed_BN = mapped_EBN[0]
-        else:
+        mixed_BN: Tensor = mapped_EBN[0]
+        if self.gates is not None:
             share_BE = torch.cat([gate(x_BN) for gate in self.gates], 1).softmax(1)
             mixed_BN = (mapped_EBN * share_BE.T[:, :, None]).sum(0)
         return first_BN * mixed_BN + x_BN

@@ -123,8 +123,8 @@ class VectorCrossNet(_CrossNetwork):
         self.bias = self._biases(in_features, 1)
 
     def _cross(self, layer: int, first_BN: Tensor, x_BN: Tensor) -> Tensor:
-        dots_B1: Tensor = x_BN @ self.kernels[layer]
-        return first_BN * dots_B1 + self.bias[layer].squeeze(1) + x_BN
+        crossed_BN: Tensor = first_BN * (x_BN @ self.kernels[layer]) + self.bias[layer].squeeze(1)
+        return crossed_BN + x_BN
 
 
 class LowRankMixtureCrossNet(_CrossNetwork):

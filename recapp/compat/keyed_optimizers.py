@@ -361,8 +361,8 @@ class GradientClippingOptimizer(OptimizerWrapper):
         if self.clipping is GradientClipping.NORM:
             if self._tables:
                 return torch.tensor(self.clip_grad_norm_())
-            order = self.norm_type
-            return torch.nn.utils.clip_grad_norm_(parameters, self.max_gradient, order)
+            full = [p for p in parameters if p.grad is not None and p.grad.numel()]
+            return torch.nn.utils.clip_grad_norm_(full, self.max_gradient, self.norm_type)
         norm = None
         if self.track_grad_norm:
             norm = torch.tensor(gradient_norm(parameters, self._tables, self.norm_type))

@@ -69,7 +69,7 @@ def gradient_norm(
         tables: The gradients of table rows.
         order: The order of the norm, or infinity.
     """
-    found = [p.grad for p in parameters if p.grad is not None]
+    found = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
     dense = [g.coalesce().values() if g.is_sparse else g for g in found]
     return _norm(dense, tables, order)
 
@@ -100,12 +100,12 @@ def clip_value(parameters: Iterable[Tensor], tables: Sequence[TableGradients], m
 
 
 def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Return the gradients of parameters that have one.
+    """Return the gradients of parameters that have one; an empty one has no norm.
 
     Raises:
         ConfigError: A gradient is sparse.
     """
-    found = [p.grad for p in parameters if p.grad is not None]
+    found = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
     for gradient in found:
         if gradient.is_sparse:
             raise ConfigError(

@@ -291,6 +291,18 @@ def test_the_norm_before_clipping_is_kept_where_it_is_asked_for(clipping, tracke
     assert optimizer.last_total_grad_norm == (torch.tensor(5.0) if asked else None)
 
 
+@pytest.mark.parametrize("order", [2.0, "inf"])
+def test_an_empty_gradient_has_no_norm(order):
+    optimizer = GradientClippingOptimizer(plain(), GradientClipping.NORM, 0.5, order)
+    empty = torch.nn.Parameter(torch.ones(0))
+    optimizer.param_groups[0]["params"].append(empty)
+    (p,) = optimizer.params.values()
+    (4.0 * p).sum().backward()
+    empty.grad = torch.ones(0)
+    optimizer.step()
+    assert optimizer.last_total_grad_norm == (4.0 if order == "inf" else 32**0.5)
+
+
 def norm_of_all(comm):
     model = sharded_model(comm, RULES["sgd"], "mixed")
     optimizer = optimizer_of(model, enable_global_grad_clip=True, track_grad_norm=True)

@@ -150,7 +150,13 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
 
     loggers = lightning_trainer.build_loggers(recipe, job_dir)
     callbacks = RunCallbacks(
-        recipe, job_dir, resumed, data.schema, bar=wants_bar(recipe), logging=bool(loggers)
+        recipe,
+        job_dir,
+        resumed,
+        data.schema,
+        bar=wants_bar(recipe),
+        logging=bool(loggers),
+        settings=lambda: to_plain(sized()),
     )
     trainer = lightning_trainer.build_trainer(recipe, strategy, callbacks.in_order, loggers)
 

@@ -164,7 +164,8 @@ def _in_one_form(values: list[Any], dense: bool, hexadecimal: bool) -> list[Any]
             return value
         return f"{value % 2**64:x}" if hexadecimal else str(value)
 
-    if str in kinds and kinds & {int, float} or not dense and {int, float} <= kinds:
+    mixed = {int, float} & kinds if str in kinds else not dense and {int, float} <= kinds
+    if mixed:
         values = [same(value) for value in values]
     if any(type(value) is list for value in values):
         # a list with an empty text is an empty bag, where a single one is a missing id

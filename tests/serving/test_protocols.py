@@ -176,7 +176,7 @@ def test_rows_of_one_request_may_write_ids_and_numbers_in_different_ways():
         "seen": ([4, "9"], 4, "4", [], None, [2**63 + 1, "x"], [4.0, 9]),
         "age": (31, "31", 31.0, None, "", 2.5, "1e3"),
     }
-    rows = [ROWS[0] | dict(zip(forms, row, strict=True)) for row in zip(*forms.values())]
+    rows = [ROWS[0] | {name: form[n] for name, form in forms.items()} for n in range(7)]
     alone = [asked({"rows": [row]}, "infer_rows").json["scores"] for row in rows]
     found = asked({"rows": rows}, "infer_rows").json["scores"]
     assert found == pytest.approx([score for (score,) in alone], rel=1e-6)

@@ -18,7 +18,7 @@ if __name__ == "__main__":
     end_on_signals()  # before the imports below, which take a while
     start_early()  # imports the ranks' modules meanwhile
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -150,7 +150,13 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
 
     loggers = lightning_trainer.build_loggers(recipe, job_dir)
     callbacks = RunCallbacks(
-        recipe, job_dir, resumed, data.schema, bar=wants_bar(recipe), logging=bool(loggers)
+        recipe,
+        job_dir,
+        resumed,
+        data.schema,
+        bar=wants_bar(recipe),
+        logging=bool(loggers),
+        settings=lambda: to_plain(sized()),
     )
     trainer = lightning_trainer.build_trainer(recipe, strategy, callbacks.in_order, loggers)
 
@@ -212,12 +218,32 @@ def with_snapshots(
     if len(kept) > 1:
         try:
             joined = measure_joined(recipe, kept, job_dir)
-            return measured and measured | joined
+            if measured and len(kept) < recipe.snapshots:
+                console.note(
+                    f"snapshots={recipe.snapshots}: {len(kept)} models are joined, because "
+                    f"training ended after {len(kept)} whole epochs"
+                )
+            return measured and measured | joined | _better_epoch(recipe, measured, joined)
         except RecappError as error:
             reason = error
     if measured:
         console.note(f"snapshots={recipe.snapshots}: no models are joined: {reason}")
     return measured
+
+
+def _better_epoch(
+    recipe: Train, measured: Mapping[str, Any], joined: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return a line for the summary if the best epoch is better than the joined models."""
+    measures = recipe.built_task.measures
+    best = measures.get(measures.best)
+    alone, together = measured.get(measures.objective), joined.get(measures.objective)
+    if best is None or alone is None or together is None:
+        return {}
+    if not (alone > together if measures.mode == "max" else alone < together):
+        return {}
+    where = console.short_path(measured["checkpoint"])
+    return {"better_epoch": f"{best.title} {alone:.5f} of {where}, which export and eval take, too"}
 
 
 def measure_joined(recipe: Train, kept: list[Path], job_dir: Path) -> dict[str, Any]:

@@ -3,8 +3,10 @@ says why not.
 """
 
 import csv
+import json
 
 import pytest
+import yaml
 from jobs import refusal, small
 
 CHECKPOINT = "callbacks.checkpoint"
@@ -136,19 +138,37 @@ def test_a_run_that_ends_before_its_first_validation_says_so(jobs, logs, tmp_pat
     assert found["steps"] == 2 and not [name for name in found if name.startswith("val_")]
 
 
-def test_the_report_of_a_profiler_is_printed(jobs, logs, tmp_path):
-    jobs.train(tmp_path, *logs, "+trainer.profiler=simple", "trainer.max_steps=2", world=1)
-    said = (tmp_path / "rank0.err").read_text()
-    assert "run_training_batch" in said and "Total time" in said
-
-
-def test_lightnings_progress_bar_takes_the_place_of_ours(jobs, logs, tmp_path):
+def test_a_profiler_reports_and_lightnings_progress_bar_takes_the_place_of_ours(
+    jobs, logs, tmp_path
+):
     jobs.train(
         tmp_path,
         *logs,
+        "+trainer.profiler=simple",
         "+callbacks.bar._target_=lightning.pytorch.callbacks.RichProgressBar",
         "trainer.max_steps=2",
         world=1,
     )
-    assert "step 2/2" not in (tmp_path / "rank0.err").read_text()
-    assert "Epoch 0/" in (tmp_path / "rank0.out").read_text() + (tmp_path / "rank0.err").read_text()
+    said = (tmp_path / "rank0.err").read_text()
+    assert "run_training_batch" in said and "Total time" in said
+    assert "step 2/2" not in said
+    assert "Epoch 0/" in (tmp_path / "rank0.out").read_text() + said
+
+
+def test_rank_0_alone_makes_the_loggers_and_they_get_all_settings(jobs, logs, tmp_path):
+    jobs.train(
+        tmp_path,
+        *logs,
+        "logger=tensorboard",
+        "+logger.own._target_=own_logger.Database",
+        "+logger.own.api_key=secret",
+        "+plan.tables={C2*: data_parallel}",
+        "trainer.max_steps=2",
+    )
+    (logged,) = json.loads((tmp_path / "database.json").read_text())
+    assert logged["optimizer.dense.lr"] == 1e-3 and logged["dataset.batch_size"] == 256
+    assert logged["plan"] == "row_wise" and logged["trainer.average.kind"] == "none"
+    assert logged["plan.tables"] == {"C2*": "data_parallel"}
+    assert "secret" not in str(logged) and not [name for name in logged if "logger." in name]
+    in_tensorboard = yaml.safe_load((tmp_path / "tensorboard/hparams.yaml").read_text())
+    assert in_tensorboard["optimizer.dense.lr"] == 1e-3

@@ -309,7 +309,7 @@ def test_the_best_checkpoint_is_kept_beside_the_last_and_the_metrics_are_its_own
     ]
 
 
-@pytest.mark.parametrize("logger", ["csv", "tensorboard", "csv_and_tensorboard", "none"])
+@pytest.mark.parametrize("logger", ["csv_and_tensorboard", "none"])
 def test_loggers_write_rates_and_metrics_where_they_are_wanted(base, train, logger):
     train(
         f"log_{logger}",

@@ -301,14 +301,16 @@ def _check_snapshots(recipe: Train) -> None:
     """Check that the models of the last epochs will make an ensemble.
 
     Raises:
-        ConfigError: There is one epoch, there are too many models, a table is dynamic, or two
-            tables would get one name.
+        ConfigError: There are fewer epochs than models, there are too many models, a table is
+            dynamic, or two tables would get one name.
     """
     setting = f"snapshots={recipe.snapshots}"
-    if recipe.trainer.length[0] in (0, 1):
+    epochs = recipe.trainer.length[0]
+    if 0 <= epochs < recipe.snapshots:
+        fewer = f"set snapshots={epochs}" if epochs > 1 else "leave snapshots out"
         raise ConfigError(
-            f"{setting}: needs the models of two epochs or more, and there is one: set "
-            "trainer.max_epochs, or leave snapshots out"
+            f"{setting}: keeps the models of {recipe.snapshots} epochs, and training has {epochs} "
+            f"(trainer.max_epochs): set trainer.max_epochs={recipe.snapshots} or more, or {fewer}"
         )
     models = recipe.ensemble * recipe.snapshots
     if models > MOST_MEMBERS:

@@ -26,6 +26,7 @@ from lightning.pytorch.callbacks import (
     ProgressBar,
 )
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 
 from recapp.errors import ConfigError, suggest
 from recapp.processes.rank_environment import rank_info
@@ -177,12 +178,17 @@ def has_bar(callbacks: Iterable[Callback]) -> bool:
 def build_loggers(recipe: Train, folder: Path) -> list[Logger]:
     """Return the loggers of `conf/logger`. They write below the directory of the run.
 
-    A run that resumes from a checkpoint below this directory continues its stored curves.
+    Only rank 0 makes them, because a constructor may create a database or a run of a service. Other
+    ranks get Lightning's DummyLogger in their places. A run that resumes from a checkpoint below
+    this directory continues its stored curves.
 
     Args:
         recipe: The recipe of the run.
         folder: The directory of the run.
     """
+    here = rank_info()
+    if here and here.rank:
+        return [DummyLogger() for _ in recipe.logger]
     made = [
         make(wanted, f"logger.{name}", save_dir=str(folder))
         for name, wanted in recipe.logger.items()

@@ -1,6 +1,8 @@
 """The callbacks of a training run, in the order in which Lightning calls them."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch import Callback
 
@@ -13,6 +15,7 @@ from recapp.trainer.callbacks import (
     KeepPosition,
     LogDynamicRows,
     LogRate,
+    LogSettings,
     RecordPerformance,
     StartReport,
     StepClock,
@@ -34,6 +37,7 @@ class RunCallbacks:
         bar: Whether to show recapp's progress bar instead of lines, unless `conf/callbacks` has a
             bar.
         logging: Whether there is a logger.
+        settings: Returns the plain settings that loggers get, once the data module is set up.
 
     Attributes:
         clock: Measures the steps.
@@ -57,6 +61,7 @@ class RunCallbacks:
         *,
         bar: bool,
         logging: bool,
+        settings: Callable[[], Mapping[str, Any]],
     ) -> None:
         checkpoints = job_dir / "checkpoints"
         chosen = build_callbacks(recipe, checkpoints, logging=logging)
@@ -82,6 +87,7 @@ class RunCallbacks:
             self.performance,
             LogRate(self.clock),
             LogDynamicRows(),
+            LogSettings(settings),
             *average_of(recipe),
             self.end,
             StartReport(

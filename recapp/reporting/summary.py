@@ -100,6 +100,8 @@ def _lines_of_run(
         if (key := f"{split}_{measure.name}") in metrics:
             found = _score(metrics[key]) + with_interval(metrics, key)
             yield f"{SPLITS[split]} {measure.title}", found
+    if better := metrics.get("better_epoch"):
+        yield "better than these joined models", better
     best = measures.get(measures.best)
     if best and (drawn := metrics.get(f"hidden_model_{best.name}")):
         yield f"{best.title} of the model that drew the labels", _score(drawn)

@@ -5,7 +5,9 @@ error. Fields that are not features are ignored, like extra columns of Arrow. So
 could be scored as a missing value. Therefore a row that omits a feature and has a field with almost
 the same name is refused.
 
-A value is a scalar or a list of scalars. Deeper nesting is refused before Arrow reads it: Arrow
+A value is a scalar or a list of scalars. Rows may write the ids of one feature in different ways,
+as integers, as text and in lists: a proxy that joins requests of several clients sends such rows.
+Deeper nesting is refused before Arrow reads it: Arrow
 takes minutes for a type of a thousand levels, and a body of a few kilobytes can contain one.
 """
 
@@ -17,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 from torch import Tensor
 
+from recapp.dataset.schema import TextIds
 from recapp.serving.feature_columns import ids_in
 from recapp.serving.json_text import read_object, written
 from recapp.serving.limits import Limits, bad, check_ids, check_rows
@@ -26,6 +29,7 @@ from recapp.serving.tensors import column_of, scalars_of
 from recapp.tasks.task import one_or_all
 
 MISSPELT_LETTERS = 4  # shorter names must be equal: I1 is not a misspelt C1
+WHOLE_FLOATS = 2**53  # below, each integer is a float of its own
 SHOWN = 5  # the most fields that an error lists
 
 
@@ -128,6 +132,7 @@ def _column(name: str, rows: list[dict[str, Any]], served: Served) -> pa.Array:
     wanted = "number" if dense else "integer or text, or a list of those"
     wanted = "integer" if name in schema.times else wanted
     _check_flat(values, f"feature {name}", wanted)
+    values = _in_one_form(values, dense, schema.text_ids(name) is TextIds.HEX)
     kind = None
     if any(type(value) is int and not -(2**63) <= value < 2**63 for value in scalars_of(values)):
         kind = pa.float64() if dense else pa.uint64()
@@ -136,6 +141,36 @@ def _column(name: str, rows: list[dict[str, Any]], served: Served) -> pa.Array:
     if kind and any(isinstance(value, list) for value in values):
         kind = pa.list_(kind)
     return column_of(values, kind, f"feature {name}", wanted)
+
+
+def _in_one_form(values: list[Any], dense: bool, hexadecimal: bool) -> list[Any]:
+    """Return the values of a feature in one form of Arrow: numbers become text if there is text,
+    whole floats become integers beside integers, and single ids become lists if there are lists.
+
+    A value that has no such form stays, and Arrow refuses it.
+    """
+    kinds = set(map(type, scalars_of(values)))
+
+    def same(value: Any) -> Any:
+        if type(value) is list:
+            return [same(item) for item in value]
+        if not dense and type(value) is float and value.is_integer() and abs(value) < WHOLE_FLOATS:
+            value = int(value)
+        if str not in kinds or type(value) not in (int, float):
+            return value
+        if dense:
+            return repr(_rounded(value))
+        if not (type(value) is int and -(2**63) <= value < 2**64):
+            return value
+        return f"{value % 2**64:x}" if hexadecimal else str(value)
+
+    mixed = {int, float} & kinds if str in kinds else not dense and {int, float} <= kinds
+    if mixed:
+        values = [same(value) for value in values]
+    if any(type(value) is list for value in values):
+        # a list with an empty text is an empty bag, where a single one is a missing id
+        values = [v if v is None or type(v) is list else None if v == "" else [v] for v in values]
+    return values
 
 
 def _vectors(name: str, values: list[Any]) -> pa.Array:

@@ -20,7 +20,9 @@ from recapp.serving.reload import ModelInService
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
-SCHEMA = Schema(None, ("age", "price"), ("user", "item", "seen"), integers=("user",))
+SCHEMA = Schema(
+    None, ("age", "price"), ("user", "item", "seen"), integers=("user",), lists=("seen",)
+)
 ROWS = [
     {"age": 31, "price": 2.5, "user": 3, "item": "lamp", "seen": [4, 9]},
     {"age": None, "price": 0, "user": 49, "item": "", "seen": []},

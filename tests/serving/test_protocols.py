@@ -169,6 +169,19 @@ def test_integers_of_json_may_have_64_bits_without_a_sign():
     assert asked({"rows": [ROWS[0] | {"age": 2**70}]}, "infer_rows").status == 200
 
 
+def test_rows_of_one_request_may_write_ids_and_numbers_in_different_ways():
+    forms = {
+        "user": (5, "5", [5], 5.0, None, "", ["5"]),
+        "item": (5, "5", ["lamp"], [5], "", None, 2**64 - 1),
+        "seen": ([4, "9"], 4, "4", [], None, [2**63 + 1, "x"], [4.0, 9]),
+        "age": (31, "31", 31.0, None, "", 2.5, "1e3"),
+    }
+    rows = [ROWS[0] | {name: form[n] for name, form in forms.items()} for n in range(7)]
+    alone = [asked({"rows": [row]}, "infer_rows").json["scores"] for row in rows]
+    found = asked({"rows": rows}, "infer_rows").json["scores"]
+    assert found == pytest.approx([score for (score,) in alone], rel=1e-6)
+
+
 def test_arrow_is_scored_as_the_model_scores():
     rows = table().append_column("unused", pa.array(["x", "y", "z"]))
     answer = asked(arrow(rows), "infer_arrow")

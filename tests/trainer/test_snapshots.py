@@ -16,6 +16,7 @@ from recapp.errors import CheckpointError, ConfigError
 from recapp.processes.stopping import Stopped
 from recapp.recipe.early_checks import check_resumed, check_training
 from recapp.recipe.resume import Resumed
+from recapp.reporting.summary import report_end
 from recapp.stored.checkpoint import (
     load_table,
     name_metrics,
@@ -28,6 +29,7 @@ from recapp.stored.kinds import MANIFEST
 from recapp.stored.manifest import sealed
 from recapp.stored.training_state import dense_state
 from recapp.tables.named_collections import member_name
+from recapp.train import with_snapshots
 from recapp.trainer.keep_snapshots import KeepSnapshots, kept_before
 from recapp.trainer.missed_validation import validate_first
 
@@ -270,14 +272,31 @@ def test_a_run_that_ends_inside_an_epoch_keeps_as_many(logs, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["trainer.max_epochs=1"], "snapshots=6: needs the models of two epochs or more"),
+        (["trainer.max_epochs=1"], "training has 1 .*max_epochs=6 or more, or leave snapshots out"),
+        (["trainer.max_epochs=5"], "snapshots=6: keeps the models of 6 epochs, and training has 5"),
         (["ensemble=11", "trainer.max_epochs=9"], "snapshots=6 ensemble=11: would join 66 models"),
-        (["tables=dynamic", "trainer.max_epochs=2"], "snapshots=6: table C1 is dynamic"),
+        (["tables=dynamic", "trainer.max_epochs=6"], "snapshots=6: table C1 is dynamic"),
     ],
 )
 def test_what_can_make_no_ensemble_is_refused_before_ranks_start(logs, overrides, says):
     with pytest.raises(ConfigError, match=says):
         check_training(compose(logs, "snapshots=6", *overrides))
+
+
+@pytest.mark.parametrize(("joined", "said"), [(0.7, True), (0.9, False)])
+def test_an_epoch_that_is_better_than_the_joined_models_is_named(
+    logs, tmp_path, monkeypatch, capsys, joined, said
+):
+    found = {"val_auc": joined, "checkpoint": "snapshots.ckpt"}
+    monkeypatch.setattr("recapp.train.measure_joined", lambda *_: found)
+    recipe = compose(logs, "snapshots=3", "trainer.max_epochs=3")
+    one = {"val_auc": 0.8, "checkpoint": "step_1.ckpt", "plan": "mixed", "ranks": 1}
+    one |= {"checkpoint_step": 1, "steps": 1, "status": "ok"}
+    measured = with_snapshots(recipe, [tmp_path / "a", tmp_path / "b"], tmp_path, one)
+    report_end(measured, recipe.built_task, tmp_path, "text")
+    printed = capsys.readouterr()
+    assert ("AUC 0.80000 of step_1.ckpt" in printed.out) == said
+    assert "snapshots=3: 2 models are joined, because training ended after 2" in printed.err
 
 
 @pytest.mark.full

@@ -91,8 +91,7 @@ constexpr int SHOWN_NAMES = 8;  // of a row, in an error
 class JsonRows {
  public:
   JsonRows(const Artefact& artefact, const std::string& source)
-      : builder_(artefact), source_(source), first_line_(builder_.features(), 0),
-        lists_(builder_.features(), false) {
+      : builder_(artefact), source_(source) {
     for (int i = 0; i < builder_.features(); ++i) numbers_[builder_.name(i)] = i;
   }
 
@@ -156,7 +155,6 @@ class JsonRows {
       }
       return;
     }
-    if (!value.is(Json::Kind::null)) check_kind(feature, list);
     if (list) {
       builder_.begin_list(feature);
       for (const Json& item : value.items) {
@@ -166,19 +164,6 @@ class JsonRows {
       builder_.add_id(feature, value_of(value, "an integer, text, or a list of those"));
     }
     builder_.end_row(feature);
-  }
-
-  // Check that the rows of a feature are all lists, or none.
-  void check_kind(int feature, bool list) {
-    const auto i = static_cast<std::size_t>(feature);
-    if (!first_line_[i]) {
-      first_line_[i] = line_;
-      lists_[i] = list;
-    } else if (lists_[i] != list) {
-      throw BadValue(std::string("is ") + (list ? "a list" : "one id") + " here and " +
-                     (list ? "one id" : "a list") + " in line " + std::to_string(first_line_[i]) +
-                     ": write it one way in all rows");
-    }
   }
 
   static Value value_of(const Json& json, const char* allowed) {
@@ -228,8 +213,6 @@ class JsonRows {
   RowsBuilder builder_;
   std::string source_;
   std::map<std::string, int> numbers_;
-  std::vector<std::int64_t> first_line_;  // in which a feature had a value
-  std::vector<bool> lists_;
   std::int64_t line_ = 0;
   std::int64_t count_ = 0;
 };

@@ -163,7 +163,9 @@ def decode_times(column: pa.Array, unit: str) -> Int64Array:
     except BadValue as error:
         found = shown(column[error.index])
         raise BadValue(
-            error.index, f"holds {found}; a time must be a whole number of {unit} since 1970"
+            error.index,
+            f"holds {found}; a time must be a whole number of {unit} since 1970: write text of "
+            "dates as timestamps of Arrow (pandas: pd.to_datetime)",
         ) from None
     missing = times == MISSING
     seconds = times * -ticks if ticks < 0 else times // ticks

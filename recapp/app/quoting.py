@@ -35,7 +35,7 @@ def unreadable(override: str) -> str:
     signs = " ".join(dict.fromkeys(re.findall(_PLAIN, text)))
     needs = f"a value with {signs} needs quotes" if signs else "the value needs quotes"
     if text[:1] in ("[", "{"):
-        needs = f"a list is [a,b] and a mapping {{a: b}}; as one text it needs quotes"
+        needs = "a list is [a,b] and a mapping {a: b}; as one text it needs quotes"
     return f"{begin}{needs}: {quoted(name, text)}"
 
 

@@ -1,9 +1,9 @@
 """Remarks on columns that are read as the settings say, but look as if something else was meant.
 
-    times    all in January 1970, or in the year 57,000: the unit is another one
-    dates    have no time of day, so hours say nothing
-    texts    "7.0", which pandas writes where other ids are missing, is another id than 7; "nan" is
-             an id like other text, and not a missing one
+times    all in January 1970, or in the year 57,000: the unit is another one
+dates    have no time of day, so hours say nothing
+texts    "7.0", which pandas writes where other ids are missing, is another id than 7; "nan" is
+         an id like other text, and not a missing one
 """
 
 from collections.abc import Iterator

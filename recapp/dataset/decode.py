@@ -47,6 +47,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 _FINITE = " in 32 bits; write a number up to 3.4e38, or null where it is missing, which counts as 0"
 _LABEL = ": write 1 for what counts as a click (such as a rating of 4 or more), 0 for what does not"
+_UNKNOWN = "; where it is unknown, write 0 and a weight of 0 (dataset.weight={label: column})"
 _ID = ": write a whole number, or use the column as a dense feature"
 _NO_ENTRY = (
     "is damaged: its page's dictionary has no such entry; write the file again or leave it out"
@@ -163,7 +164,9 @@ def decode_times(column: pa.Array, unit: str) -> Int64Array:
     except BadValue as error:
         found = shown(column[error.index])
         raise BadValue(
-            error.index, f"holds {found}; a time must be a whole number of {unit} since 1970"
+            error.index,
+            f"holds {found}; a time must be a whole number of {unit} since 1970: write text of "
+            "dates as timestamps of Arrow (pandas: pd.to_datetime)",
         ) from None
     missing = times == MISSING
     seconds = times * -ticks if ticks < 0 else times // ticks
@@ -239,7 +242,13 @@ def decode_labels(column: pa.Array) -> Float32Array:
         bad = (values != 0) & (values != 1)
         if missing is not None:
             bad |= missing
-    refuse(bad, lambda index: f"holds {shown(column[index])}; a label must be 0 or 1{_LABEL}")
+    refuse(
+        bad,
+        lambda index: (
+            f"holds {shown(column[index])}; a label must be 0 or 1{_LABEL}"
+            f"{_if_unknown(column[index])}"
+        ),
+    )
     labels: Float32Array = values.astype(np.float32, copy=False)
     return labels
 
@@ -267,8 +276,19 @@ def decode_finite(
     wanted = "a finite number" + (f", {least:g} or more" if least > -math.inf else "")
     if most < math.inf:
         wanted = f"a number from {least:g} to {most:g}"
-    refuse(bad, lambda index: f"holds {shown(column[index])}; a {use} must be {wanted}")
+    refuse(
+        bad,
+        lambda index: (
+            f"holds {shown(column[index])}; a {use} must be {wanted}"
+            f"{_if_unknown(column[index]) if use == 'label' else ''}"
+        ),
+    )
     return numbers
+
+
+def _if_unknown(label: pa.Scalar) -> str:
+    """Return advice for the label of a row whose label is unknown; empty for other labels."""
+    return _UNKNOWN if shown(label).strip("'") in ("None", "nan", "", "-1", "-1.0") else ""
 
 
 def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:

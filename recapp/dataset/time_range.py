@@ -1,0 +1,86 @@
+"""The range of a column of times, from the statistics of row groups, without reading a value.
+
+    footers -> the least and the largest time of all rows, in whole seconds since 1970 (UTC)
+
+A wrong unit shows itself here: seconds that are read as milliseconds are all in January 1970.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import pyarrow.types as pt
+
+from recapp.dataset.arrow_types import value_type
+from recapp.dataset.data_file import DataFile
+from recapp.dataset.decode import TICKS
+from recapp.dataset.derived_columns import DAY_SECONDS
+from recapp.dataset.parquet import Parquet, read_footer
+
+_UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
+
+
+def time_range(files: Sequence[DataFile], column: str, unit: str) -> tuple[int, int] | None:
+    """Return the first and the last time of a column, in whole seconds since 1970 (UTC).
+
+    Return None if the files do not say: a writer has left statistics out, times are text, whose
+    statistics are in the order of letters, all times are missing, or a file is not Parquet.
+
+    Args:
+        files: The files.
+        column: The canonical name of the column.
+        unit: The unit of plain numbers, as in `dataset.times`.
+    """
+    least, most = math.inf, -math.inf
+    for file in files:
+        if not isinstance(file.format, Parquet) or column not in file.columns:
+            return None
+        found = _of_file(file, file.columns[column], unit)
+        if found is None:
+            return None
+        least, most = min(least, found[0]), max(most, found[1])
+    return (int(least), int(most)) if least <= most else None
+
+
+def _of_file(file: DataFile, name: str, unit: str) -> tuple[float, float] | None:
+    """Return the range of one file; (inf, -inf) if all its times are missing."""
+    metadata = read_footer(file.path, file.stamp).metadata
+    names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    if names.count(name) != 1:
+        return None
+    index = names.index(name)
+    kind = value_type(file.types.field(name).type)
+    tick = _tick(metadata.schema.column(index), kind, unit)
+    if tick is None:
+        return None
+    least, most = math.inf, -math.inf
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number).column(index)
+        stored = group.statistics
+        if stored is None or not stored.has_min_max:
+            if stored and stored.has_null_count and stored.null_count == group.num_values:
+                continue  # all of them are missing
+            return None
+        ends = (stored.min_raw, stored.max_raw)
+        if pt.is_unsigned_integer(kind):  # the raw numbers are signed
+            ends = (stored.min, stored.max)
+        if not all(map(math.isfinite, ends)):
+            return None
+        least, most = min(least, math.floor(ends[0] * tick)), max(most, math.floor(ends[1] * tick))
+    return least, most
+
+
+def _tick(column: Any, kind: Any, unit: str) -> Fraction | None:
+    """Return the seconds of one tick of the numbers that Parquet stores; None if they are no times.
+
+    Parquet has no seconds: it stores Arrow's timestamps in seconds as milliseconds.
+    """
+    if pt.is_date(kind):
+        return Fraction(DAY_SECONDS)
+    if pt.is_timestamp(kind) and column.physical_type == "INT64":  # INT96 has no order
+        unit = _UNITS.get(json.loads(column.logical_type.to_json()).get("timeUnit"), "")
+    elif not (pt.is_integer(kind) or pt.is_floating(kind)):
+        return None
+    return Fraction(1, TICKS[unit]) if unit else None

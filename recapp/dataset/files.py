@@ -15,7 +15,7 @@ This opens only files whose names tell no format, to read their first bytes.
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from glob import escape, glob, has_magic
 from pathlib import Path
 
@@ -63,6 +63,56 @@ def file_names(paths: str | Sequence[str], *, setting: str = "dataset.path") -> 
         except OSError as error:
             raise DataError(f"{setting}={path}: cannot be read ({error.strerror})") from error
     return names
+
+
+def left_out(paths: str | Sequence[str], *, setting: str = "dataset.path") -> dict[str, list[str]]:
+    """Return what the given directories have besides the files that `file_names` lists: names by
+    reason. What a glob or a list does not name is not asked for, and not left out.
+
+    Args:
+        paths: A path, or a list of them.
+        setting: The setting's name, for error messages.
+
+    Raises:
+        DataError: As for `file_names`.
+    """
+    found: dict[str, list[str]] = {}
+    for path in given_paths(paths):
+        used = {Path(name) for name in _expand(path, setting)}
+        for directory in _searched(path):
+            for entry in sorted(_besides(directory, used)):
+                name = os.path.relpath(entry, directory)
+                found.setdefault(_reason(entry, used), []).append(name)
+    return found
+
+
+def _searched(path: str) -> list[Path]:
+    """Return the directories whose files a path means."""
+    if Path(path).exists():
+        return [Path(path)] if Path(path).is_dir() else []
+    known, rest = _literal(path)
+    found = [Path(name) for name in glob(escape(known) + rest) if not _hidden(name)]
+    return [] if any(each.is_file() for each in found) else found
+
+
+def _besides(directory: Path, used: Collection[Path]) -> Iterator[Path]:
+    """Yield what a directory and its partitions have besides the files that are read."""
+    for entry in directory.iterdir():
+        if _PARTITION.match(entry.name) and not _hidden(entry.name) and entry.is_dir():
+            yield from _besides(entry, used)
+        elif entry not in used:
+            yield entry
+
+
+def _reason(entry: Path, used: Collection[Path]) -> str:
+    """Return why a file or a directory is left out."""
+    if _hidden(entry.name):
+        return "hidden"
+    if entry.is_dir():
+        return "directories"
+    if _is_text(entry):
+        return "text that was converted"
+    return f"not {format_names()}"
 
 
 def given_paths(paths: str | Sequence[str]) -> list[str]:
@@ -178,8 +228,7 @@ def _matching(path: str, pattern: str, setting: str) -> list[str]:
     found = [name for name in glob(pattern) if not _hidden(name)]
     files = _naturally(name for name in found if Path(name).is_file())
     if files:
-        for directory in dict.fromkeys(Path(file).parent for file in files):
-            refuse_tables(directory, setting, path)
+        refuse_tables({Path(file).parent for file in files}, setting, path)
         return files
     directories = _naturally(name for name in found if Path(name).is_dir())
     if not directories:
@@ -199,7 +248,7 @@ def _in_directory(directory: Path, setting: str, seen: dict[str, Path]) -> list[
         seen: The directories that are read already, by real path; this adds `directory`.
     """
     _enter(directory, directory, setting, seen)
-    refuse_tables(directory, setting, str(directory))
+    refuse_tables([directory], setting, str(directory))
     entries = _entries(directory)
     found = _data(entries, setting)
     partitions = _partitions(entries)

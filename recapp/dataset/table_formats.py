@@ -5,7 +5,7 @@ Such a table keeps the files of its removed and replaced rows for a while, and o
 which files these are. Read as a directory, all of them would train.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,19 +29,19 @@ class LakeTable(NamedTuple):
     folder: Path
 
 
-def refuse_tables(directory: Path, setting: str, given: str) -> None:
-    """Refuse the directory of a table, or one inside of it.
+def refuse_tables(directories: Collection[Path], setting: str, given: str) -> None:
+    """Refuse the directory of a table, or directories inside of one.
 
     Args:
-        directory: The directory.
-        setting: The setting that names it.
+        directories: The directories.
+        setting: The setting that names them.
         given: Its value.
 
     Raises:
-        DataError: It belongs to a table. Notes have Python code that lists the files that are
+        DataError: One belongs to a table. Notes have Python code that lists the files that are
             alive.
     """
-    table = _table_at(directory.absolute())
+    table = _table_around([directory.absolute() for directory in directories])
     if table is None:
         return
     listing = new_folder(table.folder.name) / FILE_LIST
@@ -55,15 +55,16 @@ def refuse_tables(directory: Path, setting: str, given: str) -> None:
     raise error
 
 
-def _table_at(directory: Path) -> LakeTable | None:
-    """Return the table that a directory belongs to."""
-    for folder in (directory, *directory.parents):
+def _table_around(directories: Collection[Path]) -> LakeTable | None:
+    """Return a table to which a directory belongs."""
+    for folder in dict.fromkeys(one for each in directories for one in (each, *each.parents)):
         if (folder / "_delta_log").is_dir():
             return LakeTable("Delta Lake", folder, folder)
         if (folder / ".hoodie").is_dir():
             return LakeTable("Hudi", folder, folder)
-        inside = directory.relative_to(folder).parts
-        if inside[:1] in ((), ("data",)) and (found := _newest(folder.glob("metadata/*.json"))):
+        found = _newest(folder.glob("metadata/*.json"))
+        rows = folder / "data"
+        if found and any(each == folder or each.is_relative_to(rows) for each in directories):
             return LakeTable("Iceberg", found, folder)
     return None
 

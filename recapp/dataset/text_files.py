@@ -26,14 +26,36 @@ _PRINTED = b"\t\n\f\r" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
 
 def holds_text(file: Path) -> bool:
     """Return whether a file is text, by its suffix or its first bytes."""
-    if file.suffix.lower() in TEXT_SUFFIXES:
-        return True
+    return file.suffix.lower() in TEXT_SUFFIXES or _is_printed(_first_bytes(file))
+
+
+def holds_table(file: Path) -> bool:
+    """Return whether a file is text, by its first bytes, whose first two lines have equally many
+    delimiters. Those of a README have not.
+    """
+    begin = _first_bytes(file)
+    first, second, *_ = [*begin.splitlines(), b"", b""]
+    return _is_printed(begin) and any(
+        first.count(mark) and second.count(mark) == first.count(mark)
+        for mark in (b"\t", b",", b";", b"|")
+    )
+
+
+def _first_bytes(file: Path) -> bytes:
     try:
         with file.open("rb") as content:
-            begin = content.read(_FIRST_BYTES)
+            return content.read(_FIRST_BYTES)
     except OSError:
-        return False
+        return b""
+
+
+def _is_printed(begin: bytes) -> bool:
     return b"\n" in begin and not begin.translate(None, _PRINTED)
+
+
+def layout(file: Path) -> dict[str, str]:
+    """Return what `read_csv` must know of a file; files that share it can be converted together."""
+    return _options(_first_line(file))
 
 
 def conversion(files: Sequence[Path], pattern: str | None, folder: Path) -> list[str]:

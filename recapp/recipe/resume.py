@@ -14,6 +14,7 @@ from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest, read_meta
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.directories import is_checkpoint
+from recapp.stored.run_files import folder_of
 from recapp.trainer.changed_optimizer import ChangedOptimizer
 from recapp.trainer.keep_last import best_known
 from recapp.trainer.keep_snapshots import JOINED_FILE, KeepSnapshots, kept_before
@@ -66,12 +67,12 @@ class Resumed:
         """The manifest of the joined models of the last epochs, if they lie measured beside the
         checkpoint of a run that is over.
         """
-        beside = Path(self.path).absolute().parent / JOINED_FILE
+        beside = folder_of(self.path) / JOINED_FILE
         if self.recipe.snapshots < 2 or not is_checkpoint(beside):
             return None
         manifest = read_manifest(beside)
-        fits = manifest.step == self.manifest.step and bool(manifest.metrics)
-        return manifest if fits else None
+        same = (manifest.run, manifest.step) == (self.manifest.run, self.manifest.step)
+        return manifest if same and manifest.metrics else None
 
     def snapshots(self) -> list[Path]:
         """Return the checkpoints of the last epochs of a run that is over, if it kept any: its run
@@ -82,7 +83,7 @@ class Resumed:
         if state is None:
             return []
         path = Path(self.path).absolute()
-        kept = kept_before(state, self.recipe.snapshots, path.parent)
+        kept = kept_before(state, self.recipe.snapshots, folder_of(path), self.manifest.run)
         steps = [read_manifest(snapshot).step for snapshot in kept]
         if not self.manifest.position["batches"] and self.manifest.step not in steps:
             kept.append(path)
@@ -112,9 +113,8 @@ class Resumed:
             f"({position['epoch']} epochs and {position['batches']} "
             f"batches) and {self.limit}; raise that to go on"
         )
-        of_best = self.joined or read_manifest(
-            best_known(self.path, read_meta(self.path)) or self.path
-        )
+        best = best_known(self.path, read_meta(self.path), self.manifest.run)
+        of_best = self.joined or read_manifest(best or self.path)
         return of_best.metrics | {
             "samples_per_second": None,
             "samples_per_cpu_second": None,
@@ -125,6 +125,7 @@ class Resumed:
             "plan": self.manifest.plan.name,
             "checkpoint": str(of_best.folder),
             "checkpoint_step": of_best.step,
+            "run": self.manifest.run,
             "seed": self.recipe.seed,
             "status": "ok",
         }

@@ -69,10 +69,7 @@ class RunCallbacks:
         self.performance = RecordPerformance(job_dir, self.clock)
         self.early_stop = NoteEarlyStop()
         self.last = KeepLast(checkpoints)
-        self.end = EndTogether(
-            lambda trainer: self.last.on_train_end(trainer, trainer.lightning_module),
-            recipe.launch.grace,
-        )
+        self.end = EndTogether(self.last.keep_unvalidated, recipe.launch.grace)
         self.snapshots = (
             KeepSnapshots(checkpoints, recipe.snapshots) if recipe.snapshots > 1 else None
         )

@@ -83,6 +83,7 @@ def metrics_of_run(
         "checkpoint": best,
         "checkpoint_step": manifest.step,
         "stopped": stopped,
+        "run": manifest.run,
         "seed": recipe.seed,
         "bytes_per_rank": max(held),
         "bytes_by_rank": held,

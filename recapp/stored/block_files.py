@@ -106,7 +106,7 @@ def write_blocks(folder: Path, file: str, blocks: Iterable[Block]) -> list[Store
     with files_at(folder).create(folder / file) as out:
         out.write(len(head).to_bytes(LENGTH_BYTES, "little") + head)
         for (b, rows), (begin, end) in zip(parts, spans, strict=True):
-            part = b.data[rows.start - b.rows.start : rows.stop - b.rows.start].detach().cpu()
+            part = _rows_of(b, rows)
             if b.tensor in OF_WEIGHTS and not is_finite(part):
                 raise CheckpointError(
                     f"table {b.table}, rows {rows.start}-{rows.stop}: {NOT_SAVED}"
@@ -128,6 +128,37 @@ def write_blocks(folder: Path, file: str, blocks: Iterable[Block]) -> list[Store
                 )
             )
     return stored
+
+
+def link_blocks(
+    folder: Path, file: str, blocks: Iterable[Block], saved: Path, stored: Sequence[StoredBlock]
+) -> bool:
+    """Give a rank's file of another checkpoint a second name, if it has the same blocks: that costs
+    a checksum instead of a write.
+
+    Args:
+        folder: The directory, which must exist.
+        file: The name of the file in both.
+        blocks: The blocks that this rank holds.
+        saved: The other checkpoint.
+        stored: The rectangles in its file.
+
+    Returns:
+        Whether `folder` has the file now.
+    """
+    left = {(s.key, s.shape, s.dtype): s.crc32 for s in stored}
+    for b in blocks:
+        for rows in row_blocks(b) if b.owner else ():
+            key = block_key(b.table, b.tensor, rows, b.cols)
+            known = left.pop((key, b.shape, str(b.data.dtype).removeprefix("torch.")), None)
+            if known is None or known != zlib.crc32(_bytes(_rows_of(b, rows))):
+                return False
+    return bool(stored) and not left and files_at(folder).share(saved / file, folder / file)
+
+
+def _rows_of(b: Block, rows: range) -> Tensor:
+    """Return some rows of a block on the CPU."""
+    return b.data[rows.start - b.rows.start : rows.stop - b.rows.start].detach().cpu()
 
 
 def _bytes(data: Tensor) -> memoryview:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from recapp.errors import CheckpointError, suggest
 from recapp.sharding.layout import Block
-from recapp.stored.block_files import NOT_SAVED, is_finite, sources_of, write_blocks
+from recapp.stored.block_files import NOT_SAVED, is_finite, link_blocks, sources_of, write_blocks
 from recapp.stored.checkpoint_manifest import META, ROW_ORDERS, CheckpointManifest
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.kinds import MANIFEST
@@ -58,6 +58,7 @@ def write_checkpoint(
     meta: Mapping[str, Any],
     manifest: Mapping[str, Any],
     parameters: Mapping[str, Tensor] | None = None,
+    saved: Path | None = None,
 ) -> None:
     """Save the tables of all ranks, the plain part and the manifest as one checkpoint.
 
@@ -73,6 +74,7 @@ def write_checkpoint(
             tensors except single numbers. The format's own keys are reserved.
         parameters: The dense parameters by name, from rank 0. They must be finite, like the weights
             of tables.
+        saved: A checkpoint of the same step. Ranks whose blocks are the same share its files.
 
     Raises:
         CheckpointError: The checkpoint could not be written, the blocks do not cover their tables,
@@ -86,7 +88,7 @@ def write_checkpoint(
         together(
             comm, path, lambda: prepare_save(path, unfinished, parameters or {}) if first else None
         )
-        written = together(comm, path, lambda: _write(unfinished, comm.rank, blocks))
+        written = together(comm, path, lambda: _write(unfinished, comm.rank, blocks, saved))
         stored = [s for of_rank, _ in written for s in of_rank]
         orders = {table: order for _, of_rank in written for table, order in of_rank.items()}
         info = {**manifest, **({ROW_ORDERS: dict(sorted(orders.items()))} if orders else {})}
@@ -101,13 +103,18 @@ def write_checkpoint(
 
 
 def _write(
-    folder: Path, rank: int, blocks: Iterable[Block]
+    folder: Path, rank: int, blocks: Iterable[Block], saved: Path | None
 ) -> tuple[list[StoredBlock], dict[str, Any]]:
-    """Write a rank's blocks. Return the stored blocks, and as plain values the row orders of tables
-    with mixed rows.
+    """Write a rank's blocks, or share their file. Return the stored blocks, and as plain values the
+    row orders of tables with mixed rows.
     """
     held = list(blocks)
-    stored = write_blocks(folder, f"rank-{rank:05d}.safetensors", held)
+    file = f"rank-{rank:05d}.safetensors"
+    stored: list[StoredBlock] = []
+    with suppress(CheckpointError):  # deleted since
+        stored = [s for s in read_manifest(saved).blocks if s.file == file] if saved else []
+    if saved is None or not link_blocks(folder, file, held, saved, stored):
+        stored = write_blocks(folder, file, held)
     return stored, {b.table: b.order.to_dict() for b in held if b.order}
 
 

@@ -32,6 +32,8 @@ MOST_EXAMPLE_ROWS = 4096
 ROW_ORDERS = "row_orders"
 JOINED = "joined"
 """The entry that names the checkpoints whose models are the members of a joined one."""
+RUN = "run"
+SAVED_AS = "saved_as"
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,16 @@ class CheckpointManifest(Manifest):
             CheckpointError: The entry is not an integer of at least 0.
         """
         return self._count(self.info.get("step"), "step")
+
+    @property
+    def run(self) -> str:
+        """The identity of the run that wrote the checkpoint (`recapp/stored/run_files.py`); empty
+        if it is not stored.
+
+        Raises:
+            CheckpointError: The entry is not a text.
+        """
+        return self.entry(RUN, str, "")
 
     @property
     def position(self) -> dict[str, int]:

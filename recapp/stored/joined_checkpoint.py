@@ -21,8 +21,8 @@ from recapp.errors import CheckpointError
 from recapp.sharding.layout import Block
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.block_files import write_blocks
-from recapp.stored.checkpoint import finish_save, prepare_save, together
-from recapp.stored.checkpoint_manifest import JOINED, CheckpointManifest
+from recapp.stored.checkpoint import finish_save, prepare_save, read_manifest, together
+from recapp.stored.checkpoint_manifest import JOINED, RUN, SAVED_AS, CheckpointManifest
 from recapp.stored.derived_values import DERIVED_VALUES
 from recapp.stored.local_files import TMP, beside, files_at
 from recapp.stored.rectangles import DTYPES, WEIGHT, StoredBlock
@@ -126,7 +126,7 @@ class _Names:
         return int(own) if self.members > 1 else 0
 
 
-def join_checkpoints(paths: Sequence[str | Path], output: str | Path) -> int:
+def join_checkpoints(paths: Sequence[str | Path], output: str | Path, run: str = "") -> int:
     """Write a checkpoint whose model is the ensemble of the models of several checkpoints.
 
     The members of an ensemble among them become members of the joined one.
@@ -134,6 +134,7 @@ def join_checkpoints(paths: Sequence[str | Path], output: str | Path) -> int:
     Args:
         paths: The checkpoints, of one model and one data set: they differ in their weights.
         output: The directory to make; a checkpoint of that name is replaced.
+        run: The identity of the run whose models they are, for a file of this run.
 
     Returns:
         The number of models in the joined checkpoint.
@@ -160,6 +161,7 @@ def join_checkpoints(paths: Sequence[str | Path], output: str | Path) -> int:
             **({"ids": joined.ids} if "ids" in first.info else {}),
             **({"example": first.info["example"]} if "example" in first.info else {}),
             **joined.entries,
+            **({RUN: run, SAVED_AS: output.name} if run else {}),
             "config": _config_of(first.config, joined.members),
             "step": joined.step,
             "plan": joined.plan().to_dict(),
@@ -179,7 +181,7 @@ def join_checkpoints(paths: Sequence[str | Path], output: str | Path) -> int:
 
 
 def join_together(paths: Sequence[Path], output: Path) -> int:
-    """Join checkpoints as `join_checkpoints` does, on all ranks of a run; the first rank writes.
+    """Join checkpoints of a run as `join_checkpoints` does, on all ranks; the first one writes.
 
     Returns:
         The number of models in the joined checkpoint.
@@ -190,7 +192,7 @@ def join_together(paths: Sequence[Path], output: Path) -> int:
     comm = Comm()
 
     def join() -> int:
-        return 0 if comm.rank else join_checkpoints(paths, output)
+        return 0 if comm.rank else join_checkpoints(paths, output, read_manifest(paths[-1]).run)
 
     return together(comm, output, join)[0]
 

@@ -162,6 +162,15 @@ class Files:
         new.replace(file)
         self.sync(file.parent)
 
+    def share(self, file: Path, name: Path) -> bool:
+        """Give a file a second name. Return whether that is possible, which depends on the file
+        system.
+        """
+        with suppress(OSError):
+            os.link(file, name)
+            return True
+        return False
+
     def commit(self, folder: Path, path: Path, old: str = OLD) -> None:
         """Rename a whole directory to its final name; then delete the earlier directory of this
         name.

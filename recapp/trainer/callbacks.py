@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from recapp.console import MANY_ROWS, Column, columns_of, note, print_table, readable
+from recapp.console import MANY_ROWS, Column, columns_of, note, print_table, readable, short_path
 from recapp.engine.memory_use import held_bytes
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.state import EngineObserver
@@ -29,11 +29,12 @@ from recapp.reporting.details import write_details
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock, quartiles
 from recapp.reporting.plan_explanation import plan_rows, rank_rows, table_uses
 from recapp.reporting.record import claim_directory, write_performance
+from recapp.stored.run_files import remove_earlier
 from recapp.tasks.measures import Measures
 from recapp.trainer.accumulation import check_validations
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.data_protocols import TellsRows, datamodule_of, resumable_data
-from recapp.trainer.keep_last import step_of_best
+from recapp.trainer.keep_last import saves_between_epochs, step_of_best
 from recapp.trainer.module import TaskModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy, strategy_of
 from recapp.transport.choose_transport import describe
@@ -60,9 +61,10 @@ PLAIN_NAME = re.compile(r"\w[\w. -]*", re.ASCII)
 
 
 class ClaimDirectory(BatchCallback):
-    """Claims the run's directory (`recapp/reporting/record.py`) just before the run writes its
-    first file there: the first row of a curve, the details of a validation, or a checkpoint. Writes
-    these details.
+    """Claims the run's directory just before the run writes its first file there: the first row of
+    a curve, the details of a validation, or a checkpoint. Deletes the results of an earlier run
+    (`recapp/reporting/record.py`) and its checkpoints (`recapp/stored/run_files.py`). Writes the
+    details of validations.
 
     Args:
         directory: The directory of the run.
@@ -75,10 +77,15 @@ class ClaimDirectory(BatchCallback):
         self._done = False
 
     def on_step(self, trainer: Trainer, done: int) -> None:
-        """Claim the directory if loggers write after this step."""
+        """Claim the directory if loggers or checkpoints may be written after this step."""
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if trainer.loggers and trainer.global_step % every == 0:
+        writes = trainer.loggers and trainer.global_step % every == 0
+        if writes or any(saves_between_epochs(c) for c in trainer.checkpoint_callbacks):
             self.claim(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Claim the directory before a `ModelCheckpoint` chooses a name that is free there."""
+        self.claim(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write `details.json` if a validation of training has details, such as slices."""
@@ -98,6 +105,12 @@ class ClaimDirectory(BatchCallback):
         """Claim the directory, unless that is done."""
         if trainer.is_global_zero and not self._done:
             claim_directory(self.directory, self.measures)
+            removed = remove_earlier(self.directory / "checkpoints", trainer.ckpt_path)
+            if removed:
+                note(
+                    f"{short_path(self.directory)}: the checkpoints of an earlier run are deleted: "
+                    f"{', '.join(removed)}"
+                )
         self._done = True
 
 

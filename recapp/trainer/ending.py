@@ -85,7 +85,8 @@ class EndTogether(BatchCallback):
     `reason` is a text with the step and the signal that ended training; None if no signal did.
 
     Args:
-        save: Writes a checkpoint of the current state; called on all ranks.
+        save: Writes a checkpoint of the current state, which has no validation; called on all
+            ranks.
         grace: The seconds after a signal in which a checkpoint under way may finish.
     """
 
@@ -133,8 +134,12 @@ class EndTogether(BatchCallback):
             self._stop_after_signal(trainer, reports_W)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse to validate a model whose loss was not finite."""
+        """Refuse to validate a model whose loss was not finite, and save it before: whatever goes
+        wrong in a validation, on whichever rank, loses no trained step.
+        """
         self._check_all_losses(trainer)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.save(trainer)
 
     def on_batch(self, trainer: Trainer, done: int) -> None:
         """Stop a validation inside training after a signal."""
@@ -200,8 +205,6 @@ class EndTogether(BatchCallback):
             return
         strategy = strategy_of(trainer)
         strategy.on_train_end()
-        for name in [name for name in trainer.callback_metrics if name.startswith("val_")]:
-            del trainer.callback_metrics[name]  # this state was not validated, an earlier one was
         self.save(trainer)
         stopped = Stopped(signals[0][1])
         ranks = [str(rank) for rank, _ in signals]

@@ -9,7 +9,6 @@ model.
 every moment.
 """
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,10 +22,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from recapp.console import note
 from recapp.errors import CheckpointError
 from recapp.stored.checkpoint import link_checkpoint, read_manifest
-from recapp.stored.directories import is_checkpoint
 from recapp.stored.local_files import files_at
+from recapp.stored.run_files import LAST, find_named, folder_of
 from recapp.stored.training_state import state_must_fit
 from recapp.trainer.batch_callback import BatchCallback
+from recapp.trainer.strategy import strategy_of
 
 
 class KeepLast(BatchCallback, Checkpoint):
@@ -43,8 +43,9 @@ class KeepLast(BatchCallback, Checkpoint):
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / "last.ckpt"
-        self._step = -1
+        self.path = folder / LAST
+        self._step = -1  # of the state that was saved last
+        self._validated = False  # whether that was after its validation
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -55,13 +56,14 @@ class KeepLast(BatchCallback, Checkpoint):
         checkpoint for the best.
         """
         states = checkpoint["callbacks"]
-        beside = Path(trainer.ckpt_path or "").absolute().parent
+        beside = folder_of(trainer.ckpt_path or "")
+        run = strategy_of(trainer).run
         for callback in _model_checkpoints(trainer):
             if callback.state_key not in states:
                 continue
             state = states.pop(callback.state_key)
             with state_must_fit("the list of best checkpoints", "callbacks"):
-                known = _known_best(callback, state, beside)
+                known = _known_best(callback, state, beside, run)
                 lost = bool(state["best_k_models"]) and not known
             if known:
                 states[callback.state_key] = known
@@ -84,16 +86,26 @@ class KeepLast(BatchCallback, Checkpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the validated state as the last one until the next validation."""
         if trainer.state.fn == TrainerFn.FITTING:
-            self._keep(trainer)
+            self._keep(trainer, validated=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the state, if training ended without validation."""
         self._keep(trainer)
 
-    def _keep(self, trainer: Trainer) -> None:
-        if self._step == trainer.global_step:
+    def keep_unvalidated(self, trainer: Trainer) -> None:
+        """Save a state that has no validation yet, or never will. Every rank calls it.
+
+        A run that resumes from it validates first (`recapp/trainer/missed_validation.py`).
+        """
+        for name in [name for name in trainer.callback_metrics if name.startswith("val_")]:
+            del trainer.callback_metrics[name]  # of an earlier state
+        self._keep(trainer)
+
+    def _keep(self, trainer: Trainer, *, validated: bool = False) -> None:
+        if self._step == trainer.global_step and self._validated >= validated:
             return
         self._step = trainer.global_step
+        self._validated = validated
         saved = _just_saved(trainer)
         if saved is None:
             saved = files_at(self.path).new_version(self.path, trainer.global_step)
@@ -115,6 +127,12 @@ class KeepLast(BatchCallback, Checkpoint):
 def keeps_best(trainer: Trainer) -> bool:
     """Return whether a callback keeps the best checkpoint."""
     return any(c.monitor for c in _model_checkpoints(trainer))
+
+
+def saves_between_epochs(callback: Checkpoint) -> bool:
+    """Return whether a callback saves after some steps, or after some time."""
+    every = getattr(callback, "_every_n_train_steps", 0)
+    return bool(every or getattr(callback, "_train_time_interval", None))
 
 
 def step_of_best(trainer: Trainer) -> int | None:
@@ -144,39 +162,32 @@ def _just_saved(trainer: Trainer) -> Path | None:
     return None
 
 
-def best_known(path: str | Path, meta: Mapping[str, Any]) -> Path | None:
+def best_known(path: str | Path, meta: Mapping[str, Any], run: str) -> Path | None:
     """Return the best checkpoint of all runs of a model; None if it no longer exists.
 
     Args:
         path: The last checkpoint of these runs.
         meta: The `meta.pt` of the last checkpoint, with the states of callbacks.
+        run: The identity of the run.
     """
     with state_must_fit("the list of best checkpoints", "callbacks"):
         for key, state in dict(meta["callbacks"]).items():
             if key.startswith(ModelCheckpoint.__name__) and state["monitor"] is not None:
                 name = state["best_model_path"]
-                return _found(name, Path(path).absolute().parent) if name else None
+                return find_named(name, folder_of(path), run) if name else None
     return None
 
 
-def _found(name: str, beside: Path) -> Path | None:
-    """Return the path of an earlier run's checkpoint: its old path, or a path next to the run's
-    last checkpoint; None if it is in neither place.
-    """
-    path = Path(os.path.normpath(Path(name).absolute()))
-    return next((p for p in (path, beside / path.name) if is_checkpoint(p)), None)
-
-
 def _known_best(
-    callback: ModelCheckpoint, state: Mapping[str, Any], beside: Path
+    callback: ModelCheckpoint, state: Mapping[str, Any], beside: Path, run: str
 ) -> dict[str, Any]:
     """Return the state of a `ModelCheckpoint`, reduced to the best checkpoints that still exist.
 
     Args:
         callback: The `ModelCheckpoint` of the new run.
         state: The state of the earlier run's `ModelCheckpoint`, from a checkpoint.
-        beside: The directory of that checkpoint, where the best checkpoints are if the run's
-            directory was moved.
+        beside: The directory of that checkpoint.
+        run: The identity of the run.
 
     Returns:
         The state; empty if none of the best checkpoints exists. Paths are absolute and normalised,
@@ -187,7 +198,7 @@ def _known_best(
         return dict(state) if state["dirpath"] == callback.dirpath else {}
     scores = {}
     for name, score in dict(state["best_k_models"]).items():
-        found = _found(name, beside)
+        found = find_named(name, beside, run)
         if found is not None:
             # keep the precision of the score: another precision would change the score
             scores[str(found)] = torch.as_tensor(score)

@@ -17,7 +17,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from recapp import console
 from recapp.stored.checkpoint import remove_checkpoint
-from recapp.stored.directories import is_checkpoint
+from recapp.stored.run_files import KEPT, find_named, folder_of
+from recapp.trainer.strategy import strategy_of
 
 JOINED_FILE = "snapshots.ckpt"
 
@@ -41,7 +42,7 @@ class KeepSnapshots(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the checkpoints that are kept, and their greatest number."""
-        return {"kept": [str(path.absolute()) for path in self.kept], "count": self.count}
+        return {KEPT: [str(path.absolute()) for path in self.kept], "count": self.count}
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -49,8 +50,9 @@ class KeepSnapshots(Callback):
         """Take over the checkpoints of an earlier run."""
         state = checkpoint["callbacks"].get(self.state_key)
         if state is not None:
-            beside = Path(trainer.ckpt_path or "").absolute().parent
-            self.kept = kept_before(state, self.count, beside, noted=trainer.is_global_zero)
+            beside = folder_of(trainer.ckpt_path or "")
+            run = strategy_of(trainer).run
+            self.kept = kept_before(state, self.count, beside, run, noted=trainer.is_global_zero)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the state at the end of a whole epoch, and delete the earliest if there are too
@@ -74,7 +76,7 @@ class KeepSnapshots(Callback):
 
 
 def kept_before(
-    state: Mapping[str, Any], count: int, beside: Path, *, noted: bool = True
+    state: Mapping[str, Any], count: int, beside: Path, run: str, *, noted: bool = True
 ) -> list[Path]:
     """Return the latest `count` checkpoints of an earlier run that still exist, earliest first.
 
@@ -84,15 +86,12 @@ def kept_before(
     Args:
         state: The state of `KeepSnapshots` in a checkpoint.
         count: The number of epochs to keep.
-        beside: The directory of that checkpoint, in which snapshots are looked for if the directory
-            of the run was moved.
+        beside: The directory of that checkpoint.
+        run: The identity of the run that wrote it.
         noted: Whether a note names those that are missing.
     """
-    found = {
-        path: next((p for p in (path, beside / path.name) if is_checkpoint(p)), None)
-        for path in map(Path, state["kept"][-count:])
-    }
-    gone = [path.name for path, here in found.items() if here is None]
+    found = {path: find_named(path, beside, run) for path in state[KEPT][-count:]}
+    gone = [Path(path).name for path, here in found.items() if here is None]
     if gone and noted:
         console.note(
             f"snapshots={count}: the run of ckpt_path has deleted {', '.join(gone)}; the epochs "

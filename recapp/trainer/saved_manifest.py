@@ -1,5 +1,6 @@
 """The entries of a checkpoint's manifest and of its plain part that describe the run."""
 
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -7,6 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from recapp.engine.sharded_collection import sharded_tables, weight_names
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.derived_values import DERIVED_VALUES, plain_values
+from recapp.stored.run_files import relative
 from recapp.trainer.data_protocols import (
     DerivesColumns,
     KeepsPosition,
@@ -45,14 +47,17 @@ def manifest_of(trainer: Trainer, module: LightningModule, plan: ShardingPlan) -
     }
 
 
-def plain_part_of(trainer: Trainer, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the plain part of a checkpoint: Lightning's state, and the fitted values of derived
-    columns.
+def plain_part_of(trainer: Trainer, state: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the plain part of a checkpoint: Lightning's state, with paths relative to the
+    checkpoint's directory, and the fitted values of derived columns.
 
     Args:
         trainer: The trainer.
         state: Lightning's state.
+        folder: The directory in which the checkpoint will lie.
     """
+    if "callbacks" in state:  # not where only weights are saved
+        state = {**state, "callbacks": relative(state["callbacks"], folder.absolute())}
     data = datamodule_of(trainer)
     values = data.derived_values() if isinstance(data, DerivesColumns) else {}
     return {**state, DERIVED_VALUES: plain_values(values)} if values else state

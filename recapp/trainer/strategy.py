@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import torch
@@ -52,6 +53,8 @@ from recapp.stored.checkpoint import (
     remove_checkpoint,
     write_checkpoint,
 )
+from recapp.stored.checkpoint_manifest import RUN, SAVED_AS
+from recapp.stored.run_files import absolute, folder_of
 from recapp.stored.training_state import check_state, state_must_fit
 from recapp.trainer.accumulation import Accumulation
 from recapp.trainer.check_trainer import check_trainer
@@ -198,6 +201,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self._accumulation: Accumulation | None = None
         self._tables: list[ShardedTables] | None = None
         self._newest: Path | None = None  # the checkpoint that was saved last
+        self._newest_step = -1
+        self.run = token_hex(8)  # the identity of the run, as rank 0 has it
 
     def _configure_launcher(self) -> None:
         """Let Lightning start the ranks, if there are several and they have not been started."""
@@ -480,9 +485,10 @@ class EmbeddingShardingStrategy(DDPStrategy):
         """
         assert self.lightning_module is not None and self.plan is not None
         module = self.lightning_module
-        manifest = dict(self.stored()) | manifest_of(module.trainer, module, self.plan)
-        parameters = dict(module.named_parameters()) | self.weight_average.held()
         path = Path(self.broadcast(str(filepath)))
+        own = {RUN: self.run, SAVED_AS: path.name}
+        manifest = {**self.stored(), **own, **manifest_of(module.trainer, module, self.plan)}
+        parameters = dict(module.named_parameters()) | self.weight_average.held()
         write_checkpoint(
             path,
             [
@@ -491,11 +497,14 @@ class EmbeddingShardingStrategy(DDPStrategy):
                 for b in shared.blocks(self.weight_average.begun)
             ],
             comm=self.comm,
-            meta=plain_part_of(module.trainer, checkpoint) | self.weight_average.entries(),
+            meta=plain_part_of(module.trainer, checkpoint, path.parent)
+            | self.weight_average.entries(),
             manifest=manifest,
             parameters=parameters,
+            saved=self._newest if self._newest_step == module.trainer.global_step else None,
         )
         self._newest = path
+        self._newest_step = module.trainer.global_step
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the state of the dense part, without tables: they are saved as rectangles. Where
@@ -522,7 +531,13 @@ class EmbeddingShardingStrategy(DDPStrategy):
         stored, meta = load_together(checkpoint_path, tables.to_fill, parameters, self.comm)
         tables.filled(stored.manifest)
         check_state(meta, checkpoint_path)
-        return self.weight_average.loaded(meta, self.is_global_zero) if fitting else meta
+        if not fitting:
+            return meta
+        self.run = stored.manifest.run
+        with state_must_fit("the states of callbacks", "callbacks"):
+            states = absolute(meta.get("callbacks", {}), folder_of(checkpoint_path))
+        meta = {**meta, "callbacks": states}
+        return self.weight_average.loaded(meta, self.is_global_zero)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load the dense part, without tables: `load_checkpoint` has loaded their rectangles.

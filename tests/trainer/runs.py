@@ -117,7 +117,7 @@ def fit(config, folder, *extra, ckpt_path=None):
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # as the worker has it
     seen = Seen()
     last = KeepLast(Path(folder) / "checkpoints")
-    end = EndTogether(lambda trainer: last.on_train_end(trainer, trainer.lightning_module))
+    end = EndTogether(last.keep_unvalidated)
     strategy = build_strategy(config, training=True)
     loggers = lightning_trainer.build_loggers(config, Path(folder))
     callbacks = [

@@ -34,11 +34,11 @@ class Score(Callback):
         pl_module.log("score", torch.tensor(self.scores.pop(0)))
 
 
-def train(logs, folder, *scores, ckpt=None, epochs=1):
+def train(logs, folder, *scores, ckpt=None, epochs=1, more=()):
     """A run with these scores; the trainer, and the checkpoint that its summary would name."""
     own = f"+callbacks.score={{_target_: {__name__}.Score, scores: {list(scores)}}}"
     config = compose(
-        logs, "callbacks.checkpoint.monitor=score", f"trainer.max_epochs={epochs}", own
+        logs, "callbacks.checkpoint.monitor=score", f"trainer.max_epochs={epochs}", own, *more
     )
     _, trainer, _ = fit(config, folder, ckpt_path=ckpt and str(ckpt))
     (last,) = [c for c in trainer.checkpoint_callbacks if isinstance(c, KeepLast)]
@@ -108,6 +108,53 @@ def test_an_earlier_best_that_is_gone_is_said_once_and_training_goes_on(
     assert named == tmp_path / "second/checkpoints/step_000054.ckpt"
 
 
+def names_in(folder):
+    """The names in a directory of checkpoints."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_copied_run_knows_its_best_from_that_of_another_run_in_its_old_place(
+    logs, tmp_path, first, capfd
+):
+    best, last = first
+    shutil.copytree(tmp_path / "first", tmp_path / "copy", symlinks=True)
+    (best.parent / "notes.txt").touch()
+    shutil.copytree(best, best.parent / "mine.ckpt")
+    capfd.readouterr()
+    train(logs, tmp_path / "first", 0.9, more=["seed=2"])
+    # the second run in a directory replaces the first, and leaves what the user put there
+    assert names_in(best.parent) == ["last.ckpt", "mine.ckpt", "notes.txt", "step_000018.ckpt"]
+    assert (
+        "checkpoints of an earlier run are deleted: last.ckpt, step_0000" in capfd.readouterr().err
+    )
+    copied = tmp_path / "copy/checkpoints"
+    run = read_manifest(copied / best.name).run
+    assert read_manifest(best).run not in ("", run) and read_manifest(last).run != run
+
+    _, named = train(logs, tmp_path / "on", 0.6, ckpt=copied / "last.ckpt", epochs=2)
+    assert named == copied / best.name and read_manifest(named).run == run
+    assert read_manifest(tmp_path / "on" / "checkpoints/last.ckpt").run == run
+    shutil.rmtree(copied / best.name)
+    shutil.copytree(best, copied / best.name)  # of the other run, where "on" names its own
+    capfd.readouterr()
+    _, named = train(
+        logs, tmp_path / "far", 0.5, ckpt=tmp_path / "on/checkpoints/last.ckpt", epochs=3
+    )
+    assert "best checkpoint" in capfd.readouterr().err and named.parent.parent == tmp_path / "far"
+
+
+def test_a_run_that_goes_on_from_an_earlier_step_replaces_what_came_after_it(logs, tmp_path):
+    folder = tmp_path / "run/checkpoints"
+    more = ["callbacks.checkpoint.save_top_k=-1"]
+    train(logs, tmp_path / "run", 0.7, 0.8, 0.6, epochs=3, more=more)
+    start = folder / "step_000036.ckpt"
+    train(
+        logs, tmp_path / "run", 0.5, ckpt=start, epochs=3, more=[*more, "optimizer.dense.lr=.002"]
+    )
+    assert names_in(folder) == ["last.ckpt", *(f"step_0000{n}.ckpt" for n in (18, 36, 54))]
+    assert read_manifest(folder / "step_000054.ckpt").config["optimizer"]["dense"]["lr"] == 0.002
+
+
 @pytest.mark.full
 def test_no_warning_is_given_about_another_directory(logs, tmp_path, saved, recwarn):
     train(logs, tmp_path / "second", 0.6, ckpt=saved, epochs=2)
@@ -123,8 +170,8 @@ class Spoil(Callback):
     def __init__(self, dense):
         self.dense = dense
 
-    def on_validation_start(self, trainer, pl_module):
-        if trainer.current_epoch == 1:
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == 36:
             with torch.no_grad():
                 block = next(
                     b

@@ -23,6 +23,7 @@ from recapp.stored.checkpoint import (
     read_manifest,
     read_meta,
     verify,
+    write_checkpoint,
 )
 from recapp.stored.joined_checkpoint import join_checkpoints
 from recapp.stored.kinds import MANIFEST
@@ -32,6 +33,7 @@ from recapp.tables.named_collections import member_name
 from recapp.train import with_snapshots
 from recapp.trainer.keep_snapshots import KeepSnapshots, kept_before
 from recapp.trainer.missed_validation import validate_first
+from recapp.transport.communicator import Comm
 
 SHORT = ("trainer.max_steps=2", "tables.wide=true")
 LAST = "checkpoints/last.ckpt"
@@ -127,28 +129,39 @@ def test_dynamic_tables_and_single_models_are_not_joined(trained, logs, tmp_path
         join_checkpoints(trained[:1], tmp_path / "joined.ckpt")
 
 
-def made(folder, *names):
-    """Return what `KeepSnapshots` stores about checkpoints, of which those with a mark exist."""
+def made(folder, *names, run="own"):
+    """Return what `KeepSnapshots` stores about checkpoints, those with a mark do not exist."""
     for name in names:
         if not name.endswith("?"):
-            (folder / name).mkdir(parents=True)
-            (folder / name / "manifest.json").write_text("{}")
+            entries = {"run": run, "step": 1} if run else {"step": 1}
+            write_checkpoint(folder / name, [], comm=Comm(), meta={}, manifest=entries)
     return {"kept": [str(folder / name.rstrip("?")) for name in names], "count": 3}
 
 
 def test_a_resumed_run_goes_on_with_the_latest_snapshots_that_exist(tmp_path, capsys):
     run = tmp_path / "run"
     state = made(run, "a?", "b", "c")
-    assert kept_before(state, 2, tmp_path) == [run / "b", run / "c"]
-    assert kept_before(state, 1, tmp_path) == [run / "c"]
+    assert kept_before(state, 2, tmp_path, "own") == [run / "b", run / "c"]
+    assert kept_before(state, 1, tmp_path, "own") == [run / "c"]
     assert not capsys.readouterr().err
-    assert kept_before(state, 3, tmp_path, noted=False) == [run / "b", run / "c"]
+    assert kept_before(state, 3, tmp_path, "own", noted=False) == [run / "b", run / "c"]
     assert not capsys.readouterr().err
-    assert kept_before(state, 9, tmp_path) == [run / "b", run / "c"]
+    assert kept_before(state, 9, tmp_path, "own") == [run / "b", run / "c"]
     assert "snapshots=9: the run of ckpt_path has deleted a;" in capsys.readouterr().err
     run.rename(tmp_path / "moved")
-    assert kept_before(state, 3, tmp_path / "moved")[1] == tmp_path / "moved" / "c"
-    assert kept_before(state, 3, tmp_path) == []
+    assert kept_before(state, 3, tmp_path / "moved", "own")[1] == tmp_path / "moved" / "c"
+    assert kept_before(state, 3, tmp_path, "own") == []
+
+
+@pytest.mark.parametrize(("run", "stored"), [("own", "another"), ("own", ""), ("", ""), ("", "x")])
+def test_no_checkpoint_of_another_run_is_taken_for_a_snapshot(tmp_path, run, stored):
+    """Neither where the run stood, nor at a place that a hostile checkpoint names. A run of an
+    earlier version, without identity, finds what lies beside its checkpoint.
+    """
+    state = made(tmp_path / "run", "a.ckpt", run=stored)
+    assert kept_before(state, 3, tmp_path / "saved", run, noted=False) == []
+    beside = kept_before(state, 3, tmp_path / "run", run, noted=False)
+    assert [path.name for path in beside] == (["a.ckpt"] if run == stored else [])
 
 
 EPOCH = 18

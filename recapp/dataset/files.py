@@ -21,6 +21,7 @@ from pathlib import Path
 from recapp.dataset.formats import all_suffixes, format_names, is_data
 from recapp.dataset.text_files import TEXT_SUFFIXES, conversion, holds_text, new_folder, root_of
 from recapp.errors import DataError, alike, meant
+from recapp.settings.small_files import read_text
 
 _FILE_LIST = "_file_list.txt"
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -277,7 +278,12 @@ def _listed(listing: Path, setting: str) -> list[str]:
 
     The list has a count, then paths, which are often paths of the machine that wrote it.
     """
-    text = listing.read_text(encoding="utf-8-sig", errors="replace")  # some editors write a BOM
+    try:
+        text = read_text(listing).removeprefix("\ufeff")  # some editors write a byte order mark
+    except ValueError as error:
+        raise DataError(
+            f"{setting}={listing}: {error}: must be a text of the number of paths, then paths"
+        ) from None
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines or not _COUNT.fullmatch(lines[0]) or int(lines[0]) != len(lines) - 1:
         raise DataError(

@@ -215,7 +215,7 @@ def test_converted_files_are_written_again_for_another_record(tmp_path):
 
 
 def test_paths_of_any_letters_are_read_as_they_are(tmp_path):
-    for name in ("a,b", "it's", "a=b [c] {d}", "${x}", "back\\", "\\'", " "):
+    for name in ("a,b", "it's", "a=b [c] {d}", "${x}", "\\${x}", "back\\", "\\'", " "):
         folder = tmp_path / name
         found = recipe_under(
             "train", PublishedFiles(rows={"train": 1}, ids={"C1": 2}).overrides(folder)

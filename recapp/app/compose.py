@@ -38,6 +38,7 @@ from recapp.settings.check_settings import names_of, override_names, unknown
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.records import constructor
 from recapp.settings.renamed import new_name
+from recapp.settings.values import in_quotes, literal
 from recapp.stored.directories import read_manifest_text
 from recapp.stored.trust import judged
 from recapp.trainer.trainer_settings import TrainerSettings
@@ -112,11 +113,8 @@ def compose(primary: str, overrides: Sequence[str] = (), folders: Folders = ()) 
     """
     if GlobalHydra.instance().is_initialized():
         return hydra.compose(primary, list(overrides), return_hydra_config=True)
-    search_path = (
-        [f"hydra.searchpath={json.dumps([f'file://{folder}' for folder in folders])}"]
-        if folders
-        else []
-    )
+    more = [in_quotes(f"file://{folder}", evaluated=False) for folder in folders]
+    search_path = [f"hydra.searchpath=[{','.join(more)}]"] if more else []
     with hydra.initialize_config_dir(str(option_files.conf_dir()), version_base=HYDRA_VERSION_BASE):
         return hydra.compose(primary, [*overrides, *search_path], return_hydra_config=True)
 
@@ -216,7 +214,8 @@ def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()
     paths = [override for override in overrides if override.startswith("ckpt_path=")]
     try:
         (named,) = OverridesParser.create().parse_overrides(paths[-1:])
-        manifest = json.loads(read_manifest_text(Path(str(named.value())).expanduser()))
+        (path,) = OmegaConf.create([str(named.value())])  # without the escapes of quotes
+        manifest = json.loads(read_manifest_text(Path(path).expanduser()))
         stored = {
             group: option
             for group, option in dict(manifest["config"]["choices"]).items()
@@ -231,6 +230,7 @@ def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()
         TypeError,
         RecursionError,
         HydraException,
+        OmegaConfBaseException,
     ):
         return []
     own = override_names(overrides)
@@ -277,8 +277,9 @@ def compose_over(
             (`recapp/stored/trust.py`).
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    result = stored_settings(stored, primary)
-    choices = dict(result.pop("choices", {}))
+    taken = stored_settings(stored, primary)
+    choices = dict(taken.pop("choices", {}))
+    result = literal(taken)
     parsed = [override for override in parsed if not override.is_hydra_override()]
     groups = [override for override in parsed if is_group(override.key_or_group, folders)]
     known: list[str] = []

@@ -37,6 +37,7 @@ from recapp.recipe.recipe import Recipe
 from recapp.recipe.run_rows import write_generated
 from recapp.recipe.stored_columns import with_columns_of
 from recapp.recipe.validation_rows import made_up_rows, validation_source
+from recapp.settings.values import in_quotes
 from recapp.stored.directories import is_artefact
 from recapp.stored.snapshot import Artefact
 from recapp.stored.stored_model import open_artefact
@@ -58,7 +59,7 @@ def train_generated(model: ServedModel, folder: Path, job: Job) -> Path:
         "train",
         [
             "dataset=generated",
-            f"dataset.path={folder / 'logs'}",
+            f"dataset.path={in_quotes(folder / 'logs')}",
             f"dataset.table_rows=[{','.join(map(str, model.sizes))}]",
             f"dataset.generate.rows={model.rows}",
             f"dataset.val_share={VALIDATION_SHARE}",

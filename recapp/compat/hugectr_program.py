@@ -38,7 +38,7 @@ from recapp.processes.rank_environment import external_rank, shared_run_director
 from recapp.processes.start_and_end import die_with_parent
 from recapp.processes.stopping import SIGNALS
 from recapp.reporting.lock import new_directory
-from recapp.settings.values import in_quotes
+from recapp.settings.values import in_quotes, literal
 from recapp.sharding.plan_file import write_plan
 from recapp.sharding.sharding_plan import PlannedFor
 from recapp.tables.config import EmbeddingBagConfig
@@ -305,7 +305,7 @@ def _write(file: Path, values: Mapping[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     top = "# @package _global_\n" if file.parent.name == "experiment" else ""
     own = file.with_suffix(f".{os.getpid()}")
-    own.write_text(top + yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True))
+    own.write_text(top + yaml.safe_dump(literal(values), sort_keys=False, allow_unicode=True))
     os.replace(own, file)
 
 

@@ -11,7 +11,6 @@ whose tables use the keys of the files. recapp takes the reading that fits the t
 keys, and the one with the sum if both fit.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -31,6 +30,7 @@ from recapp.dataset.data_file import UnreadableFileError, facts_of, stamp_of
 from recapp.dataset.files import file_names
 from recapp.dataset.formats import format_of
 from recapp.errors import ConfigError, DataError, suggest
+from recapp.settings.small_files import read_json
 from recapp.tables.config import EmbeddingBagConfig
 
 METADATA = "_metadata.json"
@@ -277,13 +277,13 @@ def _columns(path: str, argument: str) -> Columns:
             "names labels, conts and cats"
         )
     try:
-        said = json.loads(file.read_text())
+        said = read_json(file)
         entries = [
             (part, entry["col_name"], entry.get("index"))
             for part in ("labels", "conts", "cats")
             for entry in said.get(part, [])
         ]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
             f"{file}: cannot be read ({type(error).__name__}: {error}): must have labels, conts "
             "and cats, lists of entries with col_name"

@@ -212,6 +212,7 @@ def _load(
                 own.copy_(value)
             loaded.append(table.name)
     if loaded:
+        holder.shared.forget_vectors()
         for store in holder.shared.stores:  # read the rows of the held tables again
             again = holder.held.make_store(store.group)
             values_of(store.held).copy_(values_of(again.held))

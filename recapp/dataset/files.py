@@ -32,6 +32,7 @@ from recapp.dataset.text_files import (
     root_of,
 )
 from recapp.errors import DataError, alike, meant
+from recapp.settings.small_files import read_text
 
 # suffixes that tell no format: none, numbers (part.0, part-0.c000) and names of compressions
 _NO_FORMAT = re.compile(r"(\.[^a-z]*|\.c[0-9]+|\.(snappy|gz|gzip|zstd?|lz4|lzo|br|brotli))?")
@@ -362,7 +363,12 @@ def _listed(listing: Path, setting: str) -> list[str]:
 
     The list has a count, then paths, which are often paths of the machine that wrote it.
     """
-    text = listing.read_text(encoding="utf-8-sig", errors="replace")  # some editors write a BOM
+    try:
+        text = read_text(listing).removeprefix("\ufeff")  # some editors write a byte order mark
+    except ValueError as error:
+        raise DataError(
+            f"{setting}={listing}: {error}: must be a text of the number of paths, then paths"
+        ) from None
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines or not _COUNT.fullmatch(lines[0]) or int(lines[0]) != len(lines) - 1:
         raise DataError(

@@ -26,6 +26,7 @@ from recapp.dataset.derive import bucket_ids, log_edges
 from recapp.dataset.rows import Int64Array
 from recapp.errors import ConfigError, DataError
 from recapp.settings.records import to_plain
+from recapp.settings.small_files import read_json
 from recapp.settings.values import in_quotes
 
 PARTS = ("train", "valid", "test")
@@ -195,7 +196,7 @@ def _bags(ids_L: Int64Array, bag: int) -> pa.Array:
 
 def _is_written(folder: Path, what: object) -> bool:
     try:
-        return bool(json.loads((folder / WRITTEN).read_text()) == json.loads(json.dumps(what)))
+        return bool(read_json(folder / WRITTEN) == json.loads(json.dumps(what)))
     except (OSError, ValueError):
         folder.mkdir(parents=True, exist_ok=True)
         return False

@@ -33,6 +33,7 @@ from recapp.dataset.parquet import UNREADABLE
 from recapp.dataset.prediction_input import InputBatch, PredictionInput
 from recapp.dataset.schema import Schema
 from recapp.errors import ConfigError, DataError
+from recapp.settings.small_files import read_json
 
 IDENTITY = "identity.json"
 SCORES = "scores"
@@ -287,8 +288,8 @@ class ScoreParts:
         if not any(_PART.fullmatch(name) for name in self._names()):
             return ""
         try:
-            stored = json.loads((self.folder / IDENTITY).read_text())
-        except (OSError, ValueError, RecursionError):
+            stored = read_json(self.folder / IDENTITY)
+        except (OSError, ValueError):
             stored = None
         if not isinstance(stored, dict):
             return f"it has no {IDENTITY} that can be read"

@@ -36,6 +36,7 @@ from recapp.dataset.column_shapes import (
 from recapp.dataset.counter_random import Float64Array, normal, uniform
 from recapp.dataset.data_settings import Generate
 from recapp.errors import ConfigError, DataError
+from recapp.settings.small_files import read_json
 
 MANIFEST = "_generated.json"
 TRUTH = "_truth.json"
@@ -328,7 +329,7 @@ def read_truth(path: str | Path) -> dict[str, Any]:
         DataError: The directory has no readable scores.
     """
     try:
-        truth: dict[str, Any] = json.loads((Path(path) / TRUTH).read_text())
+        truth: dict[str, Any] = read_json(Path(path) / TRUTH)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: no readable {TRUTH}; only generated data has one") from error
     return truth
@@ -369,7 +370,7 @@ def _is_complete(path: Path, settings: dict[str, Any]) -> bool:
             "empty or new directory, or read what is there: dataset=custom dataset.path=..."
         )
     try:
-        found = json.loads(manifest.read_text())
+        found = read_json(manifest)
     except ValueError as error:
         raise DataError(
             f"{manifest}: is not readable ({error}); remove {path} to generate again"

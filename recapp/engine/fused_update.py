@@ -69,11 +69,12 @@ class FusedUpdate:
             read-only rows.
 
     `rule_G` has the rule of each group of the layout; None for read-only rows. `updates` counts the
-    updates so far; a checkpoint stores it. Two functions are hooks for other code:
-    `before_first_update` is called before the first update, `before_update` before each.
-    `param_groups` hold the live learning rate of each rule. The optimiser object holds the same
-    dicts, so schedules reach the tables as they reach any parameter. While `deferred`, only
-    `end_step` updates rows, and the gradients of several backwards add up until then.
+    updates so far; a checkpoint stores it. `changes` differs after each time that rows may have
+    been written. Two functions are hooks for other code: `before_first_update` is called before the
+    first update, `before_update` before each. `param_groups` hold the live learning rate of each
+    rule. The optimiser object holds the same dicts, so schedules reach the tables as they reach any
+    parameter. While `deferred`, only `end_step` updates rows, and the gradients of several
+    backwards add up until then.
     """
 
     def __init__(self, state: EngineState, rules: Sequence[RowRule]) -> None:
@@ -81,6 +82,7 @@ class FusedUpdate:
         self.rules = list(rules)
         self.rule_G = rules_of_groups(state.layout, rules)
         self.updates = 0
+        self.changes = 0
         self._stepper: weakref.ref[object] | None = None
         self.before_first_update: Callable[[], None] = lambda: None
         self.before_update: Callable[[], None] = lambda: None
@@ -228,6 +230,7 @@ class FusedUpdate:
         touches. Rows may then be read and written whole.
         """
         self.finish_step()
+        self.changes += 1
         for store in self.state.stores:
             store.catch_up()
         for missed in self._missed:
@@ -345,6 +348,7 @@ class FusedUpdate:
             self.before_first_update()
         self.before_update()
         self.updates += 1
+        self.changes += 1
         rates = [
             rule.rate_of(float(group["lr"]), self.updates - begun)
             for rule, group, begun in zip(self.rules, self._param_groups, self._begun, strict=True)

@@ -11,12 +11,15 @@ optimiser object of the model holds the same groups, so schedules reach tables l
 The ids of a batch are exchanged once for all collections whose features they contain: at the call
 of the first collection, or ahead of it. The other collections find their vectors by the identity of
 the KeyedJaggedTensor. So a model sends as many messages as one collection.
+
+Ids may be exchanged long before their step, but vectors are of the rows as they are at the call:
+vectors that wait for a collection are dropped when rows change, and when the collection that was
+called first is called again.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,25 +53,43 @@ from recapp.tables.lookups import lookups_of
 from recapp.transport.communicator import Comm
 
 
-@dataclass
-class _Result:
-    """The vectors of a batch for collections that were not called yet.
+class _Share(NamedTuple):
+    """The vectors of a batch for a collection that was not called yet.
+
+    Args:
+        vectors: The vectors.
+        rows: The rows that were looked up for all collections.
+        called_by: The numbers of the collections that got their vectors of the same lookup.
+    """
+
+    vectors: list[Tensor]
+    rows: Rows
+    called_by: set[int]
+
+
+class _Pass:
+    """The lookups of a batch by several collections, from rows that do not change meanwhile.
 
     Args:
         features: The ids, whose identity finds the vectors.
-        parts: The vectors of each collection, by its number.
-        rows: The rows that were looked up.
-        called_by: The numbers of the collections that got their vectors.
-        updates: The number of updates before the lookup.
-        learns: Whether the vectors have gradients.
+        rows: The state of the rows, and whether lookups have gradients.
+        first: The number of the collection that was called first.
+
+    Attributes:
+        served: The numbers of the collections whose vectors were looked up.
+        shares: The vectors that wait for their collection, by its number.
     """
 
-    features: KeyedJaggedTensor
-    parts: dict[int, list[Tensor]]
-    rows: Rows
-    called_by: set[int]
-    updates: int
-    learns: bool
+    def __init__(self, features: KeyedJaggedTensor, rows: tuple[object, ...], first: int) -> None:
+        self.features = features
+        self.rows = rows
+        self.first = first
+        self.served: set[int] = set()
+        self.shares: dict[int, _Share] = {}
+
+    def fits(self, features: KeyedJaggedTensor, rows: tuple[object, ...]) -> bool:
+        """Return whether these are the ids, and the state of the rows."""
+        return self.features is features and self.rows == rows
 
 
 class ShardedTables(nn.Module):
@@ -168,7 +189,7 @@ class ShardedTables(nn.Module):
         self.anchor = torch.zeros(0, device=device, requires_grad=True)
         self._local = LocalLookup(state) if comm.world == 1 else None
         self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
-        self._results: list[_Result] = []
+        self._pass: _Pass | None = None
         self._warm_up(trains, slow_kernels_note(backend, device))
 
     def _begin_update(self) -> None:
@@ -249,7 +270,7 @@ class ShardedTables(nn.Module):
             epoch: The number of the epoch, from 1 on.
         """
         self.update.finish_step()
-        self._results.clear()
+        self.forget_vectors()
         for store in self.state.stores:
             store.begin_anew(tables, epoch)
         self.update.begin_anew(tables, self.updates)
@@ -263,7 +284,7 @@ class ShardedTables(nn.Module):
             row_K: Rows of the table.
         """
         self.update.finish_step()
-        self._results.clear()
+        self.forget_vectors()
         for store in self.state.stores:
             store.begin_rows(table, row_K)
 
@@ -292,9 +313,15 @@ class ShardedTables(nn.Module):
         steps.
         """
         self.update.finish_step()
-        self._results.clear()
+        self.forget_vectors()
         for store in self.state.stores:
             store.show_average(shown)
+
+    def forget_vectors(self) -> None:
+        """Drop the vectors that wait for a collection, because rows have other values now. Every
+        rank calls it.
+        """
+        self._pass = None
 
     # ---- the exchange of a batch
 
@@ -321,9 +348,7 @@ class ShardedTables(nn.Module):
         if member is not None and self.members[member].own_ids:
             return [i == member for i in range(len(self.members))]
         keys = set(features.keys())
-        served = (
-            () if member is None else {i for r in self._results for i in (*r.parts, *r.called_by)}
-        )
+        served = () if member is None or self._pass is None else self._pass.served
         taken = [
             i == member
             or (i not in served and not m.own_ids and keys >= {x.feature for x in m.lookups})
@@ -375,7 +400,7 @@ class ShardedTables(nn.Module):
         """End the look-ahead exchanges of batches that will not run. Every rank calls it."""
         while self._ahead:
             self._ahead.pop(0)[1].abandon()
-        self._results.clear()
+        self.forget_vectors()
 
     def _requests(self, features: KeyedJaggedTensor, member: int) -> Requests:
         """Return the exchange of the current batch: started ahead, or started now."""
@@ -408,34 +433,42 @@ class ShardedTables(nn.Module):
                 "can do: export the unsharded model with gathered_state_dict(model), or run "
                 "recapp.export on a checkpoint"
             )
-        # results of other ids, of earlier steps and of the other grad mode are not taken any more
-        now = (self.updates, torch.is_grad_enabled())
-        self._results = [
-            r for r in self._results if r.features is features and (r.updates, r.learns) == now
-        ]
-        for result in self._results:
-            if member in result.parts:
-                return self._taken_from(result, member)
-        made = self._look_up(features, member)
-        if len(self.members) > 1:
-            self._results.append(made)
-        return self._taken_from(made, member)
+        kept = self._vectors_of(features, member)
+        if member not in kept.shares:
+            made = self._look_up(features, member)
+            kept.served |= made.keys()
+            kept.shares = made | kept.shares
+        share = kept.shares.pop(member)
+        share.called_by.add(member)
+        return share.vectors, share.rows.of(self._lookups[member])
 
-    def _taken_from(self, result: _Result, member: int) -> tuple[list[Tensor], Rows]:
-        """Return a collection's share of a result. A result without gradients is dropped after the
-        last share, because the same ids may be looked up again.
+    def _vectors_of(self, features: KeyedJaggedTensor, member: int) -> _Pass:
+        """Return the pass to which the call of a collection belongs. It is a new one for other ids,
+        after a change of the rows, and at the next call of its first collection: the same ids may
+        come again in a later forward. With gradients, each look-up has its part in the step.
         """
-        result.called_by.add(member)
-        share = result.parts.pop(member), result.rows.of(self._lookups[member])
-        if not (result.parts or result.learns):
-            self._results = [r for r in self._results if r is not result]
-        return share
+        kept = self._pass
+        if kept and member in kept.shares and kept.fits(features, self._rows_now()):
+            return kept
+        self.update.finish_step()  # may change the rows, and a look-up follows
+        rows = self._rows_now()
+        again = kept and member == kept.first and not torch.is_grad_enabled()
+        if kept is None or again or not kept.fits(features, rows):
+            kept = _Pass(features, rows, member)
+        self._pass = kept if len(self.members) > 1 else None
+        return kept
 
-    def _look_up(self, features: KeyedJaggedTensor, member: int) -> "_Result":
-        """Look up a batch, and store the headers of the ranks."""
+    def _rows_now(self) -> tuple[object, ...]:
+        """Return a value that differs after a change of the rows, or of the mode of gradients."""
+        of_parameters = [p.changes for p in self.parameters_of.values()]
+        return torch.is_grad_enabled(), self.update.changes, *of_parameters
+
+    def _look_up(self, features: KeyedJaggedTensor, member: int) -> dict[int, _Share]:
+        """Look up a batch, and store the headers of the ranks. Return the vectors of each
+        collection.
+        """
         state = self.state
         state.observer.begins()
-        self.update.finish_step()
         if self._local is not None and not (torch.is_grad_enabled() or self._ahead):
             return self._read_here(features, member, self._local)
         requests = self._requests(features, member)
@@ -454,16 +487,24 @@ class ShardedTables(nn.Module):
             "without a gradient the tables would silently not train"
         )
         held = state.outputs.of_members(parts, requests.output)
-        return _Result(features, held, requests.rows, requests.called_by, self.updates, learns)
+        return _shares(held, requests.rows, requests.called_by)
 
-    def _read_here(self, features: KeyedJaggedTensor, member: int, local: LocalLookup) -> _Result:
+    def _read_here(
+        self, features: KeyedJaggedTensor, member: int, local: LocalLookup
+    ) -> dict[int, _Share]:
         """Look up a batch on a single rank, from its own rows."""
         taken = self._taken(features, member)
         rows, output, parts = local.read(features, taken)
         self.header.rows_W = [samples_of(features)]
         self.header.wanted_W = [self.header.wanted]
         held = self.state.outputs.of_members(parts, output)
-        return _Result(features, held, rows, set(), self.updates, False)
+        return _shares(held, rows, set())
+
+
+def _shares(
+    parts: Mapping[int, list[Tensor]], rows: Rows, called_by: set[int]
+) -> dict[int, _Share]:
+    return {member: _Share(vectors, rows, called_by) for member, vectors in parts.items()}
 
 
 def _rules(

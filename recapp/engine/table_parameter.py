@@ -39,6 +39,11 @@ class TableParameter(nn.Module):
         """Leave the rows on the device and in the dtype of the store."""
         return self
 
+    @property
+    def changes(self) -> int:
+        """Return torch's count of the changes of the rows."""
+        return self.weight._version
+
     def begin_update(self) -> None:
         """Make the store's memory the gradient of the parameter, with the values of the gradient so
         far.

@@ -42,7 +42,8 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import ConfigError, suggest
-from recapp.settings.option_files import conf_dir, read_text
+from recapp.settings.option_files import conf_dir
+from recapp.settings.small_files import read_yaml
 from recapp.settings.values import Within
 
 FILE_BYTES = 2**20
@@ -273,11 +274,9 @@ def _settings(path: Path) -> dict[str, Any]:
 
 def _read(path: Path, missing: str) -> Any:
     try:
-        return yaml.safe_load(read_text(path, FILE_BYTES))
+        return read_yaml(path, FILE_BYTES)
     except (FileNotFoundError, IsADirectoryError):
         raise ConfigError(missing) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:

@@ -167,5 +167,5 @@ def _holder(file: int) -> str:
     try:
         found = json.loads(os.pread(file, 4096, 0))
         return f"process {found['pid']} on {found['host']}, since {found['since']},"
-    except (ValueError, KeyError, TypeError):  # the holder has not written the file yet
+    except (ValueError, KeyError, TypeError, RecursionError):  # the file is not written yet
         return "another run"

@@ -46,6 +46,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from recapp.reporting.phases import PHASES
+from recapp.settings import small_files
 from recapp.tasks.click import CLICK
 from recapp.tasks.measures import Measures, measures_from
 
@@ -104,7 +105,7 @@ def read_predicted(directory: Path) -> dict[str, float] | None:
 def read_document(path: Path) -> dict[str, Any] | None:
     """Return the content of a run's JSON file; None if the file is missing or incomplete."""
     try:
-        found = json.loads(path.read_text())
+        found = small_files.read_json(path)
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
@@ -120,8 +121,8 @@ def write_document(found: Mapping[str, Any], path: Path) -> None:
 def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file; None if the file is missing or broken."""
     try:
-        return yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError):
+        return small_files.read_yaml(path)
+    except (OSError, ValueError):
         return None
 
 
@@ -234,7 +235,7 @@ def write_metrics(metrics: Mapping[str, Any], directory: Path) -> dict[str, Any]
 
 def read_metrics(directory: Path) -> dict[str, Any]:
     """Return the content of `metrics.json`."""
-    found: dict[str, Any] = json.loads((directory / METRICS_FILE).read_text())
+    found: dict[str, Any] = small_files.read_json(directory / METRICS_FILE)
     return found
 
 

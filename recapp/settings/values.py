@@ -393,14 +393,34 @@ Storage = Literal["fp32", "fp64", "fp16", "bf16"]
 IdRule = Literal["error", "hash", "clamp", "drop"]
 
 
-def in_quotes(text: object) -> str:
+def literal(value: Any) -> Any:
+    """Return a text, or plain settings with their texts, so that a composed setting has it as it is
+    and evaluates no `${...}` in it. Whatever a file or a directory brings becomes a setting by this
+    function alone.
+
+    Args:
+        value: A text, or nested mappings and lists of plain values; keys are never evaluated.
+    """
+    if isinstance(value, Mapping):
+        return {key: literal(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [literal(part) for part in value]
+    if not isinstance(value, str):
+        return value
+    # backslashes before a reference are read as pairs
+    return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", value)
+
+
+def in_quotes(text: object, *, evaluated: bool = True) -> str:
     """Return a text as a quoted value of the command line, so that Hydra takes it as it is: also
     commas, `=`, brackets, quotes, backslashes and `${`.
 
     Args:
         text: The text, or a path.
+        evaluated: Whether the setting is one whose references are evaluated: all but the search
+            path.
     """
-    plain = str(text).replace("${", "\\${")
+    plain = literal(str(text)) if evaluated else str(text)
     # backslashes before a quote, or at the end, are read as pairs
     escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", plain)
     return "'" + re.sub(r"(\\+)$", lambda found: found[1] * 2, escaped) + "'"

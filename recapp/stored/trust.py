@@ -23,8 +23,9 @@ command line and of the user's own conf are not checked. `trust=[package]` also 
 that this package defines and that are derived from the base class of their place; it allows neither
 functions nor names that the package has imported.
 
-Settings of a file must be plain: references (`${...}`), Hydra's own keys and paths out of the run's
-directory are refused as well.
+Settings of a file must be plain: Hydra's own keys and paths out of the run's directory are refused
+as well. References (`${...}`) are texts like others (`literal`), and refused in targets, callbacks
+and loggers.
 """
 
 import os
@@ -232,11 +233,12 @@ def _marked(value: Any, where: str, depth: int) -> Any:
     if isinstance(value, list | tuple):
         return [_marked(part, name, depth + 1) for _, name, part in _inner(value, where)]
     if isinstance(value, str):
-        if "${" in value:
+        pathless = where.partition(".")[0] in PATHLESS
+        if "${" in value and (pathless or where.endswith(TARGET)):
             raise _not_plain(where, "refers to something else")
-        if where.partition(".")[0] in PATHLESS and _leads_out(value):
+        if pathless and _leads_out(value):
             raise _not_plain(where, f"is {_shown(value)}, which leads out of the run's directory")
-        if where.partition(".")[0] in PATHLESS and WIDE.search(value):
+        if pathless and WIDE.search(value):
             raise _not_plain(where, f"is {_shown(value)}, which makes a name of any length")
     elif value is not None and not isinstance(value, bool | int | float):
         raise _not_plain(where, f"is a {type(value).__name__}")

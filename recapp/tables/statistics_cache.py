@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp.errors import ConfigError
+from recapp.settings.small_files import read_json
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup, lookups_of
 from recapp.tables.statistics import TableStatistics
@@ -174,7 +175,7 @@ def _key(
 def _read(path: Path) -> list[dict[str, Any]]:
     """Return the measurements in a file; an empty list if the file cannot be read."""
     try:
-        entries = json.loads(path.read_text())["looked"]
+        entries = read_json(path)["looked"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return (

@@ -3,6 +3,7 @@ settings that a program becomes.
 """
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -10,10 +11,13 @@ from hugectr_data import write_nvtabular
 from jobs import environment_of_rank
 
 from recapp import hugectr
+from recapp.app import compose
+from recapp.compat import hugectr_program
 from recapp.compat.hugectr_model import NOT_THERE, Model
 from recapp.compat.hugectr_program import Fit, Program, settings_of
 from recapp.compat.hugectr_reader import Columns
 from recapp.errors import ConfigError, DataError
+from recapp.settings.option_files import named_folders
 
 L = hugectr.Layer_t
 SIZES = [30, 7, 12]
@@ -356,8 +360,43 @@ def test_metadata_that_are_no_json_or_differ_between_parts_are_refused(data):
     said["cats"].reverse()
     (data / "val/_metadata.json").write_text(json.dumps(said))
     assert "name different columns" in refusal(fitting(), DataError)
-    (data / "train/_metadata.json").write_text("{")
-    assert "_metadata.json: cannot be read (JSONDecodeError" in refusal(fitting(), DataError)
+    for text, reason in (("{", "JSONDecodeError"), ("[" * 100_000, "ValueError: it is nested too")):
+        (data / "train/_metadata.json").write_text(text)
+        assert f"_metadata.json: cannot be read ({reason}" in refusal(fitting(), DataError)
+
+
+@pytest.mark.parametrize("name", ["_metadata.json", "_file_list.txt"])
+def test_files_beside_the_data_are_read_with_a_bound(data, name):
+    os.truncate(data / "train" / name, 2**34)  # sparse
+    assert f"{name}: " in (line := refusal(fitting(), DataError))
+    assert "it has 17,179,869,184 bytes, and 67,108,864 are allowed" in line
+
+
+CANARIES = ["${new_directory:CANARY/deep}", "${oc.env:HOME}", "${seed}", "\\${seed}", "it's, a=b"]
+
+
+def test_names_and_paths_of_files_become_settings_as_they_are(tmp_path, monkeypatch):
+    folder = tmp_path / "${oc.env:HOME}" / "\\${seed}"
+    write_nvtabular(folder / "train", SIZES, rows=8, dense=4)
+    write_nvtabular(folder / "val", SIZES, rows=8, dense=4)
+    monkeypatch.chdir(folder)
+    for part in ("train", "val"):
+        said = json.loads((folder / part / "_metadata.json").read_text())
+        for entry, name in zip(said["labels"] + said["conts"], CANARIES, strict=True):
+            entry["col_name"] = name
+        (folder / part / "_metadata.json").write_text(json.dumps(said))
+    ran = []
+    monkeypatch.setattr(hugectr_program, "_run", lambda command, gpus: ran.append(command) or 0)
+    fitting()()
+    (command,) = ran
+    overrides = [word for word in command[3:] if "=" in word]
+    composed = compose.compose("train", overrides, named_folders(command))
+    plain = compose.to_plain(compose.without_hydra(composed))
+    dataset = plain["dataset"]
+    assert [dataset["label"], *dataset["dense"]] == CANARIES
+    assert dataset["path"] == str(folder / "train/_file_list.txt")
+    assert composed.hydra.run.dir.startswith(str(folder / "outputs"))
+    assert not list(folder.rglob("CANARY*"))
 
 
 def test_slot_sizes_are_one_for_each_column(data):

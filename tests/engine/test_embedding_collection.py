@@ -2,6 +2,9 @@
 refuse.
 """
 
+from dataclasses import replace
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
@@ -51,11 +54,9 @@ class Both(nn.Module):
         self.sequences = EmbeddingCollection([words()], device=device)
 
 
-def plan_of(model, mode="unique"):
+def plan_of(model, mode="unique", kind="table_wise"):
     ranks = CandidateRanks([0], [[0]])
-    return ShardingPlan(
-        {t.name: tile(t, "table_wise", ranks, mode) for t in embedding_tables(model)}, 1
-    )
+    return ShardingPlan({t.name: tile(t, kind, ranks, mode) for t in embedding_tables(model)}, 1)
 
 
 def sharded(mode="unique"):
@@ -153,6 +154,71 @@ def test_vectors_are_those_of_the_rows_as_they_are_now():
         found = model.sequences(IDS)["text"].values()
     rows = {b.table: b.data for b in model.sequences.blocks() if b.tensor == "weight"}
     assert torch.equal(found, rows["words"][[4, 5, 6, 7]])
+
+
+def by_load(model, values):
+    names = {"users": "bags.embedding_bags", "words": "sequences.embeddings"}
+    model.load_state_dict({f"{path}.{t}.weight": values[t] for t, path in names.items()})
+
+
+def by_average(model, values):
+    (shared,) = sharded_tables(model)
+    shared.keep_average()
+    kept = rows_of(model)
+    by_load(model, values)
+    shared.update_average(1.0)
+    by_load(model, kept)
+    shared.show_average(True)
+
+
+def by_parameter(model, values):
+    with torch.no_grad():
+        for name, parameter in sharded_tables(model)[0].parameters_of.items():
+            parameter.weight.copy_(values[name])
+
+
+def by_view(model, values):
+    """Write to what an earlier state dict holds: nobody is told."""
+    for block in model.views:
+        block.data.copy_(values[block.table])
+
+
+def rows_of(model):
+    blocks = sharded_tables(model)[0].blocks()
+    return {b.table: b.data.clone() for b in blocks if b.tensor == "weight"}
+
+
+ORDERS = [calls for n in (1, 2, 3) for calls in product(["bags", "sequences"], repeat=n)]
+
+
+def check(model, calls, rows):
+    """Call collections with one batch, and compare with rows."""
+    for called in calls:
+        found = getattr(model, called)(IDS)
+        if called == "bags":
+            pooled = torch.stack([*rows["users"][:2], rows["users"][2:4].sum(0)])
+            assert torch.equal(found.values(), pooled)
+        else:
+            assert torch.equal(found["text"].values(), rows["words"][4:8])
+
+
+@pytest.mark.parametrize("change", [by_load, by_average, by_parameter, by_view])
+@pytest.mark.parametrize("learns", [False, True])
+def test_no_vector_outlives_a_change_of_the_rows(change, learns):
+    plan = plan_of(Both())
+    if change is by_parameter:
+        plan = plan_of(Both(), "auto", "data_parallel")
+        plan = ShardingPlan({n: replace(t, as_parameter=True) for n, t in plan.tables.items()}, 1)
+    values = {name: torch.full((20, 4), 3.0) for name in ("users", "words")}
+    for first, second in product(ORDERS, ORDERS):
+        if change is by_view and first != second:  # a model that calls its collections in one order
+            continue
+        model = shard_model(Both(), plan, Comm(), sgd(), "torch")
+        model.views = [b for b in sharded_tables(model)[0].blocks() if b.tensor == "weight"]
+        with torch.set_grad_enabled(learns):
+            check(model, first, rows_of(model))
+            change(model, values)
+            check(model, second, values)
 
 
 def test_rows_that_a_collection_did_not_ask_for_are_not_trained_in_silence():

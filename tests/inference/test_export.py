@@ -20,24 +20,35 @@ from torch import nn
 from trainer.runs import SIZES, compose, fit, make_logs
 
 import recapp
+from recapp import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+)
 from recapp.app.model_export import export_model
 from recapp.dataset.sequential_rows import example_rows
 from recapp.engine.read_only_store import values_of
 from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
 from recapp.export import main
 from recapp.inference.build_cpp import SOURCE
+from recapp.inference.choose_storage import least_storage
 from recapp.inference.compiled import NotCompiled, compile_dense
 from recapp.inference.export_settings import Export
 from recapp.inference.placed_model import one_rank
+from recapp.inference.probe import Probe
 from recapp.inference.trained_tables import TrainedTables
 from recapp.metrics import click_metrics
 from recapp.recipe.validation_rows import validation_batches, validation_source
+from recapp.sparse.batch import Batch
 from recapp.stored.artefact_files import example_table
 from recapp.stored.artefact_folder import unfinished
 from recapp.stored.artefact_manifest import EXAMPLE
 from recapp.stored.kinds import ARTEFACT, MANIFEST
 from recapp.stored.manifest import sealed
 from recapp.stored.stored_model import open_artefact
+from recapp.tables.config import DataType
 from recapp.tasks.click import ClickTask
 
 GROWS = ("tables=dynamic", "tables.init_range=0.05")
@@ -158,6 +169,49 @@ def test_auto_stays_in_its_budget_and_saves_bytes(checkpoint, tmp_path):
         assert report["widths"][-1]["ne_change"] <= budget
     size = [sum(t["bytes_after"] for t in r["tables"]) for r in (small, tight)]
     assert size[0] < size[1] < sum(t["bytes_before"] for t in small["tables"])
+
+
+class BagsTwice(torch.nn.Module):
+    """A model that calls one of its two collections twice in a forward."""
+
+    def __init__(self):
+        super().__init__()
+        users = EmbeddingBagConfig(
+            name="users", num_embeddings=9, embedding_dim=4, feature_names=["user"], pooling="sum"
+        )
+        words = EmbeddingConfig(
+            name="words", num_embeddings=9, embedding_dim=4, feature_names=["text"]
+        )
+        self.bags = EmbeddingBagCollection([users], device="meta")
+        self.sequences = EmbeddingCollection([words], device="meta")
+
+    def forward(self, batch):
+        logit_B = self.bags(batch.sparse).values().sum(1)
+        logit_B = logit_B + self.sequences(batch.sparse)["text"].values().sum(1)
+        return logit_B + self.bags(batch.sparse).values().sum(1)
+
+
+def test_auto_measures_each_choice_anew(reference_kernels):
+    seeded = torch.Generator().manual_seed(2)
+    rows = {name: torch.rand(9, 4, generator=seeded) - 0.5 for name in ("users", "words")}
+    clicks = (2 * rows["users"] + rows["words"]).sum(1) > 0  # as the trained rows predict
+    ids = KeyedJaggedTensor(["user", "text"], torch.arange(9).repeat(2), lengths=[1] * 18)
+    batch = Batch(torch.zeros(9, 0), ids, clicks.float())  # one batch, in all measurements
+
+    def probe():
+        read = lambda table, row_N: rows[table.name][row_N]  # noqa: E731
+        return Probe(BagsTwice, lambda model: None, [batch], read, ClickTask())
+
+    measured = probe()
+    alone = [{}, {"words": DataType.INT4}, {"users": DataType.INT4}]
+    costs = [measured.measure(choice).cost for choice in alone]
+    assert costs == [probe().measure(choice).cost for choice in alone]
+    assert costs[1] - costs[0] > 1e-4
+    tables = [t for part in (BagsTwice().bags, BagsTwice().sequences) for t in part.tables()]
+    counts = {"users": 9, "words": 9}
+    chosen = least_storage(tables, counts, measured, 1e-6, {}, lambda done: None)
+    assert probe().measure(chosen).cost - costs[0] <= 1e-6
+    assert chosen["words"] == DataType.FP16  # which costs nothing here
 
 
 @pytest.mark.full

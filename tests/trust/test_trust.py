@@ -362,6 +362,16 @@ def test_settings_that_are_not_plain_are_refused(checkpoint, config, value):
         )
 
 
+def test_references_are_texts_like_others_outside_of_callbacks_and_loggers(checkpoint, config):
+    text = "/logs/${oc.env:HOME}/\\${seed}"
+    named = put(config, "dataset", {**config["dataset"], "path": text, "label": "${seed}"})
+    for name in COMMANDS:
+        dataset = settings_of(name, checkpoint, named)["dataset"]
+        assert (dataset["path"], dataset["label"]) == (text, "${seed}")
+    manifest = read_manifest(checkpoint)
+    assert to_plain(recipe_of_stored(manifest))["dataset"]["path"] == text
+
+
 def test_settings_that_are_nested_for_ever_are_refused(checkpoint, config):
     deep = {}
     for _ in range(40):

@@ -212,7 +212,7 @@ def test_fitted_columns_have_the_rows_of_the_checkpoint(logs, tmp_path, monkeypa
     manifest = checkpoint(tmp_path, {"user": 10, "country": 10, "age_bucket": 4}, config={})
     values = {"age_bucket.buckets": np.array([2, 3], dtype=np.float32)}
     stored = SimpleNamespace(
-        manifest=manifest, kind=manifest.kind, dense=dict, derived_values=lambda: values
+        manifest=manifest, kind=manifest.kind, dense=dict, derived_values=lambda columns: values
     )
     seen = []
 

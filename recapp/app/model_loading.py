@@ -111,7 +111,7 @@ def _own_module(
         if schema is not None:
             schema = schema.with_stored_lists(opened.manifest.info.get("ids"))
             if schema.derived:
-                schema = schema.with_values(opened.derived_values())
+                schema = schema.with_values(opened.derived_values(schema.derived))
     raw_rows = None
     if data is not None and schema is not None:
         raw_rows = RawRows(schema, data.settings.dense_transform)

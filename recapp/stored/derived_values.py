@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recapp.dataset.derived_columns import SETTINGS, DerivedColumn, Kind, derived_from
+from recapp.dataset.derived_columns import LOG, LOG_EDGES, SETTINGS, DerivedColumn, Kind
 from recapp.errors import CheckpointError
 
 DERIVED_VALUES = "derived_values"
@@ -28,11 +28,14 @@ def plain_values(values: Mapping[str, Values]) -> dict[str, Tensor]:
     return {key: torch.from_numpy(np.array(own)) for key, own in values.items()}
 
 
-def values_in(meta: Mapping[str, Any], checkpoint: object) -> Mapping[str, Values]:
-    """Return the fitted values of the plain part of a checkpoint, by key.
+def values_in(
+    meta: Mapping[str, Any], columns: Sequence[DerivedColumn], checkpoint: object
+) -> Mapping[str, Values]:
+    """Return the fitted values of columns from the plain part of a checkpoint, by key.
 
     Args:
         meta: The plain part.
+        columns: The derived columns of the model.
         checkpoint: The checkpoint, for messages.
 
     Raises:
@@ -44,23 +47,54 @@ def values_in(meta: Mapping[str, Any], checkpoint: object) -> Mapping[str, Value
             f"checkpoint {checkpoint} has no values of derived columns, which {SETTINGS} make: "
             "leave these out, or use another checkpoint"
         )
-    made = {}
-    for key, values in found.items():
-        if not _is_ascending(values):
-            raise CheckpointError(
-                f"the plain part of checkpoint {checkpoint} is damaged: {DERIVED_VALUES}.{key}; "
-                "use another checkpoint"
-            )
-        made[str(key)] = values.numpy()
-    return made
+    tensors = {key: value for key, value in found.items() if isinstance(value, Tensor)}
+    try:
+        return _of_columns({key: value.numpy() for key, value in tensors.items()}, columns)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the plain part of checkpoint {checkpoint} is damaged: {DERIVED_VALUES}: {error}; "
+            "use another checkpoint"
+        ) from error
 
 
-def _is_ascending(values: object) -> bool:
-    """Return whether a value is a vector of int64 or float32, strictly ascending."""
-    if not isinstance(values, Tensor) or values.dim() != 1:
-        return False
-    kinds = (torch.int64, torch.float32)
-    return values.dtype in kinds and bool((values[1:] > values[:-1]).all())
+def _of_columns(
+    values: Mapping[str, Values], columns: Sequence[DerivedColumn]
+) -> Mapping[str, Values]:
+    """Return the stored values of each column, by key.
+
+    Raises:
+        ValueError: A column has none, or values that no fit gives.
+    """
+    for column in columns:
+        if column.key not in values:
+            raise ValueError(f"there are no values of {column.in_words()}")
+        if fault := _fault(column, values[column.key]):
+            raise ValueError(f"the values of {column.in_words()} {fault}")
+    return {column.key: values[column.key] for column in columns}
+
+
+def _fault(column: DerivedColumn, values: Values) -> str:
+    """Return what is wrong with the stored values of a column; an empty text if nothing is."""
+    dtype = "float32" if column.has_floats else "int64"
+    if values.dtype != dtype or values.ndim != 1:
+        return f"are {values.dtype} of {values.ndim} dimensions, must be a vector of {dtype}"
+    counts: Sequence[int] = (0,)
+    if column.kind is Kind.VOCABULARY:
+        counts = range(2**48)
+    elif column.kind is Kind.BUCKETS:
+        log = column.setting == LOG
+        counts = (LOG_EDGES,) if log else range(int(column.setting))
+    elif column.kind is Kind.PIECEWISE:
+        counts = (0, 2)
+    elif column.kind in (Kind.SINE, Kind.COSINE):
+        counts = (1,)
+        if len(values) == 1 and values[0] != np.float32(column.period):
+            return f"are {values[0]}, not its period"
+    if len(values) not in counts:
+        return f"are {len(values)}"
+    if not (np.isfinite(values).all() and (values[1:] > values[:-1]).all()):
+        return "are not finite and ascending"
+    return ""
 
 
 def written_values(columns: Sequence[DerivedColumn]) -> tuple[bytes, list[dict[str, Any]]]:
@@ -77,34 +111,31 @@ def written_values(columns: Sequence[DerivedColumn]) -> tuple[bytes, list[dict[s
     return b"".join(raw), lines
 
 
-def read_values(raw: bytes, lines: object) -> Mapping[str, Values]:
-    """Return the fitted values of an artefact, by key.
+def read_values(
+    raw: bytes, lines: object, columns: Sequence[DerivedColumn]
+) -> Mapping[str, Values]:
+    """Return the fitted values of columns from an artefact, by key.
 
     Args:
         raw: The file.
         lines: The lines of the columns.
+        columns: The derived columns of the model.
 
     Raises:
-        ValueError: The lines are no columns, or do not fit the file.
+        ValueError: The lines are other columns, or do not fit the file.
     """
     made: dict[str, Values] = {}
     try:
-        for line in cast(list[Any], lines):
-            column = derived_from(line)
-            first = int(line["first"])
-            count = int(line["count"])
+        for line, column in zip(cast(list[Any], lines), columns, strict=True):
+            first = line["first"]
+            count = line["count"]
+            if {**column.plain(), "first": first, "count": count} != line:
+                raise ValueError(f"{column.in_words()} has the line of another column")
             if not 0 <= first <= first + count <= len(raw) // ITEM_BYTES:
                 raise ValueError(f"{column.name} is outside of the file")
             floats = column.has_floats
             part = np.frombuffer(raw, "<f8" if floats else "<i8", count, first * ITEM_BYTES)
-            values: npt.NDArray[Any] = part.astype(np.float32 if floats else np.int64)
-            if not bool((values[1:] > values[:-1]).all()):
-                raise ValueError(f"{column.name} is not ascending")
-            if column.kind is Kind.PIECEWISE and count not in (0, 2):
-                raise ValueError(f"{column.name} has {count} ends")
-            if column.kind in (Kind.SINE, Kind.COSINE) and count != 1:
-                raise ValueError(f"{column.name} has {count} periods")
-            made[column.key] = values
+            made[column.key] = part.astype(np.float32 if floats else np.int64)
     except (TypeError, KeyError, OverflowError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    return made
+    return _of_columns(made, columns)

@@ -6,13 +6,14 @@ readable when a writer replaces the model (`recapp/stored/stored_model.py`).
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor
 
+from recapp.dataset.derived_columns import DerivedColumn
 from recapp.dataset.schema import DERIVED
 from recapp.errors import DataError, RecappError
 from recapp.sharding.layout import Block
@@ -131,8 +132,8 @@ class Snapshot(ABC, Generic[M]):
         """
 
     @abstractmethod
-    def derived_values(self) -> Mapping[str, Values]:
-        """Return the fitted values of derived columns, by key.
+    def derived_values(self, columns: Sequence[DerivedColumn]) -> Mapping[str, Values]:
+        """Return the fitted values of the derived columns of a model, by key.
 
         Raises:
             RecappError: The model has none, or they are damaged.
@@ -227,13 +228,13 @@ class Checkpoint(Snapshot[CheckpointManifest]):
         check_state(meta, self.path)
         return dense_state(meta)
 
-    def derived_values(self) -> Mapping[str, Values]:
-        """Return the fitted values of derived columns, by key.
+    def derived_values(self, columns: Sequence[DerivedColumn]) -> Mapping[str, Values]:
+        """Return the fitted values of the derived columns of a model, by key.
 
         Raises:
             CheckpointError: The checkpoint has none, or they are damaged.
         """
-        return values_in(self.meta(), self.path)
+        return values_in(self.meta(), columns, self.path)
 
     def verify(self) -> int:
         """Compare all checksums, and return the number of bytes read; all files must be open.
@@ -289,8 +290,8 @@ class Artefact(Snapshot[ArtefactManifest]):
 
         return self._made(DENSE, dense_state)
 
-    def derived_values(self) -> Mapping[str, Values]:
-        """Return the fitted values of derived columns, by key.
+    def derived_values(self, columns: Sequence[DerivedColumn]) -> Mapping[str, Values]:
+        """Return the fitted values of the derived columns of a model, by key.
 
         Raises:
             ArtefactError: The artefact has none, or they are damaged.
@@ -298,7 +299,7 @@ class Artefact(Snapshot[ArtefactManifest]):
         lines = self.manifest.entry("features", dict).get(DERIVED)
         if DERIVED_FILE not in self.manifest.files:
             raise self.damaged(f"{DERIVED_FILE} is not listed")
-        return self._made(DERIVED_FILE, lambda raw: read_values(raw, lines))
+        return self._made(DERIVED_FILE, lambda raw: read_values(raw, lines, columns))
 
     def _example(self, schema: "Schema") -> "RawTable":
         from recapp.stored.artefact_files import example_table

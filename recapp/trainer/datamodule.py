@@ -230,7 +230,8 @@ class ClickData(LightningDataModule):
         if schema.lists is None:
             schema = schema.with_stored_lists(ids)
         if schema.fits:
-            schema = schema.with_values(values_in(read_meta(checkpoint), checkpoint))
+            values = values_in(read_meta(checkpoint), schema.derived, checkpoint)
+            schema = schema.with_values(values)
         if schema is self._given:
             return
         self.schema = schema

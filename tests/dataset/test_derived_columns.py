@@ -221,8 +221,10 @@ def test_fitted_values_return_from_checkpoints_and_artefacts(logs):
         schema(buckets={"a": 3, "b": "log"}, piecewise=3, min_frequency=2),
         open_source(logs, schema()),
     )
-    from_checkpoint = values_in({"derived_values": plain_values(of.values)}, "best.ckpt")
-    from_artefact = read_values(*written_values(of.derived))
+    from_checkpoint = values_in(
+        {"derived_values": plain_values(of.values)}, of.derived, "best.ckpt"
+    )
+    from_artefact = read_values(*written_values(of.derived), of.derived)
     for found in (from_checkpoint, from_artefact):
         assert found.keys() == of.values.keys()
         for key, values in found.items():
@@ -252,21 +254,62 @@ def test_a_checkpoint_without_whole_values_is_refused(meta):
     with pytest.raises(
         CheckpointError, match=r"no values of derived columns|is damaged: derived_v"
     ):
-        values_in(meta, "best.ckpt")
+        values_in(meta, schema(min_frequency={"x": 1}).derived, "best.ckpt")
+
+
+def test_stored_values_that_no_fit_gives_are_refused_wherever_they_lie(logs):
+    chosen = {"buckets": {"a": 3, "b": "log"}, "piecewise": {"a": 1}, "periodic": {"b": 24}}
+    of = fitted(schema(**chosen, min_frequency=2), open_source(logs, schema()))
+    vocabulary = np.array([7, 9])
+    for key, values in (
+        ("a_bucket.buckets", [0, 1, 2]),  # two edges make three buckets
+        ("a_bucket.buckets", [0, math.nan]),
+        ("a_bucket.buckets", [0, math.inf]),
+        ("a_bucket.buckets", np.array([0, 1])),  # whole numbers
+        ("b_bucket.buckets", [0, 1]),
+        ("a_piece1.piecewise", [1]),
+        ("a_piece1.piecewise", [1, 2, 3]),
+        ("b_cos.cosine", [25]),
+        ("b_cos.cosine", []),
+        ("x.vocabulary", vocabulary[::-1].copy()),
+        ("x.vocabulary", vocabulary.astype(np.float32)),
+        ("x.vocabulary", vocabulary[None]),
+    ):
+        values = np.array(values, np.float32) if isinstance(values, list) else values
+        name = key.partition(".")[0]
+        with pytest.raises(
+            CheckpointError, match=rf"damaged: derived_values: the values of {name}"
+        ):
+            values_in(
+                {"derived_values": plain_values({**of.values, key: values})}, of.derived, "b.ckpt"
+            )
+        odd = [replace(c, values=values) if c.key == key else c for c in of.derived]
+        if values.ndim == 1 and values.dtype == of.values[key].dtype:
+            with pytest.raises(ValueError, match=f"the values of {name}"):
+                read_values(*written_values(odd), of.derived)
 
 
 @pytest.mark.parametrize(
     "line",
-    [3, {"name": "x"}, {"first": 1}, {"count": 9}, {"kind": "wavelet"}, {"first": -1}],
+    [
+        3,
+        {"name": "y"},
+        {"first": 1},
+        {"count": 9},
+        {"kind": "wavelet"},
+        {"first": -1},
+        {"count": 0.5},
+    ],
 )
-def test_an_artefact_with_damaged_values_is_refused(logs, line):
+def test_an_artefact_with_damaged_lines_is_refused(logs, line):
     of = fitted(schema(min_frequency={"x": 1}), open_source(logs, schema()))
     raw, (known,) = written_values(of.derived)
-    damaged = line if line in (3, {"name": "x"}) else {**known, **line}
-    with pytest.raises(ValueError):
-        read_values(raw, [damaged])
-    with pytest.raises(ValueError, match="not ascending"):
-        read_values(raw[::-1], [known])
+    damaged = [{**known, **line}] if isinstance(line, dict) else line
+    for lines in (damaged, [], [known, known], [{**known, "more": 1}], ["x"]):
+        with pytest.raises(ValueError):
+            read_values(raw, lines, of.derived)
+    with pytest.raises(ValueError, match="not finite and ascending"):
+        read_values(raw[::-1], [known], of.derived)
 
 
 def test_the_frequent_values_of_a_vocabulary_have_the_ids_of_batches(logs):
@@ -456,10 +499,3 @@ def test_data_without_a_trained_model_are_only_fitted_by_training(logs):
     data = ClickData(of, schema(buckets="log"))
     data.setup("fit")
     assert not data.schema.fits and len(data.derived_values()) == 2
-
-
-def test_an_artefact_whose_piece_has_one_end_is_refused(logs):
-    of = fitted(schema(piecewise={"a": 1}), open_source(logs, schema()))
-    raw, (line,) = written_values(of.derived)
-    with pytest.raises(ValueError, match="a_piece1 has 1 ends"):
-        read_values(raw, [{**line, "count": 1}])

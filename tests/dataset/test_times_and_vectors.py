@@ -159,7 +159,7 @@ def test_times_periods_and_vectors_stand_behind_the_columns_of_the_logs(logs):
     assert np.allclose(of_time[0], [-near, 0, 0, -near, 0], atol=1e-7)
     assert of_time[1][1] == 0 and of_time[1][2] == of_time[1][4] == 1
     assert (v0, v1) == ([1, 3, 0, 5, 7], [2, 4, 0, 6, 8])
-    values = read_values(*written_values(made.derived))
+    values = read_values(*written_values(made.derived), made.derived)
     assert values["t_week_sin.sine"].tolist() == [604_800] and values["a_cos.cosine"] == [24]
 
 

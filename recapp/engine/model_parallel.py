@@ -45,7 +45,7 @@ from recapp.engine.table_parameter import TableParameter
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, is_rules, rules_of_fused_params
 from recapp.optim.rules import WITHOUT_RATE, RowRule, rowwise_adagrad
-from recapp.optim.table_rule import describe, table_rule, with_frozen
+from recapp.optim.table_rule import describe, table_rule, with_frozen_of
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import BUILT_IN
@@ -152,7 +152,7 @@ class CollectionSharder:
         comm = make_comm(tables_group(ranks), device or own_device(ranks))
         plan = ShardingPlan(dict(params), comm.world, name=module_fqn or "custom")
         plan.check(module.tables())
-        rule = with_frozen(table_rule(module, [self]) or rowwise_adagrad(), module)
+        rule = with_frozen_of(table_rule(module, [self]) or rowwise_adagrad(), module)
         (twin,) = sharded_twins([module], plan, comm, rule, payload=self.payload)
         return twin
 
@@ -299,7 +299,7 @@ class DistributedModelParallel(nn.Module):
         super().__init__()
         self._ranks = process_group_of(env)
         chosen = table_rule(module, sharders)
-        rule = with_frozen(chosen or rowwise_adagrad(), module)
+        rule = with_frozen_of(chosen or rowwise_adagrad(), module)
         self.device = own_device(self._ranks) if device is None else torch.device(device)
         self.comm = make_comm(tables_group(self._ranks), self.device, transport)
         planner = EmbeddingShardingPlanner(rule=rule)

@@ -23,7 +23,7 @@ from recapp.engine.table_parameter import TableParameter, UpdatedTable
 from recapp.engine.table_strips import TableStrips
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, rules_of
-from recapp.optim.table_rule import check_same_rule, rule_in_backward, with_frozen
+from recapp.optim.table_rule import check_same_rule, rule_in_backward, with_frozen_of
 from recapp.sharding.layout import Block, copy_rows
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.jagged_tensor import JaggedTensor
@@ -409,7 +409,7 @@ def shard_model(
     if found:
         tables = embedding_tables(module)
         plan.check(tables)
-        rule = rules_of(rule and with_frozen(rule, module), [t.name for t in tables]) or None
+        rule = rules_of(rule and with_frozen_of(rule, module), [t.name for t in tables]) or None
     together: dict[torch.dtype, list[UnshardedCollection]] = {}
     for collection in dict.fromkeys(collection for _, collection in found):
         together.setdefault(collection.dtype, []).append(collection)

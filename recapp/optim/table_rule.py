@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recapp.errors import ConfigError
-from recapp.optim.named_rules import Rules, distinct_rules, is_rules, rule_of
+from recapp.optim.named_rules import Rules, distinct_rules, is_rules, rule_of, with_frozen
 from recapp.optim.rules import FROZEN, RowRule, adagrad, adam, rowwise_adagrad, sgd
 from recapp.tables.unsharded_collection import UnshardedCollection
 
@@ -50,7 +50,7 @@ def table_rule(module: nn.Module, sharders: Sequence[Any] | None = None) -> Rule
     return from_sharders or in_backward
 
 
-def with_frozen(rules: Rules, module: nn.Module) -> Rules:
+def with_frozen_of(rules: Rules, module: nn.Module) -> Rules:
     """Return row rules in which the frozen tables of a model have the rule `FROZEN`.
 
     Args:
@@ -64,10 +64,7 @@ def with_frozen(rules: Rules, module: nn.Module) -> Rules:
         for t in part.tables()
         if not part.weight(t.name).requires_grad
     ]
-    if not frozen:
-        return rules
-    named = rules if isinstance(rules, Mapping) else {"*": rules}
-    return {**named, **dict.fromkeys(frozen, FROZEN)}
+    return with_frozen(rules, frozen)
 
 
 def check_same_rule(in_backward: Rules, other: Rules, who: str) -> None:

@@ -103,7 +103,7 @@ class DynamicStore(FloatRows):
             trains: Whether the batch is trained.
         """
         assert strip_N is not None
-        trains = trains and self.rule is not None
+        trains = trains and self.trains
         row_N = row_N.long()
         slot_N = self.index.find(row_N, strip_N)
         if trains:
@@ -142,7 +142,11 @@ class DynamicStore(FloatRows):
     def trained(self, row_U: Tensor) -> Tensor | None:
         """Return which slots hold rows, not guests."""
         guests = self._all_guests()
-        return ~torch.isin(row_U, guests) if len(guests) else None
+        trained_U = super().trained(row_U)
+        if not len(guests):
+            return trained_U
+        admitted_U = ~torch.isin(row_U, guests)
+        return admitted_U if trained_U is None else admitted_U & trained_U
 
     def settle(self, step: int) -> None:
         """End a step after its update: free the slots of guests, of expired rows and of surplus
@@ -155,7 +159,7 @@ class DynamicStore(FloatRows):
         gone = [self._all_guests()]
         self.admission.release(gone[0])
         self._guests = []
-        if step == self.step + 1:
+        if step == self.step + 1 and self.trains:
             gone += [self.admission.expired(step), self.admission.surplus()]
         self.step = step
         self.settled += 1

@@ -32,7 +32,7 @@ from recapp.errors import ConfigError
 from recapp.kernels.links import Links, Scratch, offset_dtype, one_by_one
 from recapp.optim.named_rules import group_names
 from recapp.optim.optimizer import joined
-from recapp.optim.rules import GRADIENT, Rate, RowRule
+from recapp.optim.rules import FROZEN, GRADIENT, WITHOUT_RATE, Rate, RowRule
 from recapp.sharding.layout import Layout
 from recapp.transport.communicator import Comm
 
@@ -104,7 +104,8 @@ class FusedUpdate:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Return the param group of each rule. Tables that are parameters have none here.
+        """Return the param group of each rule. Tables that are parameters, and frozen ones, have
+        none here.
 
         Raises:
             ConfigError: The tables are read-only.
@@ -113,7 +114,7 @@ class FusedUpdate:
         return [
             group
             for rule, group in zip(self.rules, self._param_groups, strict=True)
-            if rule != GRADIENT
+            if rule not in WITHOUT_RATE
         ]
 
     def begin_anew(self, tables: Collection[str], updates: int) -> None:
@@ -360,10 +361,11 @@ class FusedUpdate:
                 statistics, gradients_G, row_gradients_G
             )
             means_G = self._mean_squares(statistics, gradients_G, row_gradients_G, rate_G)
-        for store, gradients, (row_U, links, _), mean_KU, rate in zip(
-            state.stores, gradients_G, row_gradients_G, means_G, rate_G, strict=True
+        for store, gradients, (row_U, links, _), mean_KU, rate, rule in zip(
+            state.stores, gradients_G, row_gradients_G, means_G, rate_G, self.rule_G, strict=True
         ):
-            store.update(gradients, links, row_U, mean_KU, rate)
+            if rule != FROZEN:
+                store.update(gradients, links, row_U, mean_KU, rate)
         for missed, rate in zip(self._missed, rates, strict=True):
             if missed is not None:
                 missed.add(rate)
@@ -423,11 +425,13 @@ class FusedUpdate:
 
     def _set_aside(self, group: int, gradients: Tensor, x: RowGradients) -> tuple[Tensor, Tensor]:
         """Copy the rows of one lookup, and sum their gradients into a new flat tensor. Gradients of
-        tables that are parameters do not wait: their rule only adds them up.
+        tables that are parameters do not wait: their rule only adds them up. Those of frozen tables
+        are dropped.
         """
         state = self.state
-        if self.rule_G[group] == GRADIENT:
-            state.stores[group].update(gradients, x.links, x.row_U, None, 0.0)
+        if self.rule_G[group] in WITHOUT_RATE:
+            if self.rule_G[group] == GRADIENT:
+                state.stores[group].update(gradients, x.links, x.row_U, None, 0.0)
             return x.row_U[:0], torch.empty(0, dtype=state.dtype, device=gradients.device)
         width = state.stores[group].width
         summed = torch.empty(x.links.bags * width, dtype=state.dtype, device=gradients.device)

@@ -25,7 +25,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
@@ -44,8 +44,8 @@ from recapp.engine.sharded_collection import (
 from recapp.engine.table_parameter import TableParameter
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, is_rules, rules_of_fused_params
-from recapp.optim.rules import GRADIENT, RowRule, rowwise_adagrad
-from recapp.optim.table_rule import describe, table_rule
+from recapp.optim.rules import WITHOUT_RATE, RowRule, rowwise_adagrad
+from recapp.optim.table_rule import describe, table_rule, with_frozen_of
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import BUILT_IN
@@ -152,7 +152,7 @@ class CollectionSharder:
         comm = make_comm(tables_group(ranks), device or own_device(ranks))
         plan = ShardingPlan(dict(params), comm.world, name=module_fqn or "custom")
         plan.check(module.tables())
-        rule = table_rule(module, [self]) or rowwise_adagrad()
+        rule = with_frozen_of(table_rule(module, [self]) or rowwise_adagrad(), module)
         (twin,) = sharded_twins([module], plan, comm, rule, payload=self.payload)
         return twin
 
@@ -299,7 +299,7 @@ class DistributedModelParallel(nn.Module):
         super().__init__()
         self._ranks = process_group_of(env)
         chosen = table_rule(module, sharders)
-        rule = chosen or rowwise_adagrad()
+        rule = with_frozen_of(chosen or rowwise_adagrad(), module)
         self.device = own_device(self._ranks) if device is None else torch.device(device)
         self.comm = make_comm(tables_group(self._ranks), self.device, transport)
         planner = EmbeddingShardingPlanner(rule=rule)
@@ -336,6 +336,16 @@ class DistributedModelParallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
         return self._wrapped(*args, **kwargs)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Freeze or train all parameters, those of the tables too. Every rank calls it.
+
+        Raises:
+            ConfigError: As for a sharded collection.
+        """
+        for collection in sharded_collections(self):
+            collection.requires_grad_(requires_grad)
+        return super().requires_grad_(requires_grad)
 
     def sparse_groups(self) -> list[dict[str, Any]]:
         """Return the param groups of the tables, for `HybridOptimizer` or to set learning rates by
@@ -377,7 +387,7 @@ class DistributedModelParallel(nn.Module):
         """Print a note that the tables train, with their learning rate, for users whose optimiser
         has only `parameters()`.
         """
-        fused = [rule for rule in sharded_tables(self)[0].update.rules if rule != GRADIENT]
+        fused = [rule for rule in sharded_tables(self)[0].update.rules if rule not in WITHOUT_RATE]
         if fused and not self._rate_is_known and not self.comm.rank:
             (rule,) = fused
             note_once(

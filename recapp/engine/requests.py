@@ -119,11 +119,14 @@ class Requests:
         Raises:
             ConfigError: A table does not allow them.
         """
-        for asked, tables in zip(self.asked, self.state.dynamic_tables_G, strict=True):
+        for asked, store, tables in zip(
+            self.asked, self.state.stores, self.state.dynamic_tables_G, strict=True
+        ):
             for table, rows in zip(tables, asked.rows_I.tolist() if tables else (), strict=True):
                 known = table.dynamic
                 most = known.max_rows if known and known.seen == 1 else None
-                if self.trains and most is not None and rows > most:
+                trains = self.trains and getattr(store, "trains", False)
+                if trains and most is not None and rows > most:
                     raise ConfigError(
                         f"table {table.name}: dynamic.max_rows={most}: a batch has {rows:,} "
                         "distinct ids of this table, and each of them needs a row: raise "

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from recapp.engine.frozen_rows import FrozenRows
 from recapp.engine.missed_steps import MissedSteps
 from recapp.engine.row_average import RowAverage
 from recapp.kernels.backend import Backend
 from recapp.kernels.links import Links
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.row_memory import RowMemory
-from recapp.optim.rules import GRADIENT, Rate, RowRule
+from recapp.optim.rules import FROZEN, GRADIENT, Rate, RowRule
 from recapp.sharding.layout import Block, Layout, Piece
 from recapp.stored.rectangles import AVERAGE, RAW, WEIGHT
 from recapp.tables.initial import begun_rows, fill_initial
@@ -204,6 +205,13 @@ class RowStore(nn.Module, ABC):
             row_K: Rows of the table, of which others may be on other ranks.
         """
 
+    def freeze(self, tables: Collection[str]) -> None:
+        """Let updates change all rows but those of some tables. By default rows are only read.
+
+        Args:
+            tables: The names of all frozen tables, which may belong to other stores.
+        """
+
     keeps_average = False
 
     def keep_average(self) -> None:
@@ -251,7 +259,8 @@ class FloatRows(RowStore):
         most: A function from the bytes of a row with its state to the largest number of rows.
 
     Under a rule of all rows, `missed` has the steps that rows may have missed. Stores of one rule
-    share it; the fused update adds the steps.
+    share it; the fused update adds the steps. An update leaves rows and state of the tables of
+    `frozen` as they are, which were frozen after the store was made.
     """
 
     def __init__(
@@ -272,6 +281,21 @@ class FloatRows(RowStore):
         self._state = [RowMemory(self.rows, n, group.dtype, group.device) for n in widths]
         self._average: RowAverage | None = None
         self._steps = RowMemory(self.rows, 1, STEPS, group.device) if follows_steps else None
+        self.freeze(())
+
+    def freeze(self, tables: Collection[str]) -> None:
+        """Keep the rows of some tables from now on (`RowStore.freeze`)."""
+        group = self.group
+        self.frozen = FrozenRows(group.layout, group.number, group.rank, tables)
+
+    @property
+    def trains(self) -> bool:
+        """Return whether an update changes rows."""
+        return self.rule not in (None, FROZEN) and bool(self.frozen.others)
+
+    def trained(self, row_U: Tensor) -> Tensor | None:
+        """Return which located rows an update changes (`RowStore.trained`)."""
+        return ~self.frozen.among(row_U) if self.frozen.names else None
 
     @property
     def weights(self) -> Tensor:
@@ -407,11 +431,13 @@ class FloatRows(RowStore):
         assert self.rule is not None, "the fused update refuses tables without a rule"
         dtype = self.group.dtype
         self._catch_up(row_U)
-        self.backend.update(
-            gradients, links, row_U, mean_U, self.weights, self.state, dtype, lr, self.rule
-        )
+        with self.frozen.kept([self.weights, *self.state], row_U):
+            self.backend.update(
+                gradients, links, row_U, mean_U, self.weights, self.state, dtype, lr, self.rule
+            )
         if (steps := self.steps) is not None and self.missed is not None:
             steps.index_fill_(0, row_U.long(), self.missed.now + 1)
+            self.frozen.fill(steps, self.missed.now + 1)  # no step is for frozen rows
 
     def squares(self, gradients: Tensor, links: Links, row_U: Tensor, lr: Rate) -> Tensor:
         """Sum the squares that the rule needs (`RowStore.squares`)."""

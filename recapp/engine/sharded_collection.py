@@ -8,7 +8,7 @@ collection is one member of them, and converts the vectors to the output of its 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,11 @@ from recapp.engine.outputs import Member
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_state import load_dynamic, load_strips, stored_names
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.table_parameter import TableParameter
+from recapp.engine.table_parameter import TableParameter, UpdatedTable
 from recapp.engine.table_strips import TableStrips
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, rules_of
-from recapp.optim.table_rule import check_same_rule, rule_in_backward
+from recapp.optim.table_rule import check_same_rule, rule_in_backward, with_frozen_of
 from recapp.sharding.layout import Block, copy_rows
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.jagged_tensor import JaggedTensor
@@ -69,8 +69,8 @@ class ShardedCollection(nn.Module):
         self.tables_in_state = True
         own = {t.name for t in self._tables}
         held = {name: p for name, p in shared.parameters_of.items() if name in own}
-        if held:
-            setattr(self, self.tables_of, ModuleByName(held))
+        updated = {t.name: UpdatedTable(shared, t.name) for t in self._tables}
+        setattr(self, self.tables_of, ModuleByName(updated | held))
         self.parameters_of: Mapping[str, TableParameter] = held
         # torch calls them in `state_dict` and `load_state_dict` of every module around
         self.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
@@ -83,6 +83,19 @@ class ShardedCollection(nn.Module):
     def tables(self) -> list[EmbeddingConfig]:
         """Return the tables, in order."""
         return list(self._tables)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Freeze the tables of the collection, or train them again, as on the unsharded twin. Every
+        rank calls it between two steps.
+
+        Raises:
+            ConfigError: A table cannot be frozen now, or not be trained again
+                (`ShardedTables.freeze`).
+        """
+        super().requires_grad_(requires_grad)  # of tables that are parameters
+        names = [t.name for t in self._tables if t.name not in self.parameters_of]
+        self.shared.freeze(names, not requires_grad)
+        return self
 
     def holder_of(self, table: str) -> object:
         """Return the owner of a table: the shared tables, in which collections share tables of one
@@ -396,14 +409,15 @@ def shard_model(
     if found:
         tables = embedding_tables(module)
         plan.check(tables)
-        rule = rules_of(rule, [t.name for t in tables]) or None
+        rule = rules_of(rule and with_frozen_of(rule, module), [t.name for t in tables]) or None
     together: dict[torch.dtype, list[UnshardedCollection]] = {}
     for collection in dict.fromkeys(collection for _, collection in found):
         together.setdefault(collection.dtype, []).append(collection)
     _check_shared(together)
     twins: dict[UnshardedCollection, ShardedCollection] = {}
     for collections in together.values():  # only vectors of one dtype can share a buffer
-        made = sharded_twins(collections, plan, comm, rule, backend, payload, trains, make_store)
+        own = rule and {t.name: rule[t.name] for c in collections for t in c.tables()}
+        made = sharded_twins(collections, plan, comm, own, backend, payload, trains, make_store)
         twins |= zip(collections, made, strict=True)
     for path, collection in found:
         parent, _, name = path.rpartition(".")
@@ -477,6 +491,8 @@ def _twin(collection: UnshardedCollection, shared: ShardedTables, number: int) -
 
 def _take_over_rows(twin: ShardedCollection, collection: UnshardedCollection) -> None:
     """Copy the rows of a collection on a real device to its twin."""
+    for name, parameter in twin.parameters_of.items():
+        parameter.weight.requires_grad_(collection.weight(name).requires_grad)
     dynamic = {t.name for t in collection.tables() if t.dynamic is not None}  # no rows to copy
     for block in twin.blocks():
         if block.table in dynamic:

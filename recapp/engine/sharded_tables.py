@@ -32,7 +32,7 @@ from recapp.engine.lookup import LocalLookup, Lookup
 from recapp.engine.outputs import Member
 from recapp.engine.requests import Requests
 from recapp.engine.row_statistics import RowStatistics
-from recapp.engine.row_store import FloatStore, RowStore, StoredGroup
+from recapp.engine.row_store import FloatRows, FloatStore, RowStore, StoredGroup
 from recapp.engine.state import EngineState
 from recapp.engine.stored_rows import StoredRows
 from recapp.engine.table_parameter import table_parameters, with_parameters
@@ -41,7 +41,7 @@ from recapp.kernels.backend import backend as choose_backend
 from recapp.kernels.backend import slow_kernels_note
 from recapp.kernels.warm_up import report_compilation, warm_up
 from recapp.optim.named_rules import Rules, check_types, distinct_rules, rules_of
-from recapp.optim.rules import RowRule
+from recapp.optim.rules import FROZEN, RowRule
 from recapp.sharding.layout import Block, make_layout
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -217,7 +217,7 @@ class ShardedTables(nn.Module):
                 self.dtype,
                 state.payload,
                 state.any_mean,
-                self.update.rule_G if trains else [None] * len(state.stores),
+                [rule if trains and rule != FROZEN else None for rule in self.update.rule_G],
                 statistics.means_G if statistics else [0] * len(state.stores),
             )
 
@@ -263,7 +263,7 @@ class ShardedTables(nn.Module):
 
     def begin_anew(self, tables: Collection[str], epoch: int) -> None:
         """Give the rows of some tables the start values of an epoch, and their optimiser its start
-        state. Every rank calls it between two steps.
+        state. Frozen tables stay. Every rank calls it between two steps.
 
         Args:
             tables: The names of tables, which may belong to other collections.
@@ -271,9 +271,51 @@ class ShardedTables(nn.Module):
         """
         self.update.finish_step()
         self.forget_vectors()
+        trained = {name for name in tables if not self.is_frozen(name)}
         for store in self.state.stores:
-            store.begin_anew(tables, epoch)
+            store.begin_anew(trained, epoch)
         self.update.begin_anew(tables, self.updates)
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Return the names of the tables that were frozen after sharding."""
+        stores = [s for s in self.state.stores if isinstance(s, FloatRows)]
+        return frozenset(name for store in stores for name in store.frozen.names)
+
+    def is_frozen(self, table: str) -> bool:
+        """Return whether updates leave the rows of a table as they are."""
+        return table in self.frozen or self.rules.get(table) == FROZEN
+
+    def freeze(self, tables: Collection[str], frozen: bool = True) -> None:
+        """Freeze some tables, or train them again. Every rank calls it between two steps.
+
+        Args:
+            tables: The names of the tables.
+            frozen: Whether updates leave their rows as they are.
+
+        Raises:
+            ConfigError: A table was frozen when it was sharded, so it has no optimiser to train
+                with; or only some dynamic tables of a store are frozen.
+        """
+        fixed = [name for name in tables if self.rules.get(name) == FROZEN]
+        if fixed and not frozen:
+            raise ConfigError(
+                f"table {fixed[0]} was frozen when it was sharded and has no optimiser: call "
+                "requires_grad_(True) before sharding (or leave it out of tables.frozen); to train "
+                "it later, freeze it after sharding"
+            )
+        wanted = self.frozen | set(tables) if frozen else self.frozen - set(tables)
+        for store in self.stored.dynamic_stores:
+            own = {strip.table.name for strip in store.strips}
+            if own & wanted and own - wanted:
+                raise ConfigError(
+                    f"table {min(own & wanted)} is dynamic and has one store with "
+                    f"{min(own - wanted)}, in which rows come and go: freeze it before the model "
+                    "is sharded, or freeze both"
+                )
+        self.update.complete()
+        for store in self.state.stores:
+            store.freeze(wanted)
 
     def begin_rows(self, table: str, row_K: Tensor) -> None:
         """Give some rows of a table their start values; their optimiser's state stays. Every rank

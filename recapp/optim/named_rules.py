@@ -35,7 +35,7 @@ from typing import Any, TypeVar
 
 from recapp.errors import ConfigError, suggest
 from recapp.optim import rules
-from recapp.optim.rules import RowRule
+from recapp.optim.rules import FROZEN, RowRule
 from recapp.settings.values import shown
 from recapp.tables.config import EmbeddingConfig, compute_type
 
@@ -125,10 +125,18 @@ def rules_of(rules: Rules | None, tables: Sequence[str]) -> dict[str, RowRule]:
     return {table: rule for table, rule in found.items() if rule is not None}
 
 
+def with_frozen(rules: Rules, tables: Sequence[str]) -> Rules:
+    """Return row rules in which some tables have the rule `FROZEN`."""
+    if not tables:
+        return rules
+    named = rules if isinstance(rules, Mapping) else {"*": rules}
+    return {**named, **dict.fromkeys(tables, FROZEN)}
+
+
 def tables_that_restart(
     patterns: Sequence[str], rules: Mapping[str, RowRule], setting: str = RESTARTS
 ) -> list[str]:
-    """Return the names of the tables that begin anew at each epoch.
+    """Return the names of the tables that begin anew at each epoch. Frozen tables do not.
 
     Args:
         patterns: Names or globs of tables.
@@ -136,13 +144,19 @@ def tables_that_restart(
         setting: The setting that holds the patterns, for errors.
 
     Raises:
-        ConfigError: A name or glob matches no table. Or only some tables of a rule begin anew, and
-            the step size of the rule depends on the number of its steps.
+        ConfigError: A name or glob matches no table, or is that of a frozen one. Or only some
+            tables of a rule begin anew, and the step size of the rule depends on the number of its steps.
     """
     for pattern in patterns:
         if not any(fnmatchcase(table, pattern) or table == pattern for table in rules):
             raise ConfigError(f"{setting}: {pattern}: no such table; {suggest(pattern, rules)}")
-    names = [t for t in rules if any(t == p or fnmatchcase(t, p) for p in patterns)]
+        if rules.get(pattern) == FROZEN:
+            raise ConfigError(
+                f"{setting}: {pattern}: the table is frozen and keeps its rows: leave it out, or "
+                "train the table"
+            )
+    moving = [table for table in rules if rules[table] != FROZEN]
+    names = [t for t in moving if any(t == p or fnmatchcase(t, p) for p in patterns)]
     for rule in distinct_rules(rules[name] for name in names):
         left = [table for table in rules if rules[table] == rule and table not in names]
         if rule.rate is not None and left:

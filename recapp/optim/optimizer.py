@@ -8,7 +8,7 @@ dense part alike.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -129,11 +129,29 @@ class HybridOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a result of `state_dict`. The fused updates keep reading the same group dicts."""
         self.dense.load_state_dict(state_dict["dense"])
-        for group, stored in zip(self.sparse_groups, state_dict["sparse"], strict=True):
+        stored_groups = groups_of_tables(state_dict["sparse"], self.sparse_groups)
+        for group, stored in zip(self.sparse_groups, stored_groups, strict=True):
             # a group keeps the name and tables of this run's rules
             group.update({key: stored[key] for key in stored if key not in ("name", "tables")})
         self.param_groups = self.dense.param_groups + self.sparse_groups
         self.state = self.dense.state
+
+
+def groups_of_tables(
+    stored: Sequence[dict[str, Any]], fresh: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return for each new param group of tables a copy of a stored param group: the stored group
+    of the first table that has one; the group itself where no table was trained before.
+
+    If a checkpoint stored groups without the names of their tables, all its tables had one rule.
+    """
+    of_table = {table: group for group in stored for table in group.get("tables", ())}
+    found = []
+    for number, group in enumerate(fresh):
+        others = [stored[number]] if len(stored) == len(fresh) else [*stored[:1], group]
+        known = [of_table[table] for table in group["tables"] if table in of_table]
+        found.append(dict([*known, *others][0]))
+    return found
 
 
 def hybrid(dense: Optimizer, collections: Iterable[Any]) -> HybridOptimizer:

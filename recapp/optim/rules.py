@@ -280,6 +280,17 @@ optimiser.
 """
 
 
+def _keep(w, g, mean_square, lr, sqrt):
+    return (w,)
+
+
+FROZEN = RowRule("frozen", _keep, 0.0)
+"""The rule of frozen tables, which no step changes: it has no state and no learning rate."""
+
+WITHOUT_RATE = (GRADIENT, FROZEN)
+"""The rules whose tables the fused update does not change, so they have no param group."""
+
+
 def sgd(lr: float = 0.1, weight_decay: float = 0.0, l2_all_rows: float | None = None) -> RowRule:
     """Return the rule w -= lr g, equal to `torch.optim.SGD` on sparse gradients.
 

@@ -3,6 +3,10 @@
     sharders=[EmbeddingBagCollectionSharder(rule)]
     _apply_optimizer_in_backward(torch.optim.Adagrad, collection.parameters(), {"lr": 0.1})
 
+Tables whose weight does not require a gradient are frozen: they get the rule `FROZEN`.
+
+    collection.requires_grad_(False)
+
 The second call comes before the collection is sharded. Backward updates tables by a row rule
 (`recapp/optim/rules.py`). So an optimiser of torch becomes the rule that computes the same update,
 or is refused. No optimiser that a user names is ignored in silence.
@@ -17,8 +21,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recapp.errors import ConfigError
-from recapp.optim.named_rules import Rules, distinct_rules, is_rules, rule_of
-from recapp.optim.rules import RowRule, adagrad, adam, rowwise_adagrad, sgd
+from recapp.optim.named_rules import Rules, distinct_rules, is_rules, rule_of, with_frozen
+from recapp.optim.rules import FROZEN, RowRule, adagrad, adam, rowwise_adagrad, sgd
 from recapp.tables.unsharded_collection import UnshardedCollection
 
 _WITHOUT_EFFECT = ("params", "dampening", "foreach", "fused", "capturable", "differentiable")
@@ -46,6 +50,23 @@ def table_rule(module: nn.Module, sharders: Sequence[Any] | None = None) -> Rule
     return from_sharders or in_backward
 
 
+def with_frozen_of(rules: Rules, module: nn.Module) -> Rules:
+    """Return row rules in which the frozen tables of a model have the rule `FROZEN`.
+
+    Args:
+        rules: The rule of all tables, or rules by table name or glob.
+        module: A model whose collections may be sharded or not.
+    """
+    frozen = [
+        t.name
+        for part in module.modules()
+        if isinstance(part, UnshardedCollection)
+        for t in part.tables()
+        if not part.weight(t.name).requires_grad
+    ]
+    return with_frozen(rules, frozen)
+
+
 def check_same_rule(in_backward: Rules, other: Rules, who: str) -> None:
     """Check that a rule does not contradict the optimiser applied in backward.
 
@@ -58,9 +79,9 @@ def check_same_rule(in_backward: Rules, other: Rules, who: str) -> None:
         ConfigError: The rules differ; the message names both.
     """
     if isinstance(in_backward, Mapping):
-        same = all(rule_of(other, table) == rule for table, rule in in_backward.items())
+        same = all(rule_of(other, t) in (rule, FROZEN) for t, rule in in_backward.items())
     elif isinstance(other, Mapping):
-        same = all(rule == in_backward for rule in other.values())
+        same = all(rule in (in_backward, FROZEN) for rule in other.values())
     else:
         same = in_backward == other
     if not same:
@@ -103,7 +124,7 @@ def rule_of_sharders(sharders: Sequence[Any] | None) -> Rules | None:
 def rule_in_backward(module: nn.Module) -> Rules | None:
     """Return the rule of the optimisers that `_apply_optimizer_in_backward` set.
 
-    That function leaves an optimiser on the weights of a model's tables.
+    That function leaves an optimiser on the weights of a model's tables. Frozen tables have none.
 
     Returns:
         The row rule that computes the same update of touched rows, or the rule of each table if
@@ -114,7 +135,8 @@ def rule_in_backward(module: nn.Module) -> Rules | None:
             optimiser.
     """
     collections = [m for m in module.modules() if isinstance(m, UnshardedCollection)]
-    rules = {t.name: _rule_on(t.name, c.weight(t.name)) for c in collections for t in c.tables()}
+    weights = {t.name: c.weight(t.name) for c in collections for t in c.tables()}
+    rules = {name: _rule_on(name, w) for name, w in weights.items() if w.requires_grad}
     if not any(rules.values()):
         return None
     first = next(name for name, rule in rules.items() if rule)

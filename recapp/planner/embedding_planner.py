@@ -27,7 +27,7 @@ from recapp.console import size
 from recapp.errors import PlanError
 from recapp.optim.named_rules import Rules
 from recapp.optim.rules import rowwise_adagrad
-from recapp.optim.table_rule import table_rule
+from recapp.optim.table_rule import table_rule, with_frozen_of
 from recapp.planner.choose_modes import initial_plan
 from recapp.planner.constraints import Constraints, ParameterConstraints, constraints_of
 from recapp.planner.cost import Floats, PlanCost, cost_of, fixed_of
@@ -175,11 +175,12 @@ class EmbeddingShardingPlanner:
             PlanError: Constraints cannot hold, or no plan fits.
             ConfigError: Sharders or optimisers are unusable, or differ from each other.
         """
+        rule = table_rule(module, sharders) or self.rule or rowwise_adagrad()
         made = self.plan_problem(
             PlanningProblem(
                 embedding_tables(module),
                 Topology(1),
-                rule=table_rule(module, sharders) or self.rule or rowwise_adagrad(),
+                rule=with_frozen_of(rule, module),
                 dense=dense_of(module),
                 lookups=embedding_lookups(module),
             )

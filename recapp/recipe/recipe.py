@@ -180,12 +180,20 @@ class Recipe(Command):
 
     @cached_property
     def rules(self) -> "Rules":
-        """Return the row rule of the tables, or rules by table name or glob."""
+        """Return the row rule of the tables, or rules by table name or glob.
+
+        Raises:
+            ConfigError: The settings make no row rule, or `tables.frozen` names no table.
+        """
+        from recapp.optim.named_rules import with_frozen
         from recapp.recipe.row_rules import rules_of
-        from recapp.tables.named_collections import of_all_members
+        from recapp.tables.named_collections import named_tables, of_all_members
 
         found = rules_of(self.optimizer.sparse)
-        return of_all_members(found, self.all_tables) if isinstance(found, Mapping) else found
+        found = of_all_members(found, self.all_tables) if isinstance(found, Mapping) else found
+        if not self.tables.frozen:
+            return found
+        return with_frozen(found, named_tables("tables.frozen", self.tables.frozen, self.all_tables))
 
     @cached_property
     def model_tables(self) -> "ModelTables":

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, suggest
 from recapp.tables.config import EmbeddingConfig, PoolingType
 from recapp.tables.lookups import TableLookup
 
@@ -77,6 +77,26 @@ def of_all_members(by_table: Mapping[str, T], tables: Iterable[EmbeddingConfig])
         elif globs and not fnmatchcase(table.name, globs[-1]):
             made[table.name] = by_table[globs[-1]]
     return made
+
+
+def named_tables(
+    setting: str, names: Iterable[str], tables: Sequence[EmbeddingConfig]
+) -> list[str]:
+    """Return the tables that a setting names, each in all members of an ensemble.
+
+    Args:
+        setting: The setting, for errors.
+        names: The names of tables of the first member, or of a later one.
+        tables: The tables of all members.
+
+    Raises:
+        ConfigError: There is no such table; the message lists close matches.
+    """
+    known = [table.name for table in tables if table.member_of is None]
+    for name in names:
+        if not any(name in (t.name, t.member_of) for t in tables):
+            raise ConfigError(f"{setting}: {name}: no such table; {suggest(name, known)}")
+    return [t.name for t in tables if t.name in names or t.member_of in names]
 
 
 def member_tables(tables: ModelTables, number: int) -> ModelTables:

@@ -86,6 +86,8 @@ class TablesOfDataset:
         wide: Whether the model gets the collection `wide`, with one weight for each id, from 0;
             None makes it for models that need it.
         collections: Further collections of the model by name.
+        frozen: The tables that no step changes.
+        values: The files from which tables get their start values, by table.
 
     Raises:
         ConfigError: A setting of dynamic tables is given for other tables, or the reverse; or two
@@ -106,6 +108,8 @@ class TablesOfDataset:
     collections: dict[str, FurtherTables] | None = None
     id_rule: IdRule | None = None
     init_range: Annotated[float, Within(0)] | None = None
+    frozen: tuple[str, ...] = ()
+    values: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
         if self.wide is not None and WIDE in (self.collections or {}):
@@ -179,13 +183,17 @@ class ListedLookup:
 
 @dataclass(frozen=True, kw_only=True)
 class ListedTables:
-    """The group `tables` under `tables=sample`: the tables that the file lists, and their
-    lookups.
+    """The group `tables` under `tables=sample`: the tables that the file lists, and their lookups.
+
+    Args:
+        frozen: As for `TablesOfDataset`, like `values`.
     """
 
     source: Literal["list"]
     tables: tuple[ListedTable, ...]
     lookups: tuple[ListedLookup, ...] | None = None
+    frozen: tuple[str, ...] = ()
+    values: dict[str, str] | None = None
 
     @property
     def only_bags(self) -> bool:

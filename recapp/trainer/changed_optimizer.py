@@ -8,13 +8,14 @@ Lightning restores an optimiser with its rates and all other hyper-parameters, a
 its initial rates. It would silently ignore new values in the settings.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from recapp.console import note
 from recapp.optim.named_rules import settings_of_table
+from recapp.optim.optimizer import groups_of_tables
 from recapp.stored.training_state import state_must_fit
 
 Settings = Mapping[str, Any]
@@ -42,21 +43,26 @@ class ChangedOptimizer(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Edit the optimiser's state before it is restored, and note every change on rank 0."""
-        if not trainer.optimizers or not any(self.changed.values()):
+        if not trainer.optimizers:
             return
         with state_must_fit("the optimizer's state", "optimizer"):
-            self._edit(trainer, checkpoint)
+            fresh: Any = trainer.optimizers[0]
+            (stored,) = checkpoint["optimizer_states"]
+            # tables that are frozen, or are not any more, may take a group away or bring one
+            regrouped = len(stored["sparse"]) != len(fresh.sparse_groups)
+            if regrouped or any(self.changed.values()):
+                self._edit(fresh, stored, trainer, checkpoint)
         if trainer.is_global_zero:
             for part, keys in self.changed.items():
                 self._note(part, keys)
 
-    def _edit(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-        fresh: Any = trainer.optimizers[0]
-        (stored,) = checkpoint["optimizer_states"]
+    def _edit(
+        self, fresh: Any, stored: dict[str, Any], trainer: Trainer, checkpoint: dict[str, Any]
+    ) -> None:
         if "_target_" in self.changed["dense"]:
             stored["dense"] = fresh.dense.state_dict()
-        if self.changed["sparse"]:
-            stored["sparse"] = _groups_of_tables(stored["sparse"], fresh.sparse_groups)
+        if self.changed["sparse"] or len(stored["sparse"]) != len(fresh.sparse_groups):
+            stored["sparse"] = groups_of_tables(stored["sparse"], fresh.sparse_groups)
         groups = [*stored["dense"]["param_groups"], *stored["sparse"]]
         keys = [self.changed["dense"]] * len(fresh.dense.param_groups)
         keys += [self._changed_of(group) for group in fresh.sparse_groups]
@@ -93,22 +99,6 @@ class ChangedOptimizer(Callback):
                 note(f"optimizer.{part} is another one than the checkpoint's{begins}")
             elif "_target_" not in keys:
                 note(f"optimizer.{part}.{key}={new.get(key)} takes the place of the checkpoint's")
-
-
-def _groups_of_tables(
-    stored: Sequence[dict[str, Any]], fresh: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return for each new param group of tables a copy of a stored param group: the stored group
-    of the new group's first table.
-
-    If a checkpoint stored groups without the names of their tables, all its tables had one rule.
-    """
-    of_table = {table: group for group in stored for table in group.get("tables", ())}
-    in_order = len(stored) == len(fresh)
-    return [
-        dict(of_table.get(group["tables"][0], stored[number if in_order else 0]))
-        for number, group in enumerate(fresh)
-    ]
 
 
 def _changed(before: Any, now: Settings | None) -> list[str]:

@@ -25,7 +25,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.named_rules import Rules
 from recapp.optim.rules import rowwise_adagrad
-from recapp.optim.table_rule import table_rule
+from recapp.optim.table_rule import table_rule, with_frozen_of
 from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner, plan_tables
 from recapp.planner.hardware import Hardware
@@ -112,7 +112,7 @@ def found_problem(
     return PlanningProblem(
         tables,
         topology,
-        rule=rule,
+        rule=with_frozen_of(rule, module),
         statistics=statistics,
         dense=dense_of(module),
         lookups=lookups,

@@ -11,6 +11,7 @@ from recapp.engine.dynamic_blocks import (
     without_waiting,
 )
 from recapp.engine.sharded_tables import ShardedTables
+from recapp.optim.rules import FROZEN
 from recapp.sharding.layout import Block
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.rectangles import AVERAGE, OF_WEIGHTS, RAW, WEIGHT
@@ -121,8 +122,12 @@ def _say(changed: Mapping[str, tuple[str, str]]) -> None:
     """Print a note for the tables whose row rule has changed."""
     for rules in dict.fromkeys(changed.values()):
         alike = [name for name in changed if changed[name] == rules]
+        one = len(alike) == 1
+        if rules[1] == FROZEN.name:
+            console.note(f"{_some(alike)} {'is' if one else 'are'} frozen from here on")
+            continue
         console.note(
-            f"{_some(alike)} go{'es' if len(alike) == 1 else ''} on by {rules[1]}, the "
+            f"{_some(alike)} go{'es' if one else ''} on by {rules[1]}, the "
             f"checkpoint has {rules[0]}: weights stay, the optimizer's state begins anew"
         )
 

@@ -1,0 +1,64 @@
+"""The rows of tables that were frozen after sharding, when they lie in one store with others.
+
+A store updates all touched rows in one kernel call. Frozen rows go along and are put back with
+their optimiser's state, bit for bit. Tables that are frozen before sharding cost less: they have
+the rule `FROZEN`, and so a store of their own, without state and without updates.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from recapp.sharding.layout import Layout
+
+
+class FrozenRows:
+    """The frozen tables of a store.
+
+    Args:
+        layout: The places of the rows of all tables.
+        group: The number of the store's group.
+        rank: The rank of the store.
+        tables: The names of all frozen tables, which may belong to other groups.
+
+    `names` has the frozen tables of the group, and `others` its other tables.
+    """
+
+    def __init__(self, layout: Layout, group: int, rank: int, tables: Collection[str]) -> None:
+        own = dict.fromkeys(layout.tables[s.table].name for s in layout.strips if s.group == group)
+        self.names = [name for name in own if name in tables]
+        self.others = [name for name in own if name not in tables]
+        self._spans = [
+            (p.base, p.base + len(p.rows))
+            for p in layout.pieces_of(rank, group)
+            if layout.tables[layout.strips[p.strip].table].name in self.names
+        ]
+
+    def among(self, row_N: Tensor) -> Tensor:
+        """Return whether each located row of the store belongs to a frozen table."""
+        found_N = torch.full_like(row_N, bool(self.names and not self.others), dtype=torch.bool)
+        if self.others:
+            for first, last in self._spans:
+                found_N |= (row_N >= first) & (row_N < last)
+        return found_N
+
+    @contextmanager
+    def kept(self, tensors: Sequence[Tensor], row_U: Tensor) -> Iterator[None]:
+        """Put frozen rows back at the end of the context.
+
+        Args:
+            tensors: The weights of the store and the state of their optimiser, by rows.
+            row_U: The rows that change in the context.
+        """
+        row_F = row_U[self.among(row_U)].long() if self.names else row_U[:0].long()
+        before = [held[row_F] for held in tensors]
+        yield
+        for held, rows in zip(tensors, before, strict=True):
+            held[row_F] = rows
+
+    def fill(self, values_R: Tensor, value: int) -> None:
+        """Set the values of all frozen rows in a tensor with one value for each row."""
+        if self.names:
+            values_R[self.among(torch.arange(len(values_R), device=values_R.device))] = value

@@ -1,15 +1,20 @@
-"""The row rule of a model's tables. A user names it in one of two ways:
+"""The row rule of a model's tables. A user names it in one of three ways:
 
     sharders=[EmbeddingBagCollectionSharder(rule)]
     _apply_optimizer_in_backward(torch.optim.Adagrad, collection.parameters(), {"lr": 0.1})
+    torch.optim.Adam(module.parameters(), 0.1)      in a LightningModule
 
 Tables whose weight does not require a gradient are frozen: they get the rule `FROZEN`.
 
     collection.requires_grad_(False)
 
-The second call comes before the collection is sharded. Backward updates tables by a row rule
+The second call comes before the collection is sharded. Tables are updated by a row rule
 (`recapp/optim/rules.py`). So an optimiser of torch becomes the rule that computes the same update,
 or is refused. No optimiser that a user names is ignored in silence.
+
+An optimiser in backward stands for TorchRec's fused optimiser, which updates touched rows alone. An
+optimiser over parameters is torch's, which visits all rows where its moments or `weight_decay` move
+them (`l2_all_rows`).
 """
 
 import inspect
@@ -22,7 +27,15 @@ from torch.optim import Optimizer
 
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, distinct_rules, is_rules, rule_of, with_frozen
-from recapp.optim.rules import FROZEN, RowRule, adagrad, adam, rowwise_adagrad, sgd
+from recapp.optim.rules import (
+    FROZEN,
+    RowRule,
+    adagrad,
+    adam,
+    momentum_sgd,
+    rowwise_adagrad,
+    sgd,
+)
 from recapp.tables.unsharded_collection import UnshardedCollection
 
 _WITHOUT_EFFECT = ("params", "dampening", "foreach", "fused", "capturable", "differentiable")
@@ -168,16 +181,62 @@ def _rule_on(table: str, weight: Tensor) -> RowRule | None:
             f"table {table} has {kind.__name__} by apply_optimizer_in_backward, "
             f"which is no row rule: {_ALLOWED}"
         )
-    make, read = made
+    for name, given in _not_in_rule(kind, group, made):
+        raise ConfigError(
+            f"table {table} has {kind.__name__} with {name}={given} by "
+            "apply_optimizer_in_backward, which would reach rows that no id touched or is no "
+            f"part of the row rule: {_ALLOWED}"
+        )
+    return _rule_from(made, group)
+
+
+def rule_over(kind: type[Optimizer], group: Mapping[str, Any], table: str) -> RowRule:
+    """Return the row rule that updates a table as an optimiser of torch does that has the table as
+    a parameter. The learning rate is that before any schedule.
+
+    Args:
+        kind: The class of the optimiser.
+        group: The param group of the table.
+        table: The name of the table, for the error.
+
+    Raises:
+        ConfigError: No row rule computes the same update.
+    """
+    made = _KINDS_OF_PARAMETERS.get(kind) or _of_rowwise_adagrad(kind)
+    others = [] if made is None else _not_in_rule(kind, group, made)
+    if group.get("momentum") and group.get("dampening"):
+        others.append(("dampening", group["dampening"]))
+    if made is None or others:
+        given = "".join(f" with {name}={value}" for name, value in others[:1])
+        raise ConfigError(
+            f"table {table} has {kind.__name__}{given} by configure_optimizers, and no row rule "
+            f"computes its update: {_ALLOWED_OF_PARAMETERS}"
+        )
+    return _rule_from(made, {**group, "lr": group.get("initial_lr", group["lr"])})
+
+
+def numbers_of_rule(kind: type[Optimizer], group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a param group that `rule_over` reads, without the learning rate."""
+    made = _KINDS_OF_PARAMETERS.get(kind) or _of_rowwise_adagrad(kind)
+    return {} if made is None else {name: group[name] for name in made[1] if name != "lr"}
+
+
+def _not_in_rule(
+    kind: type[Optimizer], group: Mapping[str, Any], made: "_Kind"
+) -> list[tuple[str, Any]]:
+    """Return the arguments of an optimiser that its row rule does not have."""
     known = inspect.signature(kind).parameters
-    for name, given in group.items():
-        default = known[name].default if name in known else None  # with it, it has no effect
-        if name not in read and name not in _WITHOUT_EFFECT and given != default:
-            raise ConfigError(
-                f"table {table} has {kind.__name__} with {name}={given} by "
-                "apply_optimizer_in_backward, which would reach rows that no id touched or is no "
-                f"part of the row rule: {_ALLOWED}"
-            )
+    return [
+        (name, given)
+        for name, given in group.items()
+        if name in known and name not in made[1] and name not in _WITHOUT_EFFECT
+        # with the default, an argument has no effect
+        if given != (0 if name == "weight_decay" else known[name].default)
+    ]
+
+
+def _rule_from(made: "_Kind", group: Mapping[str, Any]) -> RowRule:
+    make, read = made
     return make({name: group[name] for name in read})
 
 
@@ -207,6 +266,48 @@ _KINDS: dict[type[Optimizer], _Kind] = {
         ("lr", "betas", "eps"),
     ),
 }
+
+
+def _l2(given: Given) -> float | None:
+    """Return the `l2_all_rows` of an optimiser without moments; None if it has no weight decay."""
+    return float(given["weight_decay"]) or None
+
+
+def _sgd_of_parameters(given: Given) -> RowRule:
+    lr = float(given["lr"])
+    if not given["momentum"]:
+        return sgd(lr, l2_all_rows=_l2(given))
+    return momentum_sgd(lr, float(given["momentum"]), l2_all_rows=float(given["weight_decay"]))
+
+
+def _adagrad_of_parameters(given: Given) -> RowRule:
+    start = float(given["initial_accumulator_value"])
+    return adagrad(float(given["lr"]), float(given["eps"]), start, l2_all_rows=_l2(given))
+
+
+def _adam_of_parameters(given: Given) -> RowRule:
+    beta1, beta2 = map(float, given["betas"])
+    l2 = float(given.get("weight_decay", 0))
+    return adam(float(given["lr"]), beta1, beta2, float(given["eps"]), l2_all_rows=l2)
+
+
+_KINDS_OF_PARAMETERS: dict[type[Optimizer], _Kind] = {
+    torch.optim.SGD: (_sgd_of_parameters, ("lr", "momentum", "weight_decay")),
+    torch.optim.Adagrad: (
+        _adagrad_of_parameters,
+        ("lr", "eps", "initial_accumulator_value", "weight_decay"),
+    ),
+    torch.optim.Adam: (_adam_of_parameters, ("lr", "betas", "eps", "weight_decay")),
+    # its decay is decoupled and reaches all rows, so it is not read, and only 0 has no effect
+    torch.optim.AdamW: (_adam_of_parameters, ("lr", "betas", "eps")),
+    torch.optim.SparseAdam: _KINDS[torch.optim.SparseAdam],
+}
+
+_ALLOWED_OF_PARAMETERS = (
+    "use SGD, Adagrad, Adam or SparseAdam of torch.optim, or name the rule of tables by "
+    "EmbeddingShardingStrategy(rule=recapp.adam(0.001)) and return "
+    "HybridOptimizer(optimizer, self.trainer.strategy.sparse_groups())"
+)
 
 
 def _of_rowwise_adagrad(kind: type[Optimizer]) -> _Kind | None:

@@ -34,6 +34,11 @@ def clip_tables_too(
             "nothing: set it, or leave clip_tables out"
         )
     update_in_step(optimizers, tables, "clip_tables=True")
+    clip_waiting(trainer)
+
+
+def clip_waiting(trainer: Trainer) -> None:
+    """Make the trainer clip the gradients of rows that wait for the step of an optimiser, too."""
     trainer.precision_plugin.clip_gradients = _clip  # type: ignore[method-assign]
 
 
@@ -71,11 +76,11 @@ def _clip(
     gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
 ) -> None:
     """Clip all gradients of an optimiser (`Precision.clip_gradients`)."""
-    assert isinstance(optimizer, HybridOptimizer)
     if clip_val <= 0:
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    tables = optimizer.table_gradients if isinstance(optimizer, HybridOptimizer) else []
     if gradient_clip_algorithm == GradClipAlgorithmType.VALUE:
-        clip_value(parameters, optimizer.table_gradients, clip_val)
+        clip_value(parameters, tables, clip_val)
     else:
-        clip_norm(parameters, optimizer.table_gradients, clip_val)
+        clip_norm(parameters, tables, clip_val)

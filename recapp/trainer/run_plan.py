@@ -24,7 +24,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.named_rules import Rules
-from recapp.optim.rules import rowwise_adagrad
 from recapp.optim.table_rule import table_rule, with_frozen_of
 from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner, plan_tables
@@ -161,12 +160,12 @@ def check_source(source: Any) -> None:
 _NAMED = (EmbeddingShardingPlanner, ShardingPlan, str, Path)
 
 
-def rule_of_run(module: LightningModule, source: PlanSource | None) -> Rules:
+def named_rule(module: LightningModule, source: PlanSource | None) -> Rules | None:
     """Return the row rule of an optimiser that is applied in backward, else the rule of the
-    planner, else row-wise Adagrad.
+    planner; None if there is neither.
     """
     of_planner = source.rule if isinstance(source, EmbeddingShardingPlanner) else None
-    return table_rule(module) or of_planner or rowwise_adagrad()
+    return table_rule(module) or of_planner
 
 
 def plan_from(source: PlanSource | None, problem: PlanningProblem) -> ShardingPlan:

@@ -35,10 +35,17 @@ from recapp import console
 from recapp.engine import sharded_collection
 from recapp.engine.model_parallel import compile_dense, wrap_dense
 from recapp.engine.row_store import RowStore, StoredGroup
-from recapp.engine.sharded_collection import shard_model, sharded_collections, sharded_tables
+from recapp.engine.sharded_collection import (
+    embedding_collections,
+    shard_model,
+    sharded_collections,
+    sharded_tables,
+)
 from recapp.engine.sharded_tables import ShardedTables
+from recapp.engine.tables_of_optimizers import tables_as_parameters
 from recapp.errors import PlanError
 from recapp.optim.named_rules import Rules
+from recapp.optim.rules import rowwise_adagrad
 from recapp.planner.choose_modes import initial_plan
 from recapp.planner.hardware import Hardware
 from recapp.planner.problem import PlanningProblem
@@ -58,19 +65,20 @@ from recapp.stored.run_files import absolute, folder_of
 from recapp.stored.training_state import check_state, state_must_fit
 from recapp.trainer.accumulation import Accumulation
 from recapp.trainer.check_trainer import check_trainer
-from recapp.trainer.clip_tables import clip_tables_too, update_in_step
+from recapp.trainer.clip_tables import clip_tables_too, clip_waiting, update_in_step
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.layer_statistics import running_statistics
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
+from recapp.trainer.own_optimizers import rules_said, take_tables
 from recapp.trainer.run_plan import (
     PlanSource,
     check_source,
     found_problem,
     found_ranks,
     found_topology,
+    named_rule,
     plan_from,
-    rule_of_run,
     with_counted_modes,
 )
 from recapp.trainer.saved_manifest import manifest_of, plain_part_of
@@ -112,8 +120,9 @@ class EmbeddingShardingStrategy(DDPStrategy):
             lookups, the topology found at start, the row rule, id statistics of the first training
             rows and the dense part.
         rule: The row rule of all tables, or row rules by table name or glob. None takes the rule of
-            an optimiser that is applied in backward, else the rule of the planner, else row-wise
-            Adagrad.
+            an optimiser that is applied in backward, else the rule of the planner, else the rules
+            that the module's optimisers say (`recapp/trainer/own_optimizers.py`). Tables that the
+            module trains by `sparse_groups()` alone have row-wise Adagrad.
         hosts: The number of hosts that the plan assumes; None takes the real number.
         memory_bytes: The memory of a rank for tables and their optimiser, in bytes; None takes the
             memory that is free at start.
@@ -179,6 +188,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         )
         self.planner = planner
         self.rule = rule
+        self._named_rule = rule  # not by the module's optimisers
         self.hosts = hosts
         self.stored = stored
         self.make_store = make_store
@@ -308,10 +318,24 @@ class EmbeddingShardingStrategy(DDPStrategy):
         if fitting:
             self.model = self._setup_model(self.lightning_module)
             self.setup_optimizers(trainer)
+            self._tables = sharded_tables(self.lightning_module)
         self.setup_precision_plugin()
         if fitting:
             self._update_in_step(trainer)
         remove_stop_broadcast(trainer)
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        """Make the module's optimisers, and let those that have tables train the tables.
+
+        Raises:
+            ConfigError: What they say of tables cannot be obeyed.
+        """
+        assert self.lightning_module is not None
+        with tables_as_parameters(self.lightning_module) as held:
+            super().setup_optimizers(trainer)
+        self.optimizers = take_tables(
+            self.lightning_module, self.optimizers, held, self._named_rule
+        )
 
     def _update_in_step(self, trainer: Trainer) -> None:
         """Let the optimiser's step update the tables, where it must know all gradients first."""
@@ -319,13 +343,18 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self._accumulation = Accumulation(batches) if batches > 1 else None
         if self.clip_tables:
             clip_tables_too(trainer, self.optimizers, self.sharded_tables())
+        elif any(shared.update.deferred for shared in self.sharded_tables()):
+            clip_waiting(trainer)
         elif batches > 1:
             update_in_step(
                 self.optimizers, self.sharded_tables(), f"accumulate_grad_batches={batches}"
             )
 
     def _shard(self, module: LightningModule) -> None:
-        self.rule = self.rule or rule_of_run(module, self.planner)
+        self._named_rule = self._named_rule or named_rule(module, self.planner)
+        asked = embedding_collections(module) and module.trainer.state.fn == TrainerFn.FITTING
+        of_module = rules_said(module) if asked and self._named_rule is None else None
+        self.rule = self._named_rule or of_module or self.rule or rowwise_adagrad()
         if self.plan is None:
             self.ranks = found_ranks(self.comm, self.root_device, self.memory_bytes)
             topology = found_topology(

@@ -1,0 +1,251 @@
+"""What a LightningModule says of its tables by its optimisers is obeyed or refused.
+
+    torch.optim.Adam(self.parameters(), 0.01)                    Adam's row rule at this rate
+    {"params": self.bags.parameters(), "lr": 0}                  rows that do not move
+    HybridOptimizer(dense, self.trainer.strategy.sparse_groups())    the rule named elsewhere
+
+`configure_optimizers` is called twice. The first call, before tables are sharded, tells the row
+rules, on which the plan and the stores depend. The second call makes the optimisers. Their param
+groups lose the tables; the rates of the groups, which schedules change, are those of the tables.
+An optimiser's `step` updates its tables, as it does unsharded.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
+from torch import nn
+from torch.optim import Optimizer
+
+from recapp.engine.sharded_collection import embedding_collections, sharded_tables
+from recapp.engine.sharded_tables import ShardedTables
+from recapp.engine.tables_of_optimizers import HeldTable, change_rules
+from recapp.errors import ConfigError
+from recapp.optim.named_rules import Rules, distinct_rules
+from recapp.optim.optimizer import HybridOptimizer
+from recapp.optim.rules import RowRule, rowwise_adagrad
+from recapp.optim.table_rule import describe, numbers_of_rule, rule_over
+
+GROUPS = "return HybridOptimizer(optimizer, self.trainer.strategy.sparse_groups())"
+
+
+class Said(NamedTuple):
+    """What a module says of a table.
+
+    Args:
+        optimizer: The optimiser that has the table.
+        number: The number of its param group.
+        rule: The row rule that computes the same update.
+        numbers: The numbers of the param group, without the rate, that the rule has.
+    """
+
+    optimizer: Optimizer
+    number: int
+    rule: RowRule
+    numbers: Mapping[str, Any]
+
+    @property
+    def group(self) -> dict[str, Any]:
+        """Return the param group, with its current rate."""
+        found: dict[str, Any] = self.optimizer.param_groups[self.number]
+        return found
+
+
+def rules_said(module: LightningModule) -> Rules:
+    """Return the row rules that the optimisers of a module give its unsharded tables; row-wise
+    Adagrad for tables that no optimiser has.
+
+    An error of `configure_optimizers` itself is left to its second call.
+
+    Raises:
+        ConfigError: No row rule computes the update of an optimiser.
+    """
+    weights = {
+        collection.weight(table.name): table.name
+        for _, collection in embedding_collections(module)
+        for table in collection.tables()
+    }
+    try:
+        optimizers = _init_optimizers_and_lr_schedulers(module)[0] if weights else []
+    except Exception:
+        optimizers = []
+    said = {} if _names_groups(optimizers) else _said(optimizers, weights)
+    rules = {table: of_table.rule for table, of_table in said.items()}
+    if len(rules) < len(set(weights.values())) or not rules:
+        rules = {"*": rowwise_adagrad()} | rules
+    kinds = distinct_rules(rules.values())
+    return kinds[0] if len(kinds) == 1 else rules
+
+
+def take_tables(
+    module: LightningModule,
+    optimizers: Sequence[Any],
+    held: Mapping[nn.Parameter, HeldTable],
+    named: Rules | None,
+) -> list[Any]:
+    """Remove the tables from the param groups of a module's optimisers, and let the steps of these
+    optimisers update the tables. Every rank calls it.
+
+    Args:
+        module: The module, with sharded tables.
+        optimizers: The optimisers that `configure_optimizers` has returned.
+        held: The tables for which parameters stand (`tables_as_parameters`).
+        named: The row rules that are named elsewhere; None if only the optimisers say them.
+
+    Returns:
+        The optimisers that train. Those that have tables are each in a `HybridOptimizer`.
+
+    Raises:
+        ConfigError: The optimisers contradict the named rules or one another, or have not all
+            tables.
+    """
+    in_groups = _names_groups(optimizers)
+    trained = {p: held_table.table for p, held_table in held.items() if p.requires_grad}
+    said = {} if in_groups else _said(optimizers, trained)
+    rules = {
+        table: rule for shared in sharded_tables(module) for table, rule in shared.rules.items()
+    }
+    if not in_groups:
+        _check_said(said, trained.values(), rules, named)
+    for optimizer in optimizers:
+        _take_out(optimizer, held, in_groups)
+    if any(rules[table] != of_table.rule for table, of_table in said.items()):
+        change_rules(module, {table: of_table.rule for table, of_table in said.items()})
+    return [_stepping(optimizer, sharded_tables(module), said) for optimizer in optimizers]
+
+
+def _names_groups(optimizers: Sequence[Any]) -> bool:
+    """Return whether the optimisers have the tables by their param groups."""
+    return any(isinstance(optimizer, HybridOptimizer) for optimizer in optimizers)
+
+
+def _said(optimizers: Sequence[Any], tables: Mapping[Any, str]) -> dict[str, Said]:
+    """Return what optimisers say of tables, by table.
+
+    Args:
+        optimizers: The optimisers.
+        tables: The table of each parameter.
+    """
+    said: dict[str, Said] = {}
+    for optimizer in optimizers:
+        kind = type(optimizer)
+        for number, group in enumerate(optimizer.param_groups):
+            for table in dict.fromkeys(tables[p] for p in group["params"] if p in tables):
+                if table in said:
+                    raise ConfigError(
+                        f"table {table} is in two optimizers of configure_optimizers, "
+                        f"{type(said[table].optimizer).__name__} and {kind.__name__}: give it to "
+                        "one of them"
+                    )
+                rule = rule_over(kind, group, table)
+                said[table] = Said(optimizer, number, rule, numbers_of_rule(kind, group))
+    return said
+
+
+def _check_said(
+    said: Mapping[str, Said],
+    trained: Collection[str],
+    rules: Mapping[str, RowRule],
+    named: Rules | None,
+) -> None:
+    """Check that what optimisers say does not contradict named rules, and says all tables where
+    none is named.
+
+    Raises:
+        ConfigError: It does, or a table is left out.
+    """
+    for table in trained:
+        if table not in said and named is None:
+            raise ConfigError(
+                f"table {table} is in no optimizer of configure_optimizers, so torch would not "
+                "train it: give the optimizer self.parameters(), leave it out of training by "
+                "requires_grad_(False), or name the rule of tables by "
+                f"EmbeddingShardingStrategy(rule=...) and {GROUPS}"
+            )
+        if table in said and named is not None and said[table].rule != rules[table]:
+            raise ConfigError(
+                f"table {table} has {describe(said[table].rule)} by configure_optimizers, but "
+                f"{describe(rules[table])} by EmbeddingShardingStrategy(rule=...), its planner or "
+                f"apply_optimizer_in_backward: leave that rule out, or keep it and {GROUPS}"
+            )
+
+
+def _take_out(optimizer: Any, held: Mapping[nn.Parameter, HeldTable], in_groups: bool) -> None:
+    """Remove the tables from the param groups of an optimiser, which has no state of them.
+
+    Raises:
+        ConfigError: A param group is of tables alone, and they are in a `HybridOptimizer` too.
+    """
+    for group in optimizer.param_groups:
+        tables = [p for p in group["params"] if p in held]
+        group["params"] = [p for p in group["params"] if p not in held]
+        for parameter in tables:
+            optimizer.state.pop(parameter, None)
+        if tables and in_groups and not group["params"]:
+            raise ConfigError(
+                f"table {held[tables[0]].table} is in a param group of configure_optimizers and "
+                "in sparse_groups(): set the rate of tables in sparse_groups() alone, or return "
+                "the optimizer without HybridOptimizer"
+            )
+
+
+def _stepping(optimizer: Any, tables: Sequence[ShardedTables], said: Mapping[str, Said]) -> Any:
+    """Return an optimiser whose step updates its tables; the same optimiser if it has none.
+
+    Raises:
+        ConfigError: Tables that are updated together are in several optimisers.
+    """
+    own = {table for table, of_table in said.items() if of_table.optimizer is optimizer}
+    if not own:
+        return optimizer
+    unnamed = [group for group in optimizer.param_groups if "name" not in group]
+    hybrid = HybridOptimizer(optimizer, [])
+    for group in unnamed:
+        del group["name"]  # a monitor of rates shows the groups of the module's own
+    for shared in tables:
+        names = [t.name for t in shared.tables() if t.name in said]
+        others = [name for name in names if name not in own]
+        if len(others) == len(names):
+            continue
+        if others:
+            raise ConfigError(
+                f"tables {names[0]} and {others[0]} are in two optimizers of "
+                "configure_optimizers, and are updated together: give all tables to one of them, "
+                "each with a rate of its own in a param group of its own"
+            )
+        shared.update.defer(hybrid)
+        hybrid.table_gradients.append(shared.update)
+        followed = [
+            (group, [said[table] for table in group["tables"] if table in said])
+            for group in shared.param_groups
+        ]
+        shared.update.before_update = partial(_follow, followed)
+    return hybrid
+
+
+def _follow(followed: Sequence[tuple[dict[str, Any], Sequence[Said]]]) -> None:
+    """Take the current rates of the optimisers' param groups, before an update of the tables.
+
+    Raises:
+        ConfigError: A schedule changes another number, or the rates of tables of one rule differ.
+    """
+    for group, said in followed:
+        for one in said:
+            now = numbers_of_rule(type(one.optimizer), one.group)
+            changed = [name for name in now if now[name] != one.numbers[name]]
+            if changed:
+                raise ConfigError(
+                    f"tables {', '.join(group['tables'])}: {changed[0]} has changed from "
+                    f"{one.numbers[changed[0]]} to {now[changed[0]]}, and a row rule keeps it: "
+                    "let schedules change rates alone (OneCycleLR(..., cycle_momentum=False))"
+                )
+        rates = {float(one.group["lr"]) for one in said}
+        if len(rates) > 1:
+            raise ConfigError(
+                f"tables {', '.join(group['tables'])} began with one rate in several param groups "
+                f"and now have the rates {', '.join(map(str, sorted(rates)))}: give their groups "
+                "different rates at the start, or put them into one group"
+            )
+        group["lr"] = rates.pop() if rates else group["lr"]

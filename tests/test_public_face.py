@@ -2,6 +2,7 @@
 
 import ast
 import os
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -193,10 +194,12 @@ def test_a_shell_completes_commands_verbs_settings_and_options(line, expected):
 
 
 def test_options_of_a_folder_of_the_users_own_are_completed(tmp_path):
-    (tmp_path / "plan").mkdir()
-    (tmp_path / "plan" / "mine.yaml").write_text("rules: [table_wise]\n")
-    line = f"recapp train --config-dir {tmp_path} +plan=mi"
+    folder = tmp_path / "of mine"
+    (folder / "plan").mkdir(parents=True)
+    (folder / "plan" / "mine.yaml").write_text("rules: [table_wise]\n")
+    line = f"recapp train --config-dir {shlex.quote(str(folder))} +plan=mi"
     assert completion.candidates(line, console_command.COMMANDS) == ["mine ", "mixed "]
+    assert completion.candidates("recapp pla '", console_command.COMMANDS) == []
 
 
 def test_bash_takes_the_candidates(tmp_path):

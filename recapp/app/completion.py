@@ -8,6 +8,7 @@
 This file imports no heavy package, because a shell runs it at every press of the tab key.
 """
 
+import shlex
 from collections.abc import Iterable
 
 from recapp.recipe.commands import COMMANDS, EXPERIMENTS, VERBS
@@ -49,7 +50,7 @@ def candidates(line: str, commands: Iterable[str]) -> list[str]:
         The words, without the part up to their last `=`, which shells treat as a word of its own. A
         complete word ends in a blank, a setting in `=`.
     """
-    _, *words = line.split()
+    _, *words = _words(line)
     last = "" if line.endswith(" ") or not words else words.pop()
     if not words:
         return [f"{name} " for name in commands if name.startswith(last)]
@@ -63,8 +64,16 @@ def candidates(line: str, commands: Iterable[str]) -> list[str]:
     return _settings(command, last, line)
 
 
+def _words(line: str) -> list[str]:
+    """Return the words of a line as a shell does; an open quote counts as a letter."""
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return line.split()
+
+
 def _settings(command: str, last: str, line: str) -> list[str]:
-    folders = named_folders(line.split())
+    folders = named_folders(_words(line))
     name, equals, begun = last.partition("=")
     group = name.lstrip("+")
     if equals:

@@ -6,7 +6,7 @@ the names and arguments that recapp's own API has in another form. Two places us
 |----------------------------|--------------------------------------------------------------------|
 | module paths               | foreign_paths, torchrec_names, hugectr_names                       |
 | **TorchRec**               |                                                                    |
-| models, functions, modules | torchrec_dlrm, small_helpers                                       |
+| models, functions, modules | torchrec_dlrm, torchrec_crosses, torchrec_deepfm, small_helpers    |
 | training                   | train_pipeline                                                     |
 | modules around collections | collection_wrapper, feature_processors                             |
 | optimisers                 | keyed_optimizers, warmup_optimizer                                 |

@@ -29,23 +29,28 @@ def line(tmp_path, monkeypatch, capfd):
     return say
 
 
-@pytest.mark.parametrize("main", [train.main, evaluation.main])
+CHANGES = [
+    (["tables.dim=32"], "table C1 is 120,001 x 16 in the checkpoint, but 120,001 x 32 by the"),
+    (["dataset.table_dims={C3: 8}"], "table C3 is 14,092 x 16 in the checkpoint, but 14,092 x"),
+    (
+        ["tables.max_rows=10", "tables.id_rule=hash"],
+        "table C1 is 120,001 x 16 in the checkpoint, but 10 x 16 by the",
+    ),
+    (["tables=dynamic"], "table C1 has a fixed number of rows in the checkpoint, but grows by"),
+    (["tables=sample"], "tables."),
+    (["tables.shared={C2: C1}"], "the checkpoint has a table C2, which the settings do not "),
+    (["model.top_layers=[8,1]"], "the model's top.0.weight is "),
+    (["model.bottom_layers=[32,16]"], "the model's bottom.0.weight is "),
+    (["model.bottom_layers=[16]"], "the model's bottom."),
+    (["model.top_layers=[8,2]"], "model.top_layers=[8, 2]: "),
+]
+
+
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("main", "overrides", "says"),
     [
-        (["tables.dim=32"], "table C1 is 120,001 x 16 in the checkpoint, but 120,001 x 32 by the"),
-        (["dataset.table_dims={C3: 8}"], "table C3 is 14,092 x 16 in the checkpoint, but 14,092 x"),
-        (
-            ["tables.max_rows=10", "tables.id_rule=hash"],
-            "table C1 is 120,001 x 16 in the checkpoint, but 10 x 16 by the",
-        ),
-        (["tables=dynamic"], "table C1 has a fixed number of rows in the checkpoint, but grows by"),
-        (["tables=sample"], "tables."),
-        (["tables.shared={C2: C1}"], "the checkpoint has a table C2, which the settings do not "),
-        (["model.top_layers=[8,1]"], "the model's top.0.weight is "),
-        (["model.bottom_layers=[32,16]"], "the model's bottom.0.weight is "),
-        (["model.bottom_layers=[16]"], "the model's bottom."),
-        (["model.top_layers=[8,2]"], "model.top_layers=[8, 2]: "),
+        *((train.main, *change) for change in CHANGES),
+        *((evaluation.main, *change) for change in CHANGES[::4]),
     ],
 )
 def test_a_changed_model_is_refused_before_ranks_start(line, finished, main, overrides, says):

@@ -10,6 +10,7 @@ from recapp.models.masked_crosses import MaskedCross
 
 SIZES = [(0, 6), (1, 2), (63, 10), (64, 4), (700, 130)]  # the last one is work for two threads
 TYPES = [torch.float32, torch.float64]
+FORMS = [(torch.float32, True), (torch.float32, False), (torch.float64, True)]  # each compiled
 
 
 @pytest.fixture(autouse=True, params=[1, 2])
@@ -45,8 +46,7 @@ def crossed(x, factor, half, mask, bias):
     return x + factor * (torch.cat([half, half * mask], -1) + bias)
 
 
-@pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("dtype", "own"), FORMS)
 @pytest.mark.parametrize("shape", SIZES)
 def test_a_masked_cross_has_the_values_and_gradients_of_torch(shape, dtype, own):
     rows, columns = shape
@@ -63,8 +63,7 @@ def test_a_masked_cross_has_the_values_and_gradients_of_torch(shape, dtype, own)
     torch.testing.assert_close(gradients, torch.autograd.grad(wanted, inputs[1:], grad), **close)
 
 
-@pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("dtype", "own"), FORMS)
 @pytest.mark.parametrize(("rows", "fields", "dim"), [(0, 3, 4), (1, 1, 2), (70, 4, 3), (90, 14, 4)])
 def test_pairs_have_the_values_and_gradients_of_torch(rows, fields, dim, dtype, own):
     vectors = numbers(rows, fields, fields, dim, dtype=dtype).requires_grad_()

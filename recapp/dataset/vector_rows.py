@@ -96,7 +96,8 @@ class VectorRows:
         if bad_N.any():
             index = int(bad_N.argmax())
             raise BadValue(
-                index, f"has a vector of {lengths_N[index]} numbers, the table has {self.dim} columns"
+                index,
+                f"has a vector of {lengths_N[index]} numbers, the table has {self.dim} columns",
             )
         flat = column.flatten()
         if flat.null_count:
@@ -114,8 +115,8 @@ def _opened(name: str, names: Sequence[str], dim: int, setting: str) -> DataFile
         types, rows = facts_of(reader, name, stamp)
     except (OSError, UnreadableFileError) as error:
         raise DataError(
-            f"{setting}: {name} is not a whole {reader.name} file ({error}): name a file of tensors "
-            f"(.safetensors), {reader.name} with ids and vectors, or a checkpoint of recapp"
+            f"{setting}: {name} is not a whole {reader.name} file ({error}): name a file of "
+            f"tensors (.safetensors), {reader.name} with ids and vectors, or a checkpoint"
         ) from error
     floats = [f.name for f in types if is_list(f.type) and pt.is_floating(f.type.value_type)]
     ids = [f.name for f in types if is_id(value_type(f.type))]
@@ -134,7 +135,8 @@ def _opened(name: str, names: Sequence[str], dim: int, setting: str) -> DataFile
     width = types.field(vector).type
     if pt.is_fixed_size_list(width) and width.list_size != dim:
         raise DataError(
-            f"{setting}: {name}: vectors have {width.list_size} numbers, the table has {dim} columns"
+            f"{setting}: {name}: vectors have {width.list_size} numbers, the table has {dim} "
+            "columns"
         )
     columns = {ID: id_column, VECTOR: vector}
     return DataFile(name, reader, stamp, columns, tuple(accumulate(rows, initial=0)))

@@ -14,7 +14,7 @@ Shapes: R rows, D columns of a table; N rows at a time.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import safetensors
@@ -84,7 +84,8 @@ def values_file(
     setting = f"{SETTING}.{key}={given}"
     path, _, name = given.rpartition("@")
     if Path(given).exists() or not path or not Path(path).exists():
-        path, name = given, ""
+        path = given
+        name = ""
     if table.dynamic is not None:
         raise ConfigError(
             f"{setting}: table {table.name} is dynamic, and its rows exist once their ids are "
@@ -137,12 +138,16 @@ def check_filled(table: str, given: str, blocks: Sequence[Block]) -> None:
             )
 
 
-def _check_shape(setting: str, found: tuple[int, ...], table: EmbeddingConfig, rows: int | None):
-    wanted = (found[0] if rows is None and found else rows or 0, table.embedding_dim)
-    if found != wanted:
+def _check_shape(
+    setting: str, found: Sequence[int], table: EmbeddingConfig, rows: int | None
+) -> None:
+    known = table.num_embeddings if rows is None else rows
+    wanted = (found[0] if rows is None and found else known, table.embedding_dim)
+    if tuple(found) != wanted:
+        said = " x ".join(f"{n:,}" for n in found)
         raise ConfigError(
-            f"{setting}: the values are {by(found)}, and table {table.name} is {by(wanted)}: give "
-            "the table as many rows and columns, or write other values"
+            f"{setting}: the values are {said}, and table {table.name} is {by(wanted)}: give the "
+            "table as many rows and columns, or write other values"
         )
 
 
@@ -205,7 +210,7 @@ class _Tensors:
             raise self._unreadable(error) from error
         return self.table.num_embeddings
 
-    def _check(self, opened: safetensors.safe_open, rows: int | None) -> None:
+    def _check(self, opened: Any, rows: int | None) -> None:
         held = opened.get_slice(self._chosen(opened.keys()))
         if held.get_dtype() not in FLOATS:
             raise ConfigError(
@@ -263,7 +268,8 @@ class _Vectors:
             if known is not None:
                 ids_N = places(ids_N, known)
                 among_N = ids_N != MISSING  # other ids share the row of missing ones
-                ids_N, vectors_ND = ids_N[among_N], vectors_ND[among_N]
+                ids_N = ids_N[among_N]
+                vectors_ND = vectors_ND[among_N]
             ids = KeyedJaggedTensor(
                 [feature], torch.from_numpy(ids_N), lengths=torch.ones(len(ids_N)).long()
             )

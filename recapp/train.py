@@ -43,7 +43,7 @@ from recapp.recipe.early_checks import (
 )
 from recapp.recipe.read import recipe_of
 from recapp.recipe.recipe import Train
-from recapp.recipe.stored_checks import check_fits_checkpoint
+from recapp.recipe.stored_checks import check_fits_checkpoint, check_start_values
 from recapp.reporting.record import update_settings
 from recapp.settings.records import to_plain
 
@@ -88,6 +88,7 @@ def train_job(recipe: Train, job: Job, *, worker: str, sweep: SweepProgress) -> 
         check_generated(recipe, job.overrides)
         check_fits_checkpoint(recipe, job.overrides)
         check_resumed(recipe)
+    check_start_values(recipe)
     note_scale(recipe)
     note_no_validation_rows(recipe)
     metrics = run_recipe(recipe, job, worker)

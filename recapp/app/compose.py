@@ -51,6 +51,7 @@ PATHS = (
     ("dataset", "path"),
     ("dataset", "val_path"),
     ("dataset", "test_path"),
+    ("tables", "values"),
     ("topology", "hardware"),
     ("plan", "path"),
 )
@@ -175,13 +176,15 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
 def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     """Make the paths in plain settings absolute, so that they hold in any working directory.
 
-    `PATHS` lists the settings. Each is a path, a glob, or a list of them.
+    `PATHS` lists the settings. Each is a path, a glob, or a list or mapping of them.
     """
     here = Path.cwd()
 
     def absolute(value: Any) -> Any:
         if isinstance(value, list):
             return [absolute(item) for item in value]
+        if isinstance(value, dict):
+            return {key: absolute(item) for key, item in value.items()}
         if not isinstance(value, str) or not value or "://" in value:  # its reader refuses a URI
             return value
         return str(here / Path(value).expanduser())

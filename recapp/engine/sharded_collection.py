@@ -23,6 +23,7 @@ from recapp.engine.table_parameter import TableParameter, UpdatedTable
 from recapp.engine.table_strips import TableStrips
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, rules_of
+from recapp.optim.rules import RowRule
 from recapp.optim.table_rule import check_same_rule, rule_in_backward, with_frozen_of
 from recapp.sharding.layout import Block, copy_rows
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -69,7 +70,7 @@ class ShardedCollection(nn.Module):
         self.tables_in_state = True
         own = {t.name for t in self._tables}
         held = {name: p for name, p in shared.parameters_of.items() if name in own}
-        updated = {t.name: UpdatedTable(shared, t.name) for t in self._tables}
+        updated: dict[str, nn.Module] = {t.name: UpdatedTable(shared, t.name) for t in self._tables}
         setattr(self, self.tables_of, ModuleByName(updated | held))
         self.parameters_of: Mapping[str, TableParameter] = held
         # torch calls them in `state_dict` and `load_state_dict` of every module around
@@ -406,17 +407,18 @@ def shard_model(
     in_backward = rule_in_backward(module)
     if in_backward and rule:
         check_same_rule(in_backward, rule, "the rule that shards them")
+    rules: dict[str, RowRule] = {}
     if found:
         tables = embedding_tables(module)
         plan.check(tables)
-        rule = rules_of(rule and with_frozen_of(rule, module), [t.name for t in tables]) or None
+        rules = rules_of(rule and with_frozen_of(rule, module), [t.name for t in tables])
     together: dict[torch.dtype, list[UnshardedCollection]] = {}
     for collection in dict.fromkeys(collection for _, collection in found):
         together.setdefault(collection.dtype, []).append(collection)
     _check_shared(together)
     twins: dict[UnshardedCollection, ShardedCollection] = {}
     for collections in together.values():  # only vectors of one dtype can share a buffer
-        own = rule and {t.name: rule[t.name] for c in collections for t in c.tables()}
+        own = {t.name: rules[t.name] for c in collections for t in c.tables()} if rules else None
         made = sharded_twins(collections, plan, comm, own, backend, payload, trains, make_store)
         twins |= zip(collections, made, strict=True)
     for path, collection in found:

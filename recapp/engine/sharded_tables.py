@@ -305,8 +305,8 @@ class ShardedTables(nn.Module):
                 "it later, freeze it after sharding"
             )
         wanted = self.frozen | set(tables) if frozen else self.frozen - set(tables)
-        for store in self.stored.dynamic_stores:
-            own = {strip.table.name for strip in store.strips}
+        for dynamic in self.stored.dynamic_stores:
+            own = {strip.table.name for strip in dynamic.strips}
             if own & wanted and own - wanted:
                 raise ConfigError(
                     f"table {min(own & wanted)} is dynamic and has one store with "

@@ -145,7 +145,8 @@ def tables_that_restart(
 
     Raises:
         ConfigError: A name or glob matches no table, or is that of a frozen one. Or only some
-            tables of a rule begin anew, and the step size of the rule depends on the number of its steps.
+            tables of a rule begin anew, and the step size of the rule depends on the number of its
+            steps.
     """
     for pattern in patterns:
         if not any(fnmatchcase(table, pattern) or table == pattern for table in rules):

@@ -346,7 +346,14 @@ def _check_restarts(recipe: Train) -> None:
     """Check the names of the tables that begin anew, and that those of one rule do so together."""
     tables = recipe.all_tables
     patterns = of_all_members(dict.fromkeys(recipe.optimizer.restart_tables), tables)
-    tables_that_restart(list(patterns), rules_of(recipe.rules, [table.name for table in tables]))
+    rules = rules_of(recipe.rules, [table.name for table in tables])
+    values = recipe.tables.values or {}
+    for name in tables_that_restart(list(patterns), rules):
+        if name in values:
+            raise ConfigError(
+                f"optimizer.restart_tables: {name}: would lose the values of tables.values."
+                f"{name}={values[name]} at the second epoch: leave it out, or freeze the table"
+            )
 
 
 def _check_types(recipe: Train) -> None:

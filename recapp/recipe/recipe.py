@@ -193,7 +193,9 @@ class Recipe(Command):
         found = of_all_members(found, self.all_tables) if isinstance(found, Mapping) else found
         if not self.tables.frozen:
             return found
-        return with_frozen(found, named_tables("tables.frozen", self.tables.frozen, self.all_tables))
+        return with_frozen(
+            found, named_tables("tables.frozen", self.tables.frozen, self.all_tables)
+        )
 
     @cached_property
     def model_tables(self) -> "ModelTables":

@@ -21,6 +21,7 @@ from recapp.trainer.callbacks import (
     StepClock,
 )
 from recapp.trainer.ending import EndTogether
+from recapp.trainer.fill_tables import FillTables
 from recapp.trainer.keep_last import KeepLast
 from recapp.trainer.keep_snapshots import KeepSnapshots
 from recapp.trainer.progress import NoteEarlyStop, NoteFall, ProgressLines, TerminalProgress
@@ -79,7 +80,7 @@ class RunCallbacks:
         self.in_order: list[Callback] = [
             ClaimDirectory(job_dir, recipe.built_task.known_measures),
             KeepPosition(),
-            *([resumed.changed_optimizer] if resumed else []),
+            resumed.changed_optimizer if resumed else FillTables(recipe.tables.values or {}),
             self.clock,
             self.performance,
             LogRate(self.clock),

@@ -2,6 +2,7 @@
 some seconds later, or never, if nothing is left to train.
 
 recipe, command line  ->  nothing, or that the model does not fit it     check_fits_checkpoint
+recipe                ->  nothing, or that start values do not fit       check_start_values
 recipe                ->  nothing, or that files cannot be scored        check_prediction
 recipe                ->  the facts that determine the scores            model_of
 """
@@ -10,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recapp.errors import suggest
+from recapp.errors import ConfigError, suggest
 from recapp.processes.rank_environment import started_externally
 from recapp.recipe.commands import Predict
 from recapp.recipe.recipe import Train
 from recapp.settings.check_settings import override_names
+from recapp.settings.values import shown
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -82,6 +84,32 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
             _check_table(stored.manifest, table, rows)
         stored.manifest.check_left_out(tables)
         _check_dense(build_model(recipe, on_paper=True), stored.dense(), stored.kind)
+
+
+def check_start_values(recipe: Train) -> None:
+    """Check the files of start values, except for values that are not finite, which ranks find. A
+    run that resumes reads no such file. If the ranks were started from outside, files are not read.
+
+    Raises:
+        ConfigError, DataError: A file does not fit its table, or a resumed run names other files
+            than the checkpoint.
+    """
+    values = recipe.tables.values
+    if not values or started_externally():
+        return
+    if recipe.ckpt_path:
+        from recapp.stored.checkpoint import read_manifest
+
+        before = read_manifest(recipe.ckpt_path).config["tables"].get("values")
+        if before != values:
+            raise ConfigError(
+                f"tables.values={shown(values)}: the run goes on with the rows of the checkpoint "
+                "and reads no start values: leave it out, or leave ckpt_path out"
+            )
+        return
+    from recapp.stored.start_values import check_values
+
+    check_values(values, recipe.model_tables.tables, recipe.schema, not recipe.counts_ids)
 
 
 def _check_table(manifest: "Manifest", table: "EmbeddingConfig", rows: int | None) -> None:

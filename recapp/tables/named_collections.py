@@ -80,7 +80,7 @@ def of_all_members(by_table: Mapping[str, T], tables: Iterable[EmbeddingConfig])
 
 
 def named_tables(
-    setting: str, names: Iterable[str], tables: Sequence[EmbeddingConfig]
+    setting: str, names: Sequence[str | None], tables: Sequence[EmbeddingConfig]
 ) -> list[str]:
     """Return the tables that a setting names, each in all members of an ensemble.
 
@@ -95,7 +95,7 @@ def named_tables(
     known = [table.name for table in tables if table.member_of is None]
     for name in names:
         if not any(name in (t.name, t.member_of) for t in tables):
-            raise ConfigError(f"{setting}: {name}: no such table; {suggest(name, known)}")
+            raise ConfigError(f"{setting}: {name}: no such table; {suggest(str(name), known)}")
     return [t.name for t in tables if t.name in names or t.member_of in names]
 
 

@@ -5,15 +5,15 @@ from itertools import product
 import pytest
 import torch
 from engine.engine_cases import Head, batch_of, make_plan, make_tables, same_bits, whole_tensors
-from torch import nn
 
 from recapp.compat.train_pipeline import TrainPipelineSparseDist
 from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
-from recapp.engine.sharded_collection import sharded_collections, sharded_tables
+from recapp.engine.sharded_collection import sharded_collections
 from recapp.errors import ConfigError
 from recapp.optim.clipping import clip_norm
-from recapp.optim.optimizer import HybridOptimizer
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
+from recapp.optim.table_rule import with_frozen_of
+from recapp.planner.embedding_planner import EmbeddingShardingPlanner
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
@@ -21,6 +21,7 @@ from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 
+pytestmark = pytest.mark.usefixtures("reference_kernels")
 META = torch.device("meta")
 RULES = {
     "adagrad": (adagrad(0.3, 1e-10), lambda params: torch.optim.Adagrad(params, 0.3, eps=1e-10)),
@@ -102,3 +103,166 @@ def compared(comm, name):
 @pytest.mark.parametrize("world", [1, 2])
 def test_their_rows_stay_and_the_others_train_as_on_one_process(ranks, world, name):
     ranks.run(compared, world, name)
+
+
+def moved(comm, model, collection, tables, number):
+    """The tables whose rows move in a step."""
+    before = whole_tensors(comm, collection)
+    step(model, comm, tables, number)
+    after = whole_tensors(comm, collection)
+    return [
+        t.name for t in tables if not same_bits(before[t.name, "weight"], after[t.name, "weight"])
+    ]
+
+
+def thawed(comm):
+    tables = make_tables(dims=(8, 8, 4))
+    plan = make_plan("row_wise", tables, comm.world)
+    model = parallel(comm, model_of(tables, ["t2"]), adam(0.1, l2_all_rows=0.01), plan)
+    (collection,) = sharded_collections(model)
+    found = [moved(comm, model, collection, tables, 0)]
+    model.requires_grad_(False)  # the layers too, through which gradients still go to the tables
+    found.append(moved(comm, model, collection, tables, 1))
+    with pytest.raises(ConfigError, match="table t2 was frozen when it was sharded and has no opt"):
+        collection.requires_grad_(True)
+    collection.embedding_bags["t0"].weight.requires_grad = True
+    found.append(moved(comm, model, collection, tables, 2))
+    return found
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_table_frozen_after_sharding_trains_again_and_one_frozen_before_says_why_not(
+    ranks, world
+):
+    assert ranks.run(thawed, world) == [[["t0", "t1"], [], ["t0"]]] * world
+
+
+def clipped_alike(comm):
+    """The norm counts the gradients of trained tables alone, as it does on one process."""
+    tables = make_tables(dims=(8, 8, 4), data_type="fp64")
+    norms = []
+    for when in ("before", "after"):
+        model = parallel(
+            comm,
+            model_of(tables, ["t1"] if when == "before" else ()),
+            sgd(0.2),
+            make_plan("column_wise", tables, comm.world),
+        )
+        (collection,) = sharded_collections(model)
+        if when == "after":
+            collection.embedding_bags["t1"].weight.requires_grad_(False)
+        optimizer = model.fused_optimizer
+        for gradients in optimizer.table_gradients:
+            gradients.defer(optimizer)
+        step(model, comm, tables, 0)
+        norms.append(clip_norm(list(model.parameters()), optimizer.table_gradients, 1.0, 2.0))
+    head = model_of(tables, ["t1"], "cpu")
+    losses = [head(batch_of(tables, 6, r)).square().mean() for r in range(comm.world)]
+    (sum(losses) / comm.world).backward()
+    wanted = torch.nn.utils.clip_grad_norm_([p for p in head.parameters() if p.requires_grad], 1.0)
+    assert norms == [pytest.approx(float(wanted), rel=1e-9)] * 2
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_clipping_counts_gradients_of_trained_tables_alone(ranks, world):
+    ranks.run(clipped_alike, world)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_rows_of_a_frozen_dynamic_table_stay_and_none_comes_or_goes(when):
+    """Each run of its keys has room for one row, and later batches bring others."""
+    table = EmbeddingBagConfig(
+        name="t0", num_embeddings="dynamic", embedding_dim=4, dynamic={"max_rows": 64}
+    )
+    collection = EmbeddingBagCollection(tables=[table], device=META)
+    model = DistributedModelParallel(
+        collection.requires_grad_(when == "after"),
+        sharders=[EmbeddingBagCollectionSharder(rowwise_adagrad(0.5))],
+    )
+
+    def look_up(first):
+        ids = torch.arange(first, first + 6)
+        return model(KeyedJaggedTensor(["t0"], ids, lengths=torch.ones(6).long())).values()
+
+    if when == "after":
+        look_up(0).sum().backward()
+        model.requires_grad_(False)
+
+    def rows():
+        blocks = sharded_collections(model)[0].blocks()
+        return sum(len(block.rows) for block in blocks if block.tensor == "weight")
+
+    before = look_up(0).detach().clone()
+    held = rows()
+    for first in range(0, 90, 5):
+        look_up(first).sum().backward()
+    assert same_bits(look_up(0).detach(), before)
+    assert rows() == held and bool(held) is (when == "after")
+
+
+class Losses(Head):
+    """The head, with losses as a train pipeline wants them."""
+
+    def forward(self, features):
+        out = super().forward(features)
+        return out.square().mean(), out
+
+
+def test_a_pipeline_leaves_tables_that_are_frozen_between_two_batches():
+    tables = make_tables()
+    collection = EmbeddingBagCollection(tables=tables, device=META)
+    collection.embedding_bags["t1"].weight.requires_grad = False
+    sharders = [EmbeddingBagCollectionSharder(sgd(0.3))]
+    model = DistributedModelParallel(Losses(collection), sharders=sharders)
+    (sharded,) = sharded_collections(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+    batches = iter([batch_of(tables, 6, number) for number in range(6)])
+    found = []
+    for number in range(4):
+        if number == 2:
+            sharded.requires_grad_(False)
+        before = whole_tensors(Comm(), sharded)
+        pipeline.progress(batches)
+        after = whole_tensors(Comm(), sharded)
+        found.append(
+            [
+                name
+                for name, _ in after
+                if not same_bits(after[name, "weight"], before[name, "weight"])
+            ]
+        )
+    assert [sorted(names) for names in found] == [["t0", "t2"], ["t0", "t2"], [], []]
+    assert [g["tables"] for g in model.sparse_groups()] == [["t0", "t2"]]
+
+
+def test_frozen_tables_have_no_state_in_the_prices_of_plans_and_no_param_group():
+    tables = make_tables()
+    model = model_of(tables, ["t0"])
+    plan = EmbeddingShardingPlanner(rule=adagrad()).plan(model)
+    rules = with_frozen_of(adagrad(), model)
+    (held,) = bytes_per_rank(tables, plan, rules)
+    assert held.state == held.weights | {"t0": 0} and held.weights["t0"] > 0
+    everything = model.requires_grad_(False).layers.requires_grad_(True)
+    assert len(everything) and with_frozen_of(sgd(), model).keys() == {"*", "t0", "t1", "t2"}
+    sharded = parallel(Comm(), model, adagrad(), plan)
+    assert sharded.sparse_groups() == []
+    assert moved(Comm(), sharded, sharded_collections(sharded)[0], tables, 0) == []
+
+
+def test_collections_of_sequences_and_of_other_types_freeze_alike():
+    seen = EmbeddingConfig(name="s", num_embeddings=9, embedding_dim=4, feature_names=["c"])
+
+    class Both(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bags = EmbeddingBagCollection(tables=make_tables(data_type="fp64"), device=META)
+            self.seen = EmbeddingCollection(tables=[seen], device=META).requires_grad_(False)
+
+    model = DistributedModelParallel(Both(), sharders=[EmbeddingBagCollectionSharder(sgd(0.3))])
+    ids = batch_of(make_tables(), 6, 0)
+    before = model.module.seen(ids)["c"].values().detach().clone()
+    pooled = model.module.bags(ids).values().detach().clone()
+    (model.module.seen(ids)["c"].values().sum() + model.module.bags(ids).values().sum()).backward()
+    assert same_bits(model.module.seen(ids)["c"].values().detach(), before)
+    assert not same_bits(model.module.bags(ids).values().detach(), pooled)

@@ -59,7 +59,6 @@ from recapp.stored.checkpoint import (
 from recapp.stored.training_state import check_state, state_must_fit
 from recapp.trainer.check_trainer import check_trainer
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
-from recapp.trainer.known_to_lightning import make_known
 from recapp.trainer.layer_statistics import running_statistics
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
@@ -91,8 +90,6 @@ from recapp.trainer.weight_average import WeightAverage
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.dense_gradients import hook_of
 from recapp.transport.waits import mean_hidden
-
-make_known()
 
 
 class EmbeddingShardingStrategy(StepOfRanks):

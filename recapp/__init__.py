@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from recapp.compat import foreign_paths
 from recapp.sharding import plan_formats
+from recapp.trainer.known_to_lightning import make_known
 
 if TYPE_CHECKING:
     from recapp.app.model_export import export_model
@@ -249,6 +250,7 @@ def __getattr__(name: str) -> Any:
         return foreign_paths.found("", name)
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
+    make_known()
     return value
 
 
@@ -258,3 +260,4 @@ def __dir__() -> list[str]:
 
 foreign_paths.install()
 plan_formats.FOREIGN.append("recapp.compat.hugectr_plan_lists")
+make_known()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from recapp.engine.dynamic_blocks import ALWAYS_LOADED, KEYS
 from recapp.engine.fused_optimizer import FusedOptimizer
 from recapp.engine.outputs import Member
+from recapp.engine.outside_graphs import outside_graphs
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_state import load_dynamic, load_strips, stored_names
 from recapp.engine.sharded_tables import ShardedTables
@@ -258,6 +259,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         """
         self.shared.state.leave_room(self.member, columns)
 
+    @outside_graphs
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pool every bag. Every rank calls it with its own batch, which may be empty.
 
@@ -288,6 +290,7 @@ class ShardedEmbeddingCollection(SequenceTables, ShardedCollection):
         super().__init__(shared, member)
         self._need_indices = need_indices
 
+    @outside_graphs
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Look up every id. Every rank calls it with its own batch, which may be empty.
 

@@ -66,6 +66,7 @@ def rules_said(module: LightningModule) -> Rules:
         collection.weight(table.name): table.name
         for _, collection in embedding_collections(module)
         for table in collection.tables()
+        if collection.weight(table.name).requires_grad
     }
     try:
         optimizers = _init_optimizers_and_lr_schedulers(module)[0] if weights else []
@@ -80,7 +81,7 @@ def rules_said(module: LightningModule) -> Rules:
 
 
 def take_tables(
-    module: LightningModule,
+    module: nn.Module,
     optimizers: Sequence[Any],
     held: Mapping[nn.Parameter, HeldTable],
     named: Rules | None,
@@ -183,7 +184,7 @@ def _take_out(optimizer: Any, held: Mapping[nn.Parameter, HeldTable], in_groups:
         group["params"] = [p for p in group["params"] if p not in held]
         for parameter in tables:
             optimizer.state.pop(parameter, None)
-        if tables and in_groups and not group["params"]:
+        if tables and in_groups and not group["params"] and len(optimizer.param_groups) > 1:
             raise ConfigError(
                 f"table {held[tables[0]].table} is in a param group of configure_optimizers and "
                 "in sparse_groups(): set the rate of tables in sparse_groups() alone, or return "

@@ -3,8 +3,8 @@
     setup_environment   make two process groups: Lightning's, and one for embedding traffic
     setup               turn tables on the meta device into shards; wrap the rest in DDP, which
                         ignores the tables; make optimisers
-    backward            weight the loss by this rank's share of the global batch; update the tables
-                        inside the backward
+    backward, step      train as one process with the global batch does
+                        (`recapp/trainer/step_of_ranks.py`)
     save / load         a directory of rectangles (`recapp/stored`), readable under any plan and
                         any number of ranks
 
@@ -12,8 +12,8 @@ All other methods are DDPStrategy's. If Lightning's behaviour would be wrong or 
 docstring of the method here explains why.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,9 @@ import torch.distributed as dist
 from lightning.fabric.utilities import move_data_to_device
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.constants import default_pg_timeout
-from torch.optim import Optimizer
 
 from recapp import console
 from recapp.engine import sharded_collection
@@ -42,7 +40,6 @@ from recapp.engine.sharded_collection import (
     sharded_tables,
 )
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.tables_of_optimizers import tables_as_parameters
 from recapp.errors import PlanError
 from recapp.optim.named_rules import Rules
 from recapp.optim.rules import rowwise_adagrad
@@ -63,14 +60,12 @@ from recapp.stored.checkpoint import (
 from recapp.stored.checkpoint_manifest import RUN, SAVED_AS
 from recapp.stored.run_files import absolute, folder_of
 from recapp.stored.training_state import check_state, state_must_fit
-from recapp.trainer.accumulation import Accumulation
 from recapp.trainer.check_trainer import check_trainer
-from recapp.trainer.clip_tables import clip_tables_too, clip_waiting, update_in_step
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.layer_statistics import running_statistics
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
-from recapp.trainer.own_optimizers import rules_said, take_tables
+from recapp.trainer.own_optimizers import rules_said
 from recapp.trainer.run_plan import (
     PlanSource,
     check_source,
@@ -91,19 +86,16 @@ from recapp.trainer.started_ranks import (
     in_a_notebook,
     meeting_error,
 )
+from recapp.trainer.step_of_ranks import StepOfRanks
 from recapp.trainer.stop_broadcast import remove_stop_broadcast
 from recapp.trainer.stored_tables import StoredTables
 from recapp.trainer.weight_average import WeightAverage
-from recapp.trainer.whole_checkpoint import read_for_lightning
 from recapp.transport.choose_transport import make_comm
-from recapp.transport.communicator import Comm, average_over_ranks
-from recapp.transport.dense_gradients import AverageOverRanks, hook_of
+from recapp.transport.dense_gradients import hook_of
 from recapp.transport.waits import mean_hidden
 
-read_for_lightning()  # at import, because `load_from_checkpoint` makes no strategy
 
-
-class EmbeddingShardingStrategy(DDPStrategy):
+class EmbeddingShardingStrategy(StepOfRanks):
     """Shards every collection of a LightningModule and wraps the rest in DDP. One process runs the
     same code.
 
@@ -188,7 +180,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         )
         self.planner = planner
         self.rule = rule
-        self._named_rule = rule  # not by the module's optimisers
+        self.named_rule = rule
         self.hosts = hosts
         self.stored = stored
         self.make_store = make_store
@@ -205,10 +197,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.plan: ShardingPlan | None = None
         self.problem: PlanningProblem | None = None  # the problem of `plan`; on rank 0 alone
         self.ranks: list[dict[str, Any]] = []
-        self.gradient_average: AverageOverRanks | None = None
         self.weight_average = WeightAverage()  # of the callback that updates it
-        self.comm = Comm()
-        self._accumulation: Accumulation | None = None
         self._tables: list[ShardedTables] | None = None
         self._newest: Path | None = None  # the checkpoint that was saved last
         self._newest_step = -1
@@ -321,40 +310,14 @@ class EmbeddingShardingStrategy(DDPStrategy):
             self._tables = sharded_tables(self.lightning_module)
         self.setup_precision_plugin()
         if fitting:
-            self._update_in_step(trainer)
+            self.update_in_step(trainer)
         remove_stop_broadcast(trainer)
 
-    def setup_optimizers(self, trainer: Trainer) -> None:
-        """Make the module's optimisers, and let those that have tables train the tables.
-
-        Raises:
-            ConfigError: What they say of tables cannot be obeyed.
-        """
-        assert self.lightning_module is not None
-        with tables_as_parameters(self.lightning_module) as held:
-            super().setup_optimizers(trainer)
-        self.optimizers = take_tables(
-            self.lightning_module, self.optimizers, held, self._named_rule
-        )
-
-    def _update_in_step(self, trainer: Trainer) -> None:
-        """Let the optimiser's step update the tables, where it must know all gradients first."""
-        batches = trainer.accumulate_grad_batches
-        self._accumulation = Accumulation(batches) if batches > 1 else None
-        if self.clip_tables:
-            clip_tables_too(trainer, self.optimizers, self.sharded_tables())
-        elif any(shared.update.deferred for shared in self.sharded_tables()):
-            clip_waiting(trainer)
-        elif batches > 1:
-            update_in_step(
-                self.optimizers, self.sharded_tables(), f"accumulate_grad_batches={batches}"
-            )
-
     def _shard(self, module: LightningModule) -> None:
-        self._named_rule = self._named_rule or named_rule(module, self.planner)
+        self.named_rule = self.named_rule or named_rule(module, self.planner)
         asked = embedding_collections(module) and module.trainer.state.fn == TrainerFn.FITTING
-        of_module = rules_said(module) if asked and self._named_rule is None else None
-        self.rule = self._named_rule or of_module or self.rule or rowwise_adagrad()
+        of_module = rules_said(module) if asked and self.named_rule is None else None
+        self.rule = self.named_rule or of_module or self.rule or rowwise_adagrad()
         if self.plan is None:
             self.ranks = found_ranks(self.comm, self.root_device, self.memory_bytes)
             topology = found_topology(
@@ -401,56 +364,6 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.gradient_average = hook_of(wrapped)
         self._statistics = running_statistics(model)
         return wrapped
-
-    def backward(
-        self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
-    ) -> Tensor:
-        """Weight the loss and run its backward. By the weight, ranks with batches of different
-        sizes train like one process with the global batch; and a step of several batches of
-        different sizes trains like one with a large batch.
-        """
-        rows_W = self._rows_of_ranks()
-        rows = sum(rows_W)
-        share = rows_W[self.comm.rank] * self.comm.world / rows if rows else 1.0
-        if self._accumulation is not None:
-            share *= self._accumulation.weight(rows)
-        if share != 1:
-            closure_loss = closure_loss * share
-        return super().backward(closure_loss, optimizer, *args, **kwargs)
-
-    def _rows_of_ranks(self) -> list[int]:
-        """Return the rows of each rank in this batch; one for each rank if the model has no tables,
-        whose messages tell.
-        """
-        known = (shared.header.rows_W for shared in self.sharded_tables())
-        return next((rows_W for rows_W in known if rows_W and sum(rows_W)), [1] * self.comm.world)
-
-    @contextmanager
-    def block_backward_sync(self) -> Iterator[None]:
-        """Leave the dense gradients of a rank as they are, because the step adds up those of later
-        batches.
-
-        DDP's own `no_sync` fails on a static graph. On GPUs every batch is averaged, which gives
-        the same sums.
-        """
-        with nullcontext() if self.gradient_average is None else self.gradient_average.held():
-            yield
-
-    def optimizer_step(
-        self,
-        optimizer: Optimizer,
-        closure: Callable[[], Any],
-        model: LightningModule | nn.Module | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Run forward and backward, and step. Gradients of several batches are those of one large
-        batch before they are clipped. Running statistics are averaged over ranks.
-        """
-        if self._accumulation is not None:
-            closure = self._accumulation.ended_by(closure, optimizer, self.sharded_tables())
-        found = super().optimizer_step(optimizer, closure, model, **kwargs)
-        average_over_ranks(self._statistics)
-        return found
 
     def batch_to_device(
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0

@@ -1,18 +1,16 @@
-"""`LightningModule.load_from_checkpoint` for checkpoints whose tables were sharded.
+"""Checkpoints whose tables were sharded, for `load_from_checkpoint` and for a plain Trainer.
 
     DIR/meta.pt                   -> state dict of the dense part, hyper-parameters
     DIR/*.safetensors, manifest   -> whole tables, under their names in the module
 
-`load_from_checkpoint` reads a checkpoint as one file, before a module, trainer or strategy exists,
-and has no hook for another reader. So the import of the strategy replaces Lightning's reader, for
-recapp's directories alone; Lightning's own reader reads all other paths.
+A plain Trainer validates, tests and predicts with them. It cannot go on training: the state of the
+tables' optimiser lies in shards.
 """
 
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.core import saving
 from torch import Tensor
 
 from recapp.errors import CheckpointError
@@ -20,10 +18,21 @@ from recapp.stored.checkpoint import load_table, read_manifest, read_meta
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.training_state import check_state
 
-_lightnings_reader = saving.pl_load  # type: ignore[attr-defined]
+
+class WholeCheckpoint(dict[str, Any]):
+    """A checkpoint in Lightning's form, for weights alone."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name == "optimizer_states":
+            raise CheckpointError(
+                "the checkpoint was trained sharded, and the state of its tables' optimiser lies "
+                "in shards: go on training with Trainer(strategy=EmbeddingShardingStrategy()); "
+                "validate, test, predict and load_from_checkpoint need no strategy"
+            )
+        return super().__getitem__(name)
 
 
-def whole_checkpoint(path: str | Path) -> dict[str, Any]:
+def whole_checkpoint(path: str | Path) -> WholeCheckpoint:
     """Return a checkpoint in Lightning's form: one state dict with the dense part and whole tables,
     on the CPU. It needs memory for all tables.
 
@@ -47,21 +56,22 @@ def whole_checkpoint(path: str | Path) -> dict[str, Any]:
     check_state(meta, path)
     tables = {table: load_table(path, table) for table in set(names.values())}
     named = {name: tables[table] for name, table in names.items()}
-    return meta | {"state_dict": {**meta["state_dict"], **named}}
+    return WholeCheckpoint(meta | {"state_dict": {**meta["state_dict"], **named}})
 
 
-def _read(path_or_url: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
-    """Read a checkpoint of recapp or of Lightning, for Lightning."""
+def read_for_lightning(path_or_url: Any, map_location: Any) -> dict[str, Any] | None:
+    """Return a checkpoint of recapp as Lightning reads a file; None for any other path.
+
+    Args:
+        path_or_url: What Lightning shall read.
+        map_location: The device of the tensors; a function or None leaves them on the CPU.
+    """
     if not (isinstance(path_or_url, str | Path) and is_checkpoint(path_or_url)):
-        return _lightnings_reader(path_or_url, map_location, weights_only)
+        return None
     found = whole_checkpoint(path_or_url)
     if isinstance(map_location, str | torch.device):
         state = found["state_dict"].items()
-        moved = {n: v.to(map_location) if isinstance(v, Tensor) else v for n, v in state}
-        found = found | {"state_dict": moved}
+        found["state_dict"] = {
+            n: v.to(map_location) if isinstance(v, Tensor) else v for n, v in state
+        }
     return found
-
-
-def read_for_lightning() -> None:
-    """Make `load_from_checkpoint` read recapp's checkpoints from now on."""
-    saving.pl_load = _read  # type: ignore[attr-defined]

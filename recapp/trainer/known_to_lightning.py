@@ -1,0 +1,51 @@
+"""recapp as Lightning knows it, where both are imported: a strategy's name, and a reader.
+
+    Trainer(strategy="recapp")                       EmbeddingShardingStrategy()
+    Trainer().validate(module, ckpt_path=DIR)        a plain Trainer reads a checkpoint of shards
+    Module.load_from_checkpoint(DIR)
+
+Lightning finds no strategy of another package by itself, and reads a checkpoint as one file. So
+`import recapp`, and each public name that is loaded, adds both to a Lightning that is there. This
+file imports neither torch nor Lightning.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+NAME = "recapp"
+_READERS = ("lightning.pytorch.core.saving", "lightning.fabric.plugins.io.torch_io")
+"""The modules of Lightning that hold its reader of checkpoint files, as `pl_load`."""
+
+
+def make_known() -> None:
+    """Add the strategy's name and the reader to Lightning, if it is imported and has not got
+    them.
+    """
+    if not hasattr(sys.modules.get("lightning.pytorch"), "Trainer"):
+        return
+    registry: Any = vars(sys.modules["lightning.pytorch.strategies"])["StrategyRegistry"]
+    if NAME in registry:
+        return
+    registry.register(NAME, _strategy, description="tables are sharded, the rest is DDP")
+    for path in _READERS:
+        module = sys.modules[path]
+        vars(module)["pl_load"] = _reader(vars(module)["pl_load"])
+
+
+def _strategy(**settings: Any) -> Any:
+    from recapp.trainer.strategy import EmbeddingShardingStrategy
+
+    return EmbeddingShardingStrategy(**settings)
+
+
+def _reader(lightnings: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a reader of checkpoints of recapp and, by Lightning's own reader, of all others."""
+
+    def read(path_or_url: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
+        from recapp.trainer.whole_checkpoint import read_for_lightning
+
+        found = read_for_lightning(path_or_url, map_location)
+        return lightnings(path_or_url, map_location, weights_only) if found is None else found
+
+    return read

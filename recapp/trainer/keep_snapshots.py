@@ -18,6 +18,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from recapp import console
 from recapp.stored.checkpoint import remove_checkpoint
 from recapp.stored.directories import is_checkpoint
+from recapp.stored.training_state import check_form, state_must_fit
 
 JOINED_FILE = "snapshots.ckpt"
 
@@ -88,10 +89,12 @@ def kept_before(
             of the run was moved.
         noted: Whether a note names those that are missing.
     """
-    found = {
-        path: next((p for p in (path, beside / path.name) if is_checkpoint(p)), None)
-        for path in map(Path, state["kept"][-count:])
-    }
+    with state_must_fit("the list of snapshots", "snapshots"):
+        check_form(state, {"kept": [""] * len(state["kept"])}, "KeepSnapshots")
+        found = {
+            path: next((p for p in (path, beside / path.name) if is_checkpoint(p)), None)
+            for path in map(Path, state["kept"][-count:])
+        }
     gone = [path.name for path, here in found.items() if here is None]
     if gone and noted:
         console.note(

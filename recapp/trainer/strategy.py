@@ -60,6 +60,7 @@ from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.layer_statistics import running_statistics
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
+from recapp.trainer.restore import judge_optimizers, restore_in_one_line
 from recapp.trainer.run_plan import (
     PlanSource,
     check_source,
@@ -307,6 +308,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         if fitting:
             self._update_in_step(trainer)
         remove_stop_broadcast(trainer)
+        restore_in_one_line(trainer)
 
     def _update_in_step(self, trainer: Trainer) -> None:
         """Let the optimiser's step update the tables, where it must know all gradients first."""
@@ -521,7 +523,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         parameters = [name for name, _ in self.lightning_module.named_parameters()]
         stored, meta = load_together(checkpoint_path, tables.to_fill, parameters, self.comm)
         tables.filled(stored.manifest)
-        check_state(meta, checkpoint_path)
+        check_state(meta, checkpoint_path, trains=fitting)
         return self.weight_average.loaded(meta, self.is_global_zero) if fitting else meta
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -540,6 +542,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
             CheckpointError: The state belongs to another optimiser.
         """
         with state_must_fit("the optimizer's state", "optimizer"):
+            judge_optimizers(self.optimizers, checkpoint["optimizer_states"])
             super().load_optimizer_state_dict(checkpoint)
 
     def remove_checkpoint(self, filepath: _PATH) -> None:

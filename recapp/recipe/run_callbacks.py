@@ -77,7 +77,11 @@ class RunCallbacks:
         self.in_order: list[Callback] = [
             ClaimDirectory(job_dir, recipe.built_task.known_measures),
             KeepPosition(),
-            *([resumed.changed_optimizer] if resumed else []),
+            *(
+                [resumed.changed_optimizer, resumed.changed_callbacks(checkpoints)]
+                if resumed
+                else []
+            ),
             self.clock,
             self.performance,
             LogRate(self.clock),

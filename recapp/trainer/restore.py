@@ -34,20 +34,23 @@ def restore_in_one_line(trainer: Trainer) -> None:
     The exceptions of a callback of the user's own are such errors, too: they name the callback.
     """
     connector = trainer._checkpoint_connector
-    for name, part, judge in (
-        ("restore_datamodule", "the position in the data", _judge_position),
-        ("restore_callbacks", "the state of callbacks", _judge_callbacks),
-        ("restore_loops", "the state of loops", _judge_loops),
-        ("restore_lr_schedulers", "the state of schedules", _judge_schedules),
-    ):
-        of_lightning = getattr(type(connector), name).__get__(connector)
-        setattr(connector, name, partial(_restore, trainer, of_lightning, part, judge))
+    for part, (setting, judge) in {
+        "datamodule": ("dataset", _judge_position),
+        "callbacks": ("callbacks", _judge_callbacks),
+        "loops": ("trainer", _judge_loops),
+        "optimizers": ("optimizer", _judge_optimizers),
+        "lr_schedulers": ("optimizer.schedule", _judge_schedules),
+    }.items():
+        of_lightning = getattr(type(connector), f"restore_{part}").__get__(connector)
+        restore = partial(_restore, trainer, of_lightning, part, setting, judge)
+        setattr(connector, f"restore_{part}", restore)
 
 
 def _restore(
     trainer: Trainer,
     restore: Callable[[], None],
     part: str,
+    setting: str,
     judge: Callable[[Trainer, State], None],
 ) -> None:
     try:
@@ -61,8 +64,9 @@ def _restore(
         owner = next((each for each in frames if isinstance(each, Callback)), None)
         of_owner = "" if owner is None else f" ({type(owner).__module__}.{type(owner).__name__})"
         raise CheckpointError(
-            f"checkpoint {short_path(trainer.ckpt_path or '')}: {part}{of_owner} cannot be "
-            f"restored, use another checkpoint: {in_words(error)}"
+            f"checkpoint {short_path(trainer.ckpt_path or '')}: the state of {part}{of_owner} does "
+            f"not fit: set {setting} as it was when it was saved, or use another checkpoint "
+            f"({in_words(error)})"
         ) from error
 
 
@@ -111,27 +115,22 @@ def _judged(schedule: LRScheduler, state: Any) -> dict[str, Any]:
     return {key: value for key, value in state.items() if key in form}
 
 
-def judge_optimizers(optimizers: list[Optimizer], states: list[Any]) -> None:
-    """Judge the states of optimisers before they are restored.
-
-    Args:
-        optimizers: The optimisers of the run.
-        states: Their states in a checkpoint.
-
-    Raises:
-        ValueError, LookupError, TypeError: A hyper-parameter has another type, or the state of a
-            parameter has another shape.
+def _judge_optimizers(trainer: Trainer, found: State) -> None:
+    """Judge hyper-parameters and the shapes of states, and add hyper-parameters that an older torch
+    did not write.
     """
-    for optimizer, state in zip(optimizers, states, strict=True):
+    for optimizer, state in zip(trainer.optimizers, found["optimizer_states"], strict=True):
         if not isinstance(optimizer, HybridOptimizer):
             continue
         fresh = optimizer.state_dict()
-        for part, groups in (("dense", "param_groups"), ("sparse", "")):
-            stored, own = (each[part][groups] if groups else each[part] for each in (state, fresh))
+        for stored, own in (
+            (state["dense"]["param_groups"], fresh["dense"]["param_groups"]),
+            (state["sparse"], fresh["sparse"]),
+        ):
             for one, form in zip(stored, own, strict=True):
                 numbers = {key: value for key, value in form.items() if key not in NO_NUMBERS}
-                check_form(one, numbers_in(numbers), f"{part} group {form['name']}")
-                one.update({**numbers, **one, "lr": one["lr"]})  # an older torch wrote fewer
+                check_form(one, numbers_in(numbers), f"group {form['name']}")
+                one.update({**numbers, **one, "lr": one["lr"]})
         home = type(optimizer.dense).__module__
         if home.startswith("torch.optim.") and home not in OTHER_SHAPES:
             _judge_shapes(optimizer.dense, state["dense"]["state"])

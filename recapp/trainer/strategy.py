@@ -60,7 +60,7 @@ from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.layer_statistics import running_statistics
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
-from recapp.trainer.restore import judge_optimizers, restore_in_one_line
+from recapp.trainer.restore import restore_in_one_line
 from recapp.trainer.run_plan import (
     PlanSource,
     check_source,
@@ -534,16 +534,6 @@ class EmbeddingShardingStrategy(DDPStrategy):
         """
         with state_must_fit("the dense part", "model"), self.without_tables():
             super().load_model_state_dict(checkpoint, strict)
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load the state of the dense part's optimiser.
-
-        Raises:
-            CheckpointError: The state belongs to another optimiser.
-        """
-        with state_must_fit("the optimizer's state", "optimizer"):
-            judge_optimizers(self.optimizers, checkpoint["optimizer_states"])
-            super().load_optimizer_state_dict(checkpoint)
 
     def remove_checkpoint(self, filepath: _PATH) -> None:
         """Remove a checkpoint directory, on rank 0. If `last.ckpt` points to this directory, point

@@ -34,7 +34,7 @@ from recapp.recipe.constructors import construct, make
 from recapp.recipe.monitors import all_known, check_monitor, measured_by
 from recapp.recipe.recipe import Train
 from recapp.settings.check_settings import find_constructor
-from recapp.settings.records import to_plain
+from recapp.settings.records import Constructor, to_plain
 from recapp.stored.checkpoint import read_manifest
 from recapp.tables.named_collections import of_all_members
 from recapp.trainer.average_weights import AverageWeights
@@ -94,30 +94,43 @@ def build_callbacks(recipe: Train, folder: Path, *, logging: bool) -> list[Callb
     known = all_known(recipe)
     for name, wanted in recipe.callbacks.items():
         kind = find_constructor(wanted.target, f"callbacks.{name}")
-        extra: dict[str, Any] = {}
-        refuse_class(kind, f"callbacks.{name}")
-        if _is(kind, Checkpoint) and "dirpath" in signature(kind).parameters:
-            if "dirpath" in wanted.arguments:
-                raise ConfigError(
-                    f"callbacks.{name}.dirpath: cannot be set: checkpoints lie in the run's "
-                    "directory, hydra.run.dir=DIR"
-                )
-            if wanted.arguments.get("save_last"):
-                raise ConfigError(
-                    f"callbacks.{name}.save_last: cannot be set: every run keeps last.ckpt"
-                )
-            extra["dirpath"] = str(folder)
-        if _is(kind, EarlyStopping) and AT_EPOCH_END in signature(kind).parameters:
-            extra |= _check_after_validation(wanted.arguments)
         if _is(kind, LearningRateMonitor) and not logging:
             continue  # Lightning refuses a monitor without a logger
-        made.append(make(wanted, f"callbacks.{name}", **extra))
+        made.append(build_callback(wanted, f"callbacks.{name}", folder))
         monitor = getattr(made[-1], "monitor", None)
         mode = getattr(made[-1], "mode", None)
         check_monitor(f"callbacks.{name}", monitor, mode, measured, all_known=known)
         if isinstance(made[-1], ModelCheckpoint):
             _check_filename(made[-1], f"callbacks.{name}.filename", measured, known)
     return made
+
+
+def build_callback(wanted: Constructor, setting: str, folder: Path) -> Any:
+    """Return a callback of `conf/callbacks`.
+
+    Args:
+        wanted: Its settings.
+        setting: Their dotted name.
+        folder: The directory of checkpoints.
+
+    Raises:
+        ConfigError: It cannot be used here, or its settings are wrong.
+    """
+    kind = find_constructor(wanted.target, setting)
+    extra: dict[str, Any] = {}
+    refuse_class(kind, setting)
+    if _is(kind, Checkpoint) and "dirpath" in signature(kind).parameters:
+        if "dirpath" in wanted.arguments:
+            raise ConfigError(
+                f"{setting}.dirpath: cannot be set: checkpoints lie in the run's directory, "
+                "hydra.run.dir=DIR"
+            )
+        if wanted.arguments.get("save_last"):
+            raise ConfigError(f"{setting}.save_last: cannot be set: every run keeps last.ckpt")
+        extra["dirpath"] = str(folder)
+    if _is(kind, EarlyStopping) and AT_EPOCH_END in signature(kind).parameters:
+        extra |= _check_after_validation(wanted.arguments)
+    return make(wanted, setting, **extra)
 
 
 def _is(kind: Any, base: type) -> bool:

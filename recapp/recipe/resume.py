@@ -1,5 +1,6 @@
 """Resume from a checkpoint: find the steps left to train, and apply changed optimiser settings."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,17 @@ from lightning.pytorch import Trainer
 
 from recapp.console import short_path
 from recapp.processes.rank_environment import rank_info
+from recapp.recipe.lightning_trainer import build_callback
 from recapp.recipe.monitors import with_monitor
 from recapp.recipe.recipe import Train
-from recapp.settings.records import to_plain
+from recapp.recipe.training import changed_optimizer
+from recapp.settings.records import constructor, to_plain
+from recapp.settings.renamed import target_of_today
 from recapp.stored.checkpoint import read_manifest, read_meta
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.run_files import folder_of
+from recapp.trainer.changed_callbacks import ChangedCallback, ChangedCallbacks
 from recapp.trainer.changed_optimizer import ChangedOptimizer
 from recapp.trainer.keep_last import best_known
 from recapp.trainer.keep_snapshots import JOINED_FILE, KeepSnapshots, kept_before
@@ -60,7 +65,32 @@ class Resumed:
     def changed_optimizer(self) -> ChangedOptimizer:
         """The callback that applies changed optimiser settings."""
         before = with_monitor(self.manifest.config)
-        return ChangedOptimizer(before, with_monitor(to_plain(self.recipe)))
+        return changed_optimizer(before, with_monitor(to_plain(self.recipe)))
+
+    def changed_callbacks(self, folder: Path) -> ChangedCallbacks:
+        """Return the callback that applies changed settings of callbacks.
+
+        Args:
+            folder: The directory of checkpoints.
+        """
+        found = self.manifest.config.get("callbacks")
+        stored = found if isinstance(found, Mapping) else {}  # a damaged file may hold any value
+        changed = []
+        for name, now in self.recipe.callbacks.items():
+            setting = f"callbacks.{name}"
+            others = [stored[other] for other in stored if other not in self.recipe.callbacks]
+            entries = [stored[name]] if name in stored else others
+            entries = [constructor(each) for each in entries if isinstance(each, Mapping)]
+            alike = [each for each in entries if target_of_today(each.target) == now.target]
+            if to_plain(now.arguments) in [to_plain(each.arguments) for each in alike]:
+                continue
+            pair = [build_callback(each, setting, folder) for each in (*alike[:1], now)]
+            if alike:
+                # its class is named by this run's settings, which are the user's
+                changed.append(ChangedCallback(setting, *pair))
+            elif name in stored:
+                changed.append(ChangedCallback(setting, None, *pair))
+        return ChangedCallbacks(changed)
 
     @property
     def joined(self) -> CheckpointManifest | None:

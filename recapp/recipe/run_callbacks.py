@@ -80,7 +80,11 @@ class RunCallbacks:
         self.in_order: list[Callback] = [
             ClaimDirectory(job_dir, recipe.built_task.known_measures),
             KeepPosition(),
-            resumed.changed_optimizer if resumed else FillTables(recipe.tables.values or {}),
+            *(
+                [resumed.changed_optimizer, resumed.changed_callbacks(checkpoints)]
+                if resumed
+                else [FillTables(recipe.tables.values or {})]
+            ),
             self.clock,
             self.performance,
             LogRate(self.clock),

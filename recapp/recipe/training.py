@@ -3,7 +3,7 @@
 recipe -> data module, module
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -19,12 +19,10 @@ from recapp.recipe.monitors import schedule_of
 from recapp.recipe.recipe import Train
 from recapp.recipe.run_rows import write_generated
 from recapp.settings.check_settings import find_constructor
-from recapp.settings.records import Constructor
+from recapp.settings.records import Constructor, constructor
+from recapp.trainer.changed_optimizer import TOTAL, ChangedOptimizer
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.module import TaskModule
-
-TOTAL = "total_steps"
-"""The argument of a schedule that is the number of steps of the run."""
 
 
 def build_data(
@@ -73,31 +71,56 @@ def build_module(recipe: Train, make_model: Callable[[], nn.Module]) -> TaskModu
     """
     schedule = schedule_of(recipe)
     monitor = schedule.arguments.get("monitor") if schedule else None
+
+    def total() -> int | None:
+        data = module.trainer.datamodule  # type: ignore[attr-defined]
+        return data.steps_of_run() if isinstance(data, ClickData) else None
+
     module = TaskModule(
         recipe.built_task,
         make_model,
         partial(_dense_optimizer, recipe.optimizer.dense),
-        (lambda optimizer: _schedule(schedule, optimizer, module)) if schedule else None,
+        (lambda optimizer: make_schedule(schedule, optimizer, total)) if schedule else None,
         recipe.seed,
         monitor=monitor,
     )
     return module
 
 
-def _schedule(settings: Constructor, optimizer: Optimizer, module: TaskModule) -> LRScheduler:
+def make_schedule(
+    settings: Constructor, optimizer: Optimizer, total: Callable[[], int | None]
+) -> LRScheduler:
     """Make the schedule of a run. A schedule that takes `total_steps` gets the number of steps of
     the run, if the settings leave it open.
+
+    Args:
+        settings: The settings of the schedule.
+        optimizer: The optimiser; its param groups get the first rates.
+        total: Returns the number of steps of the run.
     """
     target = find_constructor(settings.target, "optimizer.schedule")
     wanted = settings.without("monitor")
     if TOTAL in signature(target).parameters and wanted.arguments.get(TOTAL) is None:
-        data = module.trainer.datamodule  # type: ignore[attr-defined]
-        total = data.steps_of_run() if isinstance(data, ClickData) else None
-        made = make(wanted.without(TOTAL), "optimizer.schedule", optimizer, **{TOTAL: total})
+        made = make(wanted.without(TOTAL), "optimizer.schedule", optimizer, **{TOTAL: total()})
     else:
         made = make(wanted, "optimizer.schedule", optimizer)
     assert isinstance(made, LRScheduler)
     return made
+
+
+def changed_optimizer(before: Any, now: Mapping[str, Any]) -> ChangedOptimizer:
+    """Return the callback that applies changed settings of the optimiser.
+
+    Args:
+        before: The group `optimizer` of the checkpoint's settings; a damaged file may hold any
+            value there.
+        now: That of this run's settings.
+    """
+    return ChangedOptimizer(
+        before,
+        now,
+        lambda plain, optimizer, total: make_schedule(constructor(plain), optimizer, lambda: total),
+    )
 
 
 def _dense_optimizer(settings: Constructor, parameters: Iterable[nn.Parameter]) -> Optimizer:

@@ -73,7 +73,7 @@ def _of_columns(
     return {column.key: values[column.key] for column in columns}
 
 
-def _fault(column: DerivedColumn, values: Values) -> str:
+def _fault(column: DerivedColumn, values: npt.NDArray[Any]) -> str:
     """Return what is wrong with the stored values of a column; an empty text if nothing is."""
     dtype = "float32" if column.has_floats else "int64"
     if values.dtype != dtype or values.ndim != 1:

@@ -23,6 +23,7 @@ from recapp.stored.kinds import CHECKPOINT
 from recapp.stored.local_files import bytes_of, crc32_of, files_at, path_of
 from recapp.stored.plain_types import plain
 
+LEVELS = 64  # of containers inside of one another
 _DTYPES = {str(v).removeprefix("torch.") for v in vars(torch).values() if type(v) is torch.dtype}
 _STORAGES = {name for name in vars(torch) if name.endswith("Storage")}
 _ASKED_FOR = {
@@ -79,7 +80,7 @@ def read_meta(source: BinaryIO, file: Path) -> dict[str, Any]:
         meta = torch.load(path_of(source), map_location="cpu", weights_only=True, mmap=True)
         if not isinstance(meta, dict):
             raise ValueError(f"a {type(meta).__name__} instead of a dict")
-        for tensor in _tensors(meta):
+        for tensor in _tensors(meta, bytes_of(source)):
             held = tensor.untyped_storage().nbytes()
             if tensor.numel() * tensor.element_size() > held:
                 raise ValueError(f"a tensor of {tensor.numel():,} values in {held:,} bytes")
@@ -111,19 +112,28 @@ def _check_names(program: bytes) -> None:
             raise ValueError(f"it names {name or code.name}, which is no plain type")
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield every tensor inside plain containers.
+def _tensors(value: Any, most: int) -> Iterator[Tensor]:
+    """Yield every tensor inside plain containers, level by level.
 
-    Shared containers are visited once, because a small file may contain references to itself that
-    would expand without a bound.
+    Args:
+        value: The containers.
+        most: The largest number of values on a level. A small file may refer to its own containers
+            many times, and later readers would visit each of them anew.
+
+    Raises:
+        ValueError: There are more values, or more than `LEVELS` levels.
     """
-    seen = set[int]()
-    left = [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, Tensor):
-            yield one
-        elif isinstance(one, dict | list | tuple | set) and id(one) not in seen:
-            seen.add(id(one))
-            left += [*one.keys(), *one.values()] if isinstance(one, dict) else list(one)
-            left += list(vars(one).values()) if isinstance(one, OrderedDict) else []
+    level = [value]
+    for _ in range(LEVELS):
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, Tensor):
+                yield one
+            elif isinstance(one, dict | list | tuple | set):
+                inner += [*one.keys(), *one.values()] if isinstance(one, dict) else one
+                inner += vars(one).values() if isinstance(one, OrderedDict) else ()
+                if len(inner) > most:
+                    raise ValueError("values that expand beyond the file")
+        level = inner
+    if level:
+        raise ValueError(f"values inside of one another, more than {LEVELS} levels")

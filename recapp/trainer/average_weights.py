@@ -70,8 +70,14 @@ class AverageWeights(BatchCallback):
         return {"kind": kind, "updates": self.average.updates, "epoch": self._epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the average of a checkpoint. An average of another kind begins anew."""
+        """Go on with the average of a checkpoint. An average of another kind begins anew.
+
+        Raises:
+            ValueError: The number of updates and the stored average do not fit together.
+        """
         if state_dict["kind"] == self.settings.kind:
+            if bool(state_dict["updates"]) != self.average.found:
+                raise ValueError(f"updates={state_dict['updates']} is not that of its average")
             self.average.updates = int(state_dict["updates"])
             self._epoch = int(state_dict["epoch"])
         elif state_dict["updates"]:

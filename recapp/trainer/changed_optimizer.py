@@ -8,17 +8,27 @@ Lightning restores an optimiser with its rates and all other hyper-parameters, a
 its initial rates. It would silently ignore new values in the settings.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from recapp.console import note
+from recapp.errors import ConfigError
 from recapp.optim.named_rules import settings_of_table
 from recapp.optim.optimizer import groups_of_tables
-from recapp.stored.training_state import state_must_fit
+from recapp.settings.check_settings import find_constructor
+from recapp.stored.training_state import WRONG_STATE, in_words, state_must_fit
+from recapp.trainer.changed_callbacks import with_changes
 
 Settings = Mapping[str, Any]
+MakeSchedule = Callable[[Settings, Optimizer, Any], LRScheduler]
+TOTAL = "total_steps"
+"""The argument of a schedule that is the number of steps of the run."""
 PARTS = ("dense", "sparse", "schedule")
 NEW_SCHEDULE = {"_target_", "monitor", "mode"}  # a change of one of them restarts the schedule
 
@@ -31,18 +41,25 @@ class ChangedOptimizer(Callback):
         before: The group `optimizer` of the settings in the checkpoint. A damaged file may hold
             any value there.
         now: The group `optimizer` of this run's settings.
+        make_schedule: Makes a schedule of an optimiser from its settings; the third argument is
+            the number of steps of the run.
     """
 
-    def __init__(self, before: Any, now: Settings) -> None:
+    def __init__(self, before: Any, now: Settings, make_schedule: MakeSchedule) -> None:
         stored = before if isinstance(before, Mapping) else {}  # a damaged file may hold any value
         self.changed = {part: _changed(stored.get(part), now.get(part)) for part in PARTS}
         self.before = stored
         self.now = now
+        self.make_schedule = make_schedule
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Edit the optimiser's state before it is restored, and note every change on rank 0."""
+        """Edit the optimiser's state before it is restored, and note every change on rank 0.
+
+        Raises:
+            ConfigError: Training cannot go on with a changed setting.
+        """
         if not trainer.optimizers:
             return
         with state_must_fit("the optimizer's state", "optimizer"):
@@ -61,6 +78,8 @@ class ChangedOptimizer(Callback):
     ) -> None:
         if "_target_" in self.changed["dense"]:
             stored["dense"] = fresh.dense.state_dict()
+        elif self.changed["dense"]:
+            _check_goes_on(self.before["dense"], self.now["dense"])
         if self.changed["sparse"] or len(stored["sparse"]) != len(fresh.sparse_groups):
             stored["sparse"] = groups_of_tables(stored["sparse"], fresh.sparse_groups)
         groups = [*stored["dense"]["param_groups"], *stored["sparse"]]
@@ -72,14 +91,52 @@ class ChangedOptimizer(Callback):
             _take(group, new, [*own, "lr"] if new_schedule else own, in_proportion=not new_schedule)
         if new_schedule:
             checkpoint["lr_schedulers"] = []
-        for config, state in zip(
-            trainer.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=False
-        ):
-            new = config.scheduler.state_dict()
-            changed = [{"min_lr": "min_lrs"}.get(key, key) for key in self.changed["schedule"]]
-            state.update({key: new[key] for key in changed if key in new})
-            state["base_lrs"] = [group.get("initial_lr", group["lr"]) for group in groups]
-            state["_last_lr"] = [group["lr"] for group in groups]
+        for number, config in enumerate(trainer.lr_scheduler_configs):
+            if not new_schedule:
+                states = checkpoint["lr_schedulers"]
+                states[number] = self._edit_schedule(
+                    states[number], config.scheduler, fresh, groups
+                )
+
+    def _edit_schedule(
+        self, state: dict[str, Any], schedule: Any, fresh: Optimizer, groups: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return the state of a schedule with its changed settings, which it may also keep in param
+        groups. The number of steps of the run is such a setting.
+        """
+        now = schedule.state_dict()
+        if not any(self.changed.values()) and now.get(TOTAL) == state.get(TOTAL):
+            return state
+        optimizer = copy(fresh)
+        optimizer.param_groups = [
+            {**group, "params": [], "lr": group.get("initial_lr", group["lr"])}
+            for group in fresh.param_groups
+        ]
+        for group in optimizer.param_groups:
+            group.pop("initial_lr", None)
+        settings = dict(self.before["schedule"])
+        if isinstance(schedule, ReduceLROnPlateau):
+            settings["mode"] = now["mode"]  # which its metric says
+        made = self.make_schedule(settings, optimizer, state.get(TOTAL))
+        pairs = zip(groups, optimizer.param_groups, fresh.param_groups, strict=True)
+        for group, first, other in pairs:
+            odd = [key for key in first if key != "lr" and first[key] != other[key]]
+            group.update({key: other[key] for key in odd if key != "params"})
+        of_groups = {
+            "base_lrs": [group.get("initial_lr", group["lr"]) for group in groups],
+            "_last_lr": [group["lr"] for group in groups],
+        }
+        stored, before, new = (
+            {key: value for key, value in each.items() if key not in of_groups}
+            for each in (state, made.state_dict(), now)
+        )
+        edited: dict[str, Any] = with_changes(stored, before, new, "optimizer.schedule")
+        others = {
+            key: value
+            for key, value in new.items()
+            if isinstance(value, list) and len(value) == len(groups) != len(edited.get(key, value))
+        }
+        return {**edited, **others, **of_groups}  # others: of another number of param groups
 
     def _changed_of(self, group: Mapping[str, Any]) -> list[str]:
         """Return the changed settings of the row rule of a param group. All tables of a group have
@@ -99,6 +156,39 @@ class ChangedOptimizer(Callback):
                 note(f"optimizer.{part} is another one than the checkpoint's{begins}")
             elif "_target_" not in keys:
                 note(f"optimizer.{part}.{key}={new.get(key)} takes the place of the checkpoint's")
+
+
+def _check_goes_on(before: Settings, now: Settings) -> None:
+    """Check with one parameter that the optimiser of the settings can go on with a state of that of
+    the checkpoint: a setting may need state that the other has not.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    stored, new = (_tried(settings) for settings in (before, now))
+    stored.step()
+    groups = new.state_dict()["param_groups"]
+    new.load_state_dict({**stored.state_dict(), "param_groups": groups})
+    try:
+        new.step()
+    except WRONG_STATE as error:
+        changed = ", ".join(f"optimizer.dense.{key}" for key in _changed(before, now))
+        raise ConfigError(
+            f"{changed}: the state of the checkpoint's optimizer lacks what this one needs "
+            f"({in_words(error)}): leave it as it was, or choose another class of optimizer, which "
+            "begins anew"
+        ) from error
+
+
+def _tried(settings: Settings) -> Optimizer:
+    """Return an optimiser of one parameter that has a gradient."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    arguments = {key: value for key, value in settings.items() if key != "_target_"}
+    made: Optimizer = find_constructor(settings["_target_"], "optimizer.dense")(
+        [parameter], **arguments
+    )
+    return made
 
 
 def _changed(before: Any, now: Settings | None) -> list[str]:

@@ -18,6 +18,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from recapp import console
 from recapp.stored.checkpoint import remove_checkpoint
 from recapp.stored.run_files import KEPT, find_named, folder_of
+from recapp.stored.training_state import check_form, state_must_fit
 from recapp.trainer.strategy import strategy_of
 
 JOINED_FILE = "snapshots.ckpt"
@@ -90,7 +91,9 @@ def kept_before(
         run: The identity of the run that wrote it.
         noted: Whether a note names those that are missing.
     """
-    found = {path: find_named(path, beside, run) for path in state[KEPT][-count:]}
+    with state_must_fit("the list of snapshots", "snapshots"):
+        check_form(state, {KEPT: [""] * len(state[KEPT])}, "KeepSnapshots")
+        found = {path: find_named(path, beside, run) for path in state[KEPT][-count:]}
     gone = [Path(path).name for path, here in found.items() if here is None]
     if gone and noted:
         console.note(

@@ -66,6 +66,7 @@ from recapp.trainer.layer_statistics import running_statistics
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
 from recapp.trainer.own_optimizers import rules_said
+from recapp.trainer.restore import restore_in_one_line
 from recapp.trainer.run_plan import (
     PlanSource,
     check_source,
@@ -312,6 +313,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         if fitting:
             self.update_in_step(trainer)
         remove_stop_broadcast(trainer)
+        restore_in_one_line(trainer)
 
     def _shard(self, module: LightningModule) -> None:
         self.named_rule = self.named_rule or named_rule(module, self.planner)
@@ -472,7 +474,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         parameters = [name for name, _ in self.lightning_module.named_parameters()]
         stored, meta = load_together(checkpoint_path, tables.to_fill, parameters, self.comm)
         tables.filled(stored.manifest)
-        check_state(meta, checkpoint_path)
+        check_state(meta, checkpoint_path, trains=fitting)
         if not fitting:
             return meta
         self.run = stored.manifest.run
@@ -489,15 +491,6 @@ class EmbeddingShardingStrategy(StepOfRanks):
         """
         with state_must_fit("the dense part", "model"), self.without_tables():
             super().load_model_state_dict(checkpoint, strict)
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load the state of the dense part's optimiser.
-
-        Raises:
-            CheckpointError: The state belongs to another optimiser.
-        """
-        with state_must_fit("the optimizer's state", "optimizer"):
-            super().load_optimizer_state_dict(checkpoint)
 
     def remove_checkpoint(self, filepath: _PATH) -> None:
         """Remove a checkpoint directory, on rank 0. If `last.ckpt` points to this directory, point

@@ -19,7 +19,7 @@ from recapp.console import note
 from recapp.engine.sharded_collection import sharded_collections, without_tables
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.stored.rectangles import AVERAGE, RAW
-from recapp.stored.training_state import state_must_fit
+from recapp.stored.training_state import check_form, state_must_fit
 
 OF_AVERAGE = "weight_average"
 """The entry of a checkpoint's plain part with the raw dense weights, where `state_dict` has their
@@ -36,11 +36,13 @@ class WeightAverage:
 
     Attributes:
         updates: The number of updates so far; the weights have no average before the first.
+        found: Whether a checkpoint had an average.
     """
 
     def __init__(self, every: float | None = None) -> None:
         self.every = every
         self.updates = 0
+        self.found = False
         self._trained: dict[str, Tensor] = {}
         self._average: dict[str, Tensor] = {}
         self._kept = False
@@ -58,6 +60,7 @@ class WeightAverage:
         """
         self.updates = 0
         self._kept = True
+        self.found = False
         with without_tables(sharded_collections(module)):
             state = module.state_dict(keep_vars=True)
         first: dict[int, str] = {}
@@ -168,6 +171,11 @@ class WeightAverage:
         state = meta["state_dict"]
         with state_must_fit("the average of weights", "model"):
             held = meta[OF_AVERAGE]
+            form = {name: self._trained[first] for name, first in self._alike.items()}
+            check_form(held, {RAW: form, AVERAGE: self._average}, OF_AVERAGE)
+            if missing := form.keys() - held[RAW].keys():
+                raise ValueError(f"there is no raw {min(missing)}")
+            self.found = True
             for name, average in self._average.items():
                 average.copy_(held[AVERAGE].get(name, state[name]))
             return {**meta, "state_dict": {**state, **held[RAW]}}

@@ -19,7 +19,6 @@ from recapp.recipe.strategy_of_run import build_strategy
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer import callbacks as own
-from recapp.trainer.changed_optimizer import ChangedOptimizer
 from recapp.trainer.ending import EndTogether
 from recapp.trainer.keep_last import KeepLast
 
@@ -143,7 +142,7 @@ def fit(config, folder, *extra, ckpt_path=None):
 
 def fit_twice(logs, folder, first, then, change=lambda settings: None):
     """Train STOP steps by some settings and MORE by others; returns the rates of these steps, the
-    optimiser at their end and the manifest between.
+    optimiser at their end, the manifest between and the schedule, if there is one.
 
     Args:
         change: Changes the first plain settings in place, as they are stored.
@@ -155,7 +154,8 @@ def fit_twice(logs, folder, first, then, change=lambda settings: None):
     stored = to_plain(before)
     change(stored)
     now = compose(logs, f"trainer.max_steps={STOP + MORE}", *then)
-    changed = ChangedOptimizer(stored["optimizer"], to_plain(now.optimizer))
+    changed = training.changed_optimizer(stored["optimizer"], to_plain(now.optimizer))
     seen, trainer, _ = fit(now, folder / "then", changed, ckpt_path=last)
     assert len(seen.rates) == MORE
-    return seen.rates, trainer.optimizers[0], manifest
+    schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+    return seen.rates, trainer.optimizers[0], manifest, *schedules

@@ -5,7 +5,8 @@ the settings say holds.
 import pytest
 from trainer.runs import MORE, SCHEDULE, STOP, fit_twice
 
-from recapp.trainer.changed_optimizer import ChangedOptimizer
+from recapp.errors import ConfigError
+from recapp.recipe.training import changed_optimizer
 
 RATES = ("optimizer.dense.lr=0.01", "optimizer.sparse.lr=0.04")
 
@@ -77,8 +78,53 @@ def test_another_hyper_parameter_is_taken_too(rates):
 
 @pytest.mark.parametrize("before", [None, 5, "x", [], {}, {"dense": "x", "schedule": [1]}])
 def test_a_stored_optimiser_that_is_none_is_another_one(before):
-    changed = ChangedOptimizer(
+    changed = changed_optimizer(
         before,
         {"dense": {"_target_": "torch.optim.Adam", "lr": 0.1}, "sparse": {}, "schedule": None},
     )
     assert changed.changed == {"dense": ["_target_", "lr"], "sparse": [], "schedule": []}
+
+
+TORCHS = "torch.optim.lr_scheduler"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "change", "found"),
+    [
+        ("CosineAnnealingWarmRestarts, T_0: 50", ("50", "5"), {"T_i": 5, "T_0": 5}),
+        (
+            "OneCycleLR, max_lr: 0.5, cycle_momentum: false",
+            ("0.5", "0.1"),
+            {"total_steps": STOP + MORE},
+        ),
+        (
+            "CyclicLR, base_lr: 0.1, max_lr: 0.5, cycle_momentum: false",
+            ("0.5", "0.9"),
+            {"max_lrs": [0.9] * 2},
+        ),
+        ("MultiStepLR, milestones: [2, 50]", ("50", "6"), {"milestones": {2: 1, 6: 1}}),
+    ],
+)
+def test_what_a_schedule_of_torch_keeps_under_another_name_follows_its_settings(
+    logs, tmp_path, schedule, change, found
+):
+    first, then = (
+        (*RATES, f"+optimizer.schedule={{_target_: {TORCHS}.{text}}}")
+        for text in (schedule, schedule.replace(*change))
+    )
+    state = fit_twice(logs, tmp_path, first, then)[3].state_dict()
+    assert {name: state[name] for name in found} == found and state["last_epoch"] == STOP + MORE
+
+
+def test_a_setting_that_is_mixed_with_the_training_so_far_is_refused(logs, tmp_path):
+    first, then = (
+        (*RATES, f"+optimizer.schedule={{_target_: {TORCHS}.{name}, T_0: {n}, T_mult: 2}}")
+        for name, n in (("CosineAnnealingWarmRestarts", 3), ("CosineAnnealingWarmRestarts", 9))
+    )
+    with pytest.raises(ConfigError, match=r"optimizer\.schedule: its state\.T_i=6 follows from a"):
+        fit_twice(logs, tmp_path, first, then)
+
+
+def test_an_optimiser_that_lacks_state_for_a_changed_setting_is_refused(logs, tmp_path):
+    with pytest.raises(ConfigError, match=r"optimizer\.dense\.amsgrad: the state of the checkp"):
+        fit_twice(logs, tmp_path, RATES, (*RATES, "+optimizer.dense.amsgrad=true"))

@@ -7,9 +7,9 @@ import pytest
 from jobs import recipe, refusal, resolved, small
 
 from recapp.recipe.monitors import schedule_of, with_monitor
+from recapp.recipe.training import changed_optimizer
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest, read_meta
-from recapp.trainer.changed_optimizer import ChangedOptimizer
 
 PLATEAU = [
     "optimizer/schedule=reduce_on_plateau",
@@ -111,6 +111,6 @@ def test_a_run_that_resumes_with_another_metric_of_checkpoints_begins_its_schedu
         "val_auc",
         "val_log_loss",
     )
-    assert "monitor" in ChangedOptimizer(before, now).changed["schedule"]
-    assert not any(ChangedOptimizer(before, with_monitor(plain[0])).changed.values())
+    assert "monitor" in changed_optimizer(before, now).changed["schedule"]
+    assert not any(changed_optimizer(before, with_monitor(plain[0])).changed.values())
     assert with_monitor({"optimizer": 3, "callbacks": None}) == 3 and with_monitor({}) is None

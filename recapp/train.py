@@ -29,7 +29,7 @@ from recapp.app.job import Job, emit_json, run_recipe
 from recapp.app.rank_setup import leave_ranks, prepare_process, wants_bar
 from recapp.app.sweep_progress import SweepProgress
 from recapp.errors import RecappError
-from recapp.processes.rank_environment import external_rank, rank_info
+from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import Stopped
 from recapp.recipe.commands import Eval
@@ -176,20 +176,15 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
 
 def _over(recipe: Train, resumed: "Resumed", job_dir: Path) -> dict[str, Any]:
     """Return the metrics of a run that has nothing left to train. Its last models are joined if it
-    was killed before that, by one rank: several have no process group without a training.
+    was killed before that.
     """
+    from recapp.recipe.strategy_of_run import meet
+
     measured = resumed.metrics()
-    here = rank_info()
-    if resumed.joined:
+    if resumed.joined or recipe.snapshots < 2:
         return measured
-    if recipe.snapshots < 2 or here is None or here.world == 1:
-        return with_snapshots(recipe, resumed.snapshots(), job_dir, measured)
-    if measured:
-        console.note(
-            f"snapshots={recipe.snapshots}: the metrics are those of the last model; with "
-            "trainer.devices=1 the command joins the models of the last epochs"
-        )
-    return measured
+    meet(recipe)
+    return with_snapshots(recipe, resumed.snapshots(), job_dir, measured)
 
 
 def with_snapshots(

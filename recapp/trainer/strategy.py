@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 import torch
@@ -53,14 +52,13 @@ from recapp.stored.checkpoint import (
     remove_checkpoint,
     write_checkpoint,
 )
-from recapp.stored.checkpoint_manifest import RUN, SAVED_AS
-from recapp.stored.run_files import absolute, folder_of
 from recapp.stored.training_state import check_state, state_must_fit
 from recapp.trainer.accumulation import Accumulation
 from recapp.trainer.check_trainer import check_trainer
 from recapp.trainer.clip_tables import clip_tables_too, update_in_step
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.layer_statistics import running_statistics
+from recapp.trainer.lightnings_waits import limit_waits
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
 from recapp.trainer.run_plan import (
@@ -73,7 +71,7 @@ from recapp.trainer.run_plan import (
     rule_of_run,
     with_counted_modes,
 )
-from recapp.trainer.saved_manifest import manifest_of, plain_part_of
+from recapp.trainer.saved_manifest import SavedRun, manifest_of, plain_part_of
 from recapp.trainer.started_ranks import (
     FORK,
     TABLES_LEFT,
@@ -83,7 +81,6 @@ from recapp.trainer.started_ranks import (
     in_a_notebook,
     meeting_error,
 )
-from recapp.trainer.stop_broadcast import remove_stop_broadcast
 from recapp.trainer.stored_tables import StoredTables
 from recapp.trainer.weight_average import WeightAverage
 from recapp.trainer.whole_checkpoint import read_for_lightning
@@ -200,9 +197,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.comm = Comm()
         self._accumulation: Accumulation | None = None
         self._tables: list[ShardedTables] | None = None
-        self._newest: Path | None = None  # the checkpoint that was saved last
-        self._newest_step = -1
-        self.run = token_hex(8)  # the identity of the run, as rank 0 has it
+        self.saved = SavedRun()
 
     def _configure_launcher(self) -> None:
         """Let Lightning start the ranks, if there are several and they have not been started."""
@@ -271,6 +266,10 @@ class EmbeddingShardingStrategy(DDPStrategy):
         """
         assert self.lightning_module is not None
         check_trainer(self.lightning_module.trainer)  # before a callback copies the module
+        limit_waits(
+            self.lightning_module.trainer,
+            partial(dist.new_group, backend="gloo", timeout=self.exchange_timeout),
+        )
         try:
             super().setup_environment()
         except dist.DistError as e:
@@ -311,7 +310,6 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.setup_precision_plugin()
         if fitting:
             self._update_in_step(trainer)
-        remove_stop_broadcast(trainer)
 
     def _update_in_step(self, trainer: Trainer) -> None:
         """Let the optimiser's step update the tables, where it must know all gradients first."""
@@ -486,8 +484,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         assert self.lightning_module is not None and self.plan is not None
         module = self.lightning_module
         path = Path(self.broadcast(str(filepath)))
-        own = {RUN: self.run, SAVED_AS: path.name}
-        manifest = {**self.stored(), **own, **manifest_of(module.trainer, module, self.plan)}
+        stored = {**self.stored(), **self.saved.entries(path)}
         parameters = dict(module.named_parameters()) | self.weight_average.held()
         write_checkpoint(
             path,
@@ -499,12 +496,11 @@ class EmbeddingShardingStrategy(DDPStrategy):
             comm=self.comm,
             meta=plain_part_of(module.trainer, checkpoint, path.parent)
             | self.weight_average.entries(),
-            manifest=manifest,
+            manifest=stored | manifest_of(module.trainer, module, self.plan),
             parameters=parameters,
-            saved=self._newest if self._newest_step == module.trainer.global_step else None,
+            saved=self.saved.in_step(module.trainer.global_step),
         )
-        self._newest = path
-        self._newest_step = module.trainer.global_step
+        self.saved.wrote(path, module.trainer.global_step)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the state of the dense part, without tables: they are saved as rectangles. Where
@@ -531,13 +527,14 @@ class EmbeddingShardingStrategy(DDPStrategy):
         stored, meta = load_together(checkpoint_path, tables.to_fill, parameters, self.comm)
         tables.filled(stored.manifest)
         check_state(meta, checkpoint_path)
-        if not fitting:
-            return meta
-        self.run = stored.manifest.run
-        with state_must_fit("the states of callbacks", "callbacks"):
-            states = absolute(meta.get("callbacks", {}), folder_of(checkpoint_path))
-        meta = {**meta, "callbacks": states}
-        return self.weight_average.loaded(meta, self.is_global_zero)
+        return (
+            self.weight_average.loaded(
+                self.saved.resumed(Path(checkpoint_path), stored.manifest.run, meta),
+                self.is_global_zero,
+            )
+            if fitting
+            else meta
+        )
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load the dense part, without tables: `load_checkpoint` has loaded their rectangles.
@@ -562,7 +559,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         it to the newest checkpoint.
         """
         if self.is_global_zero:
-            remove_checkpoint(filepath, instead=self._newest)
+            remove_checkpoint(filepath, instead=self.saved.newest)
 
     def teardown(self) -> None:
         """End the run, and keep tables and optimiser state on their device: the base class would

@@ -18,7 +18,8 @@ if __name__ == "__main__":
     end_on_signals()  # before the imports below, which take a while
     start_early()  # imports the ranks' modules meanwhile
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -41,10 +42,11 @@ from recapp.recipe.early_checks import (
     note_no_validation_rows,
     note_scale,
 )
+from recapp.recipe.id_checks import check_ids
 from recapp.recipe.read import recipe_of
 from recapp.recipe.recipe import Train
 from recapp.recipe.stored_checks import check_fits_checkpoint
-from recapp.reporting.record import update_settings
+from recapp.reporting.record import update_settings, written_at
 from recapp.settings.records import to_plain
 
 if TYPE_CHECKING:
@@ -88,12 +90,36 @@ def train_job(recipe: Train, job: Job, *, worker: str, sweep: SweepProgress) -> 
         check_generated(recipe, job.overrides)
         check_fits_checkpoint(recipe, job.overrides)
         check_resumed(recipe)
+    check_ids(recipe)
     note_scale(recipe)
     note_no_validation_rows(recipe)
-    metrics = run_recipe(recipe, job, worker)
+    with note_how_to_go_on(job.directory):
+        metrics = run_recipe(recipe, job, worker)
     if job.sweep is None:
         emit_json(metrics, recipe)
     return metrics.get(recipe.built_task.measures.objective)
+
+
+@contextmanager
+def note_how_to_go_on(directory: Path) -> Iterator[None]:
+    """Print the command that goes on, if an error ends a run after it has saved a checkpoint: a
+    validation or a user's own code may be wrong, and the steps before it are not lost.
+
+    Args:
+        directory: The directory of the run.
+    """
+    last = directory / "checkpoints/last.ckpt"
+    before = written_at(last, "manifest.json")
+    try:
+        yield
+    except Exception:
+        if written_at(last, "manifest.json") not in (None, before) and not external_rank():
+            path = console.short_path(last)
+            console.note(
+                f"{path} has the steps before the error; to go on: python -m recapp.train "
+                f"ckpt_path={path}"
+            )
+        raise
 
 
 # ---- each rank

@@ -43,8 +43,8 @@ def place_of_id(source: Source, schema: Schema, feature: str, number: int) -> st
     segments = tuple(
         segment
         for segment in source.segments
-        if (found := _range(source, schema, segment, feature)) is None
-        or found[0] <= number <= found[1]
+        if (ends := _range(source, schema, segment, feature)) is None
+        or ends[0] <= number <= ends[1]
     )
     narrowed = Source(source.files, segments, source.bags).only([feature])
     collate = Collate(some, narrowed.bags, "none")

@@ -22,12 +22,12 @@ def limit_waits(trainer: Trainer, make_group: Callable[[], Any]) -> None:
     prepare = type(connector).prepare_data
 
     def prepare_data() -> None:
-        barrier = partial(_Barrier, make_group)
-        data_connector._InfiniteBarrier = barrier  # type: ignore[assignment, misc]
+        names = vars(data_connector)
+        names[_InfiniteBarrier.__name__] = partial(_Barrier, make_group)
         try:
             prepare(connector)
         finally:
-            data_connector._InfiniteBarrier = _InfiniteBarrier  # type: ignore[misc]
+            names[_InfiniteBarrier.__name__] = _InfiniteBarrier
 
     connector.prepare_data = prepare_data  # type: ignore[method-assign]
 
@@ -41,8 +41,9 @@ class _Barrier(_InfiniteBarrier):
 
     def __enter__(self) -> "_Barrier":
         if _distributed_is_initialized():
-            self.group = self.make_group()
-            self.barrier = self.group.monitored_barrier
+            group = self.make_group()
+            self.group = group
+            self.barrier = group.monitored_barrier
         return self
 
 

@@ -18,7 +18,8 @@ if __name__ == "__main__":
     end_on_signals()  # before the imports below, which take a while
     start_early()  # imports the ranks' modules meanwhile
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from recapp.app.job import Job, emit_json, run_recipe
 from recapp.app.rank_setup import leave_ranks, prepare_process, wants_bar
 from recapp.app.sweep_progress import SweepProgress
 from recapp.errors import RecappError
-from recapp.processes.rank_environment import external_rank, rank_info
+from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import Stopped
 from recapp.recipe.commands import Eval
@@ -41,10 +42,11 @@ from recapp.recipe.early_checks import (
     note_no_validation_rows,
     note_scale,
 )
+from recapp.recipe.id_checks import check_ids
 from recapp.recipe.read import recipe_of
 from recapp.recipe.recipe import Train
 from recapp.recipe.stored_checks import check_fits_checkpoint, check_start_values
-from recapp.reporting.record import update_settings
+from recapp.reporting.record import update_settings, written_at
 from recapp.settings.records import to_plain
 
 if TYPE_CHECKING:
@@ -89,12 +91,36 @@ def train_job(recipe: Train, job: Job, *, worker: str, sweep: SweepProgress) -> 
         check_fits_checkpoint(recipe, job.overrides)
         check_resumed(recipe)
     check_start_values(recipe)
+    check_ids(recipe)
     note_scale(recipe)
     note_no_validation_rows(recipe)
-    metrics = run_recipe(recipe, job, worker)
+    with note_how_to_go_on(job.directory):
+        metrics = run_recipe(recipe, job, worker)
     if job.sweep is None:
         emit_json(metrics, recipe)
     return metrics.get(recipe.built_task.measures.objective)
+
+
+@contextmanager
+def note_how_to_go_on(directory: Path) -> Iterator[None]:
+    """Print the command that goes on, if an error ends a run after it has saved a checkpoint: a
+    validation or a user's own code may be wrong, and the steps before it are not lost.
+
+    Args:
+        directory: The directory of the run.
+    """
+    last = directory / "checkpoints/last.ckpt"
+    before = written_at(last, "manifest.json")
+    try:
+        yield
+    except Exception:
+        if written_at(last, "manifest.json") not in (None, before) and not external_rank():
+            path = console.short_path(last)
+            console.note(
+                f"{path} has the steps before the error; to go on: python -m recapp.train "
+                f"ckpt_path={path}"
+            )
+        raise
 
 
 # ---- each rank
@@ -183,20 +209,15 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
 
 def _over(recipe: Train, resumed: "Resumed", job_dir: Path) -> dict[str, Any]:
     """Return the metrics of a run that has nothing left to train. Its last models are joined if it
-    was killed before that, by one rank: several have no process group without a training.
+    was killed before that.
     """
+    from recapp.recipe.strategy_of_run import meet
+
     measured = resumed.metrics()
-    here = rank_info()
-    if resumed.joined:
+    if resumed.joined or recipe.snapshots < 2:
         return measured
-    if recipe.snapshots < 2 or here is None or here.world == 1:
-        return with_snapshots(recipe, resumed.snapshots(), job_dir, measured)
-    if measured:
-        console.note(
-            f"snapshots={recipe.snapshots}: the metrics are those of the last model; with "
-            "trainer.devices=1 the command joins the models of the last epochs"
-        )
-    return measured
+    meet(recipe)
+    return with_snapshots(recipe, resumed.snapshots(), job_dir, measured)
 
 
 def with_snapshots(

@@ -10,7 +10,7 @@ computed before a value is read; Arrow compares the other claims of a footer wit
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -139,6 +139,21 @@ def column_bytes(file: DataFile, row_group: int) -> int:
     columns = [group.column(i) for i in range(group.num_columns)]
     wanted = set(file.read)
     return sum(c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in wanted)
+
+
+@lru_cache(KEPT_FOOTERS)
+def id_ranges(path: str, stamp: Stamp, row_group: int) -> Mapping[str, tuple[int, int]]:
+    """Return the least and the greatest value of each column of integers in a row group, by the
+    file's own names of the columns, as far as the writer has stored them.
+    """
+    group = read_footer(path, stamp).metadata.row_group(row_group)
+    found = {}
+    for index in range(group.num_columns):
+        column = group.column(index)
+        known = column.statistics
+        if known is not None and known.has_min_max and type(known.min) is int:
+            found[column.path_in_schema.split(".")[0]] = (known.min, known.max)
+    return found
 
 
 def _batches(

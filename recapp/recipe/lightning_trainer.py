@@ -36,6 +36,7 @@ from recapp.recipe.recipe import Train
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor, to_plain
 from recapp.stored.checkpoint import read_manifest
+from recapp.stored.run_files import goes_on_in
 from recapp.tables.named_collections import of_all_members
 from recapp.trainer.average_weights import AverageWeights
 from recapp.trainer.batch_callback import skip_idle_hooks
@@ -192,8 +193,8 @@ def build_loggers(recipe: Train, folder: Path) -> list[Logger]:
     """Return the loggers of `conf/logger`. They write below the directory of the run.
 
     Only rank 0 makes them, because a constructor may create a database or a run of a service. Other
-    ranks get Lightning's DummyLogger in their places. A run that resumes from a checkpoint below
-    this directory continues its stored curves.
+    ranks get Lightning's DummyLogger in their places. A run that resumes in its own directory
+    continues its stored curves.
 
     Args:
         recipe: The recipe of the run.
@@ -206,7 +207,7 @@ def build_loggers(recipe: Train, folder: Path) -> list[Logger]:
         make(wanted, f"logger.{name}", save_dir=str(folder))
         for name, wanted in recipe.logger.items()
     ]
-    if recipe.ckpt_path and Path(recipe.ckpt_path).resolve().is_relative_to(folder.resolve()):
+    if recipe.ckpt_path and goes_on_in(folder, recipe.ckpt_path):
         for curves in (logger for logger in made if isinstance(logger, CSVCurves)):
             curves.kept_steps = read_manifest(recipe.ckpt_path).step
     return made

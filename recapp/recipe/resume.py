@@ -113,7 +113,9 @@ class Resumed:
         if state is None:
             return []
         path = Path(self.path).absolute()
-        kept = kept_before(state, self.recipe.snapshots, folder_of(path), self.manifest.run)
+        kept = kept_before(
+            state, self.recipe.snapshots, folder_of(path), self.manifest.run, noted=_is_first()
+        )
         steps = [read_manifest(snapshot).step for snapshot in kept]
         if not self.manifest.position["batches"] and self.manifest.step not in steps:
             kept.append(path)
@@ -133,9 +135,9 @@ class Resumed:
         """Print that nothing is left to train, and return the content of `metrics.json`: the
         metrics of the best checkpoint. Ranks other than 0 print nothing and return an empty dict.
         """
-        here = rank_info()
-        if here and here.rank:
+        if not _is_first():
             return {}
+        here = rank_info()
         steps = self.manifest.step
         position = self.manifest.position
         print(
@@ -165,3 +167,9 @@ def resumed_run(recipe: Train) -> Resumed | None:
     """Return the run of a recipe if it resumes from a checkpoint, else None."""
     path = recipe.ckpt_path
     return Resumed(recipe, path, read_manifest(path)) if path else None
+
+
+def _is_first() -> bool:
+    """Return whether this process is rank 0, or no rank."""
+    here = rank_info()
+    return here is None or not here.rank

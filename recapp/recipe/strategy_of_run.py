@@ -8,6 +8,8 @@ import torch
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.optim.rules import sgd
 from recapp.planner.topology import RESERVE_BYTES, hardware_of
+from recapp.processes.rank_environment import rank_info
+from recapp.recipe.lightning_trainer import build_trainer
 from recapp.recipe.plan_of_run import plan_of_run
 from recapp.recipe.recipe import Recipe, Train
 from recapp.settings.records import to_plain
@@ -65,3 +67,13 @@ def build_strategy(
         make_store=make_store,
         timeout=timedelta(seconds=recipe.launch.timeout),
     )
+
+
+def meet(recipe: Train) -> None:
+    """Make the process group of several ranks, as a trainer does. Every rank calls it."""
+    here = rank_info()
+    if here is None or here.world == 1:
+        return
+    strategy = build_strategy(recipe, training=False)
+    build_trainer(recipe, strategy, [], [])
+    strategy.setup_distributed()

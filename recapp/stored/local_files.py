@@ -35,6 +35,7 @@ from recapp.stored.kinds import Kind
 
 OLD = "old"
 TMP = "tmp"
+MOST_LINKS = 40  # that Linux follows
 _LEFT_BEHIND = re.compile(r".+\.ckpt\.(?:tmp|old|\d+(?:-\d+)?(?:\.tmp|\.old)?)")
 
 
@@ -94,6 +95,14 @@ class Files:
     def written(self, file: Path) -> int:
         """Return the time of the last write to a file, in nanoseconds."""
         return file.stat().st_mtime_ns
+
+    def end_of_links(self, path: Path) -> Path:
+        """Return the path to which a link leads; directories above it may be links still."""
+        for _ in range(MOST_LINKS):
+            if not path.is_symlink():
+                break
+            path = Path(os.path.abspath(path.parent / os.readlink(path)))
+        return path
 
     def real(self, path: Path) -> Path:
         """Return the path of a name without links."""

@@ -22,11 +22,12 @@ from recapp.stored.checkpoint import read_manifest
 from recapp.stored.checkpoint_manifest import SAVED_AS
 from recapp.stored.local_files import files_at
 
+CHECKPOINTS = "checkpoints"
+"""The directory of checkpoints in the directory of a run."""
 LAST = "last.ckpt"
 """The link to the last checkpoint of a run."""
 OF_EARLIER_VERSIONS = re.compile(r"(step|snapshots?)(_\d+(-v\d+)?)?\.ckpt")
 """The usual names of checkpoints, for those that do not tell their name."""
-MOST_LINKS = 40  # as many as Linux follows
 BEST = "best_k_models"
 KEPT = "kept"
 PATHS = ("dirpath", "best_model_path", "kth_best_model_path", "last_model_path")
@@ -63,11 +64,7 @@ def absolute(states: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def folder_of(checkpoint: str | Path) -> Path:
     """Return the directory of a checkpoint, also of one to which a link elsewhere leads."""
     path = Path(checkpoint).absolute()
-    links = 0
-    while path.is_symlink() and links < MOST_LINKS:
-        path = Path(os.path.abspath(path.parent / os.readlink(path)))
-        links += 1
-    return path.parent
+    return files_at(path).end_of_links(path).parent
 
 
 def find_named(path: str | Path, folder: Path, run: str) -> Path | None:
@@ -85,6 +82,21 @@ def find_named(path: str | Path, folder: Path, run: str) -> Path | None:
             if read_manifest(place).run == run:
                 return place
     return None
+
+
+def goes_on_in(folder: Path, resumed: str | Path) -> bool:
+    """Return whether a run goes on in its own directory.
+
+    Args:
+        folder: The directory of the run.
+        resumed: The checkpoint from which it resumes.
+    """
+    files = files_at(folder)
+    if not files.real(Path(resumed)).is_relative_to(files.real(folder)):
+        return False
+    with suppress(CheckpointError):
+        return read_manifest(folder / CHECKPOINTS / LAST).run == read_manifest(resumed).run
+    return True
 
 
 def remove_earlier(folder: Path, resumed: str | Path | None) -> list[str]:

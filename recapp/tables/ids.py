@@ -103,9 +103,15 @@ class OutsideTable(IdError):
             f"outside its {rows} rows ({first}..{first + rows - 1}): give the table more rows, or "
             "set its id_rule to hash, clamp or drop"
         )
+        self.feature = feature
         self.lookup = lookup
         self.number = number
         self._given = (table, feature, lookup, number, where, output)
+
+    def at(self, place: str) -> "OutsideTable":
+        """Return the error with a further text after the id, such as its row."""
+        table, feature, lookup, number, where, output = self._given
+        return OutsideTable(table, feature, lookup, number, f"{where}{place}", output)
 
     def __reduce__(self) -> tuple[type["OutsideTable"], tuple[object, ...]]:
         return type(self), self._given  # rank 0 sends it to the other ranks

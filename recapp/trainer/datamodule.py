@@ -35,6 +35,7 @@ from recapp.dataset.fingerprint import (
     resumed_files,
 )
 from recapp.dataset.odd_values import remarks
+from recapp.dataset.places_of_ids import place_of_id
 from recapp.dataset.prediction_input import (
     PredictionInput,
     RankInput,
@@ -51,6 +52,7 @@ from recapp.sparse.batch import Batch
 from recapp.stored.checkpoint import read_manifest, read_meta
 from recapp.stored.derived_values import values_in
 from recapp.tables.config import EmbeddingConfig
+from recapp.tables.ids import OutsideTable
 from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics
 from recapp.trainer.data_protocols import Position
@@ -465,6 +467,27 @@ class ClickData(LightningDataModule):
         done = set(self.find_finished() if self.find_finished is not None else ())
         unscored = [n for n in range(self.prediction_input.parts) if n not in done]
         return RankInput(self.prediction_input, unscored, *self._rank)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Name the row of an id that is outside of its table."""
+        if isinstance(exception, OutsideTable) and self.trainer is not None:
+            split, source = self._being_read()
+            place = place_of_id(source, self.schema, exception.feature, exception.number)
+            if place:
+                exception.args = exception.at(f" in {place} ({split})").args
+
+    def _being_read(self) -> tuple[str, Source]:
+        """Return a name of the rows that the trainer reads, and these rows."""
+        trainer = self.trainer
+        assert trainer is not None
+        if trainer.predicting:
+            return "input", self.prediction_input.source
+        if trainer.testing:
+            return "dataset.test_path", self._rows.test()
+        if trainer.validating:
+            own = self.settings.val_path is not None
+            return "dataset.val_path" if own else "validation rows", self._rows.val
+        return "training rows", self._rows.train
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, the batch size of its batches, and the fingerprint of the training

@@ -57,7 +57,7 @@ class KeepLast(BatchCallback, Checkpoint):
         """
         states = checkpoint["callbacks"]
         beside = folder_of(trainer.ckpt_path or "")
-        run = strategy_of(trainer).run
+        run = strategy_of(trainer).saved.run
         for callback in _model_checkpoints(trainer):
             if callback.state_key not in states:
                 continue

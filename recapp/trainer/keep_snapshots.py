@@ -52,7 +52,7 @@ class KeepSnapshots(Callback):
         state = checkpoint["callbacks"].get(self.state_key)
         if state is not None:
             beside = folder_of(trainer.ckpt_path or "")
-            run = strategy_of(trainer).run
+            run = strategy_of(trainer).saved.run
             self.kept = kept_before(state, self.count, beside, run, noted=trainer.is_global_zero)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

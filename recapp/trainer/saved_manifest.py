@@ -1,20 +1,64 @@
-"""The entries of a checkpoint's manifest and of its plain part that describe the run."""
+"""The entries of a checkpoint's manifest and of its plain part that describe the run, and the run's
+identity, by which its checkpoints know each other (`recapp/stored/run_files.py`).
+"""
 
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
 from recapp.engine.sharded_collection import sharded_tables, weight_names
 from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.stored.checkpoint_manifest import RUN, SAVED_AS
 from recapp.stored.derived_values import DERIVED_VALUES, plain_values
-from recapp.stored.run_files import relative
+from recapp.stored.run_files import absolute, folder_of, relative
+from recapp.stored.training_state import state_must_fit
 from recapp.trainer.data_protocols import (
     DerivesColumns,
     KeepsPosition,
     ProvidesExample,
     datamodule_of,
 )
+
+
+class SavedRun:
+    """The checkpoints of a run so far.
+
+    Attributes:
+        run: The identity of the run, as rank 0 has it; after a resume all ranks have the same.
+        newest: The checkpoint that was saved last; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.run = token_hex(8)
+        self.newest: Path | None = None
+        self._step = -1
+
+    def entries(self, path: Path) -> dict[str, str]:
+        """Return the entries by which a checkpoint tells whose it is."""
+        return {RUN: self.run, SAVED_AS: path.name}
+
+    def in_step(self, step: int) -> Path | None:
+        """Return the newest checkpoint if it is of this step."""
+        return self.newest if self._step == step else None
+
+    def wrote(self, path: Path, step: int) -> None:
+        """Note a checkpoint of a step."""
+        self.newest = path
+        self._step = step
+
+    def resumed(self, path: Path, run: str, meta: dict[str, Any]) -> dict[str, Any]:
+        """Go on with the run of a checkpoint, and return its plain part with absolute paths.
+
+        Args:
+            path: The checkpoint.
+            run: The identity of its run; empty if an earlier version saved it.
+            meta: Its plain part.
+        """
+        self.run = run
+        with state_must_fit("the state of callbacks", "callbacks"):
+            return {**meta, "callbacks": absolute(meta.get("callbacks", {}), folder_of(path))}
 
 
 def manifest_of(trainer: Trainer, module: LightningModule, plan: ShardingPlan) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 import torch
@@ -57,12 +56,11 @@ from recapp.stored.checkpoint import (
     remove_checkpoint,
     write_checkpoint,
 )
-from recapp.stored.checkpoint_manifest import RUN, SAVED_AS
-from recapp.stored.run_files import absolute, folder_of
 from recapp.stored.training_state import check_state, state_must_fit
 from recapp.trainer.check_trainer import check_trainer
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.layer_statistics import running_statistics
+from recapp.trainer.lightnings_waits import limit_waits
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
 from recapp.trainer.own_optimizers import rules_said
@@ -77,7 +75,7 @@ from recapp.trainer.run_plan import (
     plan_from,
     with_counted_modes,
 )
-from recapp.trainer.saved_manifest import manifest_of, plain_part_of
+from recapp.trainer.saved_manifest import SavedRun, manifest_of, plain_part_of
 from recapp.trainer.started_ranks import (
     FORK,
     TABLES_LEFT,
@@ -88,7 +86,6 @@ from recapp.trainer.started_ranks import (
     meeting_error,
 )
 from recapp.trainer.step_of_ranks import StepOfRanks
-from recapp.trainer.stop_broadcast import remove_stop_broadcast
 from recapp.trainer.stored_tables import StoredTables
 from recapp.trainer.weight_average import WeightAverage
 from recapp.transport.choose_transport import make_comm
@@ -200,9 +197,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         self.ranks: list[dict[str, Any]] = []
         self.weight_average = WeightAverage()  # of the callback that updates it
         self._tables: list[ShardedTables] | None = None
-        self._newest: Path | None = None  # the checkpoint that was saved last
-        self._newest_step = -1
-        self.run = token_hex(8)  # the identity of the run, as rank 0 has it
+        self.saved = SavedRun()
 
     def _configure_launcher(self) -> None:
         """Let Lightning start the ranks, if there are several and they have not been started."""
@@ -271,6 +266,10 @@ class EmbeddingShardingStrategy(StepOfRanks):
         """
         assert self.lightning_module is not None
         check_trainer(self.lightning_module.trainer)  # before a callback copies the module
+        limit_waits(
+            self.lightning_module.trainer,
+            partial(dist.new_group, backend="gloo", timeout=self.exchange_timeout),
+        )
         try:
             super().setup_environment()
         except dist.DistError as e:
@@ -312,7 +311,6 @@ class EmbeddingShardingStrategy(StepOfRanks):
         self.setup_precision_plugin()
         if fitting:
             self.update_in_step(trainer)
-        remove_stop_broadcast(trainer)
         restore_in_one_line(trainer)
 
     def _shard(self, module: LightningModule) -> None:
@@ -430,8 +428,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         assert self.lightning_module is not None and self.plan is not None
         module = self.lightning_module
         path = Path(self.broadcast(str(filepath)))
-        own = {RUN: self.run, SAVED_AS: path.name}
-        manifest = {**self.stored(), **own, **manifest_of(module.trainer, module, self.plan)}
+        stored = {**self.stored(), **self.saved.entries(path)}
         parameters = dict(module.named_parameters()) | self.weight_average.held()
         write_checkpoint(
             path,
@@ -443,12 +440,11 @@ class EmbeddingShardingStrategy(StepOfRanks):
             comm=self.comm,
             meta=plain_part_of(module.trainer, checkpoint, path.parent)
             | self.weight_average.entries(),
-            manifest=manifest,
+            manifest=stored | manifest_of(module.trainer, module, self.plan),
             parameters=parameters,
-            saved=self._newest if self._newest_step == module.trainer.global_step else None,
+            saved=self.saved.in_step(module.trainer.global_step),
         )
-        self._newest = path
-        self._newest_step = module.trainer.global_step
+        self.saved.wrote(path, module.trainer.global_step)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the state of the dense part, without tables: they are saved as rectangles. Where
@@ -477,10 +473,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         check_state(meta, checkpoint_path, trains=fitting)
         if not fitting:
             return meta
-        self.run = stored.manifest.run
-        with state_must_fit("the states of callbacks", "callbacks"):
-            states = absolute(meta.get("callbacks", {}), folder_of(checkpoint_path))
-        meta = {**meta, "callbacks": states}
+        meta = self.saved.resumed(Path(checkpoint_path), stored.manifest.run, meta)
         return self.weight_average.loaded(meta, self.is_global_zero)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -497,7 +490,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         it to the newest checkpoint.
         """
         if self.is_global_zero:
-            remove_checkpoint(filepath, instead=self._newest)
+            remove_checkpoint(filepath, instead=self.saved.newest)
 
     def teardown(self) -> None:
         """End the run, and keep tables and optimiser state on their device: the base class would

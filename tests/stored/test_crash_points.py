@@ -34,6 +34,7 @@ from recapp.stored.checkpoint import (
 from recapp.stored.directories import find_checkpoints, is_checkpoint
 from recapp.stored.local_files import LOCAL
 from recapp.trainer.keep_last import KeepLast
+from recapp.trainer.saved_manifest import SavedRun
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 from recapp.transport.communicator import Comm
 
@@ -43,9 +44,11 @@ AT_LEAST = 79
 class Strategy:
     """A strategy that saves and removes checkpoints as the real one does."""
 
-    _newest = None
     is_global_zero = True
     remove_checkpoint = EmbeddingShardingStrategy.remove_checkpoint
+
+    def __init__(self):
+        self.saved = SavedRun()
 
     def barrier(self): ...
 
@@ -67,6 +70,7 @@ class Run:
 
     def __init__(self, folder, **settings):
         self.strategy = Strategy()
+        self.callback_metrics = {}
         self.global_step = 0
         settings = {
             "monitor": "val_auc",
@@ -82,22 +86,24 @@ class Run:
         self.last = KeepLast(folder)
 
     def save_checkpoint(self, path, weights_only=False):
-        write(path, self.global_step)
-        self.strategy._newest = Path(path)
+        write(path, self.global_step, self.strategy.saved.in_step(self.global_step))
+        self.strategy.saved.wrote(Path(path), self.global_step)
 
     def validated(self, step, score):
         """Have the callbacks act on the validation of a step with that score."""
         self.global_step = step
+        self.last.keep_unvalidated(self)
         (best,) = self.checkpoint_callbacks
         candidates = {"val_auc": torch.tensor(score), "step": torch.tensor(step)}
         best._save_topk_checkpoint(self, candidates)
-        self.last._keep(self)
+        self.last._keep(self, validated=True)
 
 
-def write(path, step):
+def write(path, step, saved=None):
     values = torch.full((4, 2), float(step))
     block = Block("A", "weight", (4, 2), range(4), range(2), values, True)
-    write_checkpoint(path, [block], comm=Comm(), meta={"step": step}, manifest={"step": step})
+    entries = {"step": step}
+    write_checkpoint(path, [block], comm=Comm(), meta=entries, manifest=entries, saved=saved)
 
 
 def step_of(path):
@@ -286,8 +292,8 @@ def test_last_is_a_link_to_a_directory_of_its_own_or_to_the_best(tmp_path):
         )
     assert found == [
         ("step_000010.ckpt", ["last.ckpt", "step_000010.ckpt"]),
-        ("last.ckpt.000020", ["last.ckpt", "last.ckpt.000020", "step_000010.ckpt"]),
-        ("last.ckpt.000030", ["last.ckpt", "last.ckpt.000030", "step_000010.ckpt"]),
+        ("last.ckpt.000020-1", ["last.ckpt", "last.ckpt.000020-1", "step_000010.ckpt"]),
+        ("last.ckpt.000030-1", ["last.ckpt", "last.ckpt.000030-1", "step_000010.ckpt"]),
         ("step_000040.ckpt", ["last.ckpt", "step_000040.ckpt"]),
     ]
 
@@ -319,7 +325,7 @@ def test_the_sweep_touches_nothing_that_is_not_a_leftover(tmp_path):
         "last.ckpt.bak",
         "last.ckpt.d",
         "last.ckpt",
-        "last.ckpt.000020",
+        "last.ckpt.000020-1",
         "step_000010.ckpt",
     }
 

@@ -1,5 +1,7 @@
 """Whatever goes wrong in a validation, the epoch before it is saved; a run goes on from there."""
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -7,8 +9,14 @@ from lightning.pytorch.callbacks import Checkpoint
 from runs import compose, fit
 from trainer.test_snapshots import CatchUp
 
+from recapp.dataset.places_of_ids import first_outside, place_of_id
+from recapp.dataset.schema import Schema
+from recapp.dataset.source import open_source
+from recapp.errors import IdError
+from recapp.recipe.id_checks import check_ids
 from recapp.stored.checkpoint import read_manifest, verify
 from recapp.stored.checkpoint_manifest import META
+from recapp.train import note_how_to_go_on
 from recapp.trainer.ending import EndTogether
 
 EPOCH = 18
@@ -68,6 +76,89 @@ def test_a_later_validation_leaves_its_epoch_too(logs, tmp_path):
     assert (manifest.step, manifest.metrics) == (2 * EPOCH, {})
     # the best so far stays
     assert read_manifest(tmp_path / f"checkpoints/step_{EPOCH:06d}.ckpt").metrics
+
+
+@pytest.fixture
+def parts(logs, tmp_path):
+    """Training rows and validation rows in files of their own, and how to write the latter."""
+    table = pq.read_table(logs)
+    (tmp_path / "rows").mkdir()
+    pq.write_table(table[:1800], tmp_path / "rows/train.parquet")
+
+    def write(number=None, **options):
+        rows = table[1800:]
+        if number is not None:
+            values = rows["C9"].to_pylist()
+            values[7] = number
+            rows = rows.set_column(
+                rows.schema.get_field_index("C9"), "C9", pa.array(values, rows["C9"].type)
+            )
+        pq.write_table(rows, tmp_path / "rows/val.parquet", row_group_size=50, **options)
+
+    recipe = compose(
+        tmp_path / "rows/train.parquet",
+        f"dataset.val_path={tmp_path}/rows/val.parquet",
+        "trainer.max_epochs=1",
+    )
+    return recipe, write
+
+
+def test_an_id_of_validation_rows_alone_is_named_with_its_row_before_or_after_training(
+    parts, tmp_path
+):
+    recipe, write = parts
+    says = (
+        f"table C9: feature C9 has the id 4711 in row 7 of {tmp_path}/rows/val.parquet "
+        r"\(dataset.val_path\), which is outside its 9 rows .* set its id_rule to hash"
+    )
+    write(4711)
+    with pytest.raises(IdError, match=says):
+        check_ids(recipe)
+    write(4711, write_statistics=False)
+    check_ids(recipe)
+    with pytest.raises(IdError, match=says):
+        fit(recipe, tmp_path)
+    last = tmp_path / "checkpoints/last.ckpt"
+    assert read_manifest(last).step == EPOCH and not read_manifest(last).metrics
+    write()
+    check_ids(recipe)
+    _, _, module = fit(recipe, tmp_path, CatchUp(over=True), ckpt_path=last)
+    _, _, unbroken = fit(recipe, tmp_path / "unbroken")
+    assert of_run(tmp_path, module) == of_run(tmp_path / "unbroken", unbroken)
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.list_(pa.int64())])
+def test_rows_of_ids_are_found_in_files_row_groups_and_bags(tmp_path, kind):
+    values = [[n, 50 + n] if pa.types.is_list(kind) else n for n in range(40)]
+    for name in ("a", "b"):
+        kept = pa.array(values if name == "a" else values[::-1], kind)
+        labels = pa.array([0.0] * 40)
+        pq.write_table(
+            pa.table({"label": labels, "C": kept}), tmp_path / f"{name}.parquet", row_group_size=16
+        )
+    schema = Schema(label="label", dense=(), sparse=("C",))
+    source = open_source(str(tmp_path), schema)
+    assert place_of_id(source, schema, "C", 33) == f"row 33 of {tmp_path}/a.parquet"
+    assert place_of_id(source.slice(40, 80), schema, "C", 33) == f"row 6 of {tmp_path}/b.parquet"
+    assert place_of_id(source, schema, "C", 99) == ""
+    assert first_outside(source, schema, {"C": range(90)}) is None
+    greatest = 89 if pa.types.is_list(kind) else 39
+    assert first_outside(source, schema, {"C": range(greatest)}) == ("C", greatest)
+    assert first_outside(source, schema, {"C": range(1, 90)}) == ("C", 0)
+
+
+def test_a_run_that_fails_says_how_to_go_on_if_it_has_saved(tmp_path, capsys):
+    manifest = tmp_path / "checkpoints/last.ckpt/manifest.json"
+    manifest.parent.mkdir(parents=True)
+    for saves in (False, True):
+        with pytest.raises(Fault), note_how_to_go_on(tmp_path):
+            if saves:
+                manifest.touch()
+            raise Fault
+        said = capsys.readouterr().err
+        assert (
+            f"python -m recapp.train ckpt_path={tmp_path}/checkpoints/last.ckpt" in said
+        ) == saves
 
 
 class Names(Checkpoint):

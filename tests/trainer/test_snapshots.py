@@ -341,12 +341,15 @@ def test_the_mean_of_the_last_epochs_is_measured_and_a_resumed_run_is_the_same(j
     resumed = jobs.train(tmp_path / "resumed", *more)
     assert validation(resumed) == validation(whole)
 
-    # the whole run is over: its joined models are there, or are joined now if it was killed before
+    # the whole run is over: its joined models are there, or are joined now
     over = jobs.train(tmp_path / "over", f"ckpt_path={last}", "trainer.max_epochs=4")
     assert validation(over) == validation(whole) and over["checkpoint"] == whole["checkpoint"]
     shutil.rmtree(folder / "snapshots.ckpt")
     shutil.rmtree(folder / kept[-1])
+    (tmp_path / "again/checkpoints/snapshots.ckpt.tmp").mkdir(parents=True)
     more = (f"ckpt_path={last}", "trainer.max_epochs=4")
-    again = jobs.train(tmp_path / "again", *more, world=1)
+    again = jobs.train(tmp_path / "again", *more)
     assert validation(again) == validation(whole)
     assert again["checkpoint"] == str(tmp_path / "again/checkpoints/snapshots.ckpt")
+    assert [p.name for p in (tmp_path / "again/checkpoints").iterdir()] == ["snapshots.ckpt"]
+    assert read_manifest(again["checkpoint"]).run == read_manifest(last).run == again["run"]

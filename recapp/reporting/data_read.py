@@ -52,17 +52,13 @@ def print_rows_read(record: Mapping[str, Any]) -> None:
 def entries_of(record: Mapping[str, Any]) -> dict[str, str]:
     """Return the record as texts by their name, for the foot of a page."""
     splits = record["splits"]
-    files = [f"to {SPLITS.get(name, name)} {files_of(split)}" for name, split in splits.items()]
+    files = [f"{files_of(split)} to {SPLITS.get(name, name)}" for name, split in splits.items()]
     shares = [
-        f"{label} {share:.2%} to {SPLITS.get(name, name)}"
+        f"{label} {share:.2%} of the rows to {SPLITS.get(name, name)}"
         for name, split in splits.items()
         for label, share in split["positives"].items()
     ]
-    return {
-        "Files": "; ".join(files),
-        "Shares of labels": ", ".join(shares),
-        **dict(_facts(record)),
-    }
+    return {"Files": "; ".join(files), "Labels": ", ".join(shares), **dict(_facts(record))}
 
 
 def files_of(split: Mapping[str, Any]) -> str:

@@ -111,7 +111,7 @@ def _reason(entry: Path, used: Collection[Path]) -> str:
     if entry.is_dir():
         return "directories"
     if _is_text(entry):
-        return "text that was converted"
+        return "converted text"
     return f"not {format_names()}"
 
 

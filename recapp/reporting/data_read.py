@@ -87,9 +87,9 @@ def _facts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def left_out_of(record: Mapping[str, Any]) -> str:
-    """Return what is left out in words: `2 hidden (_SUCCESS, _metadata)`; empty for nothing."""
-    return ", ".join(
-        f"{one['count']:,} {one['why']} "
+    """Return what is left out in words: `hidden 2 (_SUCCESS, _metadata)`; empty for nothing."""
+    return "; ".join(
+        f"{one['why']} {one['count']:,} "
         f"({', '.join(one['names'])}{', ..' if one['count'] > len(one['names']) else ''})"
         for one in record["left_out"]
     )

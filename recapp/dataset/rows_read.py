@@ -6,6 +6,7 @@ the given directories is left out.
 The share of a label is that of all rows, or of at most a million rows spread over all files.
 """
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -128,7 +129,8 @@ def _split_read(source: Source, schema: Schema) -> SplitRead:
     positives: dict[str, float] = {}
     with suppress(DataError, BadValue):
         positives = _positives(some, schema)
-    return SplitRead(len(files), files[0].path, files[-1].path, source.rows, positives, some.rows)
+    first, last = (os.path.abspath(files[end].path) for end in (0, -1))
+    return SplitRead(len(files), first, last, source.rows, positives, some.rows)
 
 
 def _positives(source: Source, schema: Schema) -> dict[str, float]:

@@ -27,7 +27,7 @@ def print_rows_read(record: Mapping[str, Any]) -> None:
             "what": SPLITS.get(name, name),
             "files": split["files"],
             "rows": split["rows"],
-            **split["positives"],
+            **{f"share of {label}": share for label, share in split["positives"].items()},
             "first": os.path.relpath(split["first"], top),
             "last": os.path.relpath(split["last"], top) if split["files"] > 1 else "",
         }
@@ -38,7 +38,7 @@ def print_rows_read(record: Mapping[str, Any]) -> None:
         Column("what", "rows to"),
         Column("files", "files"),
         Column("rows", "rows"),
-        *(Column(label, f"share of\n{label}", ".2%") for label in labels),
+        *(Column(f"share of {label}", f"share of\n{label}", ".2%") for label in labels),
         Column("first", "first file"),
         Column("last", "last file"),
     ]

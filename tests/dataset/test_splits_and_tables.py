@@ -138,10 +138,12 @@ def test_days_of_which_some_are_compressed_are_converted_together(tmp_path):
     assert files_of(made, made) == {"day_0.parquet", "day_1.parquet", "day_2.parquet"}
 
 
-def test_text_and_its_compressed_form_are_not_converted_over_each_other(tmp_path):
-    for name in ("day_0", "day_0.gz"):
+@pytest.mark.parametrize("names", ["day_0 day_0.gz", "a.csv a.csv.gz", "a.csv a.tsv"])
+def test_text_in_two_forms_is_not_converted_twice(tmp_path, names):
+    for name in names.split():
         (tmp_path / name).write_bytes(b"0\t1\n1\t2\n")
-    assert "day_0 and day_0.gz would both become day_0.parquet; leave one" in str(refused(tmp_path))
+    one, other = names.split()
+    assert f"{one} and {other} are one name in two forms, whose" in str(refused(tmp_path))
 
 
 # ---- names that tell no format

@@ -112,7 +112,7 @@ def _reason(entry: Path, used: Collection[Path]) -> str:
     if entry.is_dir():
         return "directories"
     if _is_text(entry):
-        return "text that was converted"
+        return "converted text"
     return f"not {format_names()}"
 
 
@@ -426,14 +426,18 @@ def _holds_text(file: str) -> bool:
 
 
 def _refuse_equal_names(texts: Iterable[Path], setting: str, given: str) -> None:
-    """Refuse text files that would be converted to one file, such as day_2 and day_2.gz."""
-    made: dict[Path, Path] = {}
+    """Refuse text files that have one name, such as a.csv and a.csv.gz: they are converted to one
+    file, or hold the same rows.
+    """
+    known: dict[Path, Path] = {}
     for text in texts:
-        other = made.setdefault(text.with_suffix(""), text)
+        name = text.with_suffix("") if text.suffix.lower() == ".gz" else text
+        name = name.with_suffix("") if name.suffix.lower() in TEXT_SUFFIXES else name
+        other = known.setdefault(name, text)
         if other is not text:
             raise DataError(
-                f"{setting}={given}: {other.name} and {text.name} would both become "
-                f"{text.with_suffix('.parquet').name}; leave one of them, or rename it"
+                f"{setting}={given}: {other.name} and {text.name} are one name in two forms, whose "
+                "rows would be read twice; move one of them elsewhere, or rename it"
             )
 
 

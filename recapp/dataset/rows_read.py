@@ -6,6 +6,7 @@ the given directories is left out.
 The share of a label is that of all rows, or of at most a million rows spread over all files.
 """
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -37,8 +38,8 @@ class SplitRead:
         first: The first file.
         last: The last file.
         rows: The number of rows.
-        positives: The share of each label that is 0 or 1, or from 0 to 1; empty if a value is no
-            label, which is an error where the row is read.
+        positives: The share of each label that is 0 or 1 (the mean of one from 0 to 1); empty if a
+            value is no label, which is an error where the row is read.
         positives_of: The number of rows that these shares are of.
     """
 
@@ -124,24 +125,29 @@ def _used(source: Source) -> Source:
 
 def _split_read(source: Source, schema: Schema) -> SplitRead:
     files = source.files
-    positives, of = {}, 0
+    some = _spread(source)
+    positives: dict[str, float] = {}
     with suppress(DataError, BadValue):
-        positives, of = _positives(source, schema)
-    return SplitRead(len(files), files[0].path, files[-1].path, source.rows, positives, of)
+        positives = _positives(some, schema)
+    first, last = (os.path.abspath(files[end].path) for end in (0, -1))
+    return SplitRead(len(files), first, last, source.rows, positives, some.rows)
 
 
-def _positives(source: Source, schema: Schema) -> tuple[dict[str, float], int]:
-    """Return the mean of each label that is a share, and the number of rows that were read."""
+def _positives(source: Source, schema: Schema) -> dict[str, float]:
+    """Return the mean of each label that is a share.
+
+    Raises:
+        DataError, BadValue: A row cannot be read, or holds no label.
+    """
     labels = [name for name in schema.labels if name not in schema.real_labels]
     sums = dict.fromkeys(labels, 0.0)
-    some = _spread(source).only(labels)
-    for file, _, chunk in arrow_chunks(some) if labels else ():
+    for file, _, chunk in arrow_chunks(source.only(labels)) if labels else ():
         for name in labels:
             column = chunk.column(file.columns[name])
             soft = name in schema.soft_labels
             values = decode_finite(column, "label", 0, 1) if soft else decode_labels(column)
             sums[name] += float(values.sum(dtype=np.float64))
-    return {name: value / some.rows for name, value in sums.items()}, some.rows if labels else 0
+    return {name: value / source.rows for name, value in sums.items()}
 
 
 def _spread(source: Source) -> Source:

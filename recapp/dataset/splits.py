@@ -19,6 +19,7 @@ from recapp.errors import DataError
 from recapp.settings.values import in_quotes
 
 TRAINING = "path"
+LISTED = 16  # the most files of a list that a message spells out
 _KEYS = {
     TRAINING: "train training",
     "val_path": "valid val validation dev eval",
@@ -107,7 +108,8 @@ def _value(told: Sequence[str], names: Iterable[str]) -> str:
     pattern = glob_of(told)
     if pattern and {name for name in names if fnmatchcase(name, pattern)} == {*told}:
         return _quoted(pattern)
-    return f"[{','.join(map(_quoted, told))}]"
+    more = ",.." if len(told) > LISTED else ""
+    return f"[{','.join(map(_quoted, told[: 1 if more else None]))}{more}]"
 
 
 def _quoted(text: str) -> str:

@@ -107,9 +107,9 @@ def foot(runs: Sequence[Mapping[str, Any]], seeds: Sequence[Any]) -> list[tuple[
     entries = {
         "Data": each(lambda run: _path(run.get("dataset"))),
         "Rows": each(_rows),
-        **{name: each(partial(_read, name)) for name in _names_read(runs)},
         "Model": each(_model),
         "Batch": each(lambda run: f"{run['batch_size']:,} samples, all ranks together"),
+        **{name: each(partial(_read, name)) for name in _names_read(runs)},
         "Seed": ", ".join(dict.fromkeys(str(seed) for seed in seeds if seed is not None)),
         "Versions": each(_versions),
         "Host": each(lambda run: f"{', '.join(run['hosts'])} ({run['device']})"),

@@ -27,7 +27,7 @@ def print_rows_read(record: Mapping[str, Any]) -> None:
             "what": SPLITS.get(name, name),
             "files": split["files"],
             "rows": split["rows"],
-            **split["positives"],
+            **{f"share of {label}": share for label, share in split["positives"].items()},
             "first": os.path.relpath(split["first"], top),
             "last": os.path.relpath(split["last"], top) if split["files"] > 1 else "",
         }
@@ -38,7 +38,7 @@ def print_rows_read(record: Mapping[str, Any]) -> None:
         Column("what", "rows to"),
         Column("files", "files"),
         Column("rows", "rows"),
-        *(Column(label, f"share of\n{label}", ".2%") for label in labels),
+        *(Column(f"share of {label}", f"share of\n{label}", ".2%") for label in labels),
         Column("first", "first file"),
         Column("last", "last file"),
     ]
@@ -52,17 +52,13 @@ def print_rows_read(record: Mapping[str, Any]) -> None:
 def entries_of(record: Mapping[str, Any]) -> dict[str, str]:
     """Return the record as texts by their name, for the foot of a page."""
     splits = record["splits"]
-    files = [f"to {SPLITS.get(name, name)} {files_of(split)}" for name, split in splits.items()]
+    files = [f"{files_of(split)} to {SPLITS.get(name, name)}" for name, split in splits.items()]
     shares = [
-        f"{label} {share:.2%} to {SPLITS.get(name, name)}"
+        f"{label} {share:.2%} of the rows to {SPLITS.get(name, name)}"
         for name, split in splits.items()
         for label, share in split["positives"].items()
     ]
-    return {
-        "Files": "; ".join(files),
-        "Shares of labels": ", ".join(shares),
-        **dict(_facts(record)),
-    }
+    return {"Files": "; ".join(files), "Labels": ", ".join(shares), **dict(_facts(record))}
 
 
 def files_of(split: Mapping[str, Any]) -> str:
@@ -91,9 +87,9 @@ def _facts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def left_out_of(record: Mapping[str, Any]) -> str:
-    """Return what is left out in words: `2 hidden (_SUCCESS, _metadata)`; empty for nothing."""
-    return ", ".join(
-        f"{one['count']:,} {one['why']} "
+    """Return what is left out in words: `hidden 2 (_SUCCESS, _metadata)`; empty for nothing."""
+    return "; ".join(
+        f"{one['why']} {one['count']:,} "
         f"({', '.join(one['names'])}{', ..' if one['count'] > len(one['names']) else ''})"
         for one in record["left_out"]
     )

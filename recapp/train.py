@@ -46,6 +46,7 @@ from recapp.recipe.recipe import Train
 from recapp.recipe.stored_checks import check_fits_checkpoint
 from recapp.reporting.record import update_settings
 from recapp.settings.records import to_plain
+from recapp.settings.values import typed
 
 if TYPE_CHECKING:
     from recapp.recipe.resume import Resumed
@@ -120,8 +121,8 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     if measured:
         report_end(measured, recipe.built_task, job_dir, recipe.format)
     if measured and stopped:
-        checkpoint = console.short_path(measured["last_checkpoint"])
-        console.note(f"to go on: python -m recapp.train ckpt_path={checkpoint}")
+        checkpoint = typed("ckpt_path", console.short_path(measured["last_checkpoint"]))
+        console.note(f"to go on: python -m recapp.train {checkpoint}")
     leave_ranks(stopped)
 
 

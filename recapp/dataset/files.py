@@ -22,6 +22,7 @@ from recapp.dataset.formats import all_suffixes, format_names, is_data
 from recapp.dataset.text_files import TEXT_SUFFIXES, conversion, holds_text, new_folder, root_of
 from recapp.errors import DataError, alike, meant
 from recapp.settings.small_files import read_text
+from recapp.settings.values import typed
 
 _FILE_LIST = "_file_list.txt"
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -137,7 +138,7 @@ def _readable(files: Sequence[str], setting: str, given: str, pattern: str = "")
     name = first.name.partition(".")[0] if named == first else root.resolve().name
     folder = root if beside else new_folder(name)
     written = given if beside else str(folder)
-    then = f"name the .parquet files in {given}" if listed else f"set {setting}={written}"
+    then = f"name the .parquet files in {given}" if listed else f"set {typed(setting, written)}"
     away = f"; or move it elsewhere, away from the {format_names()} files" if mixed else ""
     error = DataError(
         f"{setting}={given}: {first.name} is read after it is converted to Parquet: "

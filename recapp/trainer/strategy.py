@@ -70,7 +70,7 @@ from recapp.trainer.run_plan import (
     rule_of_run,
     with_counted_modes,
 )
-from recapp.trainer.saved_manifest import manifest_of, plain_part_of
+from recapp.trainer.saved_manifest import dense_states, manifest_of, plain_part_of
 from recapp.trainer.started_ranks import (
     FORK,
     TABLES_LEFT,
@@ -494,6 +494,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
             meta=plain_part_of(module.trainer, checkpoint) | self.weight_average.entries(),
             manifest=manifest,
             parameters=parameters,
+            states=dense_states(module),
         )
         self._newest = path
 

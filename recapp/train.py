@@ -48,6 +48,7 @@ from recapp.recipe.recipe import Train
 from recapp.recipe.stored_checks import check_fits_checkpoint, check_start_values
 from recapp.reporting.record import update_settings, written_at
 from recapp.settings.records import to_plain
+from recapp.settings.values import typed
 
 if TYPE_CHECKING:
     from recapp.recipe.resume import Resumed
@@ -147,8 +148,8 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     if measured:
         report_end(measured, recipe.built_task, job_dir, recipe.format)
     if measured and stopped:
-        checkpoint = console.short_path(measured["last_checkpoint"])
-        console.note(f"to go on: python -m recapp.train ckpt_path={checkpoint}")
+        checkpoint = typed("ckpt_path", console.short_path(measured["last_checkpoint"]))
+        console.note(f"to go on: python -m recapp.train {checkpoint}")
     leave_ranks(stopped)
 
 

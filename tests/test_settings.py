@@ -313,7 +313,7 @@ def test_a_wrong_setting_is_refused_in_one_line_before_ranks_start(line, argumen
     one_of(
         3,
         [
-            ("task.pos_weight=0", "task.pos_weight=0: must be a number above 0"),
+            ("task.pos_weight=0", "task.pos_weight=0: must be a number from 1e-6 to 1e6"),
             (
                 "+loss=focal",
                 "unknown setting loss: the loss is that of the task, for task=click binary "
@@ -540,7 +540,7 @@ def test_random_mistakes_are_refused_in_one_line(tmp_path):
     ("annotation", "good", "bad"),
     [
         (int, [1, -1], ["1", True, 1.5, None]),
-        (float, [1, 1.5], ["x", True, float("nan"), float("inf")]),
+        (float, [1, 1.5, 0.0, -3.4e38], ["x", True, float("nan"), float("inf"), 1e300, -1e-300]),
         (Annotated[int, Within(0, 9)], [0, 9], [-1, 10]),
         (Annotated[float, Within(above=0, most=1)], [1, 0.1], [0, 1.1]),
         (Literal["a", "b"] | None, ["a", None], ["c", 1]),

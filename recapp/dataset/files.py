@@ -33,6 +33,7 @@ from recapp.dataset.text_files import (
 )
 from recapp.errors import DataError, alike, meant
 from recapp.settings.small_files import read_text
+from recapp.settings.values import typed
 
 # suffixes that tell no format: none, numbers (part.0, part-0.c000) and names of compressions
 _NO_FORMAT = re.compile(r"(\.[^a-z]*|\.c[0-9]+|\.(snappy|gz|gzip|zstd?|lz4|lzo|br|brotli))?")
@@ -209,7 +210,7 @@ def _readable(
     name = first.name.partition(".")[0] if named == first else root.resolve().name
     folder = root if beside else new_folder(name)
     written = given if beside else str(folder)
-    then = f"name the .parquet files in {given}" if listed else f"set {setting}={written}"
+    then = f"name the .parquet files in {given}" if listed else f"set {typed(setting, written)}"
     if top is not None and not beside:
         below = [text.absolute().relative_to(root).with_suffix(".parquet") for text in same_kind]
         split = settings_of_splits([str(folder / name) for name in below], folder, setting)

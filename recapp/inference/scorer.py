@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from recapp.dataset.raw_rows import RawRows, RawTable, as_table
 from recapp.dataset.schema import Schema
 from recapp.engine.sharded_collection import sharded_tables
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, DataError
 from recapp.sparse.batch import Batch
 from recapp.tasks.click import ClickTask
 from recapp.tasks.task import Task, one_or_all
@@ -160,15 +160,31 @@ class Scorer(nn.Module):
                 a missing value. Columns that are not features are ignored.
 
         Raises:
-            DataError: As for `batch`.
+            DataError: As for `batch`; or an output of a row is not finite.
             IdError: As for `outputs`.
         """
         return one_or_all(self.columns(as_table(rows)))
 
     def columns(self, table: RawTable) -> dict[str, Tensor]:
         """Return the scores of a table of raw rows by column, as `predict` does for any task."""
-        parts = [
-            self.task.scores(self.outputs(self.batch(table.slice(first, ROWS_AT_ONCE))))
-            for first in range(0, max(table.num_rows, 1), ROWS_AT_ONCE)
-        ]
+        parts = []
+        for first in range(0, max(table.num_rows, 1), ROWS_AT_ONCE):
+            outputs = self.outputs(self.batch(table.slice(first, ROWS_AT_ONCE)))
+            if said := not_finite(outputs, first):
+                raise DataError(said)
+            parts.append(self.task.scores(outputs))
         return {name: torch.cat([part[name].cpu() for part in parts]) for name in parts[0]}
+
+
+def not_finite(outputs: Mapping[str, Tensor], first: int = 0) -> str:
+    """Return a line about the first row whose output is not finite; empty where all are finite.
+
+    Args:
+        outputs: The outputs of rows by name, each [B].
+        first: The number of the first row.
+    """
+    for name, values_B in outputs.items():
+        if not bool(values_B.isfinite().all()):
+            row = first + int((~values_B.isfinite()).nonzero()[0])
+            return f"row {row}: the model gives a {name} that is no finite number"
+    return ""

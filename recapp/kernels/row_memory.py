@@ -99,6 +99,17 @@ class RowMemory:
         self._huge = end
 
 
+def is_finite(values: Tensor) -> bool:
+    """Return whether all values are finite.
+
+    This reads the values once and allocates no memory.
+    """
+    if not values.is_floating_point() or not values.numel():
+        return True
+    least, greatest = torch.aminmax(values)  # aminmax returns NaN if a value is NaN
+    return bool(torch.isfinite(least) & torch.isfinite(greatest))
+
+
 @contextmanager
 def small_pages() -> Iterator[None]:
     """Make memory of this context ask for no huge pages, so that a benchmark can measure both sizes

@@ -29,7 +29,7 @@ from torch import Tensor
 from recapp.dataset.collate import join_batches
 from recapp.dataset.raw_rows import RawTable
 from recapp.errors import RankError, RecappError
-from recapp.inference.scorer import Scorer
+from recapp.inference.scorer import Scorer, not_finite
 from recapp.serving.limits import Refused, bad, busy
 from recapp.serving.question import Question, Reply
 from recapp.serving.served_model import Served
@@ -254,9 +254,8 @@ def _refusal(error: Exception) -> Refused:
 def _answer(work: Work, outputs: Mapping[str, Tensor]) -> None:
     assert work.question is not None
     try:
-        for name, values_B in outputs.items():
-            if not torch.isfinite(values_B).all():
-                raise Refused(500, f"the model gave a {name} that is no finite number")
+        if said := not_finite(outputs):
+            raise Refused(500, said)
         work.finish(work.question.write(outputs))
     except Refused as refused:
         work.finish(refused)

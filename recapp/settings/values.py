@@ -14,6 +14,7 @@ from the signatures of the constructors that a `_target_` names. A setting is a 
 import inspect
 import math
 import re
+import shlex
 import types
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as AbstractSequence
@@ -28,6 +29,7 @@ LISTS = (list, AbstractSequence, Iterable, tuple)
 MAPPINGS = (dict, Mapping)
 ARTICLES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 SHOWN_CHARACTERS = 80  # the most characters of a value in an error
+FP32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)  # the smallest size (with all bits) and the largest
 PLURALS = {bool: "flags", int: "whole numbers", float: "numbers", str: "names"}
 
 
@@ -242,10 +244,17 @@ def _is(value: Any, option: Any) -> bool:
     if isinstance(value, bool):  # which Python takes for a whole number
         return kind is bool
     if kind is float:
-        return isinstance(value, int | float) and math.isfinite(value)
+        return isinstance(value, int | float) and _is_of_fp32(value)
     if kind in LISTS:
         return isinstance(value, list)
     return isinstance(value, dict if kind in MAPPINGS else kind)
+
+
+def _is_of_fp32(value: float) -> bool:
+    """Return whether a number is one for fp32, in which models compute: neither infinite nor 0
+    there, unless it is 0.
+    """
+    return value == 0 or FP32[0] <= abs(value) <= FP32[1]
 
 
 def _inside(value: Any, option: Any) -> Any:
@@ -310,6 +319,8 @@ def _allowed(value: Any, options: Options) -> str:
         parts += [shown(word) for word in words]
     parts += ["null" for option, _ in others if option is type(None)]
     hint = _example(value, options)
+    if isinstance(value, float) and math.isfinite(value) and not _is_of_fp32(value):
+        hint += ", which fp32 can hold: 0, or in size from 1.2e-38 to 3.4e38"
     return f"must be {', or '.join(dict.fromkeys(parts))}{hint}"
 
 
@@ -382,6 +393,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
+PLAIN_VALUE = re.compile(r"[A-Za-z0-9_./+@%:-]+")  # of a path; neither shells nor Hydra change it
 Positive = Annotated[int, Within(1)]
 Natural = Annotated[int, Within(0)]
 Width = Annotated[int, Within(1, 2**31 - 1)]  # numbers in an embedding vector
@@ -424,3 +436,12 @@ def in_quotes(text: object, *, evaluated: bool = True) -> str:
     # backslashes before a quote, or at the end, are read as pairs
     escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", plain)
     return "'" + re.sub(r"(\\+)$", lambda found: found[1] * 2, escaped) + "'"
+
+
+def typed(setting: str, value: object) -> str:
+    """Return `setting=value` as people type it into a shell: in quotes where the shell or Hydra
+    would read the value otherwise.
+    """
+    if PLAIN_VALUE.fullmatch(str(value)):
+        return f"{setting}={value}"
+    return shlex.quote(f"{setting}={in_quotes(value)}")

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from recapp.errors import CheckpointError, suggest
+from recapp.kernels.row_memory import is_finite
 from recapp.sharding.layout import Block, copy_rows, overlap
 from recapp.stored.local_files import bytes_of, files_at
 from recapp.stored.rectangles import (
@@ -46,6 +47,12 @@ NOT_SAVED = (
     "weights that are not finite (NaN or infinity), so this checkpoint is not written and earlier "
     "ones stay as they are; go on from one of those with smaller rates (optimizer.sparse.lr, "
     "optimizer.dense.lr)"
+)
+STATE_NOT_SAVED = (
+    "{state} of the optimiser is not finite (NaN or infinity): a gradient was too large, and what "
+    "it belongs to would not train any more; so this checkpoint is not written and earlier ones "
+    "stay as they are: make the numbers of rows smaller (dataset.weight; or a dense column that is "
+    "huge: dataset.dense_transform=log1p)"
 )
 # stored rows read at a time; memory beside the shard that they are copied into
 READ_BYTES = 16 * 2**20
@@ -76,7 +83,8 @@ def write_blocks(folder: Path, file: str, blocks: Iterable[Block]) -> list[Store
 
     Raises:
         OSError: The disk is full, or there is no permission.
-        CheckpointError: Weights are not finite; the text names the first such rows.
+        CheckpointError: Weights, or the state of their optimiser, are not finite; the text names
+            the first such rows.
     """
     # Wide dtypes first, as the format's readers want every tensor aligned to its items and no gaps.
     parts = sorted(
@@ -107,10 +115,10 @@ def write_blocks(folder: Path, file: str, blocks: Iterable[Block]) -> list[Store
         out.write(len(head).to_bytes(LENGTH_BYTES, "little") + head)
         for (b, rows), (begin, end) in zip(parts, spans, strict=True):
             part = _rows_of(b, rows)
-            if b.tensor in OF_WEIGHTS and not is_finite(part):
-                raise CheckpointError(
-                    f"table {b.table}, rows {rows.start}-{rows.stop}: {NOT_SAVED}"
-                )
+            if not is_finite(part):
+                said = NOT_SAVED if b.tensor in OF_WEIGHTS else STATE_NOT_SAVED
+                at = f"table {b.table}, rows {rows.start}-{rows.stop}"
+                raise CheckpointError(f"{at}: {said.format(state=b.tensor)}")
             raw = _bytes(part)
             out.write(raw)
             stored.append(
@@ -163,17 +171,6 @@ def _rows_of(b: Block, rows: range) -> Tensor:
 
 def _bytes(data: Tensor) -> memoryview:
     return data.reshape(-1).view(torch.uint8).numpy().data
-
-
-def is_finite(values: Tensor) -> bool:
-    """Return whether all values are finite.
-
-    This reads the values once and allocates no memory.
-    """
-    if not values.is_floating_point() or not values.numel():
-        return True
-    least, greatest = torch.aminmax(values)  # aminmax returns NaN if a value is NaN
-    return bool(torch.isfinite(least) & torch.isfinite(greatest))
 
 
 # ---- reading

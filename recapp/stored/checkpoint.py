@@ -26,8 +26,15 @@ import torch
 from torch import Tensor
 
 from recapp.errors import CheckpointError, suggest
+from recapp.kernels.row_memory import is_finite
 from recapp.sharding.layout import Block
-from recapp.stored.block_files import NOT_SAVED, is_finite, link_blocks, sources_of, write_blocks
+from recapp.stored.block_files import (
+    NOT_SAVED,
+    STATE_NOT_SAVED,
+    link_blocks,
+    sources_of,
+    write_blocks,
+)
 from recapp.stored.checkpoint_manifest import META, ROW_ORDERS, CheckpointManifest
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.kinds import MANIFEST
@@ -58,6 +65,7 @@ def write_checkpoint(
     meta: Mapping[str, Any],
     manifest: Mapping[str, Any],
     parameters: Mapping[str, Tensor] | None = None,
+    states: Mapping[str, Tensor] | None = None,
     saved: Path | None = None,
 ) -> None:
     """Save the tables of all ranks, the plain part and the manifest as one checkpoint.
@@ -74,11 +82,14 @@ def write_checkpoint(
             tensors except single numbers. The format's own keys are reserved.
         parameters: The dense parameters by name, from rank 0. They must be finite, like the weights
             of tables.
+        states: The state of the dense part's optimisers by name, from rank 0. It must be finite,
+            too.
         saved: A checkpoint of the same step. Ranks whose blocks are the same share its files.
 
     Raises:
         CheckpointError: The checkpoint could not be written, the blocks do not cover their tables,
-            or weights are not finite; an earlier checkpoint stays untouched.
+            or weights or states of optimisers are not finite; an earlier checkpoint stays
+            untouched.
         RankError: Another rank could not write its blocks.
     """
     path = Path(path).absolute()
@@ -86,7 +97,11 @@ def write_checkpoint(
     first = comm.rank == 0
     try:
         together(
-            comm, path, lambda: prepare_save(path, unfinished, parameters or {}) if first else None
+            comm,
+            path,
+            lambda: (
+                prepare_save(path, unfinished, parameters or {}, states or {}) if first else None
+            ),
         )
         written = together(comm, path, lambda: _write(unfinished, comm.rank, blocks, saved))
         stored = [s for of_rank, _ in written for s in of_rank]
@@ -146,16 +161,25 @@ def together(comm: Comm, path: Path, do: Callable[[], T]) -> list[T]:
     return [outcome for outcome, _ in outcomes]
 
 
-def prepare_save(path: Path, unfinished: Path, parameters: Mapping[str, Tensor]) -> None:
+def prepare_save(
+    path: Path,
+    unfinished: Path,
+    parameters: Mapping[str, Tensor],
+    states: Mapping[str, Tensor],
+) -> None:
     """Make an empty directory for a save, and delete the remains of killed saves of that name.
 
     Raises:
-        CheckpointError: A parameter is not finite, or the name belongs to something that is not a
-            checkpoint.
+        CheckpointError: A parameter or a state is not finite, or the name belongs to something that
+            is not a checkpoint.
     """
     for name, values in parameters.items():
         if not is_finite(values.detach()):
             raise CheckpointError(f"{name}: {NOT_SAVED}")
+    for name, values in states.items():
+        if not is_finite(values):
+            parameter, _, state = name.rpartition(", ")
+            raise CheckpointError(f"{parameter}: {STATE_NOT_SAVED.format(state=state)}")
     files_at(path).recover(path)
     _check_name(path)
     files_at(path).empty(unfinished)
@@ -317,7 +341,7 @@ def load_together(
         The version that was loaded, with closed files, and its plain part.
 
     Raises:
-        CheckpointError: As for `load_blocks`; or weights are not finite.
+        CheckpointError: As for `load_blocks`; or weights or states of optimisers are not finite.
         RankError: Another rank could not load its part.
     """
     held: list[Block] = []
@@ -343,18 +367,17 @@ def load_together(
 def _refuse_non_finite(
     path: str | Path, blocks: Iterable[Block], meta: Mapping[str, Any], parameters: Iterable[str]
 ) -> None:
-    said = (
-        f"of checkpoint {path} has weights that are not finite (NaN or infinity): use an earlier "
-        "checkpoint"
-    )
+    fix = "that are not finite (NaN or infinity): use an earlier checkpoint"
     for b in blocks:
-        if b.tensor in OF_WEIGHTS and not is_finite(b.data):
-            raise CheckpointError(f"table {b.table}, rows {b.rows.start}-{b.rows.stop} {said}")
+        if not is_finite(b.data):
+            what = "weights" if b.tensor in OF_WEIGHTS else f"states of the optimiser ({b.tensor})"
+            rows = f"rows {b.rows.start}-{b.rows.stop}"
+            raise CheckpointError(f"table {b.table}, {rows} of checkpoint {path} has {what} {fix}")
     found = meta.get("state_dict")
     dense: dict[str, Any] = found if isinstance(found, dict) else {}
     for name in parameters:
         if isinstance(values := dense.get(name), Tensor) and not is_finite(values):
-            raise CheckpointError(f"{name} {said}")
+            raise CheckpointError(f"{name} of checkpoint {path} has weights {fix}")
 
 
 def load_table(path: str | Path, table: str, tensor: str = WEIGHT) -> Tensor:

@@ -146,7 +146,7 @@ def join_checkpoints(paths: Sequence[str | Path], output: str | Path, run: str =
     output = Path(output).absolute()
     unfinished = beside(output, TMP)
     try:
-        prepare_save(output, unfinished, {})
+        prepare_save(output, unfinished, {}, {})
         joined = _Joined(unfinished)
         for path in paths:
             with open_as(Checkpoint, path, None, every_file) as stored:

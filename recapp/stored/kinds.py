@@ -77,7 +77,7 @@ ARTEFACT = Kind(
     fix="export it again",
     newer="use a later recapp, or export the checkpoint with this one",
     mistaken=(
-        "{folder} is a checkpoint: `python -m recapp.export ckpt_path={folder} output=DIR` makes "
+        "{folder} is a checkpoint: `python -m recapp.export {ckpt_path} output=DIR` makes "
         "an artefact of it"
     ),
     has_nan=False,

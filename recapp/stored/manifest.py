@@ -29,6 +29,7 @@ from recapp.errors import CheckpointError, RecappError
 from recapp.processes.fork_server import PARENT_PID
 from recapp.processes.rank_environment import external_rank
 from recapp.settings.renamed import with_names_of_today
+from recapp.settings.values import typed
 from recapp.stored.kinds import FORMATS, Kind
 from recapp.stored.plain_types import plain
 from recapp.tables.config import DataType, EmbeddingConfig
@@ -283,7 +284,8 @@ def _read(of: type[M], raw: bytes, folder: Path) -> M:
         name = info.pop("format")
         version = info.pop("version")
         if name != kind.format and name in FORMATS:
-            raise kind.error(kind.mistaken.format(folder=folder))
+            named = typed("ckpt_path", folder)
+            raise kind.error(kind.mistaken.format(folder=folder, ckpt_path=named))
         if name != kind.format or type(version) is not int or version < 1:
             raise ValueError(f"format {short(name)} {short(version)}")
         if version > kind.version:

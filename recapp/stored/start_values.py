@@ -25,10 +25,10 @@ from recapp.dataset.derive import places
 from recapp.dataset.schema import Schema
 from recapp.dataset.vector_rows import VectorRows
 from recapp.errors import ConfigError, IdError, suggest
+from recapp.kernels.row_memory import is_finite
 from recapp.sharding.layout import Block
 from recapp.sparse.batch import MISSING
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.stored.block_files import is_finite
 from recapp.stored.checkpoint import load_blocks, read_manifest
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.rectangles import by

@@ -1,6 +1,5 @@
 """Click prediction: one label of 0 or 1 (or between), one logit, binary cross entropy."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,9 +15,10 @@ if TYPE_CHECKING:
     from recapp.sparse.batch import Batch
 
 RANGES = {  # the least and the largest value of a setting, and both in words
-    "label_smoothing": (0.0, 1 - sys.float_info.epsilon, "a number from 0 to below 1"),
-    "pos_weight": (sys.float_info.min, sys.float_info.max, "a number above 0, such as 1"),
-    "focal": (0.0, sys.float_info.max, "a number of 0 or more, such as 2, or null"),
+    "label_smoothing": (0.0, 1 - 2.0**-24, "a number from 0 to below 1"),  # also in fp32
+    # beyond these, fp32 loses the losses of a class, or of all samples
+    "pos_weight": (1e-6, 1e6, "a number from 1e-6 to 1e6, such as 1"),
+    "focal": (0.0, 20.0, "a number from 0 to 20, such as 2, or null"),
     "ranking": (0.0, 1.0, "a share, from 0 to 1"),
 }
 

@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric, MetricCollection
 
 from recapp.engine.sharded_collection import sharded_tables
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, TrainingError
 from recapp.optim.clipping import gradient_norm
 from recapp.optim.optimizer import hybrid
 from recapp.optim.schedule import Plateau
@@ -112,6 +112,7 @@ class TaskModule(LightningModule):
             {name: metric for name, metric in own if name in running}, compute_groups=False
         )
         self._details: Any = task.make_details()
+        self._weights: dict[str, Tensor] = {}  # the sums of a validation's weights by label
         self._details_of_device = nn.ModuleList(self._details.values())
         self.details: dict[str, Any] = {}
         """The details of the last validation or test, as plain values by name."""
@@ -294,12 +295,15 @@ class TaskModule(LightningModule):
         """
         outputs = self.outputs(batch)
         self._update(self.val_metrics, outputs, batch)
+        for label, weights_B in batch.weights.items():
+            self._weights[label] = self._weights.get(label, 0) + weights_B.sum(dtype=torch.float64)
         if self._details:
             self.task.update(self._details, outputs, batch)
 
     def on_validation_epoch_start(self) -> None:
         """Reset the validation metrics and details."""
         self.val_metrics.reset()
+        self._weights = {}
         for detail in self._details.values():
             detail.reset()
             if isinstance(detail, Slices):
@@ -313,7 +317,7 @@ class TaskModule(LightningModule):
         `Plateau` may end the run.
         """
         self.details = {name: detail.record() for name, detail in self._details.items()}
-        measured = {f"val_{name}": value for name, value in self.val_metrics.compute().items()}
+        measured = {f"val_{name}": value for name, value in self._measured("validation").items()}
         for name, value in measured.items():
             self.log(name, value, prog_bar=name in self.task.measures.shown)
         if self.trainer.state.fn == TrainerFn.FITTING and self._validation_is_due():
@@ -322,6 +326,26 @@ class TaskModule(LightningModule):
                     config.scheduler.step(float(measured[str(config.monitor)]))
                 if isinstance(config.scheduler, Plateau) and config.scheduler.ends:
                     self.trainer.should_stop = True
+
+    def _measured(self, split: str) -> dict[str, Tensor]:
+        """Return the metrics of a validation by name, with the same numbers on each rank.
+
+        Raises:
+            TrainingError: A metric that rows define is not defined, because all rows weigh 0.
+        """
+        found: dict[str, Tensor] = self.val_metrics.compute()
+        defined = [each.name for each in self.task.measures if each.defined and each.name in found]
+        if any(bool(found[name].isnan()) for name in defined):
+            for label, weight in self._weights.items():
+                if not float(self.trainer.strategy.reduce(weight, reduce_op="sum")):
+                    schema = getattr(datamodule_of(self.trainer), "schema", None)
+                    column = getattr(schema, "weights", {}).get(label, "...")
+                    raise TrainingError(
+                        f"dataset.weight={column}: all {split} rows weigh 0 in the loss of "
+                        f"{label}, so its metrics are not defined: choose {split} rows of which "
+                        "some weigh more, or leave dataset.weight out"
+                    )
+        return found
 
     def _validation_is_due(self) -> bool:
         """Return whether a longer run would also validate at this step.
@@ -349,7 +373,7 @@ class TaskModule(LightningModule):
     def on_test_epoch_end(self) -> None:
         """Log `test_<metric>` over all ranks, with the same numbers on each rank."""
         self.details = {name: detail.record() for name, detail in self._details.items()}
-        for name, value in self.val_metrics.compute().items():
+        for name, value in self._measured("test").items():
             self.log(f"test_{name}", value)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:

@@ -7,6 +7,7 @@ from secrets import token_hex
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
 
 from recapp.engine.sharded_collection import sharded_tables, weight_names
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -105,3 +106,15 @@ def plain_part_of(trainer: Trainer, state: dict[str, Any], folder: Path) -> dict
     data = datamodule_of(trainer)
     values = data.derived_values() if isinstance(data, DerivesColumns) else {}
     return {**state, DERIVED_VALUES: plain_values(values)} if values else state
+
+
+def dense_states(module: LightningModule) -> dict[str, Tensor]:
+    """Return the tensors of the state of the dense part's optimisers, by parameter and name."""
+    names: dict[Any, str] = {p: name for name, p in module.named_parameters()}
+    return {
+        f"{names.get(parameter, 'a parameter')}, {kind}": value
+        for optimizer in module.trainer.optimizers
+        for parameter, state in optimizer.state.items()
+        for kind, value in state.items()
+        if isinstance(value, Tensor)
+    }

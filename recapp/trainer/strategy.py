@@ -75,7 +75,7 @@ from recapp.trainer.run_plan import (
     plan_from,
     with_counted_modes,
 )
-from recapp.trainer.saved_manifest import SavedRun, manifest_of, plain_part_of
+from recapp.trainer.saved_manifest import SavedRun, dense_states, manifest_of, plain_part_of
 from recapp.trainer.started_ranks import (
     FORK,
     TABLES_LEFT,
@@ -442,6 +442,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
             | self.weight_average.entries(),
             manifest=stored | manifest_of(module.trainer, module, self.plan),
             parameters=parameters,
+            states=dense_states(module),
             saved=self.saved.in_step(module.trainer.global_step),
         )
         self.saved.wrote(path, module.trainer.global_step)

@@ -13,11 +13,11 @@ from trainer.runs import compose, fit, make_logs
 
 import recapp
 from recapp.app.model_export import export_model
-from recapp.errors import ArtefactError
+from recapp.errors import ArtefactError, DataError
 from recapp.inference.build_cpp import missing_tools
 from recapp.inference.export_settings import Export
 from recapp.serving.json_rows import read_rows
-from recapp.serving.limits import Limits
+from recapp.serving.limits import Limits, Refused
 from recapp.serving.served_model import Served, check_model
 from recapp.stored.checkpoint import read_manifest
 
@@ -32,6 +32,16 @@ DERIVED = (
     "dataset.periodic={I6: 7.3}",
     "dataset.vectors={image: 3, text: 2}",
 )
+
+
+ODD = [
+    *({"image": [value, 2, 3]} for value in ("1", "+1.5", True, None, 1e300, 2**70)),
+    {"image": [3.4e38, -3.4e38, 3.4e38]},  # finite, and the score is not
+    *({"I1": value} for value in ("1", "+1.5", "+-1", "+", " 1", "1e400", "nan", True, 2**70)),
+    *({"seen": value} for value in ("+1", True, 1.5, 1e18)),
+    *({"C1": value} for value in ("+1", True, 1.5, "", 7.0)),
+]
+"""Values that C++ and the server judge alike: both refuse them, or score them alike."""
 
 
 def add_columns(folder):
@@ -119,7 +129,9 @@ def test_requests_have_times_and_vectors(trained, rows):
 )
 def test_the_cpp_program_computes_the_same_bits(trained, rows, program):
     torch.set_num_threads(1)
-    wanted = recapp.load_model(trained / "art", trust_compiled=True).predict(rows)
+    model = recapp.load_model(trained / "art", trust_compiled=True)
+    served = Served("clicks", model)
+    wanted = model.predict(rows)
     plain = rows.set_column(rows.column_names.index("day"), "day", seconds_of(rows["day"]))
     text = "".join(json.dumps(row) + "\n" for row in plain.to_pylist()).encode()
     sink = pa.BufferOutputStream()
@@ -140,6 +152,18 @@ def test_the_cpp_program_computes_the_same_bits(trained, rows, program):
         bad = json.dumps({**row, **changed}).encode()
         done = subprocess.run(words, input=bad, capture_output=True, timeout=120)
         assert done.returncode and said in done.stderr.decode()
+    for changed in ODD:
+        bad = json.dumps({**row, **changed}).encode()
+        done = subprocess.run(words, input=bad, capture_output=True, timeout=120)
+        asked = b'{"rows": [' + bad + b"]}"
+        try:
+            wanted = model.predict(read_rows(memoryview(asked), {}, served, Limits()).table)
+        except (DataError, Refused) as error:
+            assert done.returncode, changed
+            if "no finite number" in str(error):
+                assert str(error) in done.stderr.decode()
+        else:
+            assert json.loads(done.stdout)["score"] == float(wanted), changed
 
 
 def test_an_artefact_with_other_values_is_refused(trained, tmp_path):

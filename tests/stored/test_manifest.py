@@ -446,21 +446,22 @@ def test_weights_that_are_not_finite_are_not_written_over_a_good_checkpoint(save
     )
     assert use(saved)[3] == 20 and [p.name for p in saved.parent.iterdir()] == ["a.ckpt"]
     state = whole("A", "sum", weights)
-    # an optimiser's state is its own business
-    assert save(saved, [[whole("A", "weight", torch.ones(8, 2)), state]]) == [None]
+    (error,) = save(saved, [[whole("A", "weight", torch.ones(8, 2)), state]])
+    assert str(error).startswith(
+        "table A, rows 0-8: sum of the optimiser is not finite (NaN or inf"
+    )
+    assert use(saved)[3] == 20 and [p.name for p in saved.parent.iterdir()] == ["a.ckpt"]
 
 
 def test_a_dense_parameter_that_is_not_finite_is_not_written_either(saved):
     block = Block("A", "weight", (8, 2), range(8), range(2), torch.ones(8, 2), True)
-    with pytest.raises(CheckpointError, match=r"model\.top\.weight: weights that are not finite"):
-        write_checkpoint(
-            saved,
-            [block],
-            comm=Comm(),
-            meta={},
-            manifest={},
-            parameters={"model.top.weight": torch.tensor([1, torch.nan])},
-        )
+    values = torch.tensor([1, torch.nan])
+    for given, said in (
+        ({"parameters": {"model.top.weight": values}}, "weights that are not finite"),
+        ({"states": {"model.top.weight, sum": values}}, "sum of the optimiser is not finite"),
+    ):
+        with pytest.raises(CheckpointError, match=rf"^model\.top\.weight: {said}"):
+            write_checkpoint(saved, [block], comm=Comm(), meta={}, manifest={}, **given)
     assert use(saved)[3] == 20
 
 

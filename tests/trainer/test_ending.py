@@ -14,8 +14,9 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loops.progress import _BatchProgress, _ProcessedTracker
 from trainer.runs import compose, fit
 
-from recapp.errors import TrainingError
+from recapp.errors import CheckpointError, TrainingError
 from recapp.processes.stopping import SIGNALS, Stopped
+from recapp.sparse.batch import LABEL
 from recapp.stored.checkpoint import load_table, read_manifest, read_meta
 from recapp.trainer.ending import LossWatch
 from recapp.trainer.missed_validation import _forget_begun
@@ -74,6 +75,48 @@ class Spoil(Callback):
                 return loss(pl_module, batch, batch_idx) * torch.inf
 
             pl_module.training_step = spoilt
+
+
+class Weigh(Callback):
+    """Gives the rows that train one weight, and those that validate another."""
+
+    def __init__(self, training, validation=1.0):
+        self.training = training
+        self.validation = validation
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        batch.weights = {LABEL: torch.full((batch.rows,), self.training)}
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        batch.weights = {LABEL: torch.full((batch.rows,), self.validation)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "said"),
+    [
+        (
+            "dataset.weight=null",
+            TrainingError,
+            r"^the optimiser's sum of table C1 is not finite .*",
+        ),
+        ("trainer.limit_val_batches=0", CheckpointError, r"^model\.bottom\.0\.weight: exp_avg"),
+    ],
+)
+def test_an_optimiser_whose_state_overflows_ends_the_run_and_nothing_is_saved(
+    logs, tmp_path, changed, error, said
+):
+    with pytest.raises(error, match=said) as raised:
+        fit(compose(logs, changed), tmp_path, Weigh(1e30))  # whose square is no fp32 number
+    assert "dataset.weight" in str(raised.value) or "dense_transform=log1p" in str(raised.value)
+    assert not list((tmp_path / "checkpoints").glob("*"))
+
+
+def test_a_validation_whose_rows_all_weigh_0_is_not_taken_for_a_model_that_diverged(logs, tmp_path):
+    said = r"^dataset\.weight=.*: all validation rows weigh 0 in the loss of label, so its metrics "
+    with pytest.raises(TrainingError, match=said):
+        fit(compose(logs), tmp_path / "a", Weigh(1.0, 0.0))
+    _, trainer, _ = fit(compose(logs, "metrics.names=[auc]"), tmp_path / "b", Weigh(1.0, 0.0))
+    assert trainer.callback_metrics["val_auc"].isnan()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -89,11 +89,14 @@ float finite(float made, double value) {
 }
 
 double spelled(std::string_view text) {
+  const std::string_view whole = text;
+  // from_chars takes no plus, and Arrow does
+  if (text.size() > 1 && text[0] == '+' && text[1] != '-') text.remove_prefix(1);
   double made = 0;
   const char* end = text.data() + text.size();
   const auto found = std::from_chars(text.data(), end, made);
   if (found.ptr != end || found.ec == std::errc::invalid_argument) {
-    throw BadValue("holds " + shown(text) + ", which is not a number");
+    throw BadValue("holds " + shown(whole) + ", which is not a number");
   }
   if (found.ec != std::errc()) made = std::strtod(std::string(text).c_str(), nullptr);
   return made;

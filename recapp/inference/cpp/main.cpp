@@ -75,13 +75,20 @@ void print(const std::vector<at::Tensor>& columns, const std::vector<std::string
     for (std::size_t i = 0; i < own.size(); ++i) {
       const double value = own[i].data_ptr<double>()[n];
       std::printf("%s%s: ", i ? ", " : "{", names[i].c_str());
-      if (!std::isfinite(value)) {
-        std::printf("null");
-      } else {
-        std::printf("%.*g", columns[i].scalar_type() == at::kDouble ? 17 : 9, value);
-      }
+      std::printf("%.*g", columns[i].scalar_type() == at::kDouble ? 17 : 9, value);
     }
     std::printf("}\n");
+  }
+}
+
+// Refuse outputs that are not finite, as Python and servers do.
+void check_finite(const std::vector<at::Tensor>& outputs, const Artefact& artefact,
+                  std::int64_t first) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const at::Tensor odd = outputs[i].isfinite().logical_not().nonzero();
+    if (!odd.numel()) continue;
+    throw Error("row " + std::to_string(first + odd[0][0].item<std::int64_t>()) +
+                ": the model gives a " + artefact.outputs[i].name + " that is no finite number");
   }
 }
 
@@ -94,7 +101,10 @@ void score(const Options& options, const Artefact& artefact, const Rows& rows,
   for (std::int64_t first = 0; first < rows.count; first += options.batch) {
     const std::vector<at::Tensor> outputs =
         scorer.outputs(rows, first, std::min(options.batch, rows.count - first));
-    print(options.logits ? outputs : scorer.scores(outputs), names);
+    const std::vector<at::Tensor> columns = options.logits ? outputs : scorer.scores(outputs);
+    check_finite(outputs, artefact, first);
+    check_finite(columns, artefact, first);  // a wide output may be infinite in 32 bits
+    print(columns, names);
   }
   if (std::fflush(stdout) || std::ferror(stdout)) {
     throw Error("scores cannot be written to standard output");

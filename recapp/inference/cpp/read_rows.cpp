@@ -150,6 +150,9 @@ class JsonRows {
       if (!list && !value.is(Json::Kind::null)) throw BadValue("holds no list of numbers");
       if (list) builder_.check_length(feature, static_cast<std::int64_t>(value.items.size()));
       for (std::size_t i = 0; i < value.items.size(); ++i) {
+        if (value.items[i].is(Json::Kind::text) || value.items[i].is(Json::Kind::boolean)) {
+          throw BadValue("holds text or a boolean in a list of numbers");
+        }
         builder_.add_to_vector(feature, count_, static_cast<std::int64_t>(i),
                                value_of(value.items[i], "a number"));
       }

@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 import standin_conf
 
+import recapp
+from recapp import __main__ as console_command
 from recapp.app import command, compose, recipe_of_job
 from recapp.errors import ConfigError, DataError
+from recapp.processes import rank_process
+from recapp.processes.rank_process import leave
 from recapp.recipe import commands
 from recapp.settings import option_files
 from recapp.settings.records import to_plain
@@ -498,6 +502,39 @@ def test_a_reader_that_has_seen_enough_is_no_error(base, shell, printed):
         text=True,
     )
     assert (ran.stdout, ran.stderr) == (printed, "")
+
+
+class Unread:
+    """Standard output whose reader has ended."""
+
+    def write(self, text):
+        raise BrokenPipeError
+
+    flush = write
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        lambda: console_command.main(["--help"]),
+        lambda: console_command.main(["--completion"]),
+        lambda: command.run("train", Calls(), argv=["--help"]),
+        lambda: leave(lambda: print("a table of all jobs")),
+    ],
+)
+def test_printing_ends_without_a_word_when_nobody_reads(monkeypatch, capsys, main):
+    monkeypatch.setattr(sys, "stdout", Unread())
+    for module in (command, console_command, rank_process):
+        monkeypatch.setattr(module, "stop_printing", lambda: None)
+    monkeypatch.setattr(rank_process, "end_process", lambda code: code)
+    assert main() in (1, None) and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("verbs", [(), ("types",)])
+def test_the_version_is_recapps_own(capsys, verbs):
+    assert run("--version", verbs=verbs)[0] == console_command.main(["--version"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == lines[1] and lines[0].startswith(f"recapp {recapp.__version__}, torch 2.")
 
 
 # ---- one run in a directory

@@ -31,11 +31,13 @@ from omegaconf.errors import OmegaConfBaseException
 from recapp.app import compose
 from recapp.app.command_line import (
     HELP,
+    VERSION,
     directory_overrides,
     flags_and_overrides,
     help_of,
     hydra_process,
     take_verb,
+    versions,
 )
 from recapp.app.job import Job
 from recapp.app.recipe_of_job import check_sweep, recipe_of_job
@@ -83,6 +85,9 @@ def run(
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        if VERSION in arguments:
+            print(versions())
+            return 0
         verb = take_verb(name, verbs, arguments)
         if set(HELP) & set(arguments):
             print(help_of(name, arguments), end="")
@@ -109,6 +114,8 @@ def run(
     except (HydraException, OmegaConfBaseException) as error:
         known = compose.known_settings(name, arguments)
         report(ConfigError(compose.in_one_line(error, known)), error)
+    except BrokenPipeError:  # `recapp train --help | head` has read enough
+        stop_printing()
     except OSError as error:  # raised by Hydra; a job's errors are caught in `_Jobs`
         text = (
             f"{error.filename}: cannot be written ({error.strerror}): choose another "

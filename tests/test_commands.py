@@ -504,6 +504,31 @@ def test_a_reader_that_has_seen_enough_is_no_error(base, shell, printed):
     assert (ran.stdout, ran.stderr) == (printed, "")
 
 
+def failing(module, error):
+    """A function of a module elsewhere that raises an error."""
+    room = {"__name__": module, "error": error}
+    exec("def fail(*arguments): raise error", room)
+    return room["fail"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            AssertionError(),
+            "AssertionError: raised without a text in optuna.rdb, line 1: optuna 2 ",
+        ),
+        (ValueError("no such\nfile"), "failed: ValueError: no such file; RECAPP_TRACEBACK=1 shows"),
+    ],
+)
+def test_an_error_of_a_sweeper_is_one_line(monkeypatch, capsys, error, said):
+    monkeypatch.setattr(command.hydra, "main", failing("optuna.rdb", error))
+    assert run("-m", "seed=1,2")[0] == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: optuna, which hydra/sweeper or hydra/launcher runs, failed: ")
+    assert said in line
+
+
 class Unread:
     """Standard output whose reader has ended."""
 

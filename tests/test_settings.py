@@ -218,6 +218,23 @@ def line(tmp_path, monkeypatch, capfd):
             ),
             ("dataset.cardinality={user: 500}", "dataset.cardinality={user: 500}: must be a list"),
             ("dataset.sparse=user", "dataset.sparse=user: must be a list of names, such as [user]"),
+            ("dataset.crosses=[C1,C2]", "[C1]; crosses are lists of lists, [[C1, C2]]"),
+            ("dataset.table_rows={user: 4}", "; it has a number for each of dataset.sparse"),
+            ("tables.dim=[8,16]", "; dataset.table_dims={C1: 8} sets single tables"),
+            ("dataset.periodic={I1: 0}", "at least 1e-30 and at most 1e+30"),
+            ("+dataset.negative_samples=4", "recapp makes no negative samples: write them into"),
+            ("model=two_tower", "recapp has no model for retrieval or the next item, and one of"),
+            ("task=multi_task", "a task of several labels, or with a loss of your own, is a class"),
+            ("dataset.vectors={I1: 4}", "I1 named more than once (dataset.dense, dataset.vectors)"),
+            (
+                "dataset.weight={label: I1, nope: I2}",
+                "dataset.weight names nope, which is no",
+            ),
+            ("task.label=bought", "dataset.label=label: has no label bought, with which ClickTask"),
+            (
+                "metrics.names=[recall]",
+                "+metrics.extra.recall._target_=... adds one of",
+            ),
             (
                 "dataset=7",
                 "dataset=7: choose one of avazu, criteo_kaggle, custom, generated, movielens_1m, "

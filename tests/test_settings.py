@@ -13,7 +13,7 @@ from tiers import one_of
 from recapp import train
 from recapp.app.command import run
 from recapp.app.compose import compose, to_plain
-from recapp.app.help_text import comments_of
+from recapp.app.help_text import FIRST_WEEK, comments_of
 from recapp.errors import ConfigError, suggest
 from recapp.recipe.commands import COMMANDS
 from recapp.recipe.read import checked, recipe_of
@@ -613,6 +613,25 @@ def test_help_of_one_group_shows_its_settings_under_the_option_that_is_said(caps
         capsys.readouterr().err
         == "error: --help metricks: there is no such group; did you mean metrics?\n"
     )
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "predict", "export"])
+def test_help_ends_after_the_first_settings_and_help_all_has_all(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def shown(*words):
+        assert run(command, lambda *_: None, argv=words) == 0
+        return capsys.readouterr().out
+
+    first, whole = shown("--help"), shown("--help", "all")
+    assert max(map(len, first.splitlines())) <= 80 and len(first.splitlines()) <= 100
+    assert "--help all" in first and "plan: column_wise" in first and "trainer.devices=" in first
+    assert "dataset.lanes" not in first and "dataset.lanes" in whole
+    settings = {line for line in first.splitlines() if line.startswith("  ") and "=" in line[:30]}
+    assert settings <= set(whole.splitlines())
+    if command == "train":
+        known = set(re.findall(r"^  ([\w.]+)=", first, re.MULTILINE))
+        assert {*FIRST_WEEK, "seed", "ckpt_path"} <= known and "model: autoint, bst," in first
 
 
 def test_comments_belong_to_the_setting_on_their_line_or_below_them(tmp_path):

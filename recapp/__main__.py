@@ -3,12 +3,14 @@
 recapp train +plan=mixed        python -m recapp.train +plan=mixed
 recapp                          python -m recapp
 recapp --completion bash        prints a script for the completion of commands and settings
+recapp --version                prints the versions of recapp and torch
 """
 
 import sys
 from collections.abc import Sequence
 from runpy import run_module
 
+from recapp.console import stop_printing
 from recapp.errors import suggest
 
 COMMANDS = {
@@ -25,6 +27,7 @@ COMMANDS = {
 }
 COMPLETION = "--completion"
 COMPLETE = "--complete"
+VERSION = "--version"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,13 +40,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code, unless the command ends the process with its own.
     """
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    if name in ("--help", "-h"):
-        print(_list())
+    try:
+        if name in ("--help", "-h"):
+            print(_list(), flush=True)
+            return 0
+        if name in (COMPLETION, COMPLETE):
+            return _complete(name, rest)
+    except BrokenPipeError:  # `recapp | head` has read enough
+        stop_printing()
+        return 1
+    if name == VERSION:
+        from recapp.app.command_line import versions
+
+        print(versions())
         return 0
-    if name in (COMPLETION, COMPLETE):
-        return _complete(name, rest)
     if name not in COMMANDS:
-        known = [*COMMANDS, COMPLETION, "--help"]
+        known = [*COMMANDS, COMPLETION, VERSION, "--help"]
         print(f"error: recapp {name}: no such command; {suggest(name, known)}", file=sys.stderr)
         return 1
     sys.argv = [f"recapp {name}", *rest]
@@ -69,14 +81,14 @@ def _complete(flag: str, rest: Sequence[str]) -> int:
     from recapp.app.completion import candidates, shell_script
 
     if flag == COMPLETE:
-        print("\n".join(candidates(rest[0] if rest else "", COMMANDS)))
+        print("\n".join(candidates(rest[0] if rest else "", COMMANDS)), flush=True)
         return 0
     shell = rest[0] if rest else "bash"
     script = shell_script(shell)
     if not script:
         print(f"error: {COMPLETION} {shell}: must be bash or zsh", file=sys.stderr)
         return 1
-    print(script)
+    print(script, flush=True)
     return 0
 
 

@@ -275,4 +275,4 @@ def _report(found: dict[str, Any], verb: str, format: str) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(main)

@@ -143,4 +143,4 @@ def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(main)

@@ -78,4 +78,4 @@ def export(recipe: ExportCommand, job: Job) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(main)

@@ -91,4 +91,4 @@ def types(recipe: OnPaper, job: Job) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(main)

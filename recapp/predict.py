@@ -138,4 +138,4 @@ def score(recipe: Predict) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(main)

@@ -104,4 +104,4 @@ def _file_or_why(row: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(main)

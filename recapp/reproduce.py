@@ -180,4 +180,4 @@ def _text(value: float | None, absent: str = "not published") -> str:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(main)

@@ -105,4 +105,4 @@ def measure(settings: Results, job: Job) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(main)

@@ -116,4 +116,4 @@ def _serve_as_rank(settings: Serve) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(main)

@@ -309,4 +309,4 @@ def _write_sizes(recipe: Train, job_dir: Path, table_rows: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(main)

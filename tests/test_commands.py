@@ -12,9 +12,13 @@ import pytest
 import standin_conf
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+import recapp
+from recapp import __main__ as console_command
 from recapp.app import command, compose, recipe_of_job
 from recapp.app.quoting import unreadable
 from recapp.errors import ConfigError, DataError
+from recapp.processes import rank_process
+from recapp.processes.rank_process import leave
 from recapp.recipe import commands
 from recapp.settings import option_files
 from recapp.settings.records import to_plain
@@ -529,6 +533,64 @@ def test_a_reader_that_has_seen_enough_is_no_error(base, shell, printed):
         text=True,
     )
     assert (ran.stdout, ran.stderr) == (printed, "")
+
+
+def failing(module, error):
+    """A function of a module elsewhere that raises an error."""
+    room = {"__name__": module, "error": error}
+    exec("def fail(*arguments): raise error", room)
+    return room["fail"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            AssertionError(),
+            "AssertionError: raised without a text in optuna.rdb, line 1: optuna 2 ",
+        ),
+        (ValueError("no such\nfile"), "failed: ValueError: no such file; RECAPP_TRACEBACK=1 shows"),
+    ],
+)
+def test_an_error_of_a_sweeper_is_one_line(monkeypatch, capsys, error, said):
+    monkeypatch.setattr(command.hydra, "main", failing("optuna.rdb", error))
+    assert run("-m", "seed=1,2")[0] == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: optuna, which hydra/sweeper or hydra/launcher runs, failed: ")
+    assert said in line
+
+
+class Unread:
+    """Standard output whose reader has ended."""
+
+    def write(self, text):
+        raise BrokenPipeError
+
+    flush = write
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        lambda: console_command.main(["--help"]),
+        lambda: console_command.main(["--completion"]),
+        lambda: command.run("train", Calls(), argv=["--help"]),
+        lambda: leave(lambda: print("a table of all jobs")),
+    ],
+)
+def test_printing_ends_without_a_word_when_nobody_reads(monkeypatch, capsys, main):
+    monkeypatch.setattr(sys, "stdout", Unread())
+    for module in (command, console_command, rank_process):
+        monkeypatch.setattr(module, "stop_printing", lambda: None)
+    monkeypatch.setattr(rank_process, "end_process", lambda code: code)
+    assert main() in (1, None) and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("verbs", [(), ("types",)])
+def test_the_version_is_recapps_own(capsys, verbs):
+    assert run("--version", verbs=verbs)[0] == console_command.main(["--version"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == lines[1] and lines[0].startswith(f"recapp {recapp.__version__}, torch 2.")
 
 
 # ---- one run in a directory

@@ -13,7 +13,7 @@ from tiers import one_of
 from recapp import train
 from recapp.app.command import run
 from recapp.app.compose import compose, to_plain
-from recapp.app.help_text import comments_of
+from recapp.app.help_text import FIRST_WEEK, comments_of
 from recapp.errors import ConfigError, suggest
 from recapp.recipe.commands import COMMANDS
 from recapp.recipe.read import checked, recipe_of
@@ -218,6 +218,23 @@ def line(tmp_path, monkeypatch, capfd):
             ),
             ("dataset.cardinality={user: 500}", "dataset.cardinality={user: 500}: must be a list"),
             ("dataset.sparse=user", "dataset.sparse=user: must be a list of names, such as [user]"),
+            ("dataset.crosses=[C1,C2]", "[C1]; crosses are lists of lists, [[C1, C2]]"),
+            ("dataset.table_rows={user: 4}", "; it has a number for each of dataset.sparse"),
+            ("tables.dim=[8,16]", "; dataset.table_dims={C1: 8} sets single tables"),
+            ("dataset.periodic={I1: 0}", "at least 1e-30 and at most 1e+30"),
+            ("+dataset.negative_samples=4", "recapp makes no negative samples: write them into"),
+            ("model=two_tower", "recapp has no model for retrieval or the next item, and one of"),
+            ("task=multi_task", "a task of several labels, or with a loss of your own, is a class"),
+            ("dataset.vectors={I1: 4}", "I1 named more than once (dataset.dense, dataset.vectors)"),
+            (
+                "dataset.weight={label: I1, nope: I2}",
+                "dataset.weight names nope, which is no",
+            ),
+            ("task.label=bought", "dataset.label=label: has no label bought, with which ClickTask"),
+            (
+                "metrics.names=[recall]",
+                "+metrics.extra.recall._target_=... adds one of",
+            ),
             (
                 "dataset=7",
                 "dataset=7: choose one of avazu, criteo_kaggle, custom, generated, movielens_1m, "
@@ -596,6 +613,25 @@ def test_help_of_one_group_shows_its_settings_under_the_option_that_is_said(caps
         capsys.readouterr().err
         == "error: --help metricks: there is no such group; did you mean metrics?\n"
     )
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "predict", "export"])
+def test_help_ends_after_the_first_settings_and_help_all_has_all(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def shown(*words):
+        assert run(command, lambda *_: None, argv=words) == 0
+        return capsys.readouterr().out
+
+    first, whole = shown("--help"), shown("--help", "all")
+    assert max(map(len, first.splitlines())) <= 80 and len(first.splitlines()) <= 100
+    assert "--help all" in first and "plan: column_wise" in first and "trainer.devices=" in first
+    assert "dataset.lanes" not in first and "dataset.lanes" in whole
+    settings = {line for line in first.splitlines() if line.startswith("  ") and "=" in line[:30]}
+    assert settings <= set(whole.splitlines())
+    if command == "train":
+        known = set(re.findall(r"^  ([\w.]+)=", first, re.MULTILINE))
+        assert {*FIRST_WEEK, "seed", "ckpt_path"} <= known and "model: autoint, bst," in first
 
 
 def test_comments_belong_to_the_setting_on_their_line_or_below_them(tmp_path):

@@ -31,11 +31,13 @@ from omegaconf.errors import OmegaConfBaseException
 from recapp.app import compose
 from recapp.app.command_line import (
     HELP,
+    VERSION,
     directory_overrides,
     flags_and_overrides,
     help_of,
     hydra_process,
     take_verb,
+    versions,
 )
 from recapp.app.job import Job
 from recapp.app.recipe_of_job import check_sweep, recipe_of_job
@@ -54,6 +56,10 @@ from recapp.reporting.lock import locked, locked_as_named
 from recapp.settings import option_files
 from recapp.settings.option_files import named_folders
 
+OLD_OPTUNA = (
+    ": optuna 2 keeps no study (hydra.sweeper.storage) with SQLAlchemy 2: pip install "
+    '"sqlalchemy<2" alembic'
+)
 Task = Callable[[Any, Job], Any]
 """The function that runs one job. It gets the record of the command's settings."""
 
@@ -83,6 +89,9 @@ def run(
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        if VERSION in arguments:
+            print(versions())
+            return 0
         verb = take_verb(name, verbs, arguments)
         if set(HELP) & set(arguments):
             print(help_of(name, arguments), end="")
@@ -109,6 +118,8 @@ def run(
     except (HydraException, OmegaConfBaseException) as error:
         known = compose.known_settings(name, arguments)
         report(ConfigError(compose.in_one_line(error, known)), error)
+    except BrokenPipeError:  # `recapp train --help | head` has read enough
+        stop_printing()
     except OSError as error:  # raised by Hydra; a job's errors are caught in `_Jobs`
         text = (
             f"{error.filename}: cannot be written ({error.strerror}): choose another "
@@ -116,7 +127,7 @@ def run(
         )
         report(ConfigError(text), error)
     except Exception as error:
-        report(ConfigError(str(error)) if _raised_by_hydra(error) else error, error)
+        report(_error_outside_of_jobs(error), error)
     return 1
 
 
@@ -147,16 +158,31 @@ def one_line(error: BaseException) -> str:
     If the error is recapp's own fault, its type comes first.
     """
     text = " ".join(str(error).split())
-    return text if isinstance(error, RecappError) else f"{type(error).__name__}: {text}"
-
-
-def _raised_by_hydra(error: Exception) -> bool:
-    """Return whether Hydra raised an error. Some mistakes on the command line cause a plain
-    ValueError deep in Hydra.
-    """
+    if isinstance(error, RecappError):
+        return text
     frames = list(traceback.walk_tb(error.__traceback__))
-    return not isinstance(error, RecappError) and frames[-1][0].f_globals["__name__"].startswith(
-        ("hydra.", "omegaconf.")
+    if not text and frames:
+        frame, line = frames[-1]
+        text = f"raised without a text in {frame.f_globals['__name__']}, line {line}"
+    return f"{type(error).__name__}: {text}"
+
+
+def _error_outside_of_jobs(error: Exception) -> Exception:
+    """Return an error of one line for an exception of Hydra or of one of its plugins, and others
+    unchanged. Some mistakes on the command line cause a plain ValueError deep in Hydra; a plugin is
+    a sweeper or a launcher, which may lack something that it needs.
+    """
+    last = list(traceback.walk_tb(error.__traceback__))[-1][0]
+    module = str(last.f_globals["__name__"])
+    package = module.partition(".")[0]
+    if isinstance(error, RecappError) or package in ("recapp", "__main__"):
+        return error
+    if package in ("hydra", "omegaconf"):
+        return ConfigError(str(error))
+    hint = OLD_OPTUNA if package == "optuna" and isinstance(error, AssertionError) else ""
+    return ConfigError(
+        f"{package}, which hydra/sweeper or hydra/launcher runs, failed: {one_line(error)}{hint}; "
+        "RECAPP_TRACEBACK=1 shows the traceback"
     )
 
 

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any, NoReturn
 
 from hydra._internal.utils import get_args_parser
@@ -20,6 +21,13 @@ from recapp.settings.check_settings import override_names
 from recapp.settings.option_files import FLAGS, is_group, named_folders
 
 HELP = ("--help", "-h")
+VERSION = "--version"
+
+
+def versions() -> str:
+    """Return the versions of recapp and of the packages that its results depend on, in a line."""
+    packages = ("recapp", "torch", "lightning", "pyarrow")
+    return ", ".join(f"{name} {version(name)}" for name in packages)
 
 
 def help_of(name: str, arguments: Sequence[str]) -> str:
@@ -87,7 +95,7 @@ def take_verb(name: str, verbs: Sequence[str], arguments: list[str]) -> str:
     """
     first = arguments[0] if arguments else ""
     word = "" if "=" in first or first.startswith(("-", "+", "~")) else first
-    if not verbs or (not word and {*HELP, "--hydra-help", "--version"} & set(arguments)):
+    if not verbs or (not word and {*HELP, "--hydra-help"} & set(arguments)):
         return ""
     if word not in verbs:
         wrong = f"unknown verb {word}: {suggest(word, verbs)}" if word else "a verb is missing"

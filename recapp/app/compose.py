@@ -58,6 +58,12 @@ PATHS = (
 ADDED_GROUPS = ("plan",)  # in no defaults list: chosen only with +plan=option
 # values that are no option, since Hydra needs a word
 NO_OPTION = re.compile(r"|null|true|false|[-+.0-9].*")
+OWN = {
+    "model": "recapp has no model for retrieval or the next item, and one of your own is a class "
+    "and a file of settings: docs/tour.md, A model of your own",
+    "task": "a task of several labels, or with a loss of your own, is a class and a file of "
+    "settings: CONTRIBUTING.md, A task",
+}
 LOGGERS = {  # Lightning's loggers that need another package
     "mlflow": "lightning.pytorch.loggers.MLFlowLogger",
     "wandb": "lightning.pytorch.loggers.WandbLogger",
@@ -432,6 +438,8 @@ def no_such_option(group: str, option: str, known: Iterable[str]) -> str:
     text = f"{group}={option}: there is no such option; {suggest(option, known)}"
     if group == "dataset" and ("/" in option or Path(option).exists()):
         return f"{text}; files of your own are read by dataset=custom dataset.path={option}"
+    if group in OWN and not alike(option, known):
+        return f"{text}; {OWN[group]}"
     if group == "logger" and not alike(option, known):
         target = LOGGERS.get(option, "package.Class")
         return (

@@ -3,6 +3,7 @@
     conf/dataset/custom.yaml     lanes: 16    # the order of rows depends on ...
     --help dataset               dataset.lanes=16      the order of rows depends on ...
 
+`--help` ends after the settings of a first week (`FIRST_WEEK`); `--help all` shows all of them.
 A comment belongs to the setting on its line. A comment on lines of its own belongs to the setting
 below it. Lines that continue further right belong to the comment above them. A comment at the top
 of a file describes the option. Values are those of the command line: `--help dataset=criteo_kaggle`
@@ -39,14 +40,26 @@ LEAST_WORDS_COLUMNS = 24
 OF_PLANS = "; +plan=OPTION chooses a sharding plan"
 FOOTER = """\
 Settings are key=value (lists: ranks=[8,16]), groups are group=option{plans}.
---help GROUP shows one group; --help group=OPTION the settings under that option; \
---cfg job prints the settings.
+--help all shows all settings, --help GROUP those of one group, --help group=OPTION those under \
+that option; --cfg job prints the settings.
 Put -m in front to run one job for each of several values: -m +plan=mixed,row_wise seed=1,2,3
 hydra.run.dir=DIR (with -m: hydra.sweep.dir=DIR) says where a run writes; \
 --config-dir DIR adds options of your own.
 An error is one line and exit code 1; RECAPP_TRACEBACK=1 in the environment shows its traceback \
 as well.
 """
+ALL = "all"
+FIRST_WEEK = (
+    *("dataset.path", "dataset.val_path", "dataset.val_share", "dataset.label", "dataset.weight"),
+    *("dataset.dense", "dataset.sparse", "dataset.batch_size", "tables.dim", "tables.max_rows"),
+    *("optimizer.dense.lr", "optimizer.sparse.lr", "trainer.devices", "trainer.max_epochs"),
+    *("trainer.max_steps", "trainer.val_check_interval"),
+)
+"""The settings of groups that `--help` shows."""
+FIRST_GROUPS = ("dataset", "model", "task", "plan", "callbacks", "logger", "experiment")
+"""The groups whose options `--help` shows, beside those of `FIRST_WEEK`."""
+OF_STORED_MODEL = ("dataset.path", "dataset.val_path", "trainer.devices", "plan")
+"""The settings and groups of both that commands show which take the others from a model."""
 WHOLE = (".hardware", ".plans", "settings_of", "histories", "sizes")
 """Ends of the names of mappings that are listed without what is in them."""
 
@@ -75,14 +88,14 @@ def help_text(
     only: str = "",
     columns: int = 80,
 ) -> str:
-    """Return the help of a command.
+    """Return the help of a command: of one group, of all, or of the first settings of each.
 
     Args:
         command: The name of the command.
         config: The plain settings that the command line composes.
         chosen: The option chosen of each group.
         folders: Directories with further options, besides recapp's own.
-        only: The one group to show; empty shows all.
+        only: The one group to show; empty shows the first settings, `all` shows everything.
         columns: The width of the terminal.
 
     Raises:
@@ -94,11 +107,15 @@ def help_text(
         if is_group(name, folders) and _known(command, name)
     ]
     only = only.partition("/")[0]  # a group in a group is shown with the outer one
+    short = not only and "dataset" in groups
+    only = "" if only == ALL else only
     if only and only not in groups:
-        raise ConfigError(f"--help {only}: there is no such group; {suggest(only, groups)}")
-    parts = [] if only else list(_opening(command, config, groups, columns))
+        raise ConfigError(f"--help {only}: there is no such group; {suggest(only, [ALL, *groups])}")
+    parts = [] if only else list(_opening(command, config, groups, columns, short=short))
+    wanted = _first(command) if short else None
     for group in [only] if only else groups:
-        parts += _group(command, group, config.get(group), chosen, folders, columns)
+        value = config.get(group)
+        parts += _group(command, group, value, chosen, folders, columns, wanted=wanted)
     wrapped = "".join(
         textwrap.fill(line, columns, subsequent_indent="  ") + "\n"
         for line in FOOTER.format(plans=OF_PLANS if "plan" in groups else "").splitlines()
@@ -158,11 +175,18 @@ def _known(command: str, group: str) -> bool:
     )
 
 
+def _first(command: str) -> tuple[str, ...]:
+    """Return the settings of groups, and the groups, that the short help of a command shows."""
+    of_model = "train" in _primaries(conf_dir(), command)
+    return OF_STORED_MODEL if of_model else (*FIRST_WEEK, *FIRST_GROUPS)
+
+
 def _opening(
-    command: str, config: Mapping[str, Any], groups: Sequence[str], columns: int
+    command: str, config: Mapping[str, Any], groups: Sequence[str], columns: int, *, short: bool
 ) -> Iterator[str]:
     conf = conf_dir()
     file = comments_of(conf / f"{command}.yaml")
+    of_training = comments_of(conf / "train.yaml").of
     yield textwrap.fill(file.about or f"python -m recapp.{command}", columns)
     yield ""
     parents = [
@@ -172,6 +196,8 @@ def _opening(
     ]
     for name, value in config.items():
         if name in groups or (conf / name).is_dir():
+            continue
+        if short and name in of_training and name not in (*file.of, "trust"):
             continue
         for key, item in _leaves(name, value):
             words = next((found for each in (file, *parents) if (found := each.of.get(key))), "")
@@ -187,20 +213,46 @@ def _primaries(conf: Path, command: str) -> list[str]:
 
 
 def _group(
-    command: str, group: str, value: Any, chosen: Mapping[str, str], folders: Folders, columns: int
+    command: str,
+    group: str,
+    value: Any,
+    chosen: Mapping[str, str],
+    folders: Folders,
+    columns: int,
+    *,
+    wanted: Sequence[str] | None,
 ) -> Iterator[str]:
+    """Yield the lines of a group; only those of the wanted settings, unless all are wanted."""
     option = chosen.get(group, "")
+    inside = [name for name in wanted or () if name.startswith(f"{group}.")]
+    if wanted is not None and group not in wanted and not inside:
+        return
     yield ""
     yield textwrap.fill(
         f"{group}: {', '.join(options(group, folders))}",
         columns,
         subsequent_indent=" " * (len(group) + 2),
     )
-    if (
-        option
-        and (file := option_file(group, option, folders))
-        and (about := comments_of(file).about)
-    ):
+    if wanted is None:
+        yield from _about(group, option, folders, columns)
+    if isinstance(value, Mapping):
+        leaves = [leaf for key, item in value.items() for leaf in _leaves(f"{group}.{key}", item)]
+    else:  # no option is chosen by default: list all settings
+        leaves = [
+            (f"+{name}", None)
+            for name in names_of(COMMANDS[command])
+            if name.startswith(f"{group}.")
+        ]
+    for name, item in leaves:
+        if wanted is None or name in wanted:
+            words = words_for(folders, group, option, name.partition(".")[2])
+            yield _line(name, item, words, columns)
+
+
+def _about(group: str, option: str, folders: Folders, columns: int) -> Iterator[str]:
+    """Yield the words on the chosen option of a group, and the options of groups inside of it."""
+    file = option_file(group, option, folders) if option else None
+    if file and (about := comments_of(file).about):
         yield textwrap.fill(
             f"{option}: {about}", columns, initial_indent="  ", subsequent_indent="  "
         )
@@ -211,16 +263,6 @@ def _group(
         yield textwrap.fill(
             f"{group}/{inner}: {below}", columns, initial_indent="  ", subsequent_indent="    "
         )
-    if isinstance(value, Mapping):
-        leaves = [leaf for key, item in value.items() for leaf in _leaves(f"{group}.{key}", item)]
-    else:  # no option is chosen by default: list all settings
-        leaves = [
-            (f"+{name}", None)
-            for name in names_of(COMMANDS[command])
-            if name.startswith(f"{group}.")
-        ]
-    for name, item in leaves:
-        yield _line(name, item, words_for(folders, group, option, name.partition(".")[2]), columns)
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -103,7 +103,7 @@ class DataSettings:
     buckets: BucketRule | dict[str, BucketRule] | None = None
     missing_flags: bool | tuple[str, ...] = False
     piecewise: Pieces | dict[str, Pieces] | None = None
-    crosses: tuple[tuple[str, ...], ...] = ()
+    crosses: tuple[Annotated[tuple[str, ...], "; crosses are lists of lists, [[C1, C2]]"], ...] = ()
     min_frequency: Positive | dict[str, Positive] | None = None
     times: dict[str, TimeUnit] | None = None
     time_features: tuple[TimeFeature, ...] = ("hour", "weekday", "day", "week")
@@ -111,7 +111,9 @@ class DataSettings:
     vectors: dict[str, VectorWidth] | None = None
     id_rule: IdRule = "hash"
     cardinality: tuple[Rows, ...] | None = None
-    table_rows: tuple[Rows, ...] | None = None
+    table_rows: Annotated[
+        tuple[Rows, ...] | None, "; it has a number for each of dataset.sparse, in that order"
+    ] = None
     table_dims: dict[str, Width] | None = None
     batch_size: Positive = 1024
     val_batch_size: Positive | None = None

@@ -115,11 +115,25 @@ class Schema:
     lists: Set[str] | None = None
 
     def __post_init__(self) -> None:
+        for name in self.weights:
+            if self.labels and name not in self.labels:
+                raise ConfigError(
+                    f"dataset.weight names {name}, which is no label; {suggest(name, self.labels)}"
+                )
         names = [*self.targets, *self.inputs]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
+            uses = {
+                "label": self.labels,
+                "weight": self.weight_columns,
+                "dense": self.dense,
+                "sparse": self.sparse,
+                "times": self.times,
+                "vectors": self.vectors,
+            }
+            where = ", ".join(f"dataset.{use}" for use, names in uses.items() if twice[0] in names)
             raise ConfigError(
-                f"dataset columns: {', '.join(twice)} named more than once; "
+                f"dataset columns: {', '.join(twice)} named more than once ({where}); "
                 "every column has one use"
             )
         if not self.sparse:
@@ -136,11 +150,6 @@ class Schema:
             raise ConfigError(
                 f"dataset.weight={self.weight}: there is no label whose loss it weighs"
             )
-        for name in self.weights:
-            if name not in self.labels:
-                raise ConfigError(
-                    f"dataset.weight names {name}, which is no label; {suggest(name, self.labels)}"
-                )
 
     @property
     def inputs(self) -> Naming:

@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -36,6 +36,7 @@ from typing import Any, NoReturn
 import yaml  # type: ignore[import-untyped]
 from setproctitle import setproctitle
 
+from recapp.console import stop_printing
 from recapp.errors import LaunchError
 from recapp.processes.faults import explain_error
 from recapp.processes.fork_server import DEFAULTS, replace_environment
@@ -248,11 +249,19 @@ def wait_for_rank_0_error() -> None:
         time.sleep(SECONDS_FOR_RANK_0)
 
 
-def leave(code: int) -> NoReturn:
-    """End the process of a command with an exit code.
+def leave(main: Callable[[], int]) -> NoReturn:
+    """Run a command, and end its process with its exit code.
 
     A rank that has failed waits neither for threads nor for peers, because peers wait for it.
+
+    Args:
+        main: The command. It fails without a word if the reader of standard output has ended.
     """
+    try:
+        code = main()
+    except BrokenPipeError:
+        stop_printing()
+        code = 1
     if code and external_rank() is not None:
         end_at_once(code)
     end_process(code)

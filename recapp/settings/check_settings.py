@@ -52,6 +52,9 @@ INSTEAD = {  # pattern of the full name -> the end of a sentence that begins wit
         "(task.focal and others change it); "
         "a task of your own computes any (CONTRIBUTING.md, A task)"
     ),
+    r"dataset\.\w*neg\w*": (
+        "recapp makes no negative samples: write them into the logs, as rows with label 0"
+    ),
     r"metrics\..+": (
         "metrics.names chooses of those of the task, +metrics.extra.NAME._target_=... adds one of "
         "torchmetrics, and a task of your own measures others "

@@ -3,6 +3,7 @@
     annotation                         allowed in YAML    refused with
     Annotated[int, Within(1)] | None   20, null           must be a whole number of at least 1,
                                                           or null
+    Annotated[int, "; see x"]          20                 must be a whole number; see x
     Literal["auto", "gloo"]            auto               did you mean auto? known: auto, gloo
     list[str]                          [user, item]       must be a list of names, such as [user]
 
@@ -194,7 +195,7 @@ def _read(value: Any, annotation: Any) -> Any:
     converted = _converted(value, options)
     if converted is not value:
         return _read(converted, annotation)
-    raise Wrong(_allowed(value, options))
+    raise Wrong(_allowed(value, options) + _advice(annotation))
 
 
 Options = list[tuple[Any, tuple[Within | Refused, ...]]]
@@ -324,6 +325,12 @@ def _allowed(value: Any, options: Options) -> str:
     return f"must be {', or '.join(dict.fromkeys(parts))}{hint}"
 
 
+def _advice(annotation: Any) -> str:
+    """Return the texts that an annotation has beside its type: what a user may look for here."""
+    beside = getattr(annotation, "__metadata__", ())
+    return "".join(text for text in beside if isinstance(text, str))
+
+
 def _of_words(value: str, words: list[str], refused: list[Refused]) -> str:
     """Name all allowed words, also if one of them is close to the value."""
     if here := next((each.reason for each in refused if each.word == value), ""):
@@ -377,7 +384,8 @@ def _example(value: Any, options: Options) -> str:
 
 
 def _plain(number: float) -> str:
-    return str(int(number)) if float(number).is_integer() else f"{number:g}"
+    exact = float(number).is_integer() and abs(number) < 2**63
+    return str(int(number)) if exact else f"{number:g}"
 
 
 def shown(value: Any) -> str:

@@ -97,7 +97,7 @@ class TablesOfDataset:
     source: Literal["from_dataset"] = "from_dataset"
     num_embeddings: Literal["dynamic"] | None = None
     dynamic: DynamicRows | None = None
-    dim: Width = 16
+    dim: Annotated[Width, "; dataset.table_dims={C1: 8} sets single tables"] = 16
     dim_rule: DimRule | None = None
     max_rows: Rows | None = 200_000
     data_type: Storage = "fp32"

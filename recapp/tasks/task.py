@@ -164,7 +164,10 @@ class Task(ABC):
         known = {measure.name: measure for measure in self.known}
         for name in () if names is None else names:
             if name not in known:
-                raise ConfigError(f"metrics.names has {name}: {suggest(name, known)}")
+                raise ConfigError(
+                    f"metrics.names has {name}: {suggest(name, known)}; +metrics.extra.{name}."
+                    "_target_=... adds one of torchmetrics (docs/metrics.md)"
+                )
         usual = [name for name, measure in known.items() if not measure.on_request]
         chosen = {name: known[name] for name in (usual if names is None else names)}
         self.measures = Measures(tuple(chosen.values()), self.best)
@@ -269,8 +272,8 @@ class Task(ABC):
         for output in self.outputs:
             if output.label is not None and output.label not in labels:
                 raise ConfigError(
-                    f"{of_data}: {type(self).__name__} compares {output.name} with the label "
-                    f"{output.label}: {suggest(output.label, labels)}"
+                    f"{of_data}: has no label {output.label}, with which {type(self).__name__} "
+                    f"compares its output {output.name}: {suggest(output.label, labels)}"
                 )
             if output.label is None and len(labels) > 1:
                 raise ConfigError(

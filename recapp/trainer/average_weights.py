@@ -100,7 +100,8 @@ class AverageWeights(BatchCallback):
             note(
                 f"trainer.average.start={settings.start} trainer.average.every="
                 f"{shown(settings.every)}: training ended before the first update of the average, "
-                f"so the model has its last weights: set fewer {unit}"
+                f"so the model has its last weights: set trainer.average.start or "
+                f"trainer.average.every to fewer {unit} than the run has"
             )
 
     def on_train_batch_start(

@@ -179,7 +179,9 @@ def test_the_label_is_the_only_one_or_the_one_that_is_named():
     assert ClickTask(label="bought").check_labels(["clicked", "bought"]) == ()
     with pytest.raises(ConfigError, match=r"dataset.label=\[clicked,bought\]: .*task.label=click"):
         ClickTask().check_labels(["clicked", "bought"])
-    with pytest.raises(ConfigError, match=r"dataset.label=clicked: .* label klicked: did you mean"):
+    with pytest.raises(
+        ConfigError, match=r"dataset.label=clicked: has no label klicked, .*: did you mean"
+    ):
         ClickTask(label="klicked").check_labels(["clicked"])
 
 

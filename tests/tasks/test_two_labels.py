@@ -164,7 +164,9 @@ def test_a_prediction_has_a_column_for_each_output(trained, shop):
 def test_a_label_that_the_data_do_not_name_is_refused_before_ranks_start(shop):
     wrong = [one for one in settings(shop) if not str(one).startswith("dataset.label")]
     found = command("train", *wrong, "dataset.label=[clicked]", cwd=shop, PYTHONPATH=HERE).error()
-    assert found.startswith("dataset.label=clicked: ShopTask compares order with the label ordered")
+    assert found.startswith(
+        "dataset.label=clicked: has no label ordered, with which ShopTask compares its output order"
+    )
 
 
 COLUMNS = ["click_score", "order_score"]

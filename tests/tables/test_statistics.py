@@ -213,11 +213,11 @@ def test_what_other_lookups_measured_is_not_read(data):
     assert read_cached(data, [table()]) is None
     assert read_cached(data, [table()], lookups=twice) == known
     columns = [{"name": "b", "kind": "buckets", "reads": ["a"], "setting": 8}]
-    assert read_cached(data, [table()], lookups=twice, derived=columns) is None
+    assert read_cached(data, [table()], lookups=twice, rules={"derived": columns}) is None
     write_cached(data, [table()], known, 64, twice, columns)
-    assert read_cached(data, [table()], lookups=twice, derived=columns) == known
+    assert read_cached(data, [table()], lookups=twice, rules={"derived": columns}) == known
     other = [columns[0] | {"setting": 16}]
-    assert read_cached(data, [table()], lookups=twice, derived=other) is None
+    assert read_cached(data, [table()], lookups=twice, rules={"derived": other}) is None
 
 
 @pytest.mark.parametrize(

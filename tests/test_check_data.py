@@ -49,6 +49,16 @@ def test_data_that_fit_their_settings_are_not_refused(logs):
     )
 
 
+def test_files_that_train_and_validate_are_noted(logs, capsys):
+    (logs / "link.parquet").symlink_to(logs / "part_1.parquet")
+    check_data(settings(logs / "part_*", f"dataset.val_path={logs}/link.parquet"))
+    assert "names 1 of its files, too, so that their rows train and validate: /" in (
+        capsys.readouterr().err
+    )
+    check_data(settings(logs / "part_0*", f"dataset.val_path={logs}/link.parquet"))
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [

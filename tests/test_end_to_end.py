@@ -51,7 +51,7 @@ def swept(base, trained):
     return done
 
 
-def test_metrics_are_flat_and_say_what_was_measured(base, trained):
+def test_metrics_are_flat_but_for_the_rows_and_say_what_was_measured(base, trained):
     found = metrics_of(base / "run")
     assert (found["steps"], found["ranks"], found["plan"], found["status"]) == (
         20,
@@ -67,7 +67,7 @@ def test_metrics_are_flat_and_say_what_was_measured(base, trained):
         and found["bytes_exchanged_per_step"] > 0
     )
     assert found["bytes_per_rank"] == max(found["bytes_by_rank"]) > 0
-    assert not any(isinstance(value, dict) for value in found.values())
+    assert [name for name, value in found.items() if isinstance(value, dict)] == ["rows_read"]
 
 
 def test_the_named_checkpoint_is_whole_and_holds_the_metrics_of_the_summary(base, trained):
@@ -82,6 +82,10 @@ def test_the_named_checkpoint_is_whole_and_holds_the_metrics_of_the_summary(base
 
 
 def test_before_the_first_step_it_is_said_what_will_happen(trained):
+    before = trained.out.partition("Layers")[0]
+    assert "Data in " in before and "left out: hidden 2 (_generated.json, _truth.json)" in before
+    data = {line.split()[0]: line.split() for line in before.splitlines() if line.strip()}
+    assert (data["train"][2], data["validate"][2]) == ("5,142", "858")
     seed, *lines = trained.out.splitlines()
     assert seed == "seed 1, 2 ranks, backend gloo, transport shared_memory, plan mixed"
     said = {line.split()[0]: line.split() for line in lines if line.strip()}

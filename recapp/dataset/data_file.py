@@ -62,6 +62,10 @@ class Format(Protocol):
     def suffixes(self) -> tuple[str, ...]:
         """The suffixes of its files, in lower case, with the dot."""
 
+    @property
+    def magic(self) -> bytes:
+        """The first bytes of its files, by which those without a suffix are known; or none."""
+
     def __hash__(self) -> int: ...
 
     def facts(self, path: str, stamp: Stamp) -> Facts:

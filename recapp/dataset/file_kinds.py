@@ -90,6 +90,7 @@ _KINDS: tuple[tuple[int, bytes, FileKind], ...] = (  # offset, bytes there, kind
     ),
 )
 _CODECS = ((b"\x1f\x8b", "gzip"), (b"BZh", "bz2"), (b"\x28\xb5\x2f\xfd", "zstd"))
+_SUFFIXES = {"gzip": ".gz", "bz2": ".bz2", "zstd": ".zst"}
 _IN_ZIP: tuple[tuple[str, FileKind], ...] = (  # end of the name of a member, kind
     ("[Content_Types].xml", _pandas("read_excel", "an Excel workbook")),
     (".npy", FileKind("arrays of NumPy (npz)", _COLUMNS)),
@@ -105,18 +106,27 @@ def kind_of(file: Path) -> FileKind | None:
     Args:
         file: The file; an unreadable one is unknown.
     """
-    try:
-        with file.open("rb") as content:
-            begin = content.read(_FIRST_BYTES)
-        size = file.stat().st_size
-        if begin.startswith(b"PK\x03\x04"):
-            return _in_zip(file)
-    except OSError:
-        return None
+    begin = first_bytes(file)
+    if begin.startswith(b"PK\x03\x04"):
+        return _in_zip(file)
     for magic, codec in _CODECS:
         if begin.startswith(magic):
             return _compressed(file, codec)
-    return _of_bytes(begin, size, "source", ())
+    return _of_bytes(begin, file.stat().st_size if begin else 0, "source", ())
+
+
+def first_bytes(file: Path) -> bytes:
+    """Return the first bytes of a file; none if it cannot be read."""
+    try:
+        with file.open("rb") as content:
+            return content.read(_FIRST_BYTES)
+    except OSError:
+        return b""
+
+
+def is_printed(begin: bytes) -> bool:
+    """Return whether the first bytes of a file are lines of text."""
+    return b"\n" in begin and not begin.translate(None, _PRINTED)
 
 
 def _of_bytes(begin: bytes, size: int, opened: str, imports: tuple[str, ...]) -> FileKind | None:
@@ -136,7 +146,7 @@ def _of_bytes(begin: bytes, size: int, opened: str, imports: tuple[str, ...]) ->
         return _TFRECORD
     if begin.startswith(_UTF16):
         return _delimited(begin, "utf-16", opened, imports)
-    if b"\n" not in begin or begin.translate(None, _PRINTED):
+    if not is_printed(begin):
         return None
     try:
         begin[: begin.rindex(b"\n")].decode()
@@ -152,9 +162,10 @@ def _compressed(file: Path, codec: str) -> FileKind | None:
             begin = stream.read(_FIRST_BYTES)
     except (OSError, pa.ArrowException):
         return None
-    opened = f"pa.input_stream(source, compression={codec!r})"
-    found = _of_bytes(begin, 0, opened, (_ARROW,))
-    if found and found.reads and opened in "".join(found.reads):
+    detected = file.suffix.lower() == _SUFFIXES[codec]  # by pyarrow, too
+    opened = "source" if detected else f"pa.input_stream(source, compression={codec!r})"
+    found = _of_bytes(begin, 0, opened, () if detected else (_ARROW,))
+    if found and found.reads and all(found is not kind for *_, kind in _KINDS):
         return found
     inside = f" ({found.name})" if found else ""
     return FileKind(f"compressed by {codec}{inside}", "decompress it")
@@ -208,7 +219,7 @@ def _delimited(begin: bytes, encoding: str, opened: str, imports: tuple[str, ...
         plain = (
             f"b'\\n'.join({lines_of})" if delimiter == " " else f"{content}.replace(b'::', b'\\t')"
         )
-        imports = ("import io", *imports)
+        imports = ("import io", _ARROW)
         opened = f"io.BytesIO({plain})"
     reads = (
         f"content = lambda source: {opened}",
@@ -222,7 +233,7 @@ def _delimited(begin: bytes, encoding: str, opened: str, imports: tuple[str, ...
 
 def _all_of(opened: str) -> str:
     """Return the expression that reads all bytes of the file `source`, opened by another one."""
-    return "Path(source).read_bytes()" if opened == "source" else f"{opened}.read()"
+    return f"pa.input_stream({opened}).read()" if opened == "source" else f"{opened}.read()"
 
 
 def _libsvm(opened: str) -> FileKind:

@@ -7,22 +7,34 @@ list of these.
 
 Names that begin with `_` or `.` are skipped. The key of a partition (`dt`) is not a column. Text in
 an unknown format, and paths that are not local, are refused with advice. Files that would silently
-be skipped or read twice are refused as well: text beside data files that were not converted from
-it, directories of data among partitions, links to directories that are read already. This opens
-only files of unknown formats, to read their first lines.
+be skipped, mixed or read twice are refused as well: text beside data files that were not converted
+from it, directories of data among partitions, links to directories that are read already, several
+splits (`recapp/dataset/splits.py`), removed files of a table (`recapp/dataset/table_formats.py`).
+This opens only files whose names tell no format, to read their first bytes.
 """
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from glob import escape, glob, has_magic
 from pathlib import Path
 
-from recapp.dataset.formats import all_suffixes, format_names, is_data
-from recapp.dataset.text_files import TEXT_SUFFIXES, conversion, holds_text, new_folder, root_of
+from recapp.dataset.formats import all_suffixes, begins_as_data, format_names, is_data
+from recapp.dataset.splits import glob_of, refuse_splits, settings_of_splits
+from recapp.dataset.table_formats import FILE_LIST, refuse_tables
+from recapp.dataset.text_files import (
+    TEXT_SUFFIXES,
+    conversion,
+    holds_table,
+    holds_text,
+    layout,
+    new_folder,
+    root_of,
+)
 from recapp.errors import DataError, alike, meant
 
-_FILE_LIST = "_file_list.txt"
+# suffixes that tell no format: none, numbers (part.0, part-0.c000) and names of compressions
+_NO_FORMAT = re.compile(r"(\.[^a-z]*|\.c[0-9]+|\.(snappy|gz|gzip|zstd?|lz4|lzo|br|brotli))?")
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _MOUNTED = re.compile(r"([a-z][a-z0-9]+):/+")
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -55,6 +67,56 @@ def file_names(paths: str | Sequence[str], *, setting: str = "dataset.path") -> 
     return names
 
 
+def left_out(paths: str | Sequence[str], *, setting: str = "dataset.path") -> dict[str, list[str]]:
+    """Return what the given directories have besides the files that `file_names` lists: names by
+    reason. What a glob or a list does not name is not asked for, and not left out.
+
+    Args:
+        paths: A path, or a list of them.
+        setting: The setting's name, for error messages.
+
+    Raises:
+        DataError: As for `file_names`.
+    """
+    found: dict[str, list[str]] = {}
+    for path in given_paths(paths):
+        used = {Path(name) for name in _expand(path, setting)}
+        for directory in _searched(path):
+            for entry in sorted(_besides(directory, used)):
+                name = os.path.relpath(entry, directory)
+                found.setdefault(_reason(entry, used), []).append(name)
+    return found
+
+
+def _searched(path: str) -> list[Path]:
+    """Return the directories whose files a path means."""
+    if Path(path).exists():
+        return [Path(path)] if Path(path).is_dir() else []
+    known, rest = _literal(path)
+    found = [Path(name) for name in glob(escape(known) + rest) if not _hidden(name)]
+    return [] if any(each.is_file() for each in found) else found
+
+
+def _besides(directory: Path, used: Collection[Path]) -> Iterator[Path]:
+    """Yield what a directory and its partitions have besides the files that are read."""
+    for entry in directory.iterdir():
+        if _PARTITION.match(entry.name) and not _hidden(entry.name) and entry.is_dir():
+            yield from _besides(entry, used)
+        elif entry not in used:
+            yield entry
+
+
+def _reason(entry: Path, used: Collection[Path]) -> str:
+    """Return why a file or a directory is left out."""
+    if _hidden(entry.name):
+        return "hidden"
+    if entry.is_dir():
+        return "directories"
+    if _is_text(entry):
+        return "converted text"
+    return f"not {format_names()}"
+
+
 def given_paths(paths: str | Sequence[str]) -> list[str]:
     """Return a setting of one path or several paths as a list."""
     return [paths] if isinstance(paths, str) else [str(path) for path in paths]
@@ -67,11 +129,11 @@ def _expand(path: str, setting: str) -> list[str]:
     known, rest = _literal(path)
     if has_magic(rest) and not named.exists():
         pattern = escape(known) + rest
-        return _readable(_matching(path, pattern, setting), setting, path, pattern)
-    if named.name == _FILE_LIST and named.is_file():
+        return _readable(_matching(path, pattern, setting), setting, path, Path(known), pattern)
+    if named.name == FILE_LIST and named.is_file():
         return _readable(_listed(named, setting), setting, path)
     if named.is_dir():
-        return _readable(_in_directory(named, setting, {}), setting, path)
+        return _readable(_in_directory(named, setting, {}), setting, path, named)
     if not named.exists():
         there = os.listdir(named.parent) if named.parent.is_dir() else []
         near = alike(named.name, sorted(there))
@@ -120,37 +182,51 @@ def _elsewhere(path: str) -> str:
     return ""
 
 
-def _readable(files: Sequence[str], setting: str, given: str, pattern: str = "") -> list[str]:
+def _readable(
+    files: Sequence[str], setting: str, given: str, top: Path | None = None, pattern: str = ""
+) -> list[str]:
     """Return the files that a format reads; skip text from which such files were converted.
 
     Args:
         files: Data files and text files.
         setting: The setting's name.
         given: The setting's value.
+        top: The directory in which files were searched; None if each of them was named.
         pattern: The pattern for `glob`, if the value is a pattern.
 
     Raises:
-        DataError: A text file was not converted; the text has the code that converts it.
+        DataError: A text file was not converted, and the text has the code that converts it; or
+            files are of several splits.
     """
-    made = {str(Path(file).with_suffix("")) for file in files if is_data(file)}
+    made = {str(Path(file).with_suffix("")) for file in files if _is_data(file)}
     texts = [Path(file) for file in files if _holds_text(file)]
     left = [text for text in texts if str(text.with_suffix("")) not in made]
     if not left:
-        return [file for file in files if Path(file) not in texts]
+        found = [file for file in files if Path(file) not in texts]
+        if top is not None:
+            refuse_splits(found, top, setting, given)
+        return found
+    _refuse_equal_names(left, setting, given)
     first = left[0]
     mixed = len(left) < len(files)
-    same_kind = [text for text in left if text.suffix == first.suffix]
+    same_kind = [text for text in left if layout(text) == layout(first)]
     named = Path(given)
     if named.is_dir():
         depth = len(first.relative_to(named).parts)
         pattern = "/".join([escape(str(named)), *["*=*"] * (depth - 1), f"*{first.suffix}"])
-    listed = named.name == _FILE_LIST
+    if top is not None and {text.suffix for text in same_kind} != {first.suffix}:
+        pattern = glob_of([str(text) for text in same_kind]) or pattern
+    listed = named.name == FILE_LIST
     beside = mixed or listed or len(same_kind) < len(files)  # part of a data set with other files
     root = root_of(same_kind)
     name = first.name.partition(".")[0] if named == first else root.resolve().name
     folder = root if beside else new_folder(name)
     written = given if beside else str(folder)
     then = f"name the .parquet files in {given}" if listed else f"set {setting}={written}"
+    if top is not None and not beside:
+        below = [text.absolute().relative_to(root).with_suffix(".parquet") for text in same_kind]
+        split = settings_of_splits([str(folder / name) for name in below], folder, setting)
+        then = f"set {split}" if split else then
     away = f"; or move it elsewhere, away from the {format_names()} files" if mixed else ""
     error = DataError(
         f"{setting}={given}: {first.name} is read after it is converted to Parquet: "
@@ -166,6 +242,7 @@ def _matching(path: str, pattern: str, setting: str) -> list[str]:
     found = [name for name in glob(pattern) if not _hidden(name)]
     files = _naturally(name for name in found if Path(name).is_file())
     if files:
+        refuse_tables({Path(file).parent for file in files}, setting, path)
         return files
     directories = _naturally(name for name in found if Path(name).is_dir())
     if not directories:
@@ -185,8 +262,9 @@ def _in_directory(directory: Path, setting: str, seen: dict[str, Path]) -> list[
         seen: The directories that are read already, by real path; this adds `directory`.
     """
     _enter(directory, directory, setting, seen)
+    refuse_tables([directory], setting, str(directory))
     entries = _entries(directory)
-    found = _data(entries)
+    found = _data(entries, setting)
     partitions = _partitions(entries)
     if found and partitions:
         raise DataError(
@@ -199,12 +277,10 @@ def _in_directory(directory: Path, setting: str, seen: dict[str, Path]) -> list[
         if partitions:
             _refuse_others(directory, entries, setting)
         return found
-    below = sorted(
-        entry.name
-        for entry in entries
-        if entry.is_dir() and any(is_data(found.name) for found in entry.glob("*"))
-    )
+    below = sorted(entry.name for entry in entries if entry.is_dir() and _holds_data(entry))
     if below:
+        places = [str(directory / name) for name in below]
+        refuse_splits(places, directory, setting, str(directory))
         raise DataError(
             f"{setting}={directory}: no {format_names()} files here, but in {', '.join(below)}; "
             "name one of those directories"
@@ -222,13 +298,21 @@ def _entries(directory: Path) -> list[Path]:
     return [entry for entry in directory.iterdir() if not _hidden(entry.name)]
 
 
-def _data(entries: Iterable[Path]) -> list[str]:
-    """List the data files and text files among some entries, in natural order."""
-    return _naturally(
-        str(entry)
-        for entry in entries
-        if (is_data(entry.name) or _is_text(entry.name)) and entry.is_file()
-    )
+def _data(entries: Iterable[Path], setting: str) -> list[str]:
+    """List the data files and text files among some entries, in natural order.
+
+    Raises:
+        DataError: There are such files, and one whose name and first bytes tell no format.
+    """
+    files = [entry for entry in entries if entry.is_file()]
+    found = [entry for entry in files if _is_data(entry) or _is_text(entry)]
+    for entry in set(files).difference(found) if found else ():
+        if not entry.suffix and entry.stat().st_size and not holds_text(entry):
+            raise DataError(
+                f"{setting}={entry.parent}: {entry.name} is neither {format_names()} nor text, and "
+                f"lies beside {found[0].name}; write it again, or move it elsewhere"
+            )
+    return _naturally(map(str, found))
 
 
 def _partitions(entries: Iterable[Path]) -> list[Path]:
@@ -248,7 +332,7 @@ def _of_partitions(
         _enter(partition, top, setting, seen)
         entries = _entries(partition)
         _refuse_others(top, entries, setting)
-        found += _data(entries)
+        found += _data(entries, setting)
         found += _of_partitions(top, _partitions(entries), setting, seen)
     return found
 
@@ -279,9 +363,10 @@ def _refuse_others(top: Path, entries: Iterable[Path], setting: str) -> None:
 
 def _holds_data(directory: Path) -> bool:
     """Return whether a directory or a directory below it has data."""
-    for _, directories, files in os.walk(directory):
+    for here, directories, names in os.walk(directory):
         directories[:] = [name for name in directories if not _hidden(name)]
-        if any(not _hidden(name) and (is_data(name) or _is_text(name)) for name in files):
+        files = [Path(here, name) for name in names if not _hidden(name)]
+        if any(_is_data(file) or _is_text(file) for file in files):
             return True
     return False
 
@@ -324,12 +409,44 @@ def _listed(listing: Path, setting: str) -> list[str]:
     return names
 
 
-def _is_text(name: str) -> bool:
-    return Path(name).suffix.lower() in TEXT_SUFFIXES and not is_data(name)
+def _is_data(file: str | Path) -> bool:
+    """Return whether a file is in a known format, by its suffix; or by its first bytes, if its
+    suffix tells no format.
+    """
+    return is_data(str(file)) or (_tells_no_format(file) and begins_as_data(file))
+
+
+def _is_text(file: Path) -> bool:
+    """Return whether a file of a directory is text with rows: by its suffix, or by its first lines,
+    if its suffix tells no format. A README is none.
+    """
+    if file.suffix.lower() in TEXT_SUFFIXES:
+        return not _is_data(file)
+    return _tells_no_format(file) and holds_table(file)
+
+
+def _tells_no_format(file: str | Path) -> bool:
+    return _NO_FORMAT.fullmatch(Path(file).suffix.lower()) is not None
 
 
 def _holds_text(file: str) -> bool:
-    return not is_data(file) and holds_text(Path(file))
+    return not _is_data(file) and holds_text(Path(file))
+
+
+def _refuse_equal_names(texts: Iterable[Path], setting: str, given: str) -> None:
+    """Refuse text files that have one name, such as a.csv and a.csv.gz: they are converted to one
+    file, or hold the same rows.
+    """
+    known: dict[Path, Path] = {}
+    for text in texts:
+        name = text.with_suffix("") if text.suffix.lower() == ".gz" else text
+        name = name.with_suffix("") if name.suffix.lower() in TEXT_SUFFIXES else name
+        other = known.setdefault(name, text)
+        if other is not text:
+            raise DataError(
+                f"{setting}={given}: {other.name} and {text.name} are one name in two forms, whose "
+                "rows would be read twice; move one of them elsewhere, or rename it"
+            )
 
 
 def _hidden(name: str) -> bool:

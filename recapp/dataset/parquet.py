@@ -67,6 +67,7 @@ class Parquet:
 
     name: str = "Parquet"
     suffixes: tuple[str, ...] = (".parquet", ".parq", ".pq")
+    magic: bytes = b"PAR1"
 
     def facts(self, path: str, stamp: Stamp) -> Facts:
         """Return the columns and the numbers of rows from the footer.

@@ -10,7 +10,7 @@ from glob import glob
 from itertools import chain, count
 from pathlib import Path
 
-from recapp.dataset.file_kinds import TEXT, kind_of
+from recapp.dataset.file_kinds import TEXT, FileKind, first_bytes, is_printed, kind_of
 
 TEXT_SUFFIXES = (".csv", ".tsv", ".gz")
 
@@ -21,6 +21,23 @@ def holds_text(file: Path) -> bool:
     """
     kind = kind_of(file)
     return bool(kind.reads) if kind else file.suffix.lower() in TEXT_SUFFIXES
+
+
+def holds_table(file: Path) -> bool:
+    """Return whether a file is text, by its first bytes, whose first two lines have equally many
+    delimiters. Those of a README have not.
+    """
+    begin = first_bytes(file)
+    first, second, *_ = [*begin.splitlines(), b"", b""]
+    return is_printed(begin) and any(
+        first.count(mark) and second.count(mark) == first.count(mark)
+        for mark in (b"\t", b",", b";", b"|")
+    )
+
+
+def layout(file: Path) -> FileKind:
+    """Return what a file is; files that share it can be converted together."""
+    return kind_of(file) or TEXT
 
 
 def conversion(files: Sequence[Path], pattern: str | None, folder: Path) -> list[str]:
@@ -36,7 +53,7 @@ def conversion(files: Sequence[Path], pattern: str | None, folder: Path) -> list
     exact = pattern is not None and {Path(found) for found in glob(pattern)} == set(files)
     names = f"glob({pattern!r})" if exact else repr([str(file) for file in files])
     root = repr(str(root_of(files)))
-    kind = kind_of(files[0]) or TEXT
+    kind = layout(files[0])
     return [
         *(["from glob import glob"] if exact else []),
         "from pathlib import Path",

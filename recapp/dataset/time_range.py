@@ -33,19 +33,21 @@ def time_range(files: Sequence[DataFile], column: str, unit: str) -> tuple[int, 
         column: The canonical name of the column.
         unit: The unit of plain numbers, as in `dataset.times`.
     """
-    least, most = math.inf, -math.inf
+    ends: list[int] = []
     for file in files:
         if not isinstance(file.format, Parquet) or column not in file.columns:
             return None
         found = _of_file(file, file.columns[column], unit)
         if found is None:
             return None
-        least, most = min(least, found[0]), max(most, found[1])
-    return (int(least), int(most)) if least <= most else None
+        ends += found
+    return (min(ends), max(ends)) if ends else None
 
 
-def _of_file(file: DataFile, name: str, unit: str) -> tuple[float, float] | None:
-    """Return the range of one file; (inf, -inf) if all its times are missing."""
+def _of_file(file: DataFile, name: str, unit: str) -> list[int] | None:
+    """Return the first and the last time of each row group of a file that has some; None if the
+    file does not say.
+    """
     metadata = read_footer(file.path, file.stamp).metadata
     names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     if names.count(name) != 1:
@@ -55,7 +57,7 @@ def _of_file(file: DataFile, name: str, unit: str) -> tuple[float, float] | None
     tick = _tick(metadata.schema.column(index), kind, unit)
     if tick is None:
         return None
-    least, most = math.inf, -math.inf
+    found: list[int] = []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number).column(index)
         stored = group.statistics
@@ -68,8 +70,8 @@ def _of_file(file: DataFile, name: str, unit: str) -> tuple[float, float] | None
             ends = (stored.min, stored.max)
         if not all(map(math.isfinite, ends)):
             return None
-        least, most = min(least, math.floor(ends[0] * tick)), max(most, math.floor(ends[1] * tick))
-    return least, most
+        found += [math.floor(end * tick) for end in ends]
+    return found
 
 
 def _tick(column: Any, kind: Any, unit: str) -> Fraction | None:

@@ -79,6 +79,8 @@ def check_data(recipe: Train, *, test: bool = False) -> None:
     for key, paths in ({"test_path": dataset.test_path} if test else named).items():
         if paths is not None and dataset.generate is None:
             _check_files(paths, schema, f"dataset.{key}", recipe.metrics.columns)
+    if not test and dataset.val_path is not None and dataset.generate is None:
+        _note_shared_files(dataset.path, dataset.val_path)
     if not test and dataset.generate:
         from recapp.dataset.synthetic import check_directory
 
@@ -171,6 +173,20 @@ def _check_files(
         from recapp.dataset.sequential_rows import check_values  # imports torch
 
         check_values(source, schema, ids=ids, numbers=numbers, labels=labels)
+
+
+def _note_shared_files(path: Paths, val_path: Paths) -> None:
+    """Print if files both train and validate, so that a metric says little about other rows."""
+    from recapp.dataset.files import file_names
+
+    trained = {os.path.realpath(name) for name in file_names(path)}
+    names = file_names(val_path, setting="dataset.val_path")
+    both = [name for name in names if os.path.realpath(name) in trained]
+    if both and not external_rank():
+        note(
+            f"dataset.val_path={shown(to_plain(val_path))}: dataset.path names {len(both):,} of "
+            f"its files, too, so that their rows train and validate: {', '.join(both[:3])}"
+        )
 
 
 def check_generated(recipe: Recipe, overrides: Sequence[str]) -> None:

@@ -4,7 +4,7 @@
      "table_rows": 1008234, "batch_size": 1024, "precision": "32-true", "hosts": ["node7"],
      "device": "cpu", "version_recapp": "0.1.0", ..., "date": "2026-11-22T10:15:00+00:00"}
 
-Rank 0 writes these entries into `metrics.json`, which is flat, when training ends. The foot of a
+Rank 0 writes these entries into `metrics.json` when training ends. The foot of a
 report shows them, with seed, ranks and plan.
 """
 
@@ -13,11 +13,13 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from recapp.dataset.data_settings import DataSettings
+from recapp.reporting.data_read import entries_of
 from recapp.tables.config import EmbeddingConfig
 
 VERSION = "version_"  # prefix of a package's name
@@ -30,6 +32,7 @@ def about(
     precision: object,
     *,
     rows: tuple[int, int],
+    rows_read: Mapping[str, Any],
     hosts: Sequence[str],
     tables: Sequence[EmbeddingConfig],
     device: str,
@@ -41,6 +44,7 @@ def about(
         model: The dotted class of the model.
         precision: The precision of the trainer.
         rows: The number of training rows and the number of validation rows.
+        rows_read: The record of their files (`recapp/dataset/rows_read.py`), as plain values.
         hosts: The host of each rank.
         tables: The embedding tables of the model.
         device: The device of rank 0.
@@ -50,6 +54,7 @@ def about(
         "dataset": small.path if isinstance(small.path, str) else list(small.path),
         "rows_train": rows[0],
         "rows_val": rows[1],
+        "rows_read": rows_read,
         "model": model.rpartition(".")[2],
         "tables": len(tables),
         "table_rows": sum(table.num_embeddings for table in tables),
@@ -104,12 +109,27 @@ def foot(runs: Sequence[Mapping[str, Any]], seeds: Sequence[Any]) -> list[tuple[
         "Rows": each(_rows),
         "Model": each(_model),
         "Batch": each(lambda run: f"{run['batch_size']:,} samples, all ranks together"),
+        **{name: each(partial(_read, name)) for name in _names_read(runs)},
         "Seed": ", ".join(dict.fromkeys(str(seed) for seed in seeds if seed is not None)),
         "Versions": each(_versions),
         "Host": each(lambda run: f"{', '.join(run['hosts'])} ({run['device']})"),
         "Date": " to ".join(dict.fromkeys(_minute(day) for day in days[:1] + days[-1:])),
     }
     return [(name, text or "not recorded") for name, text in entries.items()]
+
+
+def _names_read(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of what is known about the rows that some run reads."""
+    return list(dict.fromkeys(name for run in runs for name in _entries(run)))
+
+
+def _read(name: str, run: Mapping[str, Any]) -> str:
+    return _entries(run).get(name, "")
+
+
+def _entries(run: Mapping[str, Any]) -> dict[str, str]:
+    found = run.get("rows_read")  # runs of earlier versions have none
+    return {name: text for name, text in entries_of(found).items() if text} if found else {}
 
 
 def _path(given: Any) -> str:

@@ -210,7 +210,7 @@ def write_metrics(metrics: Mapping[str, Any], directory: Path) -> dict[str, Any]
     """Write `metrics.json`. After a crash the file is either the old one or the whole new one.
 
     Args:
-        metrics: A flat mapping with a `status`. JSON has neither nan nor infinity: such a number
+        metrics: A mapping with a `status`. JSON has neither nan nor infinity: such a number
             becomes null, `undefined` lists its name, and the status `ok` becomes `undefined`.
         directory: The directory of the run.
 

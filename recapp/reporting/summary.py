@@ -7,6 +7,7 @@ from typing import Any
 
 from recapp.console import note, print_table, short_path
 from recapp.errors import TrainingError
+from recapp.reporting.data_read import files_of, left_out_of
 from recapp.reporting.details import print_slices, read_details, with_interval
 from recapp.reporting.record import METRICS_FILE, write_measures, write_metrics
 from recapp.tasks.measures import Measures
@@ -100,6 +101,8 @@ def _lines_of_run(
         if (key := f"{split}_{measure.name}") in metrics:
             found = _score(metrics[key]) + with_interval(metrics, key)
             yield f"{SPLITS[split]} {measure.title}", found
+    if "split" in metrics:
+        yield from _rows_read(metrics["rows_read"], rows=True)
     best = measures.get(measures.best)
     if best and (drawn := metrics.get(f"hidden_model_{best.name}")):
         yield f"{best.title} of the model that drew the labels", _score(drawn)
@@ -125,6 +128,7 @@ def _lines_of_prediction(
 ) -> Iterator[tuple[str, str]]:
     earlier = metrics["rows"] - metrics["rows_scored"]
     yield "rows", f"{metrics['rows']:,}" + (f", {earlier:,} of them earlier" if earlier else "")
+    yield from _rows_read(metrics["rows_read"], rows=False)
     yield "rows a second", f"{metrics['rows_per_second']:,.0f}"
     yield "seconds", f"{metrics['seconds']:,.1f}"
     for column in columns:
@@ -132,6 +136,16 @@ def _lines_of_prediction(
         yield f"mean {column}", _score(metrics[f"mean_{column}"])
         yield f"{column}s", f"{least} to {largest}"
     yield "plan", _plan(metrics)
+
+
+def _rows_read(record: Mapping[str, Any], *, rows: bool) -> Iterator[tuple[str, str]]:
+    """Yield the files of an evaluation or a prediction, and what is left out beside them."""
+    for split in record["splits"].values():
+        if rows:
+            yield "rows", f"{split['rows']:,}"
+        yield "files", files_of(split)
+    if out := left_out_of(record):
+        yield "left out", out
 
 
 def _print(lines: Iterable[tuple[str, str]], result: str, directory: Path) -> None:

@@ -22,6 +22,7 @@ from recapp.engine.state import EngineObserver
 from recapp.models.layer_table import layer_table
 from recapp.planner.topology import hosts_in_blocks
 from recapp.processes.process_status import command_age, process_age
+from recapp.reporting.data_read import print_rows_read
 from recapp.reporting.details import write_details
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock, quartiles
 from recapp.reporting.plan_explanation import plan_rows, rank_rows, table_uses
@@ -29,7 +30,7 @@ from recapp.reporting.record import claim_directory, write_performance
 from recapp.tasks.measures import Measures
 from recapp.trainer.accumulation import check_validations
 from recapp.trainer.batch_callback import BatchCallback
-from recapp.trainer.data_protocols import resumable_data
+from recapp.trainer.data_protocols import TellsRows, datamodule_of, resumable_data
 from recapp.trainer.keep_last import step_of_best
 from recapp.trainer.module import TaskModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy, strategy_of
@@ -275,8 +276,8 @@ class LogRate(BatchCallback):
 
 
 class StartReport(Callback):
-    """Prints a report before the first step: seed, ranks with their hosts and devices, the layers
-    with their output shapes, the plan.
+    """Prints a report before the first step: seed, the data, the layers with their output shapes,
+    the plan, ranks with their hosts and devices.
 
     Args:
         seed: The seed of the run.
@@ -296,6 +297,9 @@ class StartReport(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the report on rank 0."""
         strategy = strategy_of(trainer)
+        data = datamodule_of(trainer)
+        tells = trainer.is_global_zero and isinstance(data, TellsRows)
+        read = data.rows_read().plain() if tells else None  # also for `metrics.json`
         if not self.shown:
             return
         assert (
@@ -322,6 +326,9 @@ class StartReport(Callback):
             f"seed {self.seed}, {ranks}, backend {strategy.ranks[0]['backend']}{transport}, plan "
             f"{readable(strategy.plan.name)}"
         )
+        if read is not None:
+            print()
+            print_rows_read(read)
         for title, rows in (
             ("Layers", layers),
             ("Plan", plan_rows(tables, strategy.plan)),

@@ -40,6 +40,7 @@ from recapp.dataset.prediction_input import (
     RankInput,
     open_input,
 )
+from recapp.dataset.rows_read import RowsRead, rows_read
 from recapp.dataset.schema import Schema, Values
 from recapp.dataset.sequential_rows import example_rows, frequent_values, plain_rows
 from recapp.dataset.source import Source
@@ -141,6 +142,7 @@ class ClickData(LightningDataModule):
         self.position = Position()
         self._opened: ClickRows | None = None
         self._facts: Sequence[FileFacts] | None = None
+        self._read: RowsRead | None = None
         self._example: list[dict[str, Any]] = []
         self._resume_data: ResumeData = resume_data
         self._number_rows = number_rows
@@ -319,6 +321,38 @@ class ClickData(LightningDataModule):
         `setup`.
         """
         return self._rows.train.rows, self._rows.val.rows
+
+    def rows_read(self) -> RowsRead:
+        """Return what training reads. Known after `setup`; rank 0 asks before the first step, and
+        files may change later.
+        """
+        if self._read is None:
+            paths = {
+                "dataset.path": self.settings.path,
+                "dataset.val_path": self.settings.val_path,
+            }
+            rows = self._rows
+            self._read = rows_read({"train": rows.train, "val": rows.val}, self.schema, paths)
+        return self._read
+
+    def rows_measured(self, split: str) -> RowsRead:
+        """Return what an evaluation or a prediction reads.
+
+        Args:
+            split: `val`, `test` or `input`.
+        """
+        if split == "input":
+            assert self._scoring is not None
+            source = self.prediction_input.source
+            return rows_read(
+                {split: source}, self.schema.unlabelled(), {split: self._scoring.input}
+            )
+        source = self._rows.test() if split == "test" else self._rows.val
+        named = f"{split}_path"
+        if split == "val" and self.settings.val_path is None:
+            named = "path"
+        paths = {f"dataset.{named}": getattr(self.settings, named)}
+        return rows_read({split: source}, self.schema, paths)
 
     def train_dataloader(self) -> EpochLoader:
         """Return the loader of this rank's part of every global batch; it starts at the

@@ -17,6 +17,7 @@ class Csv:
 
     name: str = "CSV"
     suffixes: tuple[str, ...] = (".csv",)
+    magic: bytes = b""
 
     def facts(self, path: str, stamp: Stamp) -> Facts:
         names, *rows = read_csv(path)

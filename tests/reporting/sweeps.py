@@ -11,6 +11,20 @@ ABOUT = {
     "dataset": "/data/clicks",
     "rows_train": 5142,
     "rows_val": 858,
+    "rows_read": {
+        "splits": {
+            "train": {
+                "files": 3,
+                "first": "/data/clicks/a.parquet",
+                "last": "/data/clicks/c.parquet",
+                "rows": 5142,
+                "positives": {"bought": 0.25},
+                "positives_of": 5142,
+            }
+        },
+        "times": {"ts": ["2026-01-01 00:00:00", "2026-01-31 23:59:59"]},
+        "left_out": [{"why": "hidden", "count": 4, "names": ["_SUCCESS"]}],
+    },
     "model": "DLRM",
     "tables": 26,
     "table_rows": 1_221_286,

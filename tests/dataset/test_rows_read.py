@@ -1,0 +1,122 @@
+"""What a run says of the rows that it reads: files, labels, times, and what is left out."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from dataset_files import write_columns
+
+from recapp.dataset import rows_read as record
+from recapp.dataset.click_rows import open_rows
+from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.rows_read import moment, rows_read
+from recapp.dataset.schema import Schema
+from recapp.reporting.data_read import entries_of, print_rows_read
+
+SCHEMA = Schema(
+    ("bought", "liked", "stars"),
+    (),
+    ("item",),
+    times={"ts": "s", "day": "s"},
+    soft_labels=("liked",),
+    real_labels=("stars",),
+)
+
+
+@pytest.fixture
+def logs(tmp_path):
+    """Write two partitions of 40 rows in two files each, and much that is no data."""
+    for day in (1, 2):
+        folder = tmp_path / "logs" / f"dt={day}"
+        folder.mkdir(parents=True)
+        for part in (0, 1):
+            write_columns(
+                folder / f"part-{part}.parquet",
+                bought=[1] + [0] * 19,
+                liked=[0.5] * 20,
+                stars=[4.0] * 20,
+                item=list(range(20)),
+                ts=[100_000 * day + row for row in range(20)],
+                day=["7"] * 20,
+            )
+        for name in ("_SUCCESS", ".part-0.parquet.crc", "notes.txt", "part-0.csv"):
+            (folder / name).write_text("x\n")
+    (tmp_path / "logs" / "_metadata").touch()
+    (tmp_path / "logs" / "empty").mkdir()
+    return tmp_path / "logs"
+
+
+def read(logs, schema=SCHEMA, **settings):
+    rows = open_rows(DataSettings(path=str(logs), **settings), schema)
+    paths = {"dataset.path": rows.settings.path, "dataset.val_path": rows.settings.val_path}
+    return rows_read({"train": rows.train, "val": rows.val}, schema, paths)
+
+
+def test_files_rows_and_shares_of_labels_are_those_of_each_split(logs):
+    found = read(logs, val_share="1/8").splits
+    train, val = found["train"], found["val"]
+    assert (train.files, train.rows, val.files, val.rows) == (4, 70, 1, 10)
+    assert train.first == str(logs / "dt=1/part-0.parquet")
+    assert train.last == val.first == val.last == str(logs / "dt=2/part-1.parquet")
+    assert train.positives == {"bought": 4 / 70, "liked": 0.5}  # and no share of the stars
+    assert val.positives == {"bought": 0, "liked": 0.5} and val.positives_of == 10
+    assert "val" not in read(logs, val_share=0).splits
+
+
+def test_times_are_those_of_all_files_or_not_known(logs):
+    assert read(logs).times == {"ts": ("1970-01-02 03:46:40", "1970-01-03 07:33:39"), "day": None}
+    assert moment(1_767_225_600_000) == "57971-02-25 00:00:00"  # milliseconds, read as seconds
+
+
+def test_what_is_left_out_is_counted_by_its_reason_with_the_first_names(logs):
+    found = {one.why: (one.count, one.names) for one in read(logs).left_out}
+    assert found == {
+        "hidden": (5, ("_metadata", "dt=1/.part-0.parquet.crc", "dt=1/_SUCCESS")),
+        "directories": (1, ("empty",)),
+        "not Parquet": (2, ("dt=1/notes.txt", "dt=2/notes.txt")),
+        "converted text": (2, ("dt=1/part-0.csv", "dt=2/part-0.csv")),
+    }
+    assert read(logs / "dt=*").left_out and not read(logs / "dt=*/*.parquet").left_out
+
+
+@pytest.mark.parametrize("most", [("LABEL_ROWS", 40), ("LABEL_PARTS", 2)])
+def test_shares_of_many_rows_are_those_of_rows_spread_over_all_files(logs, monkeypatch, most):
+    monkeypatch.setattr(record, *most)
+    train = read(logs, val_share=0).splits["train"]
+    assert (train.rows, train.positives_of) == (80, 40)
+    assert train.positives["bought"] == (0.1 if most[0] == "LABEL_ROWS" else 0.05)
+
+
+def test_a_value_that_is_no_label_leaves_the_share_open_and_its_row_to_the_training(logs):
+    table = pq.read_table(logs / "dt=2/part-1.parquet")
+    wrong = table.set_column(0, "bought", pa.array([2] * 20))
+    pq.write_table(wrong, logs / "dt=2/part-1.parquet")
+    found = read(logs).splits
+    assert found["train"].positives == found["val"].positives == {}
+
+
+def test_the_terminal_and_the_page_say_it(logs, monkeypatch, capsys):
+    monkeypatch.setattr(record, "LABEL_ROWS", 40)
+    plain = json.loads(json.dumps(read(logs, val_share="1/8").plain()))
+    print_rows_read(plain)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"Data in {logs}" and max(map(len, lines[1:])) <= 80
+    assert [line.split() for line in lines[3:5]] == [
+        ["train", "4", "70", "10.00%", "50.00%", "dt=1/part-0.parquet", "dt=2/part-1.parquet"],
+        ["validate", "1", "10", "0.00%", "50.00%", "dt=2/part-1.parquet"],
+    ]
+    said = " ".join(lines[5:])
+    for part in (
+        "shares: counted on 40 of the 70 rows to train, spread over all files",
+        "times: ts 1970-01-02 03:46:40 to 1970-01-03 07:33:39 UTC, day: files do not tell",
+        "left out: hidden 5 (_metadata, dt=1/.part-0.parquet.crc, dt=1/_SUCCESS, ..); not Parquet",
+        "; converted text 2 (dt=1/part-0.csv, dt=2/part-0.csv); directories 1 (empty)",
+    ):
+        assert part in said
+    shown = entries_of(plain)
+    assert shown["Files"] == (
+        "4 files, part-0.parquet to part-1.parquet to train; part-1.parquet to validate"
+    )
+    assert shown["Labels"].startswith("bought 10.00% of the rows to train, liked 50.00% of the")
+    assert shown["Times"].startswith("ts 1970-01-02") and "hidden 5" in shown["Left out"]

@@ -1,0 +1,226 @@
+"""Directories that hold more than one data set: training, validation and test files, and files that
+the log of a table has removed. They are read as what they are, or refused.
+"""
+
+import gzip
+import shlex
+
+import pytest
+from dataset_files import numbered_table, write_columns, write_numbered
+
+from recapp.app.compose import compose, to_plain, without_hydra
+from recapp.dataset.files import file_names
+from recapp.errors import DataError
+
+
+def put(folder, *names):
+    """Write a Parquet file of one row under each name."""
+    table = numbered_table(0, 1)
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        columns = {name: table[name].combine_chunks() for name in table.column_names}
+        write_columns(folder / name, **columns)
+    return folder
+
+
+def refused(path, setting="dataset.path"):
+    with pytest.raises(DataError) as error:
+        file_names(str(path), setting=setting)
+    assert "\n" not in str(error.value)
+    return error.value
+
+
+def settings_in(error):
+    """The settings that an error tells to set, as the command line composes them."""
+    words = shlex.split(str(error).rpartition(": set ")[2].partition(";")[0])
+    return to_plain(without_hydra(compose("train", ["dataset=custom", *words])))["dataset"]
+
+
+def files_of(folder, value):
+    found = file_names(value if isinstance(value, str) else list(value))
+    return {name.removeprefix(f"{folder}/") for name in found}
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "test"),
+    [
+        (["train.parquet"], ["valid.parquet"], ["test.parquet"]),
+        (["a b/train.pq", "a b/Train_2.pq"], ["a b/val.pq"], []),
+        (
+            [f"train-0000{n}-of-00002.parquet" for n in (0, 1)],
+            [f"validation-0000{n}-of-00002.parquet" for n in (0, 1)],
+            ["test-00000-of-00001.parquet"],
+        ),
+        (["shop_train.parquet"], ["shop_dev.parquet"], ["shop_test1.parquet"]),
+        (["part-0.parquet", "part-1.parquet"], [], ["test.parquet"]),
+        (["split=train/0.parquet", "split=train/1.parquet"], [], ["split=test/0.parquet"]),
+        (["train/0.parquet", "train/1.parquet"], ["eval/0.parquet"], []),
+    ],
+)
+@pytest.mark.parametrize("glob", ["", "*"])
+def test_splits_in_one_directory_are_refused_with_the_settings_that_read_each_as_what_it_is(
+    tmp_path, train, val, test, glob
+):
+    above = "a b" if "a b" in train[0] else ""
+    put(tmp_path, *train, *val, *test)
+    error = refused(tmp_path / above / glob)
+    assert "of several splits, and would be read as one: set " in str(error)
+    found = settings_in(error)
+    for key, names in (("path", train), ("val_path", val), ("test_path", test)):
+        assert files_of(tmp_path, found[key] or []) == set(names) if names else not found[key]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train.parquet", "train_2.parquet", "more.parquet"],
+        ["latest.parquet", "contest.parquet", "values.parquet", "developer-1.parquet"],
+        ["test-0.parquet", "test-1.parquet"],
+        ["dt=1/part-0.parquet", "dt=2/part-0.parquet", "dt=ab-test/part-0.parquet"],
+    ],
+)
+def test_names_of_one_split_are_one_data_set(tmp_path, names):
+    put(tmp_path / "test", *names)
+    assert files_of(tmp_path / "test", str(tmp_path / "test")) == set(names)
+
+
+def test_a_long_list_of_files_is_not_spelled_out(tmp_path):
+    put(tmp_path, *[f"{name}.parquet" for name in "abcdefghijklmnopqr"], "test.parquet")
+    text = str(refused(tmp_path))
+    assert f"dataset.path=[{tmp_path}/a.parquet,..]" in text and len(text) < 600
+
+
+def test_a_list_reads_every_split_that_it_names(tmp_path):
+    put(tmp_path, "train.parquet", "test.parquet")
+    both = [str(tmp_path / "train.parquet"), str(tmp_path / "test.parquet")]
+    assert file_names(both) == both
+
+
+def test_rows_to_score_of_several_splits_are_refused_with_each_of_them(tmp_path):
+    put(tmp_path, "train.parquet", "test.parquet")
+    assert str(refused(tmp_path, "input")).partition(": set ")[2] == (
+        f"input={tmp_path}/train.parquet or input={tmp_path}/test.parquet; a list, input=[...], "
+        "reads all that it names"
+    )
+
+
+# ---- text
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path_factory, monkeypatch):
+    """Lines that an error shows write into the working directory."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("working"))
+
+
+def test_text_of_several_splits_is_converted_and_each_named_by_its_setting(tmp_path):
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"{name}.csv").write_text("label,row,one\n0,1,a\n")
+    error = refused(tmp_path)
+    exec("\n".join(error.__notes__), {})
+    assert str(error).endswith(
+        f", then set dataset.path=data/{tmp_path.name}/train.parquet "
+        f"dataset.val_path=data/{tmp_path.name}/valid.parquet "
+        f"dataset.test_path=data/{tmp_path.name}/test.parquet"
+    )
+    assert files_of("data", f"data/{tmp_path.name}/test.parquet")
+
+
+def test_days_of_which_some_are_compressed_are_converted_together(tmp_path):
+    for day in (0, 1):
+        (tmp_path / f"day_{day}").write_text("0\t7\n1\t2\n")
+    with gzip.open(tmp_path / "day_2.gz", "wt") as file:
+        file.write("1\t5\n")
+    (tmp_path / "README").write_text("Three days, of a shop\n\nand nothing else\n")
+    error = refused(tmp_path)
+    exec("\n".join(error.__notes__), {})
+    made = str(error).rpartition("=")[2]
+    assert files_of(made, made) == {"day_0.parquet", "day_1.parquet", "day_2.parquet"}
+
+
+@pytest.mark.parametrize("names", ["day_0 day_0.gz", "a.csv a.csv.gz", "a.csv a.tsv"])
+def test_text_in_two_forms_is_not_converted_twice(tmp_path, names):
+    for name in names.split():
+        (tmp_path / name).write_bytes(b"0\t1\n1\t2\n")
+    one, other = names.split()
+    assert f"{one} and {other} are one name in two forms, whose" in str(refused(tmp_path))
+
+
+# ---- names that tell no format
+
+
+@pytest.mark.parametrize("below", ["", "dt=1/"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["part-0.parquet", "part-1", "part-2.snappy", "part-3.c000", "part-4.gz"],
+        ["000000000000", "000000000001"],
+        ["20260101_101010_00001_abcde_bucket-00000.gz"],
+    ],
+)
+def test_the_first_bytes_of_files_without_a_suffix_tell_that_they_are_data(tmp_path, below, names):
+    put(tmp_path, *[f"{below}{name}" for name in names])
+    (tmp_path / below / "README").write_text("rows, of a shop\n\nand nothing else\n")
+    (tmp_path / below / "part-5.tmp").write_bytes(b"PAR1")
+    (tmp_path / below / "marker").touch()
+    assert files_of(tmp_path, str(tmp_path)) == {f"{below}{name}" for name in names}
+
+
+def test_a_file_that_is_neither_data_nor_text_is_refused_beside_data(tmp_path):
+    put(tmp_path, "part-0.parquet")
+    (tmp_path / "part-1").write_bytes(b"ORC\0")
+    assert "part-1 is neither Parquet nor text, and lies beside part-0.parquet" in str(
+        refused(tmp_path)
+    )
+
+
+# ---- tables of other systems
+
+
+def iceberg(folder):
+    (folder / "metadata").mkdir()
+    for name in ("v9.metadata.json", "v10.metadata.json", "v10.json"):
+        (folder / "metadata" / name).touch()
+    return [f"StaticTable.from_metadata('{folder}/metadata/v10.metadata.json')"]
+
+
+def delta(folder):
+    (folder / "_delta_log").mkdir()
+    return [f"DeltaTable('{folder}')"]
+
+
+def hudi(folder):
+    (folder / ".hoodie").mkdir()
+    return [f"Path('{folder}')", "from_base_uri"]
+
+
+@pytest.mark.parametrize("given", ["", "data", "data/*.parquet", "dat*"])
+@pytest.mark.parametrize("mark", [delta, iceberg, hudi])
+def test_a_table_is_refused_with_the_lines_that_list_its_living_files(tmp_path, mark, given):
+    table = tmp_path / "lake" / "shop"
+    write_numbered(table / "data", [[1], [1]])
+    parts = mark(table)
+    error = refused(table / given)
+    assert str(error).endswith(
+        "whose removed rows are still in its files: run the lines of Python above, then set "
+        "dataset.path=data/shop/_file_list.txt"
+    )
+    lines = "\n".join(error.__notes__)
+    assert all(part in lines for part in parts)
+    # with a reader that finds one file, the list reads that file alone
+    alive = str(table / "data" / "part-1.parquet")
+    names = "from os.path import getmtime\nfrom pathlib import Path\n"
+    exec(f"{names}files = [{alive!r}]\n{lines[lines.index('files = sorted') :]}", {})
+    assert file_names("data/shop/_file_list.txt") == [alive]
+
+
+def test_files_of_a_table_that_are_named_are_read(tmp_path):
+    put(tmp_path, "part-0.parquet")
+    (tmp_path / "_delta_log").mkdir()
+    assert file_names([str(tmp_path / "part-0.parquet")])
+
+
+def test_metadata_elsewhere_make_no_table(tmp_path):
+    put(tmp_path / "logs", "part-0.parquet")
+    iceberg(tmp_path)
+    assert len(file_names(str(tmp_path / "logs"))) == 1

@@ -17,6 +17,7 @@ shorter than the column. An unreadable value raises `BadValue` with its index in
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ import pyarrow.types as pt
 from recapp.dataset.arrow_types import is_list, is_text, value_type
 from recapp.dataset.derived_columns import DAY_SECONDS
 from recapp.dataset.rows import Float32Array, Int64Array
-from recapp.dataset.schema import TextIds
+from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.text import (
     BadValue,
     as_text,
@@ -39,6 +40,7 @@ from recapp.dataset.text import (
     shown,
     spelled_numbers,
 )
+from recapp.errors import ConfigError
 from recapp.sparse.batch import MISSING
 
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -95,21 +97,49 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
     return ids
 
 
+def padding_id(schema: Schema, feature: str) -> int | None:
+    """Return the id that fills lists of a feature up to a length; None if none does.
+
+    Raises:
+        ConfigError: The padding of the settings is no id of the feature.
+    """
+    given = schema.padding
+    value = given.get(feature) if isinstance(given, Mapping) else given
+    if value is None:
+        return None
+    try:
+        # a negative number is no hexadecimal text, and as a number would be an id of 64 bits
+        read = str(value) if isinstance(value, str) or value < 0 else value
+        found = int(decode_ids(pa.array([read]), schema.text_ids(feature))[0])
+    except (BadValue, pa.ArrowException, OverflowError) as error:
+        raise ConfigError(f"dataset.padding={value} of {feature}: {error}") from None
+    return None if found == MISSING else found
+
+
 def decode_bags(
-    column: pa.Array, text: TextIds = TextIds.HASHED, null_is_id: bool = False
+    column: pa.Array,
+    text: TextIds = TextIds.HASHED,
+    null_is_id: bool = False,
+    padding: int | None = None,
+    separator: str | None = None,
 ) -> tuple[Int64Array, Int64Array]:
     """Return the ids [L] and lengths [N] of a column of lists.
 
-    A null list is an empty bag; null or empty elements are skipped.
+    A null list is an empty bag; null or empty elements and padding are skipped.
 
     Args:
         column: A list of ids for each row, or one id, which is a list of one.
         text: The rule for ids of text.
         null_is_id: Whether a null list is a bag with one missing id.
+        padding: The id that fills lists up to a length; None for lists without.
+        separator: What stands between the ids of a text; None if a text is one id.
 
     Raises:
         BadValue: A value is not an id; the index is that of its row (not of the element).
     """
+    if separator and is_text(value_type(column.type)):
+        column = _without_dictionary(column) if pt.is_dictionary(column.type) else column
+        column = pc.split_pattern(column, separator)
     if pt.is_fixed_size_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
     elements = column
@@ -125,6 +155,8 @@ def decode_bags(
             int(np.searchsorted(np.cumsum(lengths), error.index, side="right")), error.problem
         ) from None
     absent = ids == MISSING
+    if padding is not None:
+        absent |= ids == padding
     if absent.any():
         sample_L = np.repeat(np.arange(len(lengths)), lengths)
         lengths = lengths - np.bincount(sample_L[absent], minlength=len(lengths))

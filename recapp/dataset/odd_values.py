@@ -24,7 +24,8 @@ from recapp.dataset.time_range import time_range
 from recapp.errors import DataError
 from recapp.sparse.batch import MISSING
 
-_EARLIEST, _LATEST = 631_152_000, 4_102_444_800  # the years 1990 and 2100, in seconds since 1970
+_EARLIEST = 631_152_000  # the year 1990, in seconds since 1970
+_LATEST = 4_102_444_800  # the year 2100
 _WHOLE = r"\A-?(0|[1-9][0-9]*)\.0+\z"
 _ABSENT = r"\A(nan|NaN|None|null|NULL|<NA>|\\N)\z"
 _ADVICE = {

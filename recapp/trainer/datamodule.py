@@ -185,6 +185,7 @@ class ClickData(LightningDataModule):
                     "scoring=ScoringSettings(input=...)"
                 )
             self._open_input(self._scoring)
+            self._note_oddities(self.prediction_input.source)
             return
         if self._opened is None:
             opened = open_rows(self.settings, self.schema, self.seed, trains=stage == "fit")
@@ -204,7 +205,6 @@ class ClickData(LightningDataModule):
     def _open_input(self, scoring: ScoringSettings) -> None:
         transform = self.settings.dense_transform
         self._prediction_input = open_input(scoring, self.schema, transform)
-        self._note_oddities(self._prediction_input.source)
 
     def _note_oddities(self, source: Source) -> None:
         """Print what looks odd about the values of some rows, on rank 0."""

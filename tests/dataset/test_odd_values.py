@@ -4,11 +4,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.data_settings import DataSettings, ScoringSettings
 from recapp.dataset.odd_values import remarks
 from recapp.dataset.schema import schema_of
 from recapp.dataset.source import open_source
 from recapp.tables.table_settings import TablesOfDataset
+from recapp.trainer.datamodule import ClickData
 
 SECONDS = [1_760_000_000, 1_760_100_000]  # 9 and 10 October 2025
 WRONG = "dataset.times={{t: {}}}: the times of t are from {} to {}; with {{t: {}}} they are from "
@@ -53,6 +54,18 @@ def test_times_that_no_unit_or_their_own_type_explains_are_not_odd(tmp_path):
     assert said(tmp_path, t=pa.nulls(2, pa.int64()), unit="s") == []
     assert said(tmp_path, t=["noon", "night"], unit="s") == []  # training refuses it
     assert said(tmp_path, t=[0, SECONDS[0]], unit="s") == []  # 0 for a missing time
+
+
+def test_oddities_are_noted_before_training_and_before_predicting(tmp_path, capsys):
+    path = str(tmp_path / "f.parquet")
+    pq.write_table(pa.table({"label": [0, 1] * 8, "x": ["7.0", "8"] * 8}), path)
+    settings = DataSettings(path=path, sparse=("x",), lanes=1, batch_size=2, val_batch_size=2)
+    schema = schema_of(settings, TablesOfDataset(source="from_dataset"))
+    data = ClickData(settings, schema, scoring=ScoringSettings(input=path))
+    for stage in ("fit", "validate", "predict"):
+        data.setup(stage)
+        noted = capsys.readouterr().err.count("column x holds the text '7.0'")
+        assert noted == (stage != "validate")
 
 
 def test_dates_have_no_hour(tmp_path):

@@ -207,6 +207,9 @@ def test_evaluation_on_four_ranks_under_another_plan_reproduces_the_metrics(base
     )
     assert done.code == 0 and done.err == "", done.err
     found = metrics_of(base / "eval")
+    assert found["rows_read"]["splits"] == {
+        "val": metrics_of(base / "run")["rows_read"]["splits"]["val"]
+    }
     assert json.loads(done.out)["rows"] == [found]
     assert (found["ranks"], found["plan"], found["checkpoint"]) == (4, "row_wise", named)
     assert validation(found) == pytest.approx(validation(metrics_of(base / "run")), rel=1e-6)

@@ -85,6 +85,9 @@ def test_scores_of_two_ranks_are_those_of_load_model_in_the_order_of_the_input(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job2", "scores.parquet"]
     said = (tmp_path / "job2/rank0.out").read_text()
     assert "rows" in said and "6,000" in said and "scores.parquet" in said
+    read = metrics["rows_read"]["splits"]["input"]
+    assert (read["files"], read["rows"], read["positives"]) == (2, ROWS, {})
+    assert "2 files, day_2.parquet to day_10.parquet" in said
     assert "rows scored: 6,000 of 6,000" in (tmp_path / "job2/rank0.err").read_text()
 
 

@@ -147,7 +147,7 @@ def match_stored(recipe: R, manifest: "Manifest") -> R:
                 "as hexadecimal, as in earlier versions of recapp"
             )
     if stored is not None:
-        recipe.schema.check_id_encoding(stored, str(manifest.folder))
+        recipe.schema.check_id_encoding(stored, str(manifest.folder), manifest.kind.name)
     rows = {name: shape.rows for name, shape in manifest.shapes.items() if shape.rows}
     dataset = recipe.dataset
     sized = bool(dataset.table_rows or dataset.cardinality or dataset.generate)

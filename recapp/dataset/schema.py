@@ -365,12 +365,13 @@ class Schema:
         lists = ids.get(LISTS) if isinstance(ids, Mapping) else None
         return replace(self, lists=frozenset(lists)) if _are_names(lists) else self
 
-    def check_id_encoding(self, stored: object, checkpoint: str) -> None:
+    def check_id_encoding(self, stored: object, checkpoint: str, kind: str = "checkpoint") -> None:
         """Check that a model was trained with the rules for ids of text of this schema.
 
         Args:
             stored: The result of `id_encoding` at the time of training.
-            checkpoint: The checkpoint's name, for error messages.
+            checkpoint: The stored model's name, for error messages.
+            kind: Its kind, `checkpoint` or `artefact`, for error messages.
 
         Raises:
             CheckpointError: The rules differ, or the stored record is damaged.
@@ -381,32 +382,31 @@ class Schema:
             or not isinstance(hex, list)
             or not isinstance(stored.get("text"), str)
             or not _are_names(stored.get(LISTS, []))
+            or not set(stored.get(LISTS, [])) <= set(self.sparse)
         ):
-            raise CheckpointError(
-                f"the manifest of checkpoint {checkpoint} is damaged: ids={stored!r}"
-            )
+            raise CheckpointError(f"the manifest of {kind} {checkpoint} is damaged: ids={stored!r}")
         if stored["text"] != TEXT_HASH:
             raise CheckpointError(
-                f"checkpoint {checkpoint}: text ids are hashed by {stored['text']}, "
+                f"{kind} {checkpoint}: text ids are hashed by {stored['text']}, "
                 f"this recapp hashes by {TEXT_HASH}"
             )
         others = [name for name in self.sparse if (name in hex) != (name in self.hex)]
         if others:
             trained = "as hexadecimal" if others[0] in hex else "as plain text"
             raise CheckpointError(
-                f"checkpoint {checkpoint} was trained on ids of {others[0]} that were read "
+                f"{kind} {checkpoint} was trained on ids of {others[0]} that were read "
                 f"{trained}: set dataset.naming and dataset.hex as it was trained, "
                 f"dataset.hex=[{','.join(str(name) for name in hex)}]"
             )
         for key in (PADDING, SEPARATOR):
             if (there := stored.get(key)) != self.list_rules().get(key):
                 raise CheckpointError(
-                    f"checkpoint {checkpoint} was trained with dataset.{key}="
+                    f"{kind} {checkpoint} was trained with dataset.{key}="
                     f"{'null' if there is None else there}: set it as it was trained"
                 )
-        self._check_derived(stored.get(DERIVED, []), checkpoint)
+        self._check_derived(stored.get(DERIVED, []), f"{kind} {checkpoint}")
 
-    def _check_derived(self, stored: object, checkpoint: str) -> None:
+    def _check_derived(self, stored: object, model: str) -> None:
         """Check that a model was trained with the same derived columns."""
         if stored == [column.plain() for column in self.derived]:
             return
@@ -414,13 +414,13 @@ class Schema:
             there = [derived_from(plain).in_words() for plain in cast(list[Any], stored)]
         except (TypeError, KeyError, ValueError):
             raise CheckpointError(
-                f"the manifest of checkpoint {checkpoint} is damaged: ids.derived={stored!r}"
+                f"the manifest of {model} is damaged: ids.derived={stored!r}"
             ) from None
         here = [column.in_words() for column in self.derived]
         odd = [f"with {words}" for words in there if words not in here]
         odd += [f"without {words}" for words in here if words not in there]
         raise CheckpointError(
-            f"checkpoint {checkpoint} was trained {odd[0] if odd else 'with another order'}: set "
+            f"{model} was trained {odd[0] if odd else 'with another order'}: set "
             f"{SETTINGS} as it was trained"
         )
 

@@ -42,7 +42,12 @@ LOOK_SECONDS = 0.2  # between two checks of the ranks
 LISTENS = 1024  # connections that wait to be accepted
 ACCEPTS = 16  # connections accepted above the limit before the server closes them
 OWN_FILES = 64  # open files beside connections: those of the model and of a reload
-NO_HTTP = "this is no HTTP/1.1, or its head is longer than 64 KB"
+HEAD_BYTES = 2**16
+NO_HTTP = (
+    "this is no HTTP/1.1, its head is longer than 64 KB, or it has both Content-Length and "
+    "Transfer-Encoding"
+)
+LENGTHS = {b"content-length", b"transfer-encoding"}
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -256,6 +261,23 @@ def most_connections(limits: Limits) -> int:
     return min(soft, wanted) - OWN_FILES
 
 
+class OneLength(h11.Connection):
+    """A connection that takes no request with two lengths: a proxy in front that believes the other
+    one would take what follows for a part of somebody else's request.
+    """
+
+    def next_event(self) -> Any:
+        """Return the next event.
+
+        Raises:
+            RemoteProtocolError: A request has both lengths.
+        """
+        event = super().next_event()
+        if isinstance(event, h11.Request) and {name for name, _ in event.headers} >= LENGTHS:
+            raise h11.RemoteProtocolError(NO_HTTP)
+        return event
+
+
 class LimitedProtocol(H11Protocol):
     """uvicorn's protocol with limits on slow clients and on the number of connections."""
 
@@ -266,6 +288,10 @@ class LimitedProtocol(H11Protocol):
     """The most open connections; a further connection is closed at once."""
 
     _late: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn = OneLength(h11.SERVER, HEAD_BYTES)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer of a connection, or close a connection above the limit."""

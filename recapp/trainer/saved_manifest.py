@@ -110,7 +110,7 @@ def plain_part_of(trainer: Trainer, state: dict[str, Any], folder: Path) -> dict
 
 def dense_states(module: LightningModule) -> dict[str, Tensor]:
     """Return the tensors of the state of the dense part's optimisers, by parameter and name."""
-    names: dict[Any, str] = {p: name for name, p in module.named_parameters()}
+    names: dict[Tensor, str] = {held: name for name, held in module.named_parameters()}
     return {
         f"{names.get(parameter, 'a parameter')}, {kind}": value
         for optimizer in module.trainer.optimizers

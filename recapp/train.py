@@ -260,7 +260,8 @@ def _better_epoch(
     """Return a line for the summary if the best epoch is better than the joined models."""
     measures = recipe.built_task.measures
     best = measures.get(measures.best)
-    alone, together = measured.get(measures.objective), joined.get(measures.objective)
+    alone = measured.get(measures.objective)
+    together = joined.get(measures.objective)
     if best is None or alone is None or together is None:
         return {}
     if not (alone > together if measures.mode == "max" else alone < together):

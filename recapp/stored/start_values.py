@@ -121,7 +121,8 @@ def check_values(
         if name not in by_name:
             raise ConfigError(f"{SETTING}: {name}: no such table; {suggest(name, by_name)}")
         table = by_name[name]
-        values_file(table, given, schema).check(table.num_embeddings if sized else None)
+        counted = not sized or any(f in schema.vocabularies for f in table.feature_names)
+        values_file(table, given, schema).check(None if counted else table.num_embeddings)
 
 
 def check_filled(table: str, given: str, blocks: Sequence[Block]) -> None:

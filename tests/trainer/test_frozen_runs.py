@@ -5,15 +5,16 @@ and LightningModules of somebody's own.
 from itertools import pairwise
 
 import lightning
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import safetensors.torch
 import torch
 from trainer.own_lightning import Clicks, fitted
-from trainer.runs import STOP, compose, fit, fit_twice
+from trainer.runs import compose, fit, fit_twice
 
 from recapp.errors import ConfigError
+from recapp.optim.named_rules import rules_of, tables_that_restart
+from recapp.recipe.early_checks import check_training
+from recapp.recipe.stored_checks import check_start_values
 from recapp.stored.checkpoint import load_table, read_manifest
 from recapp.tables.initial import fill_initial
 from recapp.trainer.fill_tables import FillTables
@@ -95,3 +96,50 @@ def test_settings_freeze_tables_and_a_resumed_run_freezes_others(logs, tmp_path,
         "sparse/rowwise_adagrad",
         "sparse/sgd",
     }
+
+
+def test_a_run_starts_from_values_of_files_and_resumes_from_its_checkpoint(logs, tmp_path, capsys):
+    """Both members of an ensemble begin with the file, and a frozen table ends with it."""
+    path = tmp_path / "c6.safetensors"
+    values = torch.linspace(-1, 1, 4 * 16).view(4, 16)
+    safetensors.torch.save_file({"vectors": values}, path)
+    settings = (f"tables.values={{C6: {path}}}", "tables.frozen=[C6]", "ensemble=2")
+    recipe = compose(logs, *settings, "trainer.max_steps=2")
+    check_start_values(recipe)
+    fit(recipe, tmp_path / "first", FillTables(recipe.tables.values))
+    first = tmp_path / "first" / LAST
+    assert all(torch.equal(load_table(first, name), values) for name in ("C6", "C6__2"))
+    assert f"table C6 has 4 rows from {path}" in capsys.readouterr().err
+    path.unlink()
+    again = compose(logs, *settings, "trainer.max_steps=3", f"ckpt_path={first}")
+    check_start_values(again)  # no file is read
+    fit(again, tmp_path / "then", ckpt_path=first)
+    assert torch.equal(load_table(tmp_path / "then" / LAST, "C6__2"), values)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("tables.frozen=[C33]",), r"tables\.frozen: C33: no such table; did you mean C3"),
+        (
+            ("tables.frozen=[C3]", "optimizer.restart_tables=[C3]"),
+            r"optimizer\.restart_tables: C3: the table is frozen and keeps its rows",
+        ),
+        (
+            ("tables.values={C3: x.parquet}", "optimizer.restart_tables=['*']"),
+            r"restart_tables: C3: would lose the values of tables\.values\.C3=x.parquet",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_before_ranks_start(
+    logs, overrides, message
+):
+    with pytest.raises(ConfigError, match=message) as refused:
+        check_training(compose(logs, *overrides))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_restart_tables_by_glob_leaves_frozen_ones(logs):
+    recipe = compose(logs, "tables.frozen=[C3]", "optimizer.restart_tables=['*']")
+    names = [table.name for table in recipe.all_tables]
+    assert "C3" not in tables_that_restart(["*"], rules_of(recipe.rules, names))

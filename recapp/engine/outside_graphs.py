@@ -24,7 +24,7 @@ def outside_graphs(function: Forward) -> Forward:
         if "torch._dynamo" not in sys.modules:
             return function(*args, **kwargs)
         if disabled is None:
-            disabled = torch.compiler.disable(function)
+            disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
         return disabled(*args, **kwargs)
 
     vars(call)["_torchdynamo_disable"] = True  # what the compiler asks of a function that it meets

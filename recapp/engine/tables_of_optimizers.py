@@ -96,7 +96,7 @@ def change_rules(module: nn.Module, rules: Mapping[str, RowRule]) -> None:
             old.tables(),
             old.plan,
             old.comm,
-            {name: rules[name] for name in names},
+            {name: rules[name] for name in names if name in rules},
             old.seeds,
             old.state.backend.name,
             old.state.payload,

@@ -202,9 +202,11 @@ def _stepping(optimizer: Any, tables: Sequence[ShardedTables], said: Mapping[str
     if not own:
         return optimizer
     unnamed = [group for group in optimizer.param_groups if "name" not in group]
-    hybrid = HybridOptimizer(optimizer, [])
+    # named like the module's own, which a monitor of rates shows
+    kind: type[HybridOptimizer] = type(type(optimizer).__name__, (HybridOptimizer,), {})
+    hybrid = kind(optimizer, [])
     for group in unnamed:
-        del group["name"]  # a monitor of rates shows the groups of the module's own
+        del group["name"]
     for shared in tables:
         names = [t.name for t in shared.tables() if t.name in said]
         others = [name for name in names if name not in own]

@@ -11,20 +11,25 @@ import lightning
 import pytest
 import torch
 from jobs import environment
+from lightning.fabric.plugins.io import torch_io
 from lightning.pytorch.callbacks import (
     EMAWeightAveraging,
     GradientAccumulationScheduler,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.core import saving
+from lightning.pytorch.strategies import StrategyRegistry
 from own_lightning import BATCHES, ITEMS, SEEN, Clicks, Watched, fitted, loader
 from torch import nn
 
+import recapp
 from recapp import (
     ClickData,
     ClickTask,
     DataSettings,
     EmbeddingBagCollection,
     EmbeddingShardingPlanner,
+    EmbeddingShardingStrategy,
     ParameterConstraints,
     Topology,
     load_model,
@@ -35,12 +40,19 @@ from recapp.errors import CheckpointError, ConfigError, PlanError
 from recapp.stored.manifest import sealed
 from recapp.tasks.task import Output
 from recapp.trainer.average_weights import AverageWeights
+from recapp.trainer.known_to_lightning import make_known
 from recapp.trainer.trainer_settings import AverageSettings
 from recapp.trainer.whole_checkpoint import whole_checkpoint
 
 IDS = BATCHES[3][0]
 ROW_WISE = {"*": ParameterConstraints(sharding_types=["row_wise"])}
 HERE = Path(__file__)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """More threads than cores make these small runs slower."""
+    torch.set_num_threads(1)
 
 
 def types(trainer):
@@ -197,17 +209,19 @@ def test_load_from_checkpoint_makes_an_ordinary_module_of_whole_tables(tmp_path)
     assert again.bags.weight("items").grad is not None
 
 
-def test_importing_the_strategy_is_enough_to_load_a_checkpoint(tmp_path):
-    fitted(tmp_path)
-    code = "import own_lightning as own; own.Clicks.load_from_checkpoint('end.ckpt')"
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment(PYTHONPATH=f"{HERE.parent}:{HERE.parents[2]}"),
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stderr
+def test_a_public_name_makes_recapp_known_to_a_lightning_that_is_there(monkeypatch):
+    registry = type(StrategyRegistry)()
+    monkeypatch.setattr(lightning.pytorch.strategies, "StrategyRegistry", registry)
+    for reads in (saving, torch_io):
+        monkeypatch.setattr(reads, "pl_load", print)
+    with monkeypatch.context() as half_imported:
+        half_imported.delattr(lightning.pytorch, "Trainer")
+        make_known()
+        assert not registry
+    vars(recapp).pop("sgd")
+    assert recapp.sgd is sgd
+    assert type(registry.get("recapp")) is EmbeddingShardingStrategy
+    assert saving.pl_load is not print and torch_io.pl_load is not print
 
 
 class Shared(Clicks):

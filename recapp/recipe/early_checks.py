@@ -30,6 +30,7 @@ from recapp.processes.rank_environment import external_rank, started_externally
 from recapp.recipe.model_tables import check_collections
 from recapp.recipe.monitors import check_callbacks, schedule_of
 from recapp.recipe.recipe import Recipe, Train
+from recapp.recipe.stored_checks import check_starts
 from recapp.settings.check_settings import override_names
 from recapp.settings.records import to_plain
 from recapp.settings.renamed import target_of_today
@@ -217,7 +218,7 @@ def check_generated(recipe: Recipe, overrides: Sequence[str]) -> None:
 
 
 def check_resumed(recipe: Train) -> None:
-    """Check that training can resume on the present files.
+    """Check that training can resume on the present files, with the settings of this run.
 
     Ranks compare the files again and print the changes. This process cannot see the files of ranks
     that were started from outside, or files that are not generated yet.
@@ -227,6 +228,7 @@ def check_resumed(recipe: Train) -> None:
 
     Raises:
         CheckpointError: The checkpoint was saved within an epoch, and the files have changed since.
+        ConfigError: A setting has changed that a run has no use for once it has begun.
     """
     from recapp.dataset.fingerprint import file_facts, resumed_files
     from recapp.dataset.source import open_source
@@ -240,6 +242,7 @@ def check_resumed(recipe: Train) -> None:
             f"ckpt_path={short_path(recipe.ckpt_path)}: joins several models and has no state of "
             "training: resume from last.ckpt beside it"
         )
+    check_starts(recipe, manifest.config)
     batches = manifest.position["batches"]
     unseen = started_externally() or dataset.generate is not None
     if not batches or unseen or recipe.resume_data == "ignore":

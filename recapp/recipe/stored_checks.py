@@ -7,7 +7,7 @@ recipe                ->  nothing, or that files cannot be scored        check_p
 recipe                ->  the facts that determine the scores            model_of
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from recapp.processes.rank_environment import started_externally
 from recapp.recipe.commands import Predict
 from recapp.recipe.recipe import Train
 from recapp.settings.check_settings import override_names
+from recapp.settings.records import TARGET, to_plain
 from recapp.settings.values import shown
 
 if TYPE_CHECKING:
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
     from recapp.tables.config import EmbeddingConfig
 
 AS_BEFORE = "set dataset, tables and model as they were when it was saved"
+START_VALUES = (  # of rows and of optimiser state
+    "init_range",
+    "weight_init_max",
+    "weight_init_min",
+    "initial_accumulator",
+    "initial_accumulator_value",
+)
 OF_THE_MODEL = (  # settings that change the shape of tables or of the dense part
     "dataset",
     "dataset.cardinality",
@@ -110,6 +118,43 @@ def check_start_values(recipe: Train) -> None:
     from recapp.stored.start_values import check_values
 
     check_values(values, recipe.model_tables.tables, recipe.schema, not recipe.counts_ids)
+
+
+def check_starts(recipe: Train, stored: Mapping[str, Any]) -> None:
+    """Check that a run that goes on changes no start value, which would have no effect.
+
+    Args:
+        recipe: The recipe of the run.
+        stored: The settings of its checkpoint.
+
+    Raises:
+        ConfigError: A start value has changed.
+    """
+    restarts = bool(recipe.optimizer.restart_tables)
+    before = dict(_leaves(stored))
+    now = dict(_leaves(to_plain(recipe)))
+    for name, value in now.items():
+        home, _, leaf = name.rpartition(".")
+        if leaf not in START_VALUES or (before.get(name) or None) == (value or None):
+            continue
+        others = [f"{home}.{key}" for key in (TARGET, "rule")]
+        anew = any(before.get(other) != now.get(other) for other in others)
+        new_rows = restarts or any(table.dynamic for table in recipe.all_tables)
+        if not anew and not (new_rows and home != "optimizer.dense"):
+            raise ConfigError(
+                f"{name}={shown(value)}: is a start value, which has no effect where training goes "
+                "on from ckpt_path: leave it out, or train anew"
+            )
+
+
+def _leaves(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of each single setting."""
+    if isinstance(settings, Mapping | list):
+        items = settings.items() if isinstance(settings, Mapping) else enumerate(settings)
+        for key, value in items:
+            yield from _leaves(value, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, settings
 
 
 def _check_table(manifest: "Manifest", table: "EmbeddingConfig", rows: int | None) -> None:

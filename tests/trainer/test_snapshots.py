@@ -164,6 +164,16 @@ def test_no_checkpoint_of_another_run_is_taken_for_a_snapshot(tmp_path, run, sto
     assert [path.name for path in beside] == (["a.ckpt"] if run == stored else [])
 
 
+@pytest.mark.parametrize("run", ["own", "another", ""])
+def test_joined_models_of_another_run_in_the_directory_are_not_reported(logs, tmp_path, run):
+    recipe = compose(logs, "snapshots=2", "trainer.max_epochs=2")
+    for name, whose in (("last.ckpt", "own"), ("snapshots.ckpt", run)):
+        entries = {"run": whose, "step": 36, "metrics": {"val_auc": 0.5}}
+        write_checkpoint(tmp_path / name, [], comm=Comm(), meta={}, manifest=entries)
+    resumed = Resumed(recipe, f"{tmp_path}/last.ckpt", read_manifest(tmp_path / "last.ckpt"))
+    assert (resumed.joined is not None) == (run == "own")
+
+
 EPOCH = 18
 """The steps of an epoch of the logs."""
 EPOCHS = ("snapshots=2", "trainer.check_val_every_n_epoch=2", "callbacks.checkpoint.save_top_k=-1")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from datetime import datetime
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import standin_conf
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from recapp.app import command, compose, recipe_of_job
+from recapp.app.quoting import unreadable
 from recapp.errors import ConfigError, DataError
 from recapp.recipe import commands
 from recapp.settings import option_files
@@ -172,7 +175,8 @@ def test_help_and_cfg_answer_without_running_anything(base, capsys):
         ("seed=1,2", "seed=1,2: put -m in front"),
         ("seed=range(3)", "seed=range(3): put -m in front"),
         ("foo", "cannot read 'foo': settings are key=value"),
-        ("ckpt_path=/a=b", "cannot read 'ckpt_path=/a=b'"),
+        ("ckpt_path=/a=b", "a value with = needs quotes: \"ckpt_path='/a=b'\""),
+        ("dataset.path=/a,b", "or quotes around a text with commas: \"key='a,b'\""),
         ("--hlep", "unrecognized arguments: --hlep; --help lists the settings"),
         ("--cfg", "argument --cfg/-c: expected one argument"),
         ("dataset=null", "dataset=null: choose one of generated, other"),
@@ -186,6 +190,33 @@ def test_a_wrong_command_line_is_one_line_and_code_1(argv, said, capsys):
     assert captured.out == ""
     (line,) = captured.err.splitlines()
     assert line.startswith("error: ") and said in line
+
+
+@pytest.mark.parametrize(
+    ("text", "signs"),
+    [
+        ("/l/dt=2026-01-01", "="),
+        ("/l/a#b,c", "# ,"),
+        ("/l/it's", "'"),
+        ("/l/(new)", "( )"),
+        ("/l/{x}", "{ }"),
+        ("/l/x[1]&~", "[ ] & ~"),
+        ("/l/Größe", "ö ß"),
+        ("/l/商店", "商 店"),
+        (r"/l/a\\'b#", "' #"),
+        ('/l/$a"!`', '" ! `'),
+    ],
+)
+def test_the_sign_that_needs_quotes_is_named_and_the_quoted_form_works(text, signs):
+    said = unreadable(f"dataset.path={text}")
+    assert f": a value with {signs} needs quotes: " in said
+    (setting,) = shlex.split(said.partition(" needs quotes: ")[2])
+    assert OverridesParser.create().parse_override(setting).value() == text
+
+
+def test_an_open_bracket_and_a_key_with_other_signs_are_named():
+    assert "a list is [a,b] and a mapping {a: b}; as one text" in unreadable("dataset.dense=[a,b")
+    assert "a key has letters, digits, _ and dots" in unreadable("dataset.päth=x")
 
 
 def test_a_wrong_option_in_a_sweep_is_found_before_the_first_job(capsys):

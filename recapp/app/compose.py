@@ -25,6 +25,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from recapp.app.quoting import unreadable
 from recapp.app.stored_recipe import still_known, stored_settings
 from recapp.compat.hugectr_words import in_recapp_words
 from recapp.errors import ConfigError, RecappError, alike, suggest
@@ -77,7 +78,8 @@ ADVICE = (  # pattern of Hydra's error -> advice to the user
     (r"already at '(.*)'", "{0} is set already: write it without the plus"),
     (
         r"Ambiguous value for argument '(.*)'",
-        "{0}: put -m in front for one job for each value, or brackets around a list",
+        "{0}: put -m in front for one job for each value, brackets around a list, or quotes around "
+        "a text with commas: \"key='a,b'\"",
     ),
     (r"Sweep parameters '(.*)' requires", "{0}: put -m in front for one job for each value"),
 )
@@ -444,10 +446,7 @@ def in_one_line(error: HydraException | OmegaConfBaseException, known: Iterable[
     """
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if isinstance(error, OverrideParseException):
-        return (
-            f"cannot read {error.override!r}: settings are key=value; a value with = , [ ] or "
-            "blanks needs \"key='value'\""
-        )
+        return unreadable(str(error.override))
     if isinstance(error, MissingConfigException):
         group, _, option = str(error.missing_cfg_file).rpartition("/")
         return no_such_option(group, option, error.options or ())

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from recapp import console
 from recapp.app.export_report import table_rows, width_rows
 from recapp.app.stored_recipe import recipe_of_stored
+from recapp.dataset.decode import padding_id
 from recapp.dataset.raw_rows import RawTable
-from recapp.dataset.schema import DERIVED
+from recapp.dataset.schema import DERIVED, Schema
 from recapp.dataset.sequential_rows import example_rows
 from recapp.engine.sharded_collection import (
     embedding_collections,
@@ -246,6 +247,8 @@ class _Exporter:
                 **({} if schema.lists is None else {"lists": sorted(schema.lists)}),
                 **_lists_of("times", "unit", schema.times),
                 **_lists_of("vectors", "width", schema.vectors),
+                **_lists_of("padding", "id", _padding(schema)),
+                **_lists_of("separator", "text", schema.separator),
                 **self._derived(files),
             },
             "lookups": _lookups(self._model()),
@@ -344,6 +347,12 @@ def _made(snapshot: Checkpoint) -> dict[str, Any]:
         "identity": f"{manifest.identity:08x}",
         "step": manifest.step,
     }
+
+
+def _padding(schema: Schema) -> dict[str, int]:
+    """Return the id that fills lists up to a length, by feature."""
+    ids = {name: padding_id(schema, name) for name in schema.sparse}
+    return {name: number for name, number in ids.items() if number is not None}
 
 
 def _lists_of(entry: str, key: str, columns: Mapping[str, Any]) -> dict[str, Any]:

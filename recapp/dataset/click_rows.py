@@ -102,8 +102,8 @@ class ClickRows:
         """
         files = [file.path for file in self.train.files]
         least = min(STATISTICS_SAMPLES, self.train.rows // 2)
-        derived = [column.plain() for column in self.schema.derived]
-        if known := read_cached(files, tables, least, lookups, derived):
+        rules = self.schema.id_encoding()
+        if known := read_cached(files, tables, least, lookups, rules):
             return known
         count = max(1, STATISTICS_SAMPLES // self.settings.batch_size)
         batches = list(islice(make_loader(self.training_stream(), 0), count))
@@ -111,7 +111,7 @@ class ClickRows:
             found = measured_statistics(tables, [b.sparse for b in batches], lookups)
         except IdError:
             return {}  # training will raise the error, with its rank
-        write_cached(files, tables, found, sum(b.rows for b in batches), lookups, derived)
+        write_cached(files, tables, found, sum(b.rows for b in batches), lookups, rules)
         return found
 
     def _stream(

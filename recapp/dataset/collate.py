@@ -27,6 +27,7 @@ from recapp.dataset.decode import (
     decode_numbers,
     decode_times,
     decode_vectors,
+    padding_id,
 )
 from recapp.dataset.derive import Columns
 from recapp.dataset.rows import Bags, Float32Array, Int64Array, Rows, join
@@ -183,7 +184,7 @@ class Collate:
     numbered: bool = False
 
     def __post_init__(self) -> None:
-        self.schema.check_crosses(self.bags)
+        self.schema.check_bags(self.bags)
 
     @property
     def singles(self) -> tuple[str, ...]:
@@ -283,7 +284,13 @@ class Collate:
     def _bag_decoder(self, name: str) -> Callable[[pa.Array], tuple[Int64Array, Int64Array]]:
         """Return the function that decodes a column of bags."""
         schema = self.schema
-        return partial(decode_bags, text=schema.text_ids(name), null_is_id=schema.null_is_id(name))
+        return partial(
+            decode_bags,
+            text=schema.text_ids(name),
+            null_is_id=schema.null_is_id(name),
+            padding=padding_id(schema, name),
+            separator=schema.separator.get(name),
+        )
 
     def _target_decoder(self, name: str) -> Callable[[pa.Array], Float32Array]:
         """Return the function that decodes a column of labels or weights."""

@@ -18,6 +18,7 @@ VectorWidth = Annotated[int, Within(1, 65_536)]
 Period = Annotated[float, Within(1e-30, 1e30)]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 TimeFeature = Literal["hour", "weekday", "day", "week"]
+PaddingId = int | str
 BucketRule = Literal["log"] | Annotated[int, Within(2, 65_536)]
 
 
@@ -55,6 +56,10 @@ class DataSettings:
         dense: The columns of numbers.
         sparse: The columns of ids.
         hex: The sparse columns whose text is hexadecimal.
+        padding: The id that fills lists up to a length, in all columns of lists or by column; it is
+            left out.
+        separator: What stands between the ids of a text, by column, which then has a list in each
+            row.
         dense_transform: The function applied to dense columns.
         buckets: The rule, or a rule by dense column, by which numbers are also ids: `log`, or a
             number of quantiles.
@@ -99,6 +104,8 @@ class DataSettings:
     dense: tuple[str, ...] = ()
     sparse: tuple[str, ...] = ()
     hex: tuple[str, ...] = ()
+    padding: PaddingId | dict[str, PaddingId] | None = None
+    separator: dict[str, str] | None = None
     dense_transform: Literal["log1p", "log3", "none"] = "log1p"
     buckets: BucketRule | dict[str, BucketRule] | None = None
     missing_flags: bool | tuple[str, ...] = False

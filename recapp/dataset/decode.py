@@ -17,6 +17,7 @@ shorter than the column. An unreadable value raises `BadValue` with its index in
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ import pyarrow.types as pt
 from recapp.dataset.arrow_types import is_list, is_text, value_type
 from recapp.dataset.derived_columns import DAY_SECONDS
 from recapp.dataset.rows import Float32Array, Int64Array
-from recapp.dataset.schema import TextIds
+from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.text import (
     BadValue,
     as_text,
@@ -39,6 +40,7 @@ from recapp.dataset.text import (
     shown,
     spelled_numbers,
 )
+from recapp.errors import ConfigError
 from recapp.sparse.batch import MISSING
 
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -47,6 +49,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 _FINITE = " in 32 bits; write a number up to 3.4e38, or null where it is missing, which counts as 0"
 _LABEL = ": write 1 for what counts as a click (such as a rating of 4 or more), 0 for what does not"
+_UNKNOWN = "; where it is unknown, write 0 and a weight of 0 (dataset.weight={label: column})"
 _ID = ": write a whole number, or use the column as a dense feature"
 _NO_ENTRY = (
     "is damaged: its page's dictionary has no such entry; write the file again or leave it out"
@@ -94,21 +97,49 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
     return ids
 
 
+def padding_id(schema: Schema, feature: str) -> int | None:
+    """Return the id that fills lists of a feature up to a length; None if none does.
+
+    Raises:
+        ConfigError: The padding of the settings is no id of the feature.
+    """
+    given = schema.padding
+    value = given.get(feature) if isinstance(given, Mapping) else given
+    if value is None:
+        return None
+    try:
+        # a negative number is no hexadecimal text, and as a number would be an id of 64 bits
+        read = str(value) if isinstance(value, str) or value < 0 else value
+        found = int(decode_ids(pa.array([read]), schema.text_ids(feature))[0])
+    except (BadValue, pa.ArrowException, OverflowError) as error:
+        raise ConfigError(f"dataset.padding={value} of {feature}: {error}") from None
+    return None if found == MISSING else found
+
+
 def decode_bags(
-    column: pa.Array, text: TextIds = TextIds.HASHED, null_is_id: bool = False
+    column: pa.Array,
+    text: TextIds = TextIds.HASHED,
+    null_is_id: bool = False,
+    padding: int | None = None,
+    separator: str | None = None,
 ) -> tuple[Int64Array, Int64Array]:
     """Return the ids [L] and lengths [N] of a column of lists.
 
-    A null list is an empty bag; null or empty elements are skipped.
+    A null list is an empty bag; null or empty elements and padding are skipped.
 
     Args:
         column: A list of ids for each row, or one id, which is a list of one.
         text: The rule for ids of text.
         null_is_id: Whether a null list is a bag with one missing id.
+        padding: The id that fills lists up to a length; None for lists without.
+        separator: What stands between the ids of a text; None if a text is one id.
 
     Raises:
         BadValue: A value is not an id; the index is that of its row (not of the element).
     """
+    if separator and is_text(value_type(column.type)):
+        column = _without_dictionary(column) if pt.is_dictionary(column.type) else column
+        column = pc.split_pattern(column, separator)
     if pt.is_fixed_size_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
     elements = column
@@ -124,6 +155,8 @@ def decode_bags(
             int(np.searchsorted(np.cumsum(lengths), error.index, side="right")), error.problem
         ) from None
     absent = ids == MISSING
+    if padding is not None:
+        absent |= ids == padding
     if absent.any():
         sample_L = np.repeat(np.arange(len(lengths)), lengths)
         lengths = lengths - np.bincount(sample_L[absent], minlength=len(lengths))
@@ -163,7 +196,9 @@ def decode_times(column: pa.Array, unit: str) -> Int64Array:
     except BadValue as error:
         found = shown(column[error.index])
         raise BadValue(
-            error.index, f"holds {found}; a time must be a whole number of {unit} since 1970"
+            error.index,
+            f"holds {found}; a time must be a whole number of {unit} since 1970: write text of "
+            "dates as timestamps of Arrow (pandas: pd.to_datetime)",
         ) from None
     missing = times == MISSING
     seconds = times * -ticks if ticks < 0 else times // ticks
@@ -239,7 +274,13 @@ def decode_labels(column: pa.Array) -> Float32Array:
         bad = (values != 0) & (values != 1)
         if missing is not None:
             bad |= missing
-    refuse(bad, lambda index: f"holds {shown(column[index])}; a label must be 0 or 1{_LABEL}")
+    refuse(
+        bad,
+        lambda index: (
+            f"holds {shown(column[index])}; a label must be 0 or 1{_LABEL}"
+            f"{_if_unknown(column[index])}"
+        ),
+    )
     labels: Float32Array = values.astype(np.float32, copy=False)
     return labels
 
@@ -267,8 +308,19 @@ def decode_finite(
     wanted = "a finite number" + (f", {least:g} or more" if least > -math.inf else "")
     if most < math.inf:
         wanted = f"a number from {least:g} to {most:g}"
-    refuse(bad, lambda index: f"holds {shown(column[index])}; a {use} must be {wanted}")
+    refuse(
+        bad,
+        lambda index: (
+            f"holds {shown(column[index])}; a {use} must be {wanted}"
+            f"{_if_unknown(column[index]) if use == 'label' else ''}"
+        ),
+    )
     return numbers
+
+
+def _if_unknown(label: pa.Scalar) -> str:
+    """Return advice for the label of a row whose label is unknown; empty for other labels."""
+    return _UNKNOWN if shown(label).strip("'") in ("None", "nan", "", "-1", "-1.0") else ""
 
 
 def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:

@@ -36,6 +36,8 @@ from recapp.errors import DataError, alike, meant
 # suffixes that tell no format: none, numbers (part.0, part-0.c000) and names of compressions
 _NO_FORMAT = re.compile(r"(\.[^a-z]*|\.c[0-9]+|\.(snappy|gz|gzip|zstd?|lz4|lzo|br|brotli))?")
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_MOUNTED = re.compile(r"([a-z][a-z0-9]+):/+")
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _PARTITION = re.compile(r"[^=]+=")
 _COUNT = re.compile(r"[0-9]{1,9}")  # the first line of a list: its number of paths
 
@@ -135,7 +137,7 @@ def _expand(path: str, setting: str) -> list[str]:
     if not named.exists():
         there = os.listdir(named.parent) if named.parent.is_dir() else []
         near = alike(named.name, sorted(there))
-        hint = f"; {meant(near)}" if near else ""
+        hint = f"; {meant(near)}" if near else _elsewhere(path)
         raise DataError(f"{setting}={path}: no such file or directory{hint}")
     if not named.is_file():
         raise DataError(f"{setting}={path}: is neither a file nor a directory")
@@ -166,6 +168,18 @@ def _refuse_uri(path: str, setting: str) -> None:
         f"{setting}={path}: recapp reads local and mounted directories, it has no client for "
         f"{found[1]}://; mount it or copy the files, then name that path"
     )
+
+
+def _elsewhere(path: str) -> str:
+    """Return what to do for a path that looks as if its files were on another system."""
+    if found := _MOUNTED.match(path):
+        return f"; a path of this machine is meant, such as /{found[1]}/{path[found.end() :]}"
+    if _REPOSITORY.fullmatch(path) and not Path(path).parent.exists():
+        return (
+            "; a path of this machine is meant: where it is a repository of Hugging Face, `hf "
+            f"download {path} --repo-type dataset --local-dir DIR` copies it"
+        )
+    return ""
 
 
 def _readable(

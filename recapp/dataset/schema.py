@@ -58,6 +58,10 @@ NO_LABEL = (
 TEXT_HASH = "xxh64"  # the name in checkpoints of the hash that makes ids of text
 LISTS = "lists"
 """The entry of the rules for ids, in checkpoints, that lists the features with bags of ids."""
+PADDING = "padding"
+"""The entry of the rules for ids, in checkpoints, with the ids that fill lists up to a length."""
+SEPARATOR = "separator"
+"""The entry of the rules for ids, in checkpoints, with the separators of ids in text."""
 DERIVED = "derived"
 """The entry of the rules for ids, in checkpoints, that lists the derived columns."""
 Values = Mapping[str, "npt.NDArray[np.generic]"]
@@ -89,6 +93,9 @@ class Schema:
         derived: The columns that are computed from these, in order.
         times: The unit of the whole numbers of each column of timestamps.
         vectors: The length of the lists of each column of vectors.
+        padding: The id that fills lists up to a length and is left out, of all features with bags
+            or by feature.
+        separator: What stands between the ids of a text, by feature.
         lists: The sparse features that had a bag of ids in each row of training, so that a null is
             an empty bag in them and one missing id in others; None where only the columns say it.
 
@@ -112,6 +119,8 @@ class Schema:
     derived: tuple[DerivedColumn, ...] = ()
     times: Mapping[str, str] = field(default_factory=dict)
     vectors: Mapping[str, int] = field(default_factory=dict)
+    padding: int | str | Mapping[str, int | str] | None = None
+    separator: Mapping[str, str] = field(default_factory=dict)
     lists: Set[str] | None = None
 
     def __post_init__(self) -> None:
@@ -126,11 +135,18 @@ class Schema:
             raise ConfigError(
                 "dataset columns: no sparse column named; name at least one feature with ids"
             )
-        for name in self.hex:
-            if name not in self.sparse:
+        padded = self.padding if isinstance(self.padding, Mapping) else {}
+        for key, among in (("hex", self.hex), ("padding", padded), ("separator", self.separator)):
+            for name in among:
+                if name not in self.sparse:
+                    raise ConfigError(
+                        f"dataset.{key} names {name}, which is no sparse column; "
+                        f"{suggest(name, self.sparse)}"
+                    )
+        for name, sign in self.separator.items():
+            if not sign:
                 raise ConfigError(
-                    f"dataset.hex={list(self.hex)}: {name} is no sparse column; "
-                    f"{suggest(name, self.sparse)}"
+                    f"dataset.separator={{{name}: ''}}: must be at least one sign, such as ','"
                 )
         if self.weight is not None and not self.labels:
             raise ConfigError(
@@ -207,13 +223,14 @@ class Schema:
 
     def bags(self, found: Set[str]) -> frozenset[str]:
         """Return the sparse features that have a bag of ids in each row: those whose columns are
-        lists, and those that had bags in training, where a column of single ids has at most one id
-        in a bag.
+        lists or texts with a separator, and those that had bags in training, where a column of
+        single ids has at most one id in a bag.
 
         Args:
             found: The sparse features whose columns are lists.
         """
-        return frozenset(found) | frozenset(self.lists or ()).intersection(self.sparse)
+        lists = {*self.separator, *(self.lists or ())}
+        return frozenset(found) | lists.intersection(self.sparse)
 
     def null_is_id(self, feature: str) -> bool:
         """Return whether a null list is one missing id, because each row had one id in training;
@@ -221,15 +238,21 @@ class Schema:
         """
         return self.lists is not None and feature not in self.lists
 
-    def check_crosses(self, bags: Set[str]) -> None:
-        """Check that crosses read single-valued features.
+    def check_bags(self, bags: Set[str]) -> None:
+        """Check that crosses read single-valued features, and that padding is named for bags.
 
         Args:
             bags: The sparse features whose columns are lists.
 
         Raises:
-            DataError: A cross reads a column of lists.
+            DataError: A cross reads a column of lists, or a column of single ids has padding.
         """
+        for name in self.padding if isinstance(self.padding, Mapping) else ():
+            if name not in bags:
+                raise DataError(
+                    f"dataset.padding: column {name} holds one id a row, and padding fills lists "
+                    "up to a length; leave it out"
+                )
         for column in self.derived:
             for name in column.reads if column.kind is Kind.CROSS else ():
                 if name in bags:
@@ -271,6 +294,10 @@ class Schema:
             dense=tuple(dense),
             sparse=tuple(sparse),
             hex=tuple(name for name in self.hex if name in sparse),
+            padding={k: v for k, v in self.padding.items() if k in sparse}
+            if isinstance(self.padding, Mapping)
+            else self.padding,
+            separator={name: sign for name, sign in self.separator.items() if name in sparse},
             derived=(),
             times={},
             vectors={},
@@ -307,7 +334,16 @@ class Schema:
             "text": TEXT_HASH,
             "hex": [name for name in self.sparse if name in self.hex],
             **({} if self.lists is None else {LISTS: sorted(self.lists)}),
+            **self.list_rules(),
             **({DERIVED: [column.plain() for column in self.derived]} if self.derived else {}),
+        }
+
+    def list_rules(self) -> dict[str, Any]:
+        """Return the rules for lists of ids, in the form of a checkpoint."""
+        padding = dict(self.padding) if isinstance(self.padding, Mapping) else self.padding
+        return {
+            **({} if padding is None else {PADDING: padding}),
+            **({SEPARATOR: dict(self.separator)} if self.separator else {}),
         }
 
     def with_stored_lists(self, ids: object) -> "Schema":
@@ -353,6 +389,12 @@ class Schema:
                 f"{trained}: set dataset.naming and dataset.hex as it was trained, "
                 f"dataset.hex=[{','.join(str(name) for name in hex)}]"
             )
+        for key in (PADDING, SEPARATOR):
+            if (there := stored.get(key)) != self.list_rules().get(key):
+                raise CheckpointError(
+                    f"checkpoint {checkpoint} was trained with dataset.{key}="
+                    f"{'null' if there is None else there}: set it as it was trained"
+                )
         self._check_derived(stored.get(DERIVED, []), checkpoint)
 
     def _check_derived(self, stored: object, checkpoint: str) -> None:
@@ -463,6 +505,8 @@ def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:
             derived=columns_of(dataset, schema.dense, schema.sparse, _shared(tables)),
             times=dataset.times or {},
             vectors=dataset.vectors or {},
+            padding=dataset.padding,
+            separator=dataset.separator or {},
         )
     if not dataset.sparse:
         raise ConfigError(
@@ -480,6 +524,8 @@ def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:
         derived=columns_of(dataset, dataset.dense, dataset.sparse, _shared(tables)),
         times=dataset.times or {},
         vectors=dataset.vectors or {},
+        padding=dataset.padding,
+        separator=dataset.separator or {},
     )
 
 

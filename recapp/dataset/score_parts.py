@@ -119,6 +119,7 @@ def identity_of(
         "sparse": list(schema.sparse),
         **({"times": dict(schema.times)} if schema.times else {}),
         **({"vectors": dict(schema.vectors)} if schema.vectors else {}),
+        **schema.list_rules(),
         "text ids": [schema.text_ids(name).value for name in schema.sparse],
         "dense_transform": transform,
     }

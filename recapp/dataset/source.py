@@ -21,10 +21,11 @@ import pyarrow.compute as pc
 
 from recapp.dataset.arrow_types import id_type, is_list, is_text, value_type
 from recapp.dataset.data_file import DataFile, UnreadableFileError, chunks, facts_of, stamp_of
+from recapp.dataset.file_kinds import kind_of
 from recapp.dataset.files import file_names, given_paths
 from recapp.dataset.formats import format_names, format_of
+from recapp.dataset.parquet import Parquet
 from recapp.dataset.schema import Schema, TextIds
-from recapp.dataset.text_files import holds_text
 from recapp.errors import ConfigError, DataError
 
 FIRST_ROWS = 1024  # searched for text that spells no number, before ranks start
@@ -221,13 +222,14 @@ def _open_file(
         stamp = stamp_of(name)
         types, rows = facts_of(format, name, stamp)
     except (OSError, UnreadableFileError) as error:
-        fix = (
-            "it holds text: call it .csv, and the lines that convert it are shown"
-            if holds_text(Path(name))
-            else "write it again or leave it out"
-        )
+        if isinstance(format, Parquet) and (kind := kind_of(Path(name))):
+            shown = "give it another suffix, and the lines that convert it are shown"
+            raise DataError(
+                f"{setting}: {name} is {kind.name}, not {format.name}: {kind.fix or shown}"
+            ) from error
         raise DataError(
-            f"{setting}: {name} is not a whole {format.name} file ({error}); {fix}"
+            f"{setting}: {name} is not a whole {format.name} file ({error}); write it again or "
+            "leave it out"
         ) from error
     columns = schema.resolve(types, name)
     lists = (feature for feature in schema.sparse if is_list(types.field(columns[feature]).type))

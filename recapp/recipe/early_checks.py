@@ -160,7 +160,7 @@ def _check_files(
             break
     if not source.segments:
         return
-    schema.check_crosses(source.bags)
+    schema.check_bags(source.bags)
     for column in source.bags.intersection(read_by_metrics):
         raise ConfigError(
             f"{read_by_metrics[column]}={column}: the column has a list of ids in a row: choose "

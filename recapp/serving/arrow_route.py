@@ -16,8 +16,8 @@ from torch import Tensor
 from recapp.dataset.arrow_messages import sizes_of
 from recapp.dataset.arrow_types import has_views, is_list, is_text
 from recapp.errors import DataError
-from recapp.serving.feature_columns import ids_in
-from recapp.serving.limits import Limits, bad, check_body_bytes, check_ids, check_rows
+from recapp.serving.feature_columns import check_columns
+from recapp.serving.limits import Limits, bad, check_body_bytes, check_rows
 from recapp.serving.question import Question, Reply
 from recapp.serving.served_model import Served
 
@@ -84,8 +84,7 @@ def _read(body: memoryview, served: Served, limits: Limits) -> pa.Table:
         table = pa.Table.from_batches(batches, reader.schema)
     check_rows(rows, limits)
     table = pa.table({name: table.column(column) for name, column in columns.items()})
-    ids = [chunk for name in schema.sparse for chunk in table.column(name).chunks]
-    check_ids(sum(ids_in(column) for column in ids), limits)
+    check_columns(table, schema, limits)
     check_body_bytes(sum(_text_bytes(c) for each in table.columns for c in each.chunks), limits)
     return table
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recapp.dataset.arrow_types import is_list
+from recapp.dataset.arrow_types import is_list, is_text
 from recapp.dataset.schema import Schema
 from recapp.errors import suggest
 from recapp.serving.limits import Limits, bad, check_ids, check_rows
@@ -51,14 +51,32 @@ def table_of(tensors: Sequence[InputTensor], schema: Schema, limits: Limits) -> 
                 f"several ids per row needs {name}{LENGTHS}"
             )
     check_rows(rows, limits)
-    check_ids(sum(ids_in(columns[name]) for name in schema.sparse), limits)
-    return pa.table(columns)
+    table = pa.table(columns)
+    check_columns(table, schema, limits)
+    return table
 
 
-def ids_in(column: pa.Array) -> int:
-    """Return the number of ids in a column of single ids or of lists."""
+def check_columns(table: pa.Table, schema: Schema, limits: Limits) -> None:
+    """Check the number of ids of a request.
+
+    Args:
+        table: The raw rows of the request.
+        schema: The columns of the model.
+        limits: The bounds of rows and ids.
+
+    Raises:
+        Refused: There are more than the server takes.
+    """
+    chunks = ((name, chunk) for name in schema.sparse for chunk in table.column(name).chunks)
+    check_ids(sum(_ids_in(chunk, schema.separator.get(name)) for name, chunk in chunks), limits)
+
+
+def _ids_in(column: pa.Array, separator: str | None = None) -> int:
+    """Return the number of ids in a column of single ids, of lists or of texts with a separator."""
     if not is_list(column.type):
-        return len(column)
+        several = separator is not None and is_text(column.type)
+        more = pc.sum(pc.count_substring(column, separator)).as_py() if several else None
+        return len(column) + (more or 0)
     # reads lengths only: a list of nulls may declare any length and holds no bytes
     return int(pc.sum(pc.list_value_length(column)).as_py() or 0)
 

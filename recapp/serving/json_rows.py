@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 from torch import Tensor
 
-from recapp.serving.feature_columns import ids_in
+from recapp.serving.feature_columns import check_columns
 from recapp.serving.json_text import read_object, written
-from recapp.serving.limits import Limits, bad, check_ids, check_rows
+from recapp.serving.limits import Limits, bad, check_rows
 from recapp.serving.question import Question, Reply
 from recapp.serving.served_model import Served
 from recapp.serving.tensors import column_of, scalars_of
@@ -50,7 +50,7 @@ def read_rows(
     features = served.features
     _check_names(rows, features)
     table = pa.table({name: _column(name, rows, served) for name in features})
-    check_ids(sum(ids_in(table[name].chunk(0)) for name in served.scorer.schema.sparse), limits)
+    check_columns(table, served.scorer.schema, limits)
     return Question(table, lambda outputs: _reply(served, outputs))
 
 

@@ -16,7 +16,7 @@ checkpoint (`recapp/stored/trust.py`).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -106,8 +106,12 @@ class ArtefactManifest(Manifest):
 
     @property
     def version(self) -> int:
-        """The version of the format: 3 with derived columns, which version 2 lacks, else 2."""
-        return self.kind.version if DERIVED_FILE in self.files else WITHOUT_DERIVED
+        """The version of the format: 3 with derived columns, padding or separators of ids, which
+        version 2 lacks, else 2.
+        """
+        features = self.info.get("features")
+        lists = isinstance(features, Mapping) and {"padding", "separator"} & features.keys()
+        return self.kind.version if lists or DERIVED_FILE in self.files else WITHOUT_DERIVED
 
     @property
     def in_use(self) -> Files:

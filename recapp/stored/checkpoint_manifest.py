@@ -7,8 +7,9 @@ mixed rows: row r of the R rows of C1 is stored as row (m r + s) mod R.
 
 Version 1 has no checksum; it is read with a note. A reader of version 2 does not know row orders,
 so a manifest with row orders has version 3. A reader of version 3 knows neither derived columns nor
-`dataset.vectors`, `tables.dim_rule`, `tables.wide`, `tables.collections`, `ensemble` and averages
-of weights, so a manifest with one of them has version 4.
+`dataset.vectors`, `dataset.padding`, `dataset.separator`, `tables.dim_rule`, `tables.wide`,
+`tables.collections`, `ensemble` and averages of weights, so a manifest with one of them has
+version 4.
 """
 
 from dataclasses import dataclass
@@ -100,7 +101,9 @@ class CheckpointManifest(Manifest):
             for group in ("tables", "dataset")
         }
         further = [set_up["tables"].get(name) for name in ("wide", "collections", "dim_rule")]
-        return any((*further, set_up["dataset"].get("vectors"), found.get("ensemble", 1) != 1))
+        further += [set_up["dataset"].get(name) for name in ("vectors", "separator")]
+        padded = set_up["dataset"].get("padding") is not None
+        return any((*further, padded, found.get("ensemble", 1) != 1))
 
     @property
     def in_use(self) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ def read_cached(
     tables: Sequence[EmbeddingConfig],
     samples: int = 1,
     lookups: Sequence[TableLookup] | None = None,
-    derived: Sequence[Mapping[str, Any]] = (),
+    rules: Mapping[str, Any] | None = None,
 ) -> dict[str, TableStatistics] | None:
     """Return the cached measurement for exactly these files and tables.
 
@@ -43,12 +43,12 @@ def read_cached(
         tables: The tables of the model.
         samples: The least number of measured samples.
         lookups: The lookups of the tables; None takes the lookups that the tables declare.
-        derived: The settings of derived columns, which determine their ids, as plain values.
+        rules: The rules that make ids of values, as plain values.
 
     Returns:
         Statistics by table; None if there is no measurement, or one with too few samples.
     """
-    key = _key(files, tables, lookups, derived)
+    key = _key(files, tables, lookups, rules)
     path = _path(files)
     for entry in _read(path) if key and path else []:
         if entry.get("key") == key and entry.get("samples", 0) >= samples:
@@ -63,7 +63,7 @@ def write_cached(
     statistics: Mapping[str, TableStatistics],
     samples: int,
     lookups: Sequence[TableLookup] | None = None,
-    derived: Sequence[Mapping[str, Any]] = (),
+    rules: Mapping[str, Any] | None = None,
 ) -> Path | None:
     """Write a measurement to the user's cache.
 
@@ -73,12 +73,12 @@ def write_cached(
         statistics: The statistics of each table.
         samples: The number of measured samples.
         lookups: The lookups of the tables; None takes the lookups that the tables declare.
-        derived: The settings of derived columns, which determine their ids, as plain values.
+        rules: The rules that make ids of values, as plain values.
 
     Returns:
         The path of the file; None if the cache cannot be written.
     """
-    key = _key(files, tables, lookups, derived)
+    key = _key(files, tables, lookups, rules)
     path = _path(files)
     if not key or path is None:
         return None
@@ -140,7 +140,7 @@ def _key(
     files: Sequence[str | Path],
     tables: Sequence[EmbeddingConfig],
     lookups: Sequence[TableLookup] | None,
-    derived: Sequence[Mapping[str, Any]],
+    rules: Mapping[str, Any] | None,
 ) -> str:
     """Return the key of a measurement; an empty text if a data file is absent."""
     identity: list[Any] = []
@@ -166,8 +166,8 @@ def _key(
             for t in tables
         ]
     )
-    if derived:
-        identity.append([dict(column) for column in derived])
+    if rules:
+        identity.append(dict(rules))
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest() if files else ""
 
 

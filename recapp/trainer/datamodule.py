@@ -34,6 +34,7 @@ from recapp.dataset.fingerprint import (
     file_facts,
     resumed_files,
 )
+from recapp.dataset.odd_values import remarks
 from recapp.dataset.prediction_input import (
     PredictionInput,
     RankInput,
@@ -182,6 +183,7 @@ class ClickData(LightningDataModule):
                     "scoring=ScoringSettings(input=...)"
                 )
             self._open_input(self._scoring)
+            self._note_oddities(self.prediction_input.source)
             return
         if self._opened is None:
             opened = open_rows(self.settings, self.schema, self.seed, trains=stage == "fit")
@@ -191,6 +193,7 @@ class ClickData(LightningDataModule):
             self._opened = replace(opened, schema=self.schema)
         if self._facts is None and stage == "fit":
             self._facts = file_facts(self._opened.train.files)
+            self._note_oddities(self._opened.train)
             self._example = self._first_rows(self._opened)
         if self._counts and stage == "fit":
             self.table_rows = self._on_rank_0(partial(self._rows.table_rows, self._max_table_rows))
@@ -200,6 +203,12 @@ class ClickData(LightningDataModule):
     def _open_input(self, scoring: ScoringSettings) -> None:
         transform = self.settings.dense_transform
         self._prediction_input = open_input(scoring, self.schema, transform)
+
+    def _note_oddities(self, source: Source) -> None:
+        """Print what looks odd about the values of some rows, on rank 0."""
+        if self.trainer is None or self.trainer.is_global_zero:
+            for remark in remarks(source, self.schema):
+                note(remark)
 
     def _fit_columns(self, rows: ClickRows) -> None:
         """Fit the derived columns on the training rows, unless the schema has their values."""

@@ -315,7 +315,11 @@ def test_empty_batches_have_the_labels_and_weights_of_others():
     ("changes", "text"),
     [
         ({"click": [1, 2, 0]}, r"column click, row 1 holds 2; a label must be 0 or 1"),
-        ({"dwell": [1.0, 2, None]}, "column dwell, row 2 holds None; a label must be a finite"),
+        (
+            {"dwell": [1.0, 2, None]},
+            "column dwell, row 2 holds None; a label must be a finite number; where it is unknown, "
+            r"write 0 and a weight of 0 \(dataset.weight={label: column}\)",
+        ),
         ({"dwell": [math.inf, 2, 0]}, "column dwell, row 0 holds inf; a label must be a finite"),
         ({"price": [1, 1e39, 0]}, r"column price, row 1 holds 1e\+39; a weight must be a finite"),
         ({"price": [1, 2, -0.5]}, "column price, row 2 holds -0.5; .* number, 0 or more$"),
@@ -357,7 +361,11 @@ def test_keys_keep_the_order_of_the_schema_whatever_the_file_and_kind(tmp_path):
             r"click \(such as a rating of 4 or more\), 0 for what does not$",
         ),
         ({"label": [0.0, 0.64]}, "column label, row 1 holds 0.64; a label must be 0 or 1: write 1"),
-        ({"label": [0, None, 1]}, "column label, row 1 holds None; a label must be 0 or 1"),
+        (
+            {"label": [0, None, 1]},
+            "column label, row 1 holds None; a label must be 0 or 1: .*; where it is unknown, "
+            "write 0 and a weight of 0",
+        ),
         ({"label": ["0", "1", "yes"]}, "column label, row 2 holds 'yes'; a label must be 0 or 1"),
         (
             {"label": ["0", "1e-400", "1"]},
@@ -383,7 +391,7 @@ def test_keys_keep_the_order_of_the_schema_whatever_the_file_and_kind(tmp_path):
             {"label": ["0", "1", "1.000000000001"]},
             "column label, row 2 holds '1.000000000001'; a label must be 0 or 1",
         ),
-        ({"label": [True, None, False]}, "column label, row 1 holds None; a label must be 0 or 1"),
+        ({"label": [0, 1, -1]}, "column label, row 2 holds -1; .* where it is unknown, write 0"),
         ({"id": [1.0, 2.5, 3.0]}, "column id, row 1 holds 2.5; an id must be .*: write a whole"),
         (
             {"id": [1, -(2**63), 3]},

@@ -202,14 +202,6 @@ def test_a_directory_of_text_says_that_it_can_be_converted(tmp_path):
         file_names(str(tmp_path))
 
 
-def test_text_that_is_called_parquet_is_called_text(tmp_path):
-    (tmp_path / "clicks.parquet").write_text(CSV)
-    with pytest.raises(
-        DataError, match=r"not a whole Parquet file .*; it holds text: call it .csv"
-    ):
-        open_source(str(tmp_path), ROW)
-
-
 def test_raw_criteo_text_without_a_header_is_converted_and_read_by_position(tmp_path):
     lines = [
         "\t".join([str(label), *map(str, range(13)), *(f"{label:02x}{n:06x}" for n in range(26))])

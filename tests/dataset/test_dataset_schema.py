@@ -201,7 +201,7 @@ def test_criteo_is_hexadecimal_with_and_without_labels():
 
 def test_hexadecimal_columns_must_be_sparse_columns():
     with pytest.raises(
-        ConfigError, match=r"dataset\.hex=\['user'\]: user is no sparse column; did you mean users"
+        ConfigError, match=r"dataset\.hex names user, which is no sparse column; did you mean users"
     ):
         Schema("y", (), ("users", "items"), hex=("user",))
 

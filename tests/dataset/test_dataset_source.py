@@ -130,7 +130,7 @@ def test_a_directory_without_data_says_what_it_has(tmp_path):
 
 def test_a_truncated_or_foreign_file_is_named(days):
     whole = (days / "day_2.parquet").read_bytes()
-    for content in (whole[: len(whole) // 2], whole[:-1], b"a,b\n1,2\n", b""):
+    for content in (whole[: len(whole) // 2], whole[:-1], b"\0\1\2", b""):
         (days / "day_2.parquet").write_bytes(content)
         text = one_line(str(days))
         assert f"{days}/day_2.parquet is not a whole Parquet file" in text

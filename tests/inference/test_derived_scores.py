@@ -31,6 +31,8 @@ DERIVED = (
     "dataset.times={seen: ms, day: s}",
     "dataset.periodic={I6: 7.3}",
     "dataset.vectors={image: 3, text: 2}",
+    "dataset.separator={C7: '::'}",
+    "dataset.padding=0",
 )
 
 
@@ -49,6 +51,18 @@ def add_columns(folder):
             "image": pa.FixedSizeListArray.from_arrays(image.reshape(-1), 3),
             "text": pa.array([None if each else [0.5, -2.0] for each in some]),
         }
+        ids = random.integers(0, 20, (rows, 4))  # 0 fills the lists up
+        lists = {
+            "C7": pa.array(
+                [
+                    None if n else "::".join(f"{i:x}" for i in r)
+                    for n, r in zip(some, ids, strict=True)
+                ]
+            ),
+            "C8": pa.array(ids.tolist(), pa.list_(pa.int64(), 4)),
+        }
+        for name, column in lists.items():
+            table = table.set_column(table.column_names.index(name), name, column)
         for name, column in columns.items():
             table = table.append_column(name, column)
         pq.write_table(table, path)
@@ -101,7 +115,7 @@ def seconds_of(dates):
 def test_requests_have_times_and_vectors(trained, rows):
     torch.set_num_threads(1)
     model = recapp.load_model(trained / "art")
-    wanted = model.predict(rows)[:20]
+    wanted = model.predict(rows.slice(0, 20))
     served = Served("clicks", model)
     check_model(model)
     inputs = {each["name"]: each for each in served.metadata()["inputs"]}

@@ -212,12 +212,11 @@ def test_what_other_lookups_measured_is_not_read(data):
     write_cached(data, [table()], known, 64, twice)
     assert read_cached(data, [table()]) is None
     assert read_cached(data, [table()], lookups=twice) == known
-    columns = [{"name": "b", "kind": "buckets", "reads": ["a"], "setting": 8}]
-    assert read_cached(data, [table()], lookups=twice, derived=columns) is None
-    write_cached(data, [table()], known, 64, twice, columns)
-    assert read_cached(data, [table()], lookups=twice, derived=columns) == known
-    other = [columns[0] | {"setting": 16}]
-    assert read_cached(data, [table()], lookups=twice, derived=other) is None
+    rules = {"derived": [{"name": "b", "kind": "buckets", "reads": ["a"], "setting": 8}]}
+    assert read_cached(data, [table()], lookups=twice, rules=rules) is None
+    write_cached(data, [table()], known, 64, twice, rules)
+    assert read_cached(data, [table()], lookups=twice, rules=rules) == known
+    assert read_cached(data, [table()], lookups=twice, rules=rules | {"padding": 0}) is None
 
 
 @pytest.mark.parametrize(

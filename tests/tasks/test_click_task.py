@@ -19,12 +19,12 @@ from recapp.tasks.measures import Measure, measures_from
 from recapp.tasks.task import Output, Task
 
 
-def batch_of(labels):
+def batch_of(labels, weights=None):
     labels_B = torch.tensor(labels, dtype=torch.float32)
     sparse = KeyedJaggedTensor(
         ["C1"], torch.arange(len(labels)), lengths=torch.ones(len(labels), dtype=torch.int64)
     )
-    return Batch(torch.zeros(len(labels), 0), sparse, labels_B)
+    return Batch(torch.zeros(len(labels), 0), sparse, labels_B, weights)
 
 
 def test_it_knows_the_metrics_of_clicks_and_which_way_is_better():
@@ -48,6 +48,22 @@ def test_the_loss_is_the_mean_cross_entropy_and_nothing_for_no_samples():
     expected = binary_cross_entropy_with_logits(logits_B, batch.labels_B, reduction="sum") / 3
     assert torch.equal(task.loss({"logit": logits_B}, batch), expected)
     assert task.loss({"logit": torch.zeros(0)}, batch_of([])) == 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"focal": 2.0}, {"ranking": 0.5}], ids=str)
+def test_rows_of_unknown_label_and_weight_0_count_in_neither_loss_nor_metrics(settings):
+    task = ClickTask(**settings)
+    logits_B = torch.tensor([0.3, 9.0, -2.0, 1.0, -9.0])
+    known = torch.tensor([True, False, True, True, False])
+    every = batch_of([1, 0, 0, 1, 0], {"label": known.float()})
+    some = batch_of([1, 0, 1], {"label": torch.ones(3)})
+    expected = task.loss({"logit": logits_B[known]}, some) * 3 / 5
+    assert torch.allclose(task.loss({"logit": logits_B}, every), expected)
+    with_unknown, without = task.make_metrics(False), task.make_metrics(False)
+    task.update(with_unknown, {"logit": logits_B}, every)
+    task.update(without, {"logit": logits_B[known]}, some)
+    for name in without:
+        assert with_unknown[name].compute() == without[name].compute(), name
 
 
 def test_metrics_are_updated_with_logits_and_labels():

@@ -284,6 +284,27 @@ void map_derived(Artefact& artefact) {
   }
 }
 
+// Read what lists of ids are filled up with, and what stands between the ids of a text.
+void read_lists(const Json& of, Artefact& artefact) {
+  artefact.padding.assign(artefact.sparse.size(), std::numeric_limits<std::int64_t>::min());
+  artefact.separators.resize(artefact.sparse.size());
+  if (const Json* padding = of.find("padding")) {
+    if (!padding->is(Kind::array)) throw Damage("padding is of another type");
+    for (const Json& item : padding->items) {
+      const std::size_t at = index_of(artefact.sparse, text(item, "name"), "padding");
+      artefact.padding[at] = integer(item, "id", -LARGEST, LARGEST);
+    }
+  }
+  if (const Json* separator = of.find("separator")) {
+    if (!separator->is(Kind::array)) throw Damage("separator is of another type");
+    for (const Json& item : separator->items) {
+      const std::size_t at = index_of(artefact.sparse, text(item, "name"), "separator");
+      artefact.separators[at] = text(item, "text");
+      if (artefact.separators[at].empty()) throw Damage("separator=''");
+    }
+  }
+}
+
 // Read the columns of times and of vectors, if there are any.
 void read_further(const Json& of, Artefact& artefact) {
   static const char* const units[] = {"s", "ms", "us", "ns"};
@@ -326,6 +347,7 @@ void read_features(const Json& of, Artefact& artefact) {
       artefact.lists[index_of(artefact.sparse, name, "lists")] = true;
     }
   }
+  read_lists(of, artefact);
   artefact.transform = one_of<Transform>(text(of, "transform"), transforms, "transform");
   artefact.features = artefact.sparse;
   artefact.numbers = artefact.dense.size();

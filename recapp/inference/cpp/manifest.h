@@ -110,6 +110,9 @@ struct Artefact {
   std::vector<TextIds> text;  // of each sparse feature
   // whether each sparse feature had bags in training; empty where the artefact does not say it
   std::vector<bool> lists;
+  // of each sparse feature: the id that fills its lists up to a length, INT64_MIN if none does
+  std::vector<std::int64_t> padding;
+  std::vector<std::string> separators;  // of the ids of a text, empty where a text is one id
   std::vector<TimeColumn> times;
   std::vector<VectorColumn> vectors;
   std::size_t vector_numbers = 0;     // of all vectors of a row

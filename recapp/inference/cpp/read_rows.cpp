@@ -53,13 +53,31 @@ void RowsBuilder::add_number(int feature, std::int64_t row, const Value& value) 
 }
 
 void RowsBuilder::add_id(int feature, const Value& value) {
-  const TextIds way = artefact_.text[feature - artefact_.dense.size()];
-  ids(feature).ids.push_back(id_of(value, way));
+  const std::string& separator = artefact_.separators[sparse(feature)];
+  if (separator.empty() || value.kind != Value::Kind::text) return add_one(feature, value);
+  begin_list(feature);
+  std::string_view left = value.text;
+  while (true) {
+    const std::size_t end = left.find(separator);
+    Value part = value;
+    part.text = left.substr(0, end);
+    add_to_list(feature, part);
+    if (end == std::string_view::npos) return;
+    left.remove_prefix(end + separator.size());
+  }
+}
+
+void RowsBuilder::add_one(int feature, const Value& value) {
+  ids(feature).ids.push_back(id_of(value, artefact_.text[sparse(feature)]));
 }
 
 void RowsBuilder::add_to_list(int feature, const Value& value) {
-  add_id(feature, value);
-  if (ids(feature).ids.back() == MISSING) ids(feature).ids.pop_back();
+  add_one(feature, value);
+  if (is_absent(sparse(feature), ids(feature).ids.back())) ids(feature).ids.pop_back();
+}
+
+bool RowsBuilder::is_absent(std::size_t sparse, std::int64_t id) const {
+  return id == MISSING || id == artefact_.padding[sparse];
 }
 
 Rows RowsBuilder::finish() {
@@ -73,7 +91,7 @@ Rows RowsBuilder::finish() {
     std::size_t at = 0;
     for (std::int64_t& end : of.ends) {
       for (; at < static_cast<std::size_t>(end); ++at) {
-        if (of.ids[at] != MISSING) of.ids[kept++] = of.ids[at];
+        if (!is_absent(i, of.ids[at])) of.ids[kept++] = of.ids[at];
       }
       end = static_cast<std::int64_t>(kept);
     }

@@ -35,7 +35,8 @@ class RowsBuilder {
   // Check the length of a vector, whose numbers come one by one; without any it is zeros.
   void check_length(int feature, std::int64_t length) const;
   void add_to_vector(int feature, std::int64_t row, std::int64_t place, const Value& value);
-  // Values of a sparse feature come row by row. A list begins with `begin_list`.
+  // Values of a sparse feature come row by row: one id, or text of several; or a list, which begins
+  // with `begin_list`.
   void add_id(int feature, const Value& value);
   void begin_list(int feature) { ids(feature).lists = true; }
   void add_to_list(int feature, const Value& value);
@@ -45,6 +46,10 @@ class RowsBuilder {
   Rows finish();
 
  private:
+  std::size_t sparse(int feature) const { return feature - artefact_.dense.size(); }
+  void add_one(int feature, const Value& value);
+  // Whether an id of a list is left out: a missing one, or one that fills it up to a length.
+  bool is_absent(std::size_t sparse, std::int64_t id) const;
   Ids& ids(int feature) { return rows_.sparse[feature - artefact_.dense.size()]; }
   // Return the number of the first time.
   int times() const { return static_cast<int>(artefact_.dense.size() + artefact_.sparse.size()); }

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from recapp.dataset.file_kinds import TEXT, FileKind, first_bytes, is_printed, kind_of
 
-TEXT_SUFFIXES = (".csv", ".tsv", ".gz")
+TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".gz", ".bz2", ".zst")
 
 
 def holds_text(file: Path) -> bool:

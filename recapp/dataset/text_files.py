@@ -12,7 +12,7 @@ from pathlib import Path
 
 from recapp.dataset.file_kinds import TEXT, FileKind, first_bytes, is_printed, kind_of
 
-TEXT_SUFFIXES = (".csv", ".tsv", ".gz")
+TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".gz", ".bz2", ".zst")
 
 
 def holds_text(file: Path) -> bool:
@@ -24,12 +24,14 @@ def holds_text(file: Path) -> bool:
 
 
 def holds_table(file: Path) -> bool:
-    """Return whether a file is text, by its first bytes, whose first two lines have equally many
-    delimiters. Those of a README have not.
+    """Return whether lines of Python convert a file that is a table, by its first bytes. The first
+    two lines of text have equally many delimiters then; those of a README have not.
     """
     begin = first_bytes(file)
+    if not is_printed(begin):
+        return holds_text(file)
     first, second, *_ = [*begin.splitlines(), b"", b""]
-    return is_printed(begin) and any(
+    return any(
         first.count(mark) and second.count(mark) == first.count(mark)
         for mark in (b"\t", b",", b";", b"|")
     )

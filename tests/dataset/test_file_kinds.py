@@ -9,6 +9,7 @@ import json
 import pickle
 import sqlite3
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -106,6 +107,17 @@ def test_the_lines_convert_what_their_file_is_and_keep_every_row(tmp_path, name)
     if "latin" in name:
         wanted = wanted.set_column(2, "one", pa.array(["é", "7", ""]))
     assert found.to_pydict() == wanted.to_pydict()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv.bz2", "a.csv.zst"])
+def test_a_directory_of_such_files_is_converted(tmp_path, name):
+    kinds = {".jsonl": "JSON lines", ".bz2": "bz2", ".zst": "zstd"}
+    for number in range(2):
+        file = tmp_path / "logs" / f"{number}{name}"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(CONVERTED[kinds[file.suffix]])
+    exec("\n".join(lines_for(tmp_path / "logs")), {})
+    assert sum(pq.read_table(file).num_rows for file in Path("data/logs").iterdir()) == 6
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])

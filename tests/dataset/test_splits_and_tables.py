@@ -169,6 +169,8 @@ def test_the_first_bytes_of_files_without_a_suffix_tell_that_they_are_data(tmp_p
 def test_a_file_that_is_neither_data_nor_text_is_refused_beside_data(tmp_path):
     put(tmp_path, "part-0.parquet")
     (tmp_path / "part-1").write_bytes(b"ORC\0")
+    assert "part-1 is read after it is converted to Parquet" in str(refused(tmp_path))
+    (tmp_path / "part-1").write_bytes(b"\0\1\2\3")
     assert "part-1 is neither Parquet nor text, and lies beside part-0.parquet" in str(
         refused(tmp_path)
     )

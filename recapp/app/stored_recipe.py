@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from recapp.compat.hugectr_words import in_recapp_words
 from recapp.console import note, short_path
+from recapp.errors import CheckpointError
 from recapp.processes.rank_environment import external_rank
 from recapp.recipe.commands import COMMANDS
 from recapp.recipe.read import read_settings
@@ -131,8 +132,9 @@ def match_stored(recipe: R, manifest: "Manifest") -> R:
 
     Raises:
         CheckpointError: Text ids would be read differently than in training.
+        ArtefactError: The same.
     """
-    from recapp.dataset.schema import TEXT_HASH
+    from recapp.dataset.schema import LISTS, TEXT_HASH
 
     sparse = recipe.schema.sparse
     features = recipe.schema.features
@@ -147,7 +149,13 @@ def match_stored(recipe: R, manifest: "Manifest") -> R:
                 "as hexadecimal, as in earlier versions of recapp"
             )
     if stored is not None:
-        recipe.schema.check_id_encoding(stored, str(manifest.folder), manifest.kind.name)
+        try:
+            recipe.schema.check_id_encoding(stored, str(manifest.folder), manifest.kind.name)
+        except CheckpointError as error:
+            raise manifest.kind.error(str(error)) from None
+        for_cpp = manifest.info.get("features")  # of an artefact
+        if isinstance(for_cpp, Mapping) and for_cpp.get(LISTS) != stored.get(LISTS):
+            raise manifest.wrong(f"features.{LISTS}")
     rows = {name: shape.rows for name, shape in manifest.shapes.items() if shape.rows}
     dataset = recipe.dataset
     sized = bool(dataset.table_rows or dataset.cardinality or dataset.generate)

@@ -156,6 +156,7 @@ class JsonRows {
 
   void add(int feature, const Json& value) {
     if (builder_.is_dense(feature)) {
+      if (value.is(Json::Kind::boolean)) throw BadValue("holds a boolean, which is not a number");
       builder_.add_number(feature, count_, value_of(value, "a number, or text that spells one"));
       return;
     }

@@ -16,6 +16,7 @@ from recapp.tasks.task import Output, Task
 
 SPLITS = {"val": "validation", "test": "test"}
 HIDDEN_SHARE = "hidden_share_"
+CALIBRATION = ", predicted over real share: 1 is right"
 
 
 def report_end(measured: Mapping[str, Any], task: Task, directory: Path, format: str) -> None:
@@ -100,6 +101,7 @@ def _lines_of_run(
     for measure in measures:
         if (key := f"{split}_{measure.name}") in metrics:
             found = _score(metrics[key]) + with_interval(metrics, key)
+            found += CALIBRATION if measure.name == "calibration" else ""
             yield f"{SPLITS[split]} {measure.title}", found
     if better := metrics.get("better_epoch"):
         yield "better than these joined models", better

@@ -202,7 +202,9 @@ def send_back(state: EngineState, requests: Requests, gradient: Tensor) -> Tenso
     comm = state.comm
     vectors = requests.vectors
     message = state.messages.take(vectors.numel, state.payload, comm.device)
-    for g, asked in enumerate(requests.asked):
+    learning = state.layout.learning
+    for g in learning:
+        asked = requests.asked[g]
         width = state.stores[g].width
         links = asked.gradient_links
         state.backend.pool(gradient, 1, width, links, message, state.dtype, 1 / comm.world)
@@ -213,7 +215,7 @@ def send_back(state: EngineState, requests: Requests, gradient: Tensor) -> Tenso
                 if rank != comm.rank:
                     message[first:last] = own
     state.observer.ends("spread")
-    sent = state.waits.sent(comm.swap(message, *vectors.requests()))
+    sent = state.waits.sent(comm.swap(message, *vectors.gradients(learning)))
     requests.group()
     state.observer.ends("group")
     state.wait("gradients", sent)

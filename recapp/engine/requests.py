@@ -25,9 +25,10 @@ from torch import Tensor
 
 from recapp.engine.exchange_modes import OwnRequests, PooledRequests, UniqueRequests
 from recapp.engine.fused_update import RowGradients
+from recapp.engine.row_store import RowStore
 from recapp.engine.state import EngineState
 from recapp.errors import ConfigError, RankError
-from recapp.kernels.links import Counts, Routes, offset_dtype
+from recapp.kernels.links import Counts, Routes, offset_dtype, one_by_one
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.bags_of_samples import samples_of
 from recapp.tables.ids import IdRules, OutsideTable, Rows
@@ -252,9 +253,11 @@ class Requests:
         if self.row_gradients_G:
             return
         state = self.state
-        for s, store in zip(self.served, state.stores, strict=True):
-            s.group(store)
-        found = [RowGradients(s.row_U, s.gradient_links) for s in self.served]
+        learning = state.layout.learning
+        found = [
+            _row_gradients(s, store) if g in learning else _no_gradients(store)
+            for g, (s, store) in enumerate(zip(self.served, state.stores, strict=True))
+        ]
         statistics = state.row_statistics
         self.row_gradients_G = (
             [
@@ -305,6 +308,17 @@ class Requests:
             yield from scratch.tensors()
         if self.ids is not None:
             yield self.ids
+
+
+def _row_gradients(served: Any, store: RowStore) -> RowGradients:
+    served.group(store)
+    return RowGradients(served.row_U, served.gradient_links)
+
+
+def _no_gradients(store: RowStore) -> RowGradients:
+    """Return the row gradients of frozen tables: no row has any."""
+    row_U = torch.empty(0, dtype=torch.int64, device=store.group.device)
+    return RowGradients(row_U, one_by_one(0, store.width, row_U.device))
 
 
 def _kind_of_requests(mode: str, world: int) -> type[UniqueRequests | PooledRequests]:

@@ -152,7 +152,13 @@ class ShardedTables(nn.Module):
         rules = distinct_rules(self.rules.values())
         numbers = {table: rules.index(of_table) for table, of_table in self.rules.items()}
         lookups = [x for m in self.members for x in m.lookups]
-        layout = make_layout(tables, plan, lookups, numbers or None)
+        layout = make_layout(
+            tables,
+            plan,
+            lookups,
+            numbers or None,
+            frozen=rules.index(FROZEN) if FROZEN in rules else None,
+        )
         device = comm.device
         kernels = choose_backend(backend, device)
         self.dtype = dtype or compute_dtype(tables)

@@ -149,7 +149,7 @@ def groups_of_tables(
     found = []
     for number, group in enumerate(fresh):
         others = [stored[number]] if len(stored) == len(fresh) else [*stored[:1], group]
-        known = [of_table[table] for table in group["tables"] if table in of_table]
+        known = [of_table[t] for t in group.get("tables", ()) if t in of_table]
         found.append(dict([*known, *others][0]))
     return found
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from recapp.optim.named_rules import rule_of
+from recapp.optim.rules import FROZEN
 from recapp.planner.cost import (
     ID_BYTES,
     MESSAGES,
@@ -185,6 +186,7 @@ class _Counts:
         )
         rules = [rule_of(problem.rule, c.table.name) for c in cuts]
         self.means_J = np.array([rule.means if rule else 0 for rule in rules])
+        self.trained_J = np.array([rule is not None and rule != FROZEN for rule in rules])
         itemsize = compute_dtype(problem.tables).itemsize
         bytes_S4 = np.array(
             [
@@ -213,10 +215,14 @@ def price_all(cuts: Sequence[Cut], problem: PlanningProblem) -> Prices:
     """Return the prices of all cuts."""
     c = _Counts(cuts, problem)
     world = problem.topology.world_size
-    train = problem.rule is not None
     seconds_PM, asked_3M = _owners(c)
     everywhere_J3 = np.stack(
-        [ID_BYTES * c.U_J, np.zeros(len(cuts)), train * c.U_J * c.dim_J * problem.payload_bytes], 1
+        [
+            ID_BYTES * c.U_J,
+            np.zeros(len(cuts)),
+            c.trained_J * c.U_J * c.dim_J * problem.payload_bytes,
+        ],
+        1,
     )
     return Prices(
         cuts,
@@ -248,9 +254,10 @@ def _home(c: _Counts) -> Floats:
         0, vectors_S, (vectors_S + c.samples_J[c.cut_S]) * number_S
     )
     if c.problem.rule is not None and c.problem.topology.world_size > 1:
-        spent["gradients"] = kernels["spread"].seconds(
+        spread_S = kernels["spread"].seconds(
             0, vectors_S, (vectors_S + np.where(pooled_S, pairs_S, U_S)) * number_S
         )
+        spent["gradients"] = spread_S * c.trained_J[c.cut_S]
     by_phase = {p: c.by_cut(spent[p]) for p in PHASES}
     mixing_J = MIXING * kernels["route"].seconds(0, c.n_J * c.mixed_J)
     by_phase["input"] = by_phase["input"] + mixing_J
@@ -278,14 +285,16 @@ def _owners(c: _Counts) -> tuple[Floats, Floats]:
             * ~replicated_M
         )
     if problem.rule is not None:
-        gradient_rows_M = world * rows_M if world > 1 else c.n_J[c.cut_M]
+        trained_M = c.trained_J[c.cut_M]
+        gradient_rows_M = trained_M * (world * rows_M if world > 1 else c.n_J[c.cut_M])
+        touched_M = trained_M * c.touched_M
         if world > 1:
             spent["gradients"] = kernels["group"].seconds(0, gradient_rows_M)
-        moved_M = gradient_rows_M * number_M + 2 * c.touched_M * (number_M + c.state_bytes_M)
+        moved_M = gradient_rows_M * number_M + 2 * touched_M * (number_M + c.state_bytes_M)
         if problem.average_every is not None:  # each update of the average reads and writes it all
             passes_M = c.rows_M * (number_M + 2 * c.itemsize * c.width_M)
             moved_M = moved_M + passes_M / problem.average_every
-        spent["update"] = kernels["update"].seconds(0, c.touched_M, moved_M)
+        spent["update"] = kernels["update"].seconds(0, touched_M, moved_M)
     asked_3M = np.zeros((len(MESSAGES), len(number_M)))
     if world > 1:
         message_M = vectors_M * c.width_M * problem.payload_bytes * ~replicated_M
@@ -293,7 +302,7 @@ def _owners(c: _Counts) -> tuple[Floats, Floats]:
             rows_M * ID_BYTES + np.where(pooled_M, vectors_M * ID_BYTES, 0.0)
         ) * ~replicated_M
         asked_3M[1] = message_M
-        asked_3M[2] = message_M * (problem.rule is not None)
+        asked_3M[2] = message_M * c.trained_J[c.cut_M]
     return np.stack([spent[p] for p in PHASES]), asked_3M
 
 

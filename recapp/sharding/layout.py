@@ -113,9 +113,11 @@ class Layout:
         strips: The strips, table by table.
         pieces: The pieces by strip, then row; copies by rank.
         groups: The groups; replicated groups come last, because no rank asks another for their
-            rows.
+            rows. Groups of frozen tables are the first of the others and the last of the
+            replicated ones, so those with gradients follow each other.
         orders: The order of each table's rows; None for rows that lie by number. Rows of strips and
             pieces are positions in this order.
+        frozen: Number of the rule of frozen tables; None if there are none.
     """
 
     tables: tuple[EmbeddingConfig, ...]
@@ -125,6 +127,13 @@ class Layout:
     pieces: tuple[Piece, ...]
     groups: tuple[Group, ...]
     orders: tuple[RowOrder | None, ...]
+    frozen: int | None = None
+
+    @property
+    def learning(self) -> range:
+        """Return the groups whose tables get gradients."""
+        numbers = [g for g, group in enumerate(self.groups) if group.rule != self.frozen]
+        return range(numbers[0], numbers[-1] + 1) if numbers else range(0)
 
     @property
     def column_cut(self) -> bool:
@@ -217,6 +226,7 @@ def make_layout(
     plan: ShardingPlan,
     lookups: Sequence[TableLookup] | None = None,
     rules: Mapping[str, int] | None = None,
+    frozen: int | None = None,
 ) -> Layout:
     """Compute the layout of a plan.
 
@@ -226,6 +236,7 @@ def make_layout(
         lookups: The lookups of the tables, in output order; None takes the lookups that the tables
             declare.
         rules: Number of each table's optimiser, by table name; None if all tables have the same.
+        frozen: Number of the rule of frozen tables; None if there are none.
 
     Raises:
         PlanError: The plan does not tile a table, names other tables or leaves a mode open.
@@ -248,7 +259,7 @@ def make_layout(
             for t, held, rule in zip(tables, cells, rule_T, strict=True)
             for s in held
         },
-        key=lambda kind: (kind[1] == "replicated", *kind[:2], str(kind[2]), *kind[3:]),
+        key=lambda kind: (_place(kind, frozen), *kind[:2], str(kind[2]), *kind[3:]),
     )
     strips: list[Strip] = []
     pieces: list[Piece] = []
@@ -270,7 +281,7 @@ def make_layout(
         for g, (w, mode, dtype, rule, dynamic) in enumerate(kinds)
     )
     orders = tuple(plan.tables[t.name].order_of(t) for t in tables)
-    return Layout(tuple(tables), read, world, tuple(strips), tuple(pieces), groups, orders)
+    return Layout(tuple(tables), read, world, tuple(strips), tuple(pieces), groups, orders, frozen)
 
 
 def _check_modes(plan: ShardingPlan, lookups: Sequence[TableLookup]) -> None:
@@ -301,6 +312,12 @@ Kind = tuple[int, Mode, torch.dtype, int, bool]
 def _kind(table: EmbeddingConfig, shard: Shard, plan: ShardingPlan, rule: int) -> Kind:
     mode = plan.tables[table.name].mode
     return len(shard.cols), mode, table.data_type.dtype, rule, table.dynamic is not None
+
+
+def _place(kind: Kind, frozen: int | None) -> int:
+    """Return the place of a group among the others (`Layout.groups`)."""
+    is_frozen = kind[3] == frozen
+    return 2 + is_frozen if kind[1] == "replicated" else 1 - is_frozen
 
 
 def _slots(

@@ -104,8 +104,13 @@ class MessageLayout:
         self.answered = answered
 
     def requests(self) -> tuple[list[Span], list[Span]]:
-        """Return the spans to send and to receive on the way to the owners: ids, gradients."""
-        return self.asked_WG1[:, [0, -1]].tolist(), self.served_WG1[:, [0, -1]].tolist()
+        """Return the spans to send and to receive on the way to the owners: ids."""
+        return self.gradients(range(self.asked_WG1.shape[1] - 1))
+
+    def gradients(self, learning: range) -> tuple[list[Span], list[Span]]:
+        """Return the spans to send and to receive of the gradients of some groups."""
+        edges = [learning.start, learning.stop]
+        return self.asked_WG1[:, edges].tolist(), self.served_WG1[:, edges].tolist()
 
     def answers(self) -> tuple[list[Span], list[Span]]:
         """Return the spans to send and to receive on the way home: vectors."""

@@ -8,9 +8,10 @@ from engine.engine_cases import Head, batch_of, make_plan, make_tables, same_bit
 
 from recapp.compat.train_pipeline import TrainPipelineSparseDist
 from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
-from recapp.engine.sharded_collection import sharded_collections
+from recapp.engine.sharded_collection import shard_bags, sharded_collections
 from recapp.errors import ConfigError
 from recapp.optim.clipping import clip_norm
+from recapp.optim.named_rules import with_frozen
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
 from recapp.optim.table_rule import with_frozen_of
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner
@@ -266,3 +267,20 @@ def test_collections_of_sequences_and_of_other_types_freeze_alike():
     (model.module.seen(ids)["c"].values().sum() + model.module.bags(ids).values().sum()).backward()
     assert same_bits(model.module.seen(ids)["c"].values().detach(), before)
     assert not same_bits(model.module.bags(ids).values().detach(), pooled)
+
+
+def bytes_back(comm, kind, frozen):
+    """The bytes that this rank sends in backward."""
+    tables = make_tables()
+    rules = with_frozen(sgd(0.1), frozen)
+    collection = shard_bags(tables, make_plan(kind, tables, comm.world), comm, rules)
+    values = collection(batch_of(tables, 6, comm.rank)).values()
+    before = comm.bytes_sent
+    values.sum().backward()
+    return comm.bytes_sent - before
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "data_parallel"])
+def test_no_gradients_of_frozen_tables_are_sent(ranks, kind):
+    found = [ranks.run(bytes_back, 2, kind, names)[0] for names in ([], ["t0"], ["t0", "t1", "t2"])]
+    assert found[0] > found[1] > found[2] == 0

@@ -21,7 +21,7 @@ from recapp.console import note
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import settings_of_table
 from recapp.settings.check_settings import find_constructor
-from recapp.stored.training_state import WRONG_STATE, in_words, state_must_fit
+from recapp.stored.training_state import in_words, state_must_fit
 from recapp.trainer.changed_callbacks import with_changes
 
 Settings = Mapping[str, Any]
@@ -160,18 +160,20 @@ def _check_goes_on(before: Settings, now: Settings) -> None:
         ConfigError: It cannot.
     """
     stored, new = (_tried(settings) for settings in (before, now))
-    stored.step()
     groups = new.state_dict()["param_groups"]
-    new.load_state_dict({**stored.state_dict(), "param_groups": groups})
     try:
+        stored.step()
+        new.load_state_dict({**stored.state_dict(), "param_groups": groups})
         new.step()
-    except WRONG_STATE as error:
+    except LookupError as error:
         changed = ", ".join(f"optimizer.dense.{key}" for key in _changed(before, now))
         raise ConfigError(
             f"{changed}: the state of the checkpoint's optimizer lacks what this one needs "
             f"({in_words(error)}): leave it as it was, or choose another class of optimizer, which "
             "begins anew"
         ) from error
+    except Exception:  # nothing is known: some optimisers step on GPUs alone
+        return
 
 
 def _tried(settings: Settings) -> Optimizer:

@@ -22,7 +22,7 @@ from recapp.errors import ConfigError
 from recapp.optim.named_rules import settings_of_table
 from recapp.optim.optimizer import groups_of_tables
 from recapp.settings.check_settings import find_constructor
-from recapp.stored.training_state import WRONG_STATE, in_words, state_must_fit
+from recapp.stored.training_state import in_words, state_must_fit
 from recapp.trainer.changed_callbacks import with_changes
 
 Settings = Mapping[str, Any]
@@ -76,14 +76,15 @@ class ChangedOptimizer(Callback):
     def _edit(
         self, fresh: Any, stored: dict[str, Any], trainer: Trainer, checkpoint: dict[str, Any]
     ) -> None:
+        dense = list(self.changed["dense"])
         if "_target_" in self.changed["dense"]:
             stored["dense"] = fresh.dense.state_dict()
-        elif self.changed["dense"]:
-            _check_goes_on(self.before["dense"], self.now["dense"])
+        elif dense:
+            dense += _changed_in_groups(self.before["dense"], self.now["dense"])
         if self.changed["sparse"] or len(stored["sparse"]) != len(fresh.sparse_groups):
             stored["sparse"] = groups_of_tables(stored["sparse"], fresh.sparse_groups)
         groups = [*stored["dense"]["param_groups"], *stored["sparse"]]
-        keys = [self.changed["dense"]] * len(fresh.dense.param_groups)
+        keys = [dense] * len(fresh.dense.param_groups)
         keys += [self._changed_of(group) for group in fresh.sparse_groups]
         # a schedule cannot use the history of another metric
         new_schedule = not NEW_SCHEDULE.isdisjoint(self.changed["schedule"])
@@ -158,26 +159,33 @@ class ChangedOptimizer(Callback):
                 note(f"optimizer.{part}.{key}={new.get(key)} takes the place of the checkpoint's")
 
 
-def _check_goes_on(before: Settings, now: Settings) -> None:
-    """Check with one parameter that the optimiser of the settings can go on with a state of that of
-    the checkpoint: a setting may need state that the other has not.
+def _changed_in_groups(before: Settings, now: Settings) -> list[str]:
+    """Return the hyper-parameters that changed settings of the dense optimiser give its param
+    groups; their names need not be those of the settings. Check with one parameter that the
+    optimiser can go on with the state of the checkpoint's: a setting may need more state.
 
     Raises:
         ConfigError: It cannot.
     """
     stored, new = (_tried(settings) for settings in (before, now))
-    stored.step()
     groups = new.state_dict()["param_groups"]
-    new.load_state_dict({**stored.state_dict(), "param_groups": groups})
+    one = stored.param_groups[0]
+    other = new.param_groups[0]
+    changed = [key for key in other if key != "params" and one.get(key) != other[key]]
     try:
+        stored.step()
+        new.load_state_dict({**stored.state_dict(), "param_groups": groups})
         new.step()
-    except WRONG_STATE as error:
-        changed = ", ".join(f"optimizer.dense.{key}" for key in _changed(before, now))
+    except LookupError as error:
+        names = ", ".join(f"optimizer.dense.{key}" for key in _changed(before, now))
         raise ConfigError(
-            f"{changed}: the state of the checkpoint's optimizer lacks what this one needs "
+            f"{names}: the state of the checkpoint's optimizer lacks what this one needs "
             f"({in_words(error)}): leave it as it was, or choose another class of optimizer, which "
             "begins anew"
         ) from error
+    except Exception:  # nothing is known: some optimisers step on GPUs alone
+        pass
+    return changed
 
 
 def _tried(settings: Settings) -> Optimizer:

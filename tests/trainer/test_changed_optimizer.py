@@ -3,6 +3,7 @@ the settings say holds.
 """
 
 import pytest
+import torch
 from trainer.runs import MORE, SCHEDULE, STOP, fit_twice
 
 from recapp.errors import ConfigError
@@ -71,8 +72,25 @@ def test_another_dense_optimiser_begins_anew(rates, capsys):
     )
 
 
-def test_another_hyper_parameter_is_taken_too(rates):
-    _, optimizer = rates(RATES, (*RATES, "+optimizer.dense.weight_decay=0.5"))
+class Renamed(torch.optim.SGD):
+    """An optimiser of a user's own, whose argument has another name than the hyper-parameter."""
+
+    def __init__(self, params, lr=0.1, wd=0.0):
+        super().__init__(params, lr, weight_decay=wd)
+
+
+@pytest.mark.parametrize(
+    ("first", "change"),
+    [
+        (RATES, "+optimizer.dense.weight_decay=0.5"),
+        (
+            (*RATES, f"optimizer.dense._target_={__name__}.Renamed", "~optimizer.dense.fused"),
+            "+optimizer.dense.wd=0.5",
+        ),
+    ],
+)
+def test_another_hyper_parameter_is_taken_too(rates, first, change):
+    _, optimizer = rates(first, (*first, change))
     assert [group["weight_decay"] for group in optimizer.dense.param_groups] == [0.5]
 
 

@@ -52,6 +52,8 @@ def cases():
     """(path in the plain part, wrong values)"""
     odd = ("x", None, [], {}, True, 1.5, -5, 2**70, math.nan)
     yield from (((name,), (GONE, 5, "x", None)) for name in ("callbacks", "loops", "lr_schedulers"))
+    yield ("state_dict",), (GONE, [], {}, {"x": 1})
+    yield ("pytorch-lightning_version",), (GONE, "x", None)
     yield ("optimizer_states",), (GONE, 5, [], [5], [{}], [{"dense": {}, "sparse": []}])
     yield ("epoch",), odd
     yield ("global_step",), odd

@@ -23,16 +23,17 @@ def holds_text(file: Path) -> bool:
     return bool(kind.reads) if kind else file.suffix.lower() in TEXT_SUFFIXES
 
 
-def holds_table(file: Path) -> bool:
-    """Return whether a file is text, by its first bytes, whose first two lines have equally many
-    delimiters. Those of a README have not.
+def holds_rows(file: Path) -> bool:
+    """Return whether lines of Python convert a file, and it is no page of text: its first two lines
+    have equally many delimiters. Those of a README have not.
     """
     begin = first_bytes(file)
     first, second, *_ = [*begin.splitlines(), b"", b""]
-    return is_printed(begin) and any(
+    even = any(
         first.count(mark) and second.count(mark) == first.count(mark)
         for mark in (b"\t", b",", b";", b"|")
     )
+    return holds_text(file) and (even or not is_printed(begin) or begin.lstrip()[:1] in b"{[")
 
 
 def layout(file: Path) -> FileKind:

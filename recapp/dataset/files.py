@@ -19,13 +19,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from glob import escape, glob, has_magic
 from pathlib import Path
 
+from recapp.dataset.file_kinds import first_bytes, is_printed, kind_of
 from recapp.dataset.formats import all_suffixes, begins_as_data, format_names, is_data
 from recapp.dataset.splits import glob_of, refuse_splits, settings_of_splits
 from recapp.dataset.table_formats import FILE_LIST, refuse_tables
 from recapp.dataset.text_files import (
     TEXT_SUFFIXES,
     conversion,
-    holds_table,
+    holds_rows,
     holds_text,
     layout,
     new_folder,
@@ -309,10 +310,13 @@ def _data(entries: Iterable[Path], setting: str) -> list[str]:
     files = [entry for entry in entries if entry.is_file()]
     found = [entry for entry in files if _is_data(entry) or _is_text(entry)]
     for entry in set(files).difference(found) if found else ():
-        if not entry.suffix and entry.stat().st_size and not holds_text(entry):
+        if not entry.suffix and entry.stat().st_size and not is_printed(first_bytes(entry)):
+            kind = kind_of(entry)
+            named = kind.name if kind else f"neither {format_names()} nor text"
+            fix = kind.fix if kind and kind.fix else "write it again"
             raise DataError(
-                f"{setting}={entry.parent}: {entry.name} is neither {format_names()} nor text, and "
-                f"lies beside {found[0].name}; write it again, or move it elsewhere"
+                f"{setting}={entry.parent}: {entry.name} is {named}, and lies beside "
+                f"{found[0].name}: {fix}, or move it elsewhere"
             )
     return _naturally(map(str, found))
 
@@ -424,12 +428,12 @@ def _is_data(file: str | Path) -> bool:
 
 
 def _is_text(file: Path) -> bool:
-    """Return whether a file of a directory is text with rows: by its suffix, or by its first lines,
-    if its suffix tells no format. A README is none.
+    """Return whether a file of a directory has rows that lines of Python convert: by its suffix, or
+    by its first bytes, if its suffix tells no format. A README has none.
     """
     if file.suffix.lower() in TEXT_SUFFIXES:
         return not _is_data(file)
-    return _tells_no_format(file) and holds_table(file)
+    return _tells_no_format(file) and holds_rows(file)
 
 
 def _tells_no_format(file: str | Path) -> bool:

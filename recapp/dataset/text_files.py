@@ -23,18 +23,19 @@ def holds_text(file: Path) -> bool:
     return bool(kind.reads) if kind else file.suffix.lower() in TEXT_SUFFIXES
 
 
-def holds_table(file: Path) -> bool:
-    """Return whether lines of Python convert a file that is a table, by its first bytes. The first
-    two lines of text have equally many delimiters then; those of a README have not.
+def holds_rows(file: Path) -> bool:
+    """Return whether lines of Python convert a file, and it is no page of text: its first two lines
+    have equally many delimiters. Those of a README have not.
     """
     begin = first_bytes(file)
     if not is_printed(begin):
         return holds_text(file)
     first, second, *_ = [*begin.splitlines(), b"", b""]
-    return any(
+    even = any(
         first.count(mark) and second.count(mark) == first.count(mark)
         for mark in (b"\t", b",", b";", b"|")
     )
+    return holds_text(file) and (even or begin.lstrip()[:1] in (b"{", b"["))
 
 
 def layout(file: Path) -> FileKind:

@@ -174,6 +174,17 @@ def test_a_file_that_is_neither_data_nor_text_is_refused_beside_data(tmp_path):
     assert "part-1 is neither Parquet nor text, and lies beside part-0.parquet" in str(
         refused(tmp_path)
     )
+    (tmp_path / "part-1").write_bytes(b"SQLite format 3\0")
+    assert "part-1 is an SQLite database, and lies beside part-0.parquet: " in str(
+        refused(tmp_path)
+    )
+
+
+@pytest.mark.parametrize("content", [b"ORC\0", b'{"a": 1}\n{"a": 2}\n', b"a,b\n1,2\n"])
+def test_files_without_a_suffix_that_are_no_parquet_are_converted_first(tmp_path, content):
+    put(tmp_path, "part-0.parquet")
+    (tmp_path / "part-1").write_bytes(content)
+    assert "part-1 is read after it is converted to Parquet" in str(refused(tmp_path))
 
 
 # ---- tables of other systems

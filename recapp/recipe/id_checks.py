@@ -1,7 +1,7 @@
 """Check before ranks start that the files of a run have no id outside of a table whose id rule is
 `error`, as far as the footers of its files tell.
 
-This file imports torch only where it has found such an id.
+It loads no library that other checks of a training have not loaded before.
 """
 
 from recapp.dataset.data_settings import DataSettings

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from recapp.dataset.collate import Collate
 from recapp.dataset.parquet import Parquet, id_ranges
 from recapp.dataset.schema import Schema
-from recapp.dataset.sequential_rows import arrow_chunks, ids_by_feature
 from recapp.dataset.source import Segment, Source
 
 
@@ -39,6 +37,10 @@ def place_of_id(source: Source, schema: Schema, feature: str, number: int) -> st
     """
     if feature not in schema.sparse or feature in {column.name for column in schema.derived}:
         return ""  # computed
+    # these import torch, which a command that finds nothing need not load
+    from recapp.dataset.collate import Collate
+    from recapp.dataset.sequential_rows import arrow_chunks, ids_by_feature
+
     some = schema.unlabelled().only_raw((), (feature,))
     segments = tuple(
         segment

@@ -1,11 +1,10 @@
 """Check before ranks start that the files of a run have no id outside of a table whose id rule is
 `error`, as far as the footers of its files tell.
 
-This file imports torch only where it has found such an id.
+It loads no library that other checks of a training have not loaded before.
 """
 
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.files import file_names
 from recapp.processes.rank_environment import started_externally
 from recapp.recipe.recipe import Train
 from recapp.tables.config import IdRule
@@ -36,9 +35,9 @@ def _check_split(
     recipe: Train, dataset: DataSettings, split: str, strict: dict[str, TableLookup]
 ) -> None:
     """Check the files of one split."""
+    from recapp.dataset.files import file_names
     from recapp.dataset.places_of_ids import first_outside, place_of_id
     from recapp.dataset.source import open_files
-    from recapp.tables.ids import OutsideTable
 
     paths = getattr(dataset, split)
     schema = recipe.labelled_schema
@@ -52,6 +51,8 @@ def _check_split(
         looks += len(source.segments) * len(limits)
         found = first_outside(source, schema, limits)
         if found is not None:
+            from recapp.tables.ids import OutsideTable  # imports torch
+
             feature, number = found
             where = f" in {place_of_id(source, schema, feature, number)} (dataset.{split})"
             raise OutsideTable(strict[feature].table, feature, 0, number, where)

@@ -4,9 +4,11 @@ directories.
 
 import gzip
 import os
+import shlex
 
 import pytest
 from dataset_files import numbered_table, one_batch, row_numbers, write_columns, write_numbered
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from recapp.dataset.files import file_names
 from recapp.dataset.schema import Schema, criteo_schema
@@ -124,7 +126,11 @@ def converted(path, setting="dataset.path", mixed=False):
     assert max(map(len, shown)) <= 80  # but for lines with paths
     exec("\n".join(lines), {})
     assert text.endswith("; or move it elsewhere, away from the Parquet files") == mixed
-    return text.rpartition(f"{setting}=")[2].partition(";")[0]
+    _, says, typed = text.partition("then set ")
+    if not says:  # a list of files
+        return None
+    (word,) = shlex.split(typed.partition(";")[0])  # as a shell does
+    return OverridesParser.create().parse_override(word).value()
 
 
 def rows_of(path, schema=ROW):

@@ -182,15 +182,14 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
 def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     """Make the paths in plain settings absolute, so that they hold in any working directory.
 
-    `PATHS` lists the settings. Each is a path, a glob, or a list or mapping of them.
+    `PATHS` lists the settings. Each is a path, a glob, a list of them, or `tables.values`, which
+    has a path for each table.
     """
     here = Path.cwd()
 
     def absolute(value: Any) -> Any:
         if isinstance(value, list):
             return [absolute(item) for item in value]
-        if isinstance(value, dict):
-            return {key: absolute(item) for key, item in value.items()}
         if not isinstance(value, str) or not value or "://" in value:  # its reader refuses a URI
             return value
         return str(here / Path(value).expanduser())
@@ -199,7 +198,10 @@ def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     for group, key in PATHS:
         holder = changed if group is None else changed.get(group)
         if isinstance(holder, dict) and key in holder:
-            holder = {**holder, key: absolute(holder[key])}
+            value = holder[key]
+            of_tables = group == "tables" and isinstance(value, dict)
+            made = {t: absolute(p) for t, p in value.items()} if of_tables else absolute(value)
+            holder = {**holder, key: made}
             changed = holder if group is None else {**changed, group: holder}
     return changed
 

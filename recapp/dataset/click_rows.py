@@ -57,6 +57,14 @@ class ClickRows:
             )
         return open_source(self.settings.test_path, self.schema, setting="dataset.test_path")
 
+    def of(self, split: str) -> Source:
+        """Return the rows of a split, `train`, `val` or `test`.
+
+        Raises:
+            ConfigError: `dataset.test_path` is not set.
+        """
+        return self.test() if split == "test" else {"train": self.train, "val": self.val}[split]
+
     def training_stream(self, rank: int = 0, world: int = 1) -> BatchStream:
         """Return the stream of a rank's part of each global training batch."""
         settings = self.settings

@@ -431,9 +431,8 @@ def _is_text(file: Path) -> bool:
     """Return whether a file of a directory has rows that lines of Python convert: by its suffix, or
     by its first bytes, if its suffix tells no format. A README has none.
     """
-    if file.suffix.lower() in TEXT_SUFFIXES:
-        return not _is_data(file)
-    return _tells_no_format(file) and holds_rows(file)
+    by_suffix = file.suffix.lower() in TEXT_SUFFIXES
+    return not _is_data(file) if by_suffix else _tells_no_format(file) and holds_rows(file)
 
 
 def _tells_no_format(file: str | Path) -> bool:

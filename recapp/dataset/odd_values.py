@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from recapp.console import note
 from recapp.dataset.arrow_types import id_type, is_list, is_text, value_type
 from recapp.dataset.decode import TICKS, decode_times
 from recapp.dataset.derived_columns import Kind
@@ -33,6 +34,18 @@ _ADVICE = {
     '(pandas: astype("Int64") before to_csv)',
     _ABSENT: "which is an id like other text: write null or empty text where an id is missing",
 }
+
+
+def note_remarks(source: Source, schema: Schema, *, noted: bool) -> None:
+    """Print what is odd about the values of some rows (`remarks`).
+
+    Args:
+        source: The rows.
+        schema: The columns of the rows.
+        noted: Whether this rank prints; else nothing is read.
+    """
+    for remark in remarks(source, schema) if noted else ():
+        note(remark)
 
 
 def remarks(source: Source, schema: Schema) -> Iterator[str]:

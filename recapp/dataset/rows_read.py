@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from recapp.dataset.click_rows import ClickRows
+from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.decode import decode_finite, decode_labels
 from recapp.dataset.files import left_out
 from recapp.dataset.schema import Schema
@@ -108,6 +110,31 @@ def rows_read(
             rest.setdefault(why, []).extend(names)
     out = [LeftOut(why, len(names), tuple(names[:NAMED])) for why, names in rest.items()]
     return RowsRead(found, times, tuple(out))
+
+
+def rows_of_training(settings: DataSettings, rows: ClickRows) -> RowsRead:
+    """Return what a training run reads.
+
+    Args:
+        settings: The settings of the data set.
+        rows: Its rows.
+    """
+    paths = {"dataset.path": settings.path, "dataset.val_path": settings.val_path}
+    return rows_read({"train": rows.train, "val": rows.val}, rows.schema, paths)
+
+
+def rows_of_split(settings: DataSettings, rows: ClickRows, split: str) -> RowsRead:
+    """Return what an evaluation reads.
+
+    Args:
+        settings: The settings of the data set.
+        rows: Its rows.
+        split: `val` or `test`.
+    """
+    apart = split == "test" or settings.val_path is not None
+    named = f"{split}_path" if apart else "path"
+    paths = {f"dataset.{named}": getattr(settings, named)}
+    return rows_read({split: rows.of(split)}, rows.schema, paths)
 
 
 def moment(seconds: int) -> str:

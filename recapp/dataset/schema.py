@@ -382,7 +382,6 @@ class Schema:
             or not isinstance(hex, list)
             or not isinstance(stored.get("text"), str)
             or not _are_names(stored.get(LISTS, []))
-            or not set(stored.get(LISTS, [])) <= set(self.sparse)
         ):
             raise CheckpointError(f"the manifest of {kind} {checkpoint} is damaged: ids={stored!r}")
         if stored["text"] != TEXT_HASH:
@@ -397,6 +396,11 @@ class Schema:
                 f"{kind} {checkpoint} was trained on ids of {others[0]} that were read "
                 f"{trained}: set dataset.naming and dataset.hex as it was trained, "
                 f"dataset.hex=[{','.join(str(name) for name in hex)}]"
+            )
+        if unknown := sorted(set(stored.get(LISTS, [])).difference(self.sparse)):
+            raise CheckpointError(
+                f"{kind} {checkpoint} was trained on lists of {unknown[0]}, which is no sparse "
+                "feature here: set dataset.sparse as it was trained, or its manifest is damaged"
             )
         for key in (PADDING, SEPARATOR):
             if (there := stored.get(key)) != self.list_rules().get(key):

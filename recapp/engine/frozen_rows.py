@@ -5,13 +5,43 @@ their optimiser's state, bit for bit. Tables that are frozen before sharding cos
 the rule `FROZEN`, and so a store of their own, without state and without updates.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from recapp.errors import ConfigError
 from recapp.sharding.layout import Layout
+
+
+def check_frozen(
+    frozen: Collection[str], fixed: Sequence[str], dynamic: Iterable[set[str]]
+) -> None:
+    """Check that tables can be frozen, or trained again, after sharding.
+
+    Args:
+        frozen: The tables that are to be frozen.
+        fixed: The tables that are to be trained, but were frozen when they were sharded.
+        dynamic: The tables of each store of dynamic rows.
+
+    Raises:
+        ConfigError: A table has no optimiser to train with, or only some tables of a store of
+            dynamic rows are frozen.
+    """
+    if fixed:
+        raise ConfigError(
+            f"table {fixed[0]} was frozen when it was sharded and has no optimiser: call "
+            "requires_grad_(True) before sharding (or leave it out of tables.frozen); to train it "
+            "later, freeze it after sharding"
+        )
+    for own in dynamic:
+        kept = own.intersection(frozen)
+        if kept and own - kept:
+            raise ConfigError(
+                f"table {min(kept)} is dynamic and has one store with {min(own - kept)}, in which "
+                "rows come and go: freeze it before the model is sharded, or freeze both"
+            )
 
 
 class FrozenRows:

@@ -205,13 +205,6 @@ class RowStore(nn.Module, ABC):
             row_K: Rows of the table, of which others may be on other ranks.
         """
 
-    def freeze(self, tables: Collection[str]) -> None:
-        """Let updates change all rows but those of some tables. By default rows are only read.
-
-        Args:
-            tables: The names of all frozen tables, which may belong to other stores.
-        """
-
     keeps_average = False
 
     def keep_average(self) -> None:
@@ -284,9 +277,12 @@ class FloatRows(RowStore):
         self.freeze(())
 
     def freeze(self, tables: Collection[str]) -> None:
-        """Keep the rows of some tables from now on (`RowStore.freeze`)."""
-        group = self.group
-        self.frozen = FrozenRows(group.layout, group.number, group.rank, tables)
+        """Let updates change all rows but those of some tables.
+
+        Args:
+            tables: The names of all frozen tables, which may belong to other stores.
+        """
+        self.frozen = FrozenRows(self.group.layout, self.group.number, self.group.rank, tables)
 
     @property
     def trains(self) -> bool:
@@ -348,16 +344,15 @@ class FloatRows(RowStore):
         """Return the first state that is not finite, and its table, in words; empty without one."""
         for (name, _), memory in zip(self._kinds, self._state, strict=True):
             held = memory.rows[: memory.held]
-            if is_finite(held):
-                continue
-            row = int((~held.isfinite()).any(1).nonzero()[0])
-            layout = self.group.layout
-            tables = {
-                layout.tables[layout.strips[p.strip].table].name
-                for p in self.group.pieces
-                if self.finds_rows or p.base <= row < p.base + len(p.rows)
-            }
-            return f"{name} of table {', '.join(sorted(tables))}"
+            if not is_finite(held):
+                row = int((~held.isfinite()).any(1).nonzero()[0])
+                layout = self.group.layout
+                tables = {
+                    layout.tables[layout.strips[p.strip].table].name
+                    for p in self.group.pieces
+                    if self.finds_rows or p.base <= row < p.base + len(p.rows)
+                }
+                return f"{name} of table {', '.join(sorted(tables))}"
         return ""
 
     @property

@@ -26,15 +26,15 @@ import torch
 from torch import Tensor, nn
 
 from recapp.console import note
-from recapp.engine.dynamic_store import DynamicStore
+from recapp.engine.frozen_rows import check_frozen
 from recapp.engine.fused_update import FusedUpdate, rules_of_groups
 from recapp.engine.lookup import LocalLookup, Lookup
 from recapp.engine.outputs import Member
 from recapp.engine.requests import Requests
 from recapp.engine.row_statistics import RowStatistics
-from recapp.engine.row_store import FloatRows, FloatStore, RowStore, StoredGroup
+from recapp.engine.row_store import FloatRows, RowStore, StoredGroup
 from recapp.engine.state import EngineState
-from recapp.engine.stored_rows import StoredRows
+from recapp.engine.stored_rows import StoredRows, started_store
 from recapp.engine.table_parameter import table_parameters, with_parameters
 from recapp.errors import ConfigError, PlanError
 from recapp.kernels.backend import backend as choose_backend
@@ -163,7 +163,7 @@ class ShardedTables(nn.Module):
         kernels = choose_backend(backend, device)
         self.dtype = dtype or compute_dtype(tables)
         rule_G = rules_of_groups(layout, rules)
-        make = make_store or (lambda group: _store(group, rule_G[group.number], self.seeds))
+        make = make_store or (lambda group: started_store(group, rule_G[group.number], self.seeds))
         stores = [
             make(StoredGroup(layout, g, comm.rank, self.dtype, device, kernels))
             for g in range(len(layout.groups))
@@ -285,8 +285,8 @@ class ShardedTables(nn.Module):
     @property
     def frozen(self) -> frozenset[str]:
         """Return the names of the tables that were frozen after sharding."""
-        stores = [s for s in self.state.stores if isinstance(s, FloatRows)]
-        return frozenset(name for store in stores for name in store.frozen.names)
+        stores = self.state.stores
+        return frozenset(n for s in stores if isinstance(s, FloatRows) for n in s.frozen.names)
 
     def is_frozen(self, table: str) -> bool:
         """Return whether updates leave the rows of a table as they are."""
@@ -303,25 +303,14 @@ class ShardedTables(nn.Module):
             ConfigError: A table was frozen when it was sharded, so it has no optimiser to train
                 with; or only some dynamic tables of a store are frozen.
         """
-        fixed = [name for name in tables if self.rules.get(name) == FROZEN]
-        if fixed and not frozen:
-            raise ConfigError(
-                f"table {fixed[0]} was frozen when it was sharded and has no optimiser: call "
-                "requires_grad_(True) before sharding (or leave it out of tables.frozen); to train "
-                "it later, freeze it after sharding"
-            )
         wanted = self.frozen | set(tables) if frozen else self.frozen - set(tables)
-        for dynamic in self.stored.dynamic_stores:
-            own = {strip.table.name for strip in dynamic.strips}
-            if own & wanted and own - wanted:
-                raise ConfigError(
-                    f"table {min(own & wanted)} is dynamic and has one store with "
-                    f"{min(own - wanted)}, in which rows come and go: freeze it before the model "
-                    "is sharded, or freeze both"
-                )
+        fixed = [] if frozen else [name for name in tables if self.rules.get(name) == FROZEN]
+        dynamic = [{s.table.name for s in store.strips} for store in self.stored.dynamic_stores]
+        check_frozen(wanted, fixed, dynamic)
         self.update.complete()
         for store in self.state.stores:
-            store.freeze(wanted)
+            if isinstance(store, FloatRows):
+                store.freeze(wanted)
 
     def begin_rows(self, table: str, row_K: Tensor) -> None:
         """Give some rows of a table their start values; their optimiser's state stays. Every rank
@@ -566,20 +555,3 @@ def _rules(
     rules = with_parameters(rules_of(rule, [t.name for t in tables]), tables, plan)
     check_types(rules, tables)
     return rules
-
-
-def _store(group: StoredGroup, rule: RowRule | None, seeds: Mapping[str, int]) -> RowStore:
-    """Return a store with start values.
-
-    Raises:
-        ConfigError: The group's rows are quantised, so they cannot be trained.
-    """
-    layout = group.layout
-    table = next(layout.tables[s.table] for s in layout.strips if s.group == group.number)
-    if table.data_type.bits is not None:
-        raise ConfigError(
-            f"tables.{table.name}.data_type={table.data_type}: rows of 8 or 4 bits are "
-            f"read-only: train fp32, then export the checkpoint with quantize={table.data_type}"
-        )
-    dynamic = group.layout.groups[group.number].dynamic
-    return DynamicStore(group, rule, seeds) if dynamic else FloatStore(group, rule, seeds)

@@ -2,15 +2,17 @@
 of dynamic tables are numbered over all ranks (`recapp/engine/dynamic_blocks.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from recapp.engine.admission import Changes
 from recapp.engine.dynamic_blocks import RowsOfRuns, merge_rows_of_runs
 from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.fused_update import FusedUpdate
+from recapp.engine.row_store import FloatStore, RowStore, StoredGroup
 from recapp.engine.state import EngineState
-from recapp.errors import CheckpointError
+from recapp.errors import CheckpointError, ConfigError
+from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block
 from recapp.transport.communicator import raise_together
 
@@ -125,3 +127,25 @@ class StoredRows:
             failure = error
         error_W = self.comm.all_gather(failure and str(failure))
         raise_together(failure, error_W, "could not load its keys")
+
+
+def started_store(group: StoredGroup, rule: RowRule | None, seeds: Mapping[str, int]) -> RowStore:
+    """Return a store with start values.
+
+    Args:
+        group: The group of the rows, and the kernels that compute with them.
+        rule: The row rule; None for read-only rows.
+        seeds: The seed of the start values, by table.
+
+    Raises:
+        ConfigError: The group's rows are quantised, so they cannot be trained.
+    """
+    layout = group.layout
+    table = next(layout.tables[s.table] for s in layout.strips if s.group == group.number)
+    if table.data_type.bits is not None:
+        raise ConfigError(
+            f"tables.{table.name}.data_type={table.data_type}: rows of 8 or 4 bits are "
+            f"read-only: train fp32, then export the checkpoint with quantize={table.data_type}"
+        )
+    dynamic = group.layout.groups[group.number].dynamic
+    return DynamicStore(group, rule, seeds) if dynamic else FloatStore(group, rule, seeds)

@@ -15,7 +15,6 @@ from recapp.trainer.callbacks import (
     KeepPosition,
     LogDynamicRows,
     LogRate,
-    LogSettings,
     RecordPerformance,
     StartReport,
     StepClock,
@@ -24,6 +23,7 @@ from recapp.trainer.ending import EndTogether
 from recapp.trainer.fill_tables import FillTables
 from recapp.trainer.keep_last import KeepLast
 from recapp.trainer.keep_snapshots import KeepSnapshots
+from recapp.trainer.log_settings import LogSettings
 from recapp.trainer.progress import NoteEarlyStop, NoteFall, ProgressLines, TerminalProgress
 
 

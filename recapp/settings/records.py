@@ -229,6 +229,8 @@ def _value(value: Any, annotation: Any, name: str) -> Any:
         return constructor(value)
     if isinstance(value, Mapping) and (inner := values_of(annotation)):
         return {key: _value(item, inner, f"{name}.{key}") for key, item in value.items()}
+    if get_origin(annotation) is Annotated:
+        parts = parts_of(get_args(annotation)[0])
     if isinstance(value, list) and any(get_origin(part) is tuple for part in parts):
         inner = next(item_of(part) for part in parts if get_origin(part) is tuple)
         return tuple(_value(item, inner, f"{name}[{k}]") for k, item in enumerate(value))

@@ -21,6 +21,7 @@ from recapp.errors import CheckpointError
 from recapp.stored.checkpoint import read_manifest
 from recapp.stored.checkpoint_manifest import SAVED_AS
 from recapp.stored.local_files import files_at
+from recapp.stored.training_state import state_must_fit
 
 CHECKPOINTS = "checkpoints"
 """The directory of checkpoints in the directory of a run."""
@@ -59,6 +60,18 @@ def relative(states: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def absolute(states: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the states of callbacks with absolute paths, from relative ones."""
     return with_paths(states, lambda path: os.path.abspath(folder / path))
+
+
+def with_absolute_paths(meta: Mapping[str, Any], checkpoint: str | Path) -> dict[str, Any]:
+    """Return the plain part of a checkpoint with absolute paths in the states of callbacks.
+
+    Raises:
+        CheckpointError: The states have another form.
+    """
+    if "callbacks" not in meta:  # only weights were saved
+        return dict(meta)
+    with state_must_fit("the state of callbacks", "callbacks"):
+        return {**meta, "callbacks": absolute(meta["callbacks"], folder_of(checkpoint))}
 
 
 def folder_of(checkpoint: str | Path) -> Path:

@@ -31,6 +31,7 @@ from recapp.sparse.batch import MISSING
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.stored.checkpoint import load_blocks, read_manifest
 from recapp.stored.directories import is_checkpoint
+from recapp.stored.local_files import files_at
 from recapp.stored.rectangles import by
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.ids import IdRules
@@ -83,7 +84,8 @@ def values_file(
     key = key or table.name
     setting = f"{SETTING}.{key}={given}"
     path, _, name = given.rpartition("@")
-    if Path(given).exists() or not path or not Path(path).exists():
+    files = files_at(Path(given))
+    if files.taken(Path(given)) or not path or not files.taken(Path(path)):
         path = given
         name = ""
     if table.dynamic is not None:
@@ -94,7 +96,7 @@ def values_file(
     if is_checkpoint(path):
         return _Checkpoint(table, path, name or key, setting)
     if Path(path).suffix == ".safetensors":
-        if not Path(path).is_file():
+        if files.size(Path(path)) is None:
             raise ConfigError(f"{setting}: no such file: name a file of safetensors")
         return _Tensors(table, path, name, key, setting)
     if name:

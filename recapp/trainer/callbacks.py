@@ -1,15 +1,13 @@
-"""Callbacks of every run: claim the directory, keep the position, measure steps, log settings and
-rates, print the start report, count the rows of dynamic tables, record the time of each phase and
-memory.
+"""Callbacks of every run: claim the directory, keep the position, measure steps, log rates, print
+the start report, count the rows of dynamic tables, record the time of each phase and memory.
 
 They are ordinary Lightning callbacks. The callbacks of `conf/callbacks` (checkpoints, early
 stopping, rate monitor) run in addition.
 """
 
-import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,12 +50,6 @@ SHOWN = {  # columns of the start report whose numbers have a unit
         "as many; -: functions that are not torch's",
     ),
 }
-
-
-# a resumed run has another `ckpt_path`, and services refuse another value of a setting
-NOT_LOGGED = ("logger", "ckpt_path", "trust", "format", "choices")
-CREDENTIALS = re.compile(r"(?i)key$|token|secret|passw|credential")
-PLAIN_NAME = re.compile(r"\w[\w. -]*", re.ASCII)
 
 
 class ClaimDirectory(BatchCallback):
@@ -294,47 +286,6 @@ class LogRate(BatchCallback):
             log("samples_per_s", torch.tensor(self.clock.recent_rate()), batch_size=1)
             if (waited := self.clock.recent_input_wait_ms()) is not None:
                 log("input_wait_ms", torch.tensor(waited), batch_size=1)
-
-
-class LogSettings(Callback):
-    """Logs the settings of the run to every logger, as hyper-parameters with dotted names, and the
-    chosen options by the names of their groups.
-
-    Settings of loggers and those that look like credentials are left out.
-
-    Args:
-        settings: Returns the plain settings once the data module is set up.
-    """
-
-    def __init__(self, settings: Callable[[], Mapping[str, Any]]) -> None:
-        self.settings = settings
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Log the settings on rank 0. A logger that refuses them still gets the curves."""
-        if not (trainer.loggers and trainer.is_global_zero):
-            return
-        found = self.settings()
-        logged = dict(_flat({name: found[name] for name in found if name not in NOT_LOGGED}))
-        logged |= found["choices"]
-        for logger in trainer.loggers:
-            try:
-                logger.log_hyperparams(logged)
-            except Exception as error:  # of a service, such as a run that was logged with others
-                said = " ".join(str(error).split())
-                note(f"{type(logger).__name__}: does not take the settings of the run: {said}")
-
-
-def _flat(settings: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by their dotted names. A mapping whose names loggers may refuse, such as names
-    of columns, is one setting.
-    """
-    for name, value in settings.items():
-        if CREDENTIALS.search(name):
-            continue
-        if isinstance(value, Mapping) and value and all(map(PLAIN_NAME.fullmatch, value)):
-            yield from _flat(value, f"{group}{name}.")
-        else:
-            yield f"{group}{name}", value
 
 
 class StartReport(Callback):

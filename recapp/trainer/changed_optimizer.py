@@ -115,10 +115,10 @@ class ChangedOptimizer(Callback):
         ]
         for group in optimizer.param_groups:
             group.pop("initial_lr", None)
-        settings = dict(self.before["schedule"])
+        arguments = dict(self.before["schedule"])
         if isinstance(schedule, ReduceLROnPlateau):
-            settings["mode"] = now["mode"]  # which its metric says
-        made = self.make_schedule(settings, optimizer, state.get(TOTAL))
+            arguments["mode"] = now["mode"]  # which its metric says
+        made = self.make_schedule(arguments, optimizer, state.get(TOTAL))
         pairs = zip(groups, optimizer.param_groups, fresh.param_groups, strict=True)
         for group, first, other in pairs:
             odd = [key for key in first if key != "lr" and first[key] != other[key]]
@@ -188,12 +188,12 @@ def _changed_in_groups(before: Settings, now: Settings) -> list[str]:
     return changed
 
 
-def _tried(settings: Settings) -> Optimizer:
+def _tried(given: Settings) -> Optimizer:
     """Return an optimiser of one parameter that has a gradient."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
-    arguments = {key: value for key, value in settings.items() if key != "_target_"}
-    made: Optimizer = find_constructor(settings["_target_"], "optimizer.dense")(
+    arguments = {key: value for key, value in given.items() if key != "_target_"}
+    made: Optimizer = find_constructor(given["_target_"], "optimizer.dense")(
         [parameter], **arguments
     )
     return made

@@ -115,6 +115,13 @@ def datamodule_of(trainer: Trainer) -> Any:
     return getattr(trainer, "datamodule", None)
 
 
+def split_in_use(trainer: Trainer) -> str:
+    """Return the rows that a trainer reads: `train`, `val`, `test` or `input`."""
+    if trainer.validating or trainer.sanity_checking:
+        return "val"
+    return "test" if trainer.testing else "input" if trainer.predicting else "train"
+
+
 def resumable_data(trainer: Trainer) -> KeepsPosition:
     """Return the LightningDataModule of a trainer whose training can resume."""
     return cast(KeepsPosition, datamodule_of(trainer))  # asked each step: a check takes 15 us

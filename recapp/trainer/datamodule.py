@@ -34,14 +34,14 @@ from recapp.dataset.fingerprint import (
     file_facts,
     resumed_files,
 )
-from recapp.dataset.odd_values import remarks
+from recapp.dataset.odd_values import note_remarks
 from recapp.dataset.places_of_ids import place_of_id
 from recapp.dataset.prediction_input import (
     PredictionInput,
     RankInput,
     open_input,
 )
-from recapp.dataset.rows_read import RowsRead, rows_read
+from recapp.dataset.rows_read import RowsRead, rows_of_split, rows_of_training, rows_read
 from recapp.dataset.schema import Schema, Values
 from recapp.dataset.sequential_rows import example_rows, frequent_values, plain_rows
 from recapp.dataset.source import Source
@@ -55,10 +55,17 @@ from recapp.tables.config import EmbeddingConfig
 from recapp.tables.ids import OutsideTable
 from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics
-from recapp.trainer.data_protocols import Position
+from recapp.trainer.data_protocols import Position, split_in_use
 
 T = TypeVar("T")
 EXAMPLE_ROWS = 4  # rows that a checkpoint keeps
+ROWS_OF = {
+    "train": "training rows",
+    "val": "dataset.val_path",
+    "test": "dataset.test_path",
+    "input": "input",
+}
+"""Names of the rows of each split, for errors."""
 
 
 @dataclass
@@ -178,6 +185,7 @@ class ClickData(LightningDataModule):
             ConfigError: The rows have no labels, so they can only be scored; or `scoring` does not
                 name the rows to score.
         """
+        noted = self.trainer is None or self.trainer.is_global_zero
         if stage == "predict":
             if self._scoring is None:
                 raise ConfigError(
@@ -185,7 +193,7 @@ class ClickData(LightningDataModule):
                     "scoring=ScoringSettings(input=...)"
                 )
             self._open_input(self._scoring)
-            self._note_oddities(self.prediction_input.source)
+            note_remarks(self.prediction_input.source, self.schema, noted=noted)
             return
         if self._opened is None:
             opened = open_rows(self.settings, self.schema, self.seed, trains=stage == "fit")
@@ -195,7 +203,7 @@ class ClickData(LightningDataModule):
             self._opened = replace(opened, schema=self.schema)
         if self._facts is None and stage == "fit":
             self._facts = file_facts(self._opened.train.files)
-            self._note_oddities(self._opened.train)
+            note_remarks(self._opened.train, self.schema, noted=noted)
             self._example = self._first_rows(self._opened)
         if self._counts and stage == "fit":
             self.table_rows = self._on_rank_0(partial(self._rows.table_rows, self._max_table_rows))
@@ -205,12 +213,6 @@ class ClickData(LightningDataModule):
     def _open_input(self, scoring: ScoringSettings) -> None:
         transform = self.settings.dense_transform
         self._prediction_input = open_input(scoring, self.schema, transform)
-
-    def _note_oddities(self, source: Source) -> None:
-        """Print what looks odd about the values of some rows, on rank 0."""
-        if self.trainer is None or self.trainer.is_global_zero:
-            for remark in remarks(source, self.schema):
-                note(remark)
 
     def _fit_columns(self, rows: ClickRows) -> None:
         """Fit the derived columns on the training rows, unless the schema has their values."""
@@ -330,12 +332,7 @@ class ClickData(LightningDataModule):
         files may change later.
         """
         if self._read is None:
-            paths = {
-                "dataset.path": self.settings.path,
-                "dataset.val_path": self.settings.val_path,
-            }
-            rows = self._rows
-            self._read = rows_read({"train": rows.train, "val": rows.val}, self.schema, paths)
+            self._read = rows_of_training(self.settings, self._rows)
         return self._read
 
     def rows_measured(self, split: str) -> RowsRead:
@@ -344,18 +341,11 @@ class ClickData(LightningDataModule):
         Args:
             split: `val`, `test` or `input`.
         """
-        if split == "input":
-            assert self._scoring is not None
-            source = self.prediction_input.source
-            return rows_read(
-                {split: source}, self.schema.unlabelled(), {split: self._scoring.input}
-            )
-        source = self._rows.test() if split == "test" else self._rows.val
-        named = f"{split}_path"
-        if split == "val" and self.settings.val_path is None:
-            named = "path"
-        paths = {f"dataset.{named}": getattr(self.settings, named)}
-        return rows_read({split: source}, self.schema, paths)
+        if split != "input":
+            return rows_of_split(self.settings, self._rows, split)
+        assert self._scoring is not None
+        source = {split: self.prediction_input.source}
+        return rows_read(source, self.schema.unlabelled(), {split: self._scoring.input})
 
     def train_dataloader(self) -> EpochLoader:
         """Return the loader of this rank's part of every global batch; it starts at the
@@ -471,23 +461,13 @@ class ClickData(LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:
         """Name the row of an id that is outside of its table."""
         if isinstance(exception, OutsideTable) and self.trainer is not None:
-            split, source = self._being_read()
+            split = split_in_use(self.trainer)
+            source = self.prediction_input.source if split == "input" else self._rows.of(split)
             place = place_of_id(source, self.schema, exception.feature, exception.number)
             if place:
-                exception.args = exception.at(f" in {place} ({split})").args
-
-    def _being_read(self) -> tuple[str, Source]:
-        """Return a name of the rows that the trainer reads, and these rows."""
-        trainer = self.trainer
-        assert trainer is not None
-        if trainer.predicting:
-            return "input", self.prediction_input.source
-        if trainer.testing:
-            return "dataset.test_path", self._rows.test()
-        if trainer.validating:
-            own = self.settings.val_path is not None
-            return "dataset.val_path" if own else "validation rows", self._rows.val
-        return "training rows", self._rows.train
+                apart = split != "val" or self.settings.val_path is not None
+                rows = ROWS_OF[split] if apart else "validation rows"
+                exception.args = exception.at(f" in {place} ({rows})").args
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, the batch size of its batches, and the fingerprint of the training

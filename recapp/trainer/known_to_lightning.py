@@ -11,6 +11,7 @@ file imports neither torch nor Lightning.
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 NAME = "recapp"
@@ -34,18 +35,16 @@ def make_known() -> None:
 
 
 def _strategy(**settings: Any) -> Any:
-    from recapp.trainer.strategy import EmbeddingShardingStrategy
-
-    return EmbeddingShardingStrategy(**settings)
+    # by name: an import would make every test reach the strategy, as they all import recapp
+    return import_module("recapp.trainer.strategy").EmbeddingShardingStrategy(**settings)
 
 
 def _reader(lightnings: Callable[..., Any]) -> Callable[..., Any]:
     """Return a reader of checkpoints of recapp and, by Lightning's own reader, of all others."""
 
     def read(path_or_url: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
-        from recapp.trainer.whole_checkpoint import read_for_lightning
-
-        found = read_for_lightning(path_or_url, map_location)
+        stored = import_module("recapp.trainer.whole_checkpoint")
+        found = stored.read_for_lightning(path_or_url, map_location)
         return lightnings(path_or_url, map_location, weights_only) if found is None else found
 
     return read

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from recapp.console import short_path
 from recapp.errors import CheckpointError, RecappError
-from recapp.optim.optimizer import HybridOptimizer
+from recapp.optim.optimizer import HybridOptimizer, groups_of_tables
 from recapp.stored.training_state import WRONG_STATE, check_form, in_words, numbers_in
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 
@@ -123,13 +123,15 @@ def _judge_optimizers(trainer: Trainer, found: State) -> None:
         if not isinstance(optimizer, HybridOptimizer):
             continue
         fresh = optimizer.state_dict()
+        # tables that are frozen now, or were, may take a group away or bring one
+        state["sparse"] = groups_of_tables(state["sparse"], fresh["sparse"])
         for stored, own in (
             (state["dense"]["param_groups"], fresh["dense"]["param_groups"]),
             (state["sparse"], fresh["sparse"]),
         ):
             for one, form in zip(stored, own, strict=True):
                 numbers = {key: value for key, value in form.items() if key not in NO_NUMBERS}
-                check_form(one, numbers_in(numbers), f"group {form['name']}")
+                check_form(one, numbers_in(numbers), f"group {form.get('name', '')}")
                 one.update({**numbers, **one, "lr": one["lr"]})
         home = type(optimizer.dense).__module__
         if home.startswith("torch.optim.") and home not in OTHER_SHAPES:

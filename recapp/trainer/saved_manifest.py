@@ -13,8 +13,7 @@ from recapp.engine.sharded_collection import sharded_tables, weight_names
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.checkpoint_manifest import RUN, SAVED_AS
 from recapp.stored.derived_values import DERIVED_VALUES, plain_values
-from recapp.stored.run_files import absolute, folder_of, relative
-from recapp.stored.training_state import state_must_fit
+from recapp.stored.run_files import relative
 from recapp.trainer.data_protocols import (
     DerivesColumns,
     KeepsPosition,
@@ -48,18 +47,6 @@ class SavedRun:
         """Note a checkpoint of a step."""
         self.newest = path
         self._step = step
-
-    def resumed(self, path: Path, run: str, meta: dict[str, Any]) -> dict[str, Any]:
-        """Go on with the run of a checkpoint, and return its plain part with absolute paths.
-
-        Args:
-            path: The checkpoint.
-            run: The identity of its run; empty if an earlier version saved it.
-            meta: Its plain part.
-        """
-        self.run = run
-        with state_must_fit("the state of callbacks", "callbacks"):
-            return {**meta, "callbacks": absolute(meta.get("callbacks", {}), folder_of(path))}
 
 
 def manifest_of(trainer: Trainer, module: LightningModule, plan: ShardingPlan) -> dict[str, Any]:

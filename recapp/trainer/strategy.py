@@ -56,6 +56,7 @@ from recapp.stored.checkpoint import (
     remove_checkpoint,
     write_checkpoint,
 )
+from recapp.stored.run_files import with_absolute_paths
 from recapp.stored.training_state import check_state, state_must_fit
 from recapp.trainer.check_trainer import check_trainer
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
@@ -472,9 +473,10 @@ class EmbeddingShardingStrategy(StepOfRanks):
         stored, meta = load_together(checkpoint_path, tables.to_fill, parameters, self.comm)
         tables.filled(stored.manifest)
         check_state(meta, checkpoint_path, trains=fitting)
+        meta = with_absolute_paths(meta, checkpoint_path)
         if not fitting:
             return meta
-        meta = self.saved.resumed(Path(checkpoint_path), stored.manifest.run, meta)
+        self.saved.run = stored.manifest.run
         return self.weight_average.loaded(meta, self.is_global_zero)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:

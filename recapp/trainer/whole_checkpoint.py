@@ -16,6 +16,7 @@ from torch import Tensor
 from recapp.errors import CheckpointError
 from recapp.stored.checkpoint import load_table, read_manifest, read_meta
 from recapp.stored.directories import is_checkpoint
+from recapp.stored.run_files import with_absolute_paths
 from recapp.stored.training_state import check_state
 
 
@@ -56,6 +57,7 @@ def whole_checkpoint(path: str | Path) -> WholeCheckpoint:
     check_state(meta, path)
     tables = {table: load_table(path, table) for table in set(names.values())}
     named = {name: tables[table] for name, table in names.items()}
+    meta = with_absolute_paths(meta, path)
     return WholeCheckpoint(meta | {"state_dict": {**meta["state_dict"], **named}})
 
 

@@ -118,6 +118,8 @@ def test_a_stored_model_keeps_them():
     assert COLUMNS.with_stored_lists(stored) == TRAINED
     for earlier in (COLUMNS.id_encoding(), None):
         assert COLUMNS.with_stored_lists(earlier) == COLUMNS
-    for damaged in ("tags", [3], {"tags": 1}, ["tags", "none"]):
+    with pytest.raises(CheckpointError, match=r"best\.art was trained on lists of none, which is"):
+        COLUMNS.check_id_encoding({**stored, "lists": ["tags", "none"]}, "best.art", "artefact")
+    for damaged in ("tags", [3], {"tags": 1}):
         with pytest.raises(CheckpointError, match=r"manifest of artefact best\.art is damaged"):
             COLUMNS.check_id_encoding({**stored, "lists": damaged}, "best.art", "artefact")

@@ -88,7 +88,7 @@ def cases():
     yield (*DENSE, "param_groups", 0, "lr"), (GONE, "x", None, [], math.nan, math.inf)
     yield (*DENSE, "state"), (GONE, 5, {0: 5}, {10**6: {}})
     yield (*DENSE, "state", 0, "exp_avg"), (5, torch.zeros(3), [])
-    yield ("optimizer_states", 0, "sparse"), (GONE, 5, [], [5])
+    yield ("optimizer_states", 0, "sparse"), (GONE, 5, [5])  # [] where all were frozen
     yield ("optimizer_states", 0, "sparse", 0, "lr"), ("x", None, math.nan)
     yield ("weight_average",), (5, {}, {"raw": {}, "average": {}}, {"raw": 5, "average": 5})
     yield ("weight_average", "raw", "model.bottom.0.weight"), (GONE, 5, torch.zeros(1))

@@ -12,6 +12,7 @@ from typing import Any
 from recapp.console import Column, print_table, readable
 
 WIDTH = 80
+LONGEST_NAME = 26
 SPLITS = {"train": "train", "val": "validate", "test": "test", "input": "score"}
 
 
@@ -28,8 +29,8 @@ def print_rows_read(record: Mapping[str, Any]) -> None:
             "files": split["files"],
             "rows": split["rows"],
             **{f"share of {label}": share for label, share in split["positives"].items()},
-            "first": os.path.relpath(split["first"], top),
-            "last": os.path.relpath(split["last"], top) if split["files"] > 1 else "",
+            "first": _brief(os.path.relpath(split["first"], top)),
+            "last": _brief(os.path.relpath(split["last"], top)) if split["files"] > 1 else "",
         }
         for name, split in splits.items()
     ]
@@ -47,6 +48,11 @@ def print_rows_read(record: Mapping[str, Any]) -> None:
         line = f"{name.lower()}: {text}"
         for part in wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False):
             print(readable(part))
+
+
+def _brief(name: str) -> str:
+    """Return the begin and the end of a long name, such as those that Spark writes."""
+    return name if len(name) <= LONGEST_NAME else f"{name[:10]}..{name[-14:]}"
 
 
 def entries_of(record: Mapping[str, Any]) -> dict[str, str]:

@@ -120,3 +120,11 @@ def test_the_terminal_and_the_page_say_it(logs, monkeypatch, capsys):
     )
     assert shown["Labels"].startswith("bought 10.00% of the rows to train, liked 50.00% of the")
     assert shown["Times"].startswith("ts 1970-01-02") and "hidden 5" in shown["Left out"]
+
+
+def test_long_names_of_files_are_cut_in_the_middle(tmp_path, capsys):
+    name = "part-00000-0c995d28-6b8d-4f59-927c-5c4052e287de-c000.snappy.parquet"
+    split = {"files": 1, "first": f"/logs/{name}", "last": f"/logs/{name}", "rows": 3}
+    split |= {"positives": {}, "positives_of": 0}
+    print_rows_read({"splits": {"train": split}, "times": {}, "left_out": []})
+    assert capsys.readouterr().out.splitlines()[-1].split()[-1] == "part-00000..snappy.parquet"

@@ -28,6 +28,7 @@
 | LightningCLI                                         | needs jsonargparse, which is not required |
 | Adam(self.parameters())                              | test_own_optimizers.py: an_optimiser_over |
 | a param group of a table, a rate of 0                | test_own_optimizers.py: a_rate_of_0       |
+| requires_grad_(False) of tables                      | test_frozen_runs.py: a_lightning_module   |
 | two optimisers                                       | test_own_optimizers.py: of_two_optimisers |
 | torch.compile(module)                                | here: a_compiled_module                   |
 | a checkpoint in a plain Trainer                      | here: a_plain_trainer                     |

@@ -134,11 +134,11 @@ def test_at_the_end_the_summary_says_how_good_and_where(base, trained):
         "AUC": "auc",
         "log loss": "log_loss",
         "normalised entropy": "normalized_entropy",
-        "calibration": "calibration",
     }
     assert [lines[f"validation {name}"] for name in shown] == [
         f"{found[f'val_{key}']:.5f}" for key in shown.values()
     ]
+    assert f" {found['val_calibration']:.5f}, predicted over real share: 1 is right" in summary
     assert lines["samples/s, all ranks"] == f"{found['samples_per_second']:,.0f}"
     assert (
         lines["AUC of the model that drew the labels"]

@@ -13,7 +13,7 @@ from recapp.errors import RecappError
 from recapp.recipe.early_checks import check_data, check_generated, check_resumed, check_training
 from recapp.recipe.recipe import Train
 from recapp.recipe.resume import resumed_run
-from recapp.recipe.stored_checks import check_fits_checkpoint
+from recapp.recipe.stored_checks import check_fits_checkpoint, check_start_values
 from recapp.settings.check_settings import names_of
 from recapp.settings.records import to_plain
 
@@ -60,6 +60,11 @@ LIVE = {
         "dataset.shuffle_rows=32",
         lambda run: run.data.settings.shuffle_rows,
         32,
+    ),
+    "tables.frozen": (
+        "tables.frozen=[C2]",
+        lambda run: run.trainer.strategy.sharded_tables()[0].rules["C2"].name,
+        "frozen",
     ),
     "optimizer.dense": (
         "+optimizer.dense.weight_decay=0.25",
@@ -231,6 +236,8 @@ REFUSED = {
     "dataset.times": ("dataset.times={seen: s}", "seen"),
     "dataset.periodic": ("dataset.periodic={I1: 7}", "I1_sin"),
     "dataset.vectors": ("dataset.vectors={v: 2}", "no column for v"),
+    "dataset.padding": ("dataset.padding=0", "was trained with dataset.padding=null"),
+    "dataset.separator": ("dataset.separator={C1: '|'}", "with dataset.separator=null"),
     "dataset.table_rows": (f"dataset.table_rows=[401,{ROWS}]", "table C1 is 400 x 16"),
     "dataset.cardinality": ("dataset.cardinality=[7]", "cardinality"),
     "dataset.table_dims": ("dataset.table_dims={C1: 8}", "table C1 is"),
@@ -245,6 +252,7 @@ REFUSED = {
     "tables.shared": ("tables.shared={C2: C1}", "C2"),
     "tables.wide": ("tables.wide=true", "the checkpoint has no table wide_C1"),
     "tables.collections": ("tables.collections={more: {}}", "more"),
+    "tables.values": ("tables.values={C1: nothing.safetensors}", "reads no start values"),
     "tables.init_range": ("tables.init_range=0.5", "tables.init_range=0.5: is a start value"),
     "optimizer.sparse.initial_accumulator": (
         "+optimizer.sparse.initial_accumulator=0.5",
@@ -340,4 +348,5 @@ def test_what_a_run_that_goes_on_cannot_change_is_refused(last, name):
         check_generated(recipe, overrides)
         check_fits_checkpoint(recipe, overrides)
         check_resumed(recipe)
+        check_start_values(recipe)
     assert len(str(raised.value).splitlines()) == 1

@@ -65,7 +65,7 @@ def _range(
     source: Source, schema: Schema, segment: Segment, feature: str
 ) -> tuple[int, int] | None:
     """Return the least and the greatest id of a feature in a row group; None if the footer does not
-    tell, or the ids are not the numbers of the column.
+    tell, or the ids are not all numbers of the column: those that pad lists are no ids.
     """
     file = source.files[segment.file]
     if not isinstance(file.format, Parquet):
@@ -73,7 +73,9 @@ def _range(
     ranges = id_ranges(file.path, file.stamp, segment.row_group)
     found = ranges.get(file.columns.get(feature, ""))
     computed = feature not in schema.sparse or feature in {column.name for column in schema.derived}
+    padding = schema.padding
+    padded = feature in padding if isinstance(padding, Mapping) else padding is not None
     # 32 bits with a sign may be those of a hexadecimal number
-    if found is None or computed or (feature in schema.hex and found[0] < 0):
+    if found is None or computed or padded or (feature in schema.hex and found[0] < 0):
         return None
     return found

@@ -10,8 +10,10 @@ import torch
 
 from recapp.dataset.click_rows import open_rows
 from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.places_of_ids import first_outside
 from recapp.dataset.raw_rows import RawRows
 from recapp.dataset.schema import schema_of
+from recapp.dataset.source import open_files
 from recapp.dataset.stream import make_loader
 from recapp.errors import CheckpointError, ConfigError, DataError
 from recapp.serving.json_rows import read_rows
@@ -143,3 +145,13 @@ def test_a_missing_single_id_stays_missing():
     _, columns = schema(padding=0)
     batch = RawRows(columns, "none").batch(pa.table({"user": [None, 0], "seen": [[0], None]}))
     assert (bags(batch, "user"), bags(batch)) == ([[MISSING], [0]], [[], []])
+
+
+@pytest.mark.parametrize("padding", [-1, {"seen": -1}])
+def test_padding_is_no_id_outside_of_its_table(tmp_path, padding):
+    rows = pa.table({"label": [1], "user": [3], "seen": [[5, -1, -1]]})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    limits = {"user": range(4), "seen": range(9)}
+    source = open_files([str(tmp_path / "rows.parquet")], schema()[1])
+    assert first_outside(source, schema()[1], limits) == ("seen", -1)
+    assert first_outside(source, schema(padding=padding)[1], limits) is None

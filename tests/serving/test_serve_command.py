@@ -257,7 +257,7 @@ def test_a_client_that_never_ends_its_request_loses_its_connection(
         wrong.sendall(head + lengths + b"0\r\n\r\nGET /v2 HTTP/1.1\r\nhost: x\r\n\r\n")
         said = whole(wrong)
         assert said.startswith(b"HTTP/1.1 400") and b"both Content-Length and" in said
-        assert said.count(b"HTTP/1.1 ") == 2  # the status, and the words: one answer alone
+        assert said.count(b"HTTP/1.1 ") == 1, "one answer alone"
     with raw(made) as wrong:  # a body that is damaged when it has been refused already
         wrong.sendall(b"POST /v3 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
         assert one_answer(wrong)[0].startswith(b"HTTP/1.1 404")

@@ -19,7 +19,7 @@ from torch import nn
 from recapp.engine.sharded_collection import sharded_collections, sharded_tables
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError
-from recapp.optim.rules import RowRule
+from recapp.optim.rules import FROZEN, RowRule
 from recapp.sharding.layout import copy_rows
 from recapp.tables.module_by_name import ModuleByName
 
@@ -47,7 +47,7 @@ class _Table(nn.Module):
 @contextmanager
 def tables_as_parameters(module: nn.Module) -> Iterator[dict[nn.Parameter, HeldTable]]:
     """Let every sharded table of a model be one of its parameters, inside the context. A table
-    without a row rule is a parameter that requires no gradient.
+    that is frozen, or without a row rule, is a parameter that requires no gradient.
 
     Yields:
         The table of each parameter.
@@ -61,7 +61,7 @@ def tables_as_parameters(module: nn.Module) -> Iterator[dict[nn.Parameter, HeldT
             shape = (rows, t.embedding_dim)
             weight = torch.empty(shape, dtype=t.data_type.dtype, device="meta")
             held = HeldTable(t.name, collection.shared)
-            trained = t.name in collection.shared.rules
+            trained = collection.shared.rules.get(t.name, FROZEN) != FROZEN
             parameter = parameters.setdefault(held, nn.Parameter(weight, requires_grad=trained))
             modules[t.name] = _Table(parameter)
         setattr(collection, collection.tables_of, ModuleByName(modules))
@@ -78,7 +78,7 @@ def change_rules(module: nn.Module, rules: Mapping[str, RowRule]) -> None:
 
     Args:
         module: The model.
-        rules: The row rule of every table, by its name.
+        rules: The new row rules by table; other tables keep theirs.
 
     Raises:
         ConfigError: A table is dynamic, and its rows cannot be moved.
@@ -96,7 +96,7 @@ def change_rules(module: nn.Module, rules: Mapping[str, RowRule]) -> None:
             old.tables(),
             old.plan,
             old.comm,
-            {name: rules[name] for name in names if name in rules},
+            {name: rule for name, rule in {**old.rules, **rules}.items() if name in names},
             old.seeds,
             old.state.backend.name,
             old.state.payload,

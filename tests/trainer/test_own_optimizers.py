@@ -128,6 +128,30 @@ def test_an_optimiser_over_tables_is_the_row_rule_that_computes_the_same(make):
     same(trained(Own(make)), trained(Whole(make), "auto"))
 
 
+def frozen(kind, when):
+    """A module whose bags are frozen before sharding or after."""
+
+    class Module(kind):
+        def configure_model(self):
+            super().configure_model()
+            if when == "before":
+                self.bags.requires_grad_(False)
+
+        def on_fit_start(self):
+            if when == "after":
+                self.bags.requires_grad_(False)
+
+    return Module
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("make", [over(torch.optim.Adam, lr=0.02), by_tables])
+def test_an_optimiser_over_all_parameters_leaves_frozen_tables(make, when):
+    found = trained(frozen(Own, when)(make))
+    expected = trained(frozen(Whole, "before")(make), "auto")
+    same(found, expected)
+
+
 def test_a_rate_of_0_moves_no_row():
     module = Own(lambda module: by_tables(module, torch.optim.Adam, 0.0))
     start = EmbeddingBagCollection(tables=[ITEMS]).weight("items")

@@ -156,14 +156,16 @@ def from_rank_0(make: Callable[[], T], rank: int, broadcast: Callable[[Any], Any
         RecappError: `make` raised it on rank 0; every rank raises it.
     """
     made: Any = None
+    failed: RecappError | None = None
     if rank == 0:
         try:
             made = make()
         except RecappError as error:
-            made = error
+            made = failed = error
     made = broadcast(made)
     if isinstance(made, RecappError):
-        raise made
+        made.secondhand = rank > 0
+        raise failed or made  # rank 0's own says where it was raised
     value: T = made
     return value
 

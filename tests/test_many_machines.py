@@ -28,6 +28,7 @@ pytestmark = pytest.mark.full
 STEPS = 6
 TRAIN = ["recapp.train", "+plan=mixed", f"trainer.max_steps={STEPS}"]
 MEASURED = (
+    "run",
     "samples_per_second",
     "samples_per_cpu_second",
     "train_seconds",

@@ -179,12 +179,14 @@ def _take_out(optimizer: Any, held: Mapping[nn.Parameter, HeldTable], in_groups:
     Raises:
         ConfigError: A param group is of tables alone, and they are in a `HybridOptimizer` too.
     """
+    own = optimizer.dense if isinstance(optimizer, HybridOptimizer) else optimizer
+    several = len(own.param_groups) > 1  # one group may be that of a model without dense weights
     for group in optimizer.param_groups:
         tables = [p for p in group["params"] if p in held]
         group["params"] = [p for p in group["params"] if p not in held]
         for parameter in tables:
             optimizer.state.pop(parameter, None)
-        if tables and in_groups and not group["params"] and len(optimizer.param_groups) > 1:
+        if tables and in_groups and several and not group["params"]:
             raise ConfigError(
                 f"table {held[tables[0]].table} is in a param group of configure_optimizers and "
                 "in sparse_groups(): set the rate of tables in sparse_groups() alone, or return "

@@ -220,7 +220,6 @@ def line(tmp_path, monkeypatch, capfd):
             ("dataset.cardinality={user: 500}", "dataset.cardinality={user: 500}: must be a list"),
             ("dataset.sparse=user", "dataset.sparse=user: must be a list of names, such as [user]"),
             ("dataset.crosses=[C1,C2]", "[C1]; crosses are lists of lists, [[C1, C2]]"),
-            ("dataset.table_rows={user: 4}", "; it has a number for each of dataset.sparse"),
             ("tables.dim=[8,16]", "; dataset.table_dims={C1: 8} sets single tables"),
             ("dataset.periodic={I1: 0}", "at least 1e-30 and at most 1e+30"),
             ("+dataset.negative_samples=4", "recapp makes no negative samples: write them into"),
@@ -231,7 +230,6 @@ def line(tmp_path, monkeypatch, capfd):
                 "dataset.weight={label: I1, nope: I2}",
                 "dataset.weight names nope, which is no",
             ),
-            ("task.label=bought", "dataset.label=label: has no label bought, with which ClickTask"),
             (
                 "metrics.names=[recall]",
                 "+metrics.extra.recall._target_=... adds one of",
@@ -680,3 +678,8 @@ def test_values_of_a_sweep_that_are_right_are_no_mistake(tmp_path, monkeypatch):
         ["-m", "seed=range(1,4)", "+plan=glob(*_wise)", "dataset.label=null,click", "format=json"]
     )
     assert sorted(set(began)) == [1, 2, 3] and len(began) == 3 * 4 * 2
+
+
+def test_rows_of_tables_by_name_are_told_that_they_are_a_list(line):
+    said = line("dataset=custom", "dataset.path=x", "dataset.table_rows={user: 4}")
+    assert "null; it has a number for each of dataset.sparse, in that order" in said

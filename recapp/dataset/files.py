@@ -19,7 +19,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from glob import escape, glob, has_magic
 from pathlib import Path
 
-from recapp.dataset.file_kinds import first_bytes, is_printed, kind_of
 from recapp.dataset.formats import all_suffixes, begins_as_data, format_names, is_data
 from recapp.dataset.splits import glob_of, refuse_splits, settings_of_splits
 from recapp.dataset.table_formats import FILE_LIST, refuse_tables
@@ -30,6 +29,7 @@ from recapp.dataset.text_files import (
     holds_text,
     layout,
     new_folder,
+    refuse_unknown,
     root_of,
 )
 from recapp.errors import DataError, alike, meant
@@ -309,15 +309,11 @@ def _data(entries: Iterable[Path], setting: str) -> list[str]:
     """
     files = [entry for entry in entries if entry.is_file()]
     found = [entry for entry in files if _is_data(entry) or _is_text(entry)]
+    if found and not any(map(_is_data, found)):  # text that is to be converted, all of it
+        found = [entry for entry in files if entry in found or holds_rows(entry)]
     for entry in set(files).difference(found) if found else ():
-        if not entry.suffix and entry.stat().st_size and not is_printed(first_bytes(entry)):
-            kind = kind_of(entry)
-            named = kind.name if kind else f"neither {format_names()} nor text"
-            fix = kind.fix if kind and kind.fix else "write it again"
-            raise DataError(
-                f"{setting}={entry.parent}: {entry.name} is {named}, and lies beside "
-                f"{found[0].name}: {fix}, or move it elsewhere"
-            )
+        if not entry.suffix and entry.stat().st_size:
+            refuse_unknown(entry, found[0], setting)
     return _naturally(map(str, found))
 
 

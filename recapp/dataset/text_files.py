@@ -11,6 +11,8 @@ from itertools import chain, count
 from pathlib import Path
 
 from recapp.dataset.file_kinds import TEXT, FileKind, first_bytes, is_printed, kind_of
+from recapp.dataset.formats import format_names
+from recapp.errors import DataError
 
 TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".gz", ".bz2", ".zst")
 
@@ -36,6 +38,28 @@ def holds_rows(file: Path) -> bool:
         for mark in (b"\t", b",", b";", b"|")
     )
     return holds_text(file) and (even or begin.lstrip()[:1] in (b"{", b"["))
+
+
+def refuse_unknown(file: Path, beside: Path, setting: str) -> None:
+    """Refuse a file without a suffix that lies beside data, unless it is a page of text.
+
+    Args:
+        file: The file.
+        beside: A file of the data.
+        setting: The setting's name, for the error.
+
+    Raises:
+        DataError: It is no page of text.
+    """
+    if is_printed(first_bytes(file)):
+        return
+    kind = kind_of(file)
+    named = kind.name if kind else f"neither {format_names()} nor text"
+    fix = kind.fix if kind and kind.fix else "write it again"
+    raise DataError(
+        f"{setting}={file.parent}: {file.name} is {named}, and lies beside {beside.name}: {fix}, "
+        "or move it elsewhere"
+    )
 
 
 def layout(file: Path) -> FileKind:

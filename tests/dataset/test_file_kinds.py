@@ -120,6 +120,16 @@ def test_a_directory_of_such_files_is_converted(tmp_path, name):
     assert sum(pq.read_table(file).num_rows for file in Path("data/logs").iterdir()) == 6
 
 
+def test_all_text_of_a_directory_is_converted_whatever_its_suffixes(tmp_path):
+    (tmp_path / "logs").mkdir()
+    rows = CONVERTED["JSON lines"]
+    (tmp_path / "logs/a.json").write_bytes(rows)
+    (tmp_path / "logs/b.json.gz").write_bytes(gzip.compress(rows))
+    (tmp_path / "logs/README").write_text("Rows of last week.\nAsk us.\n")
+    exec("\n".join(lines_for(tmp_path / "logs")), {})
+    assert sorted(p.name for p in Path("data/logs").iterdir()) == ["a.parquet", "b.json.parquet"]
+
+
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
 def test_libsvm_becomes_lists(tmp_path, compress):
     (tmp_path / "rows.txt").write_bytes(compress(b"1 1:6 5:.5\n0 2:3\n0\n"))

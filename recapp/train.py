@@ -119,7 +119,7 @@ def note_how_to_go_on(directory: Path) -> Iterator[None]:
             path = console.short_path(last)
             console.note(
                 f"{path} has the steps before the error; to go on: python -m recapp.train "
-                f"ckpt_path={path}"
+                f"{typed('ckpt_path', path)}"
             )
         raise
 

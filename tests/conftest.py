@@ -29,11 +29,15 @@ if not torch.cuda.is_available():
 
 
 def pytest_configure():
-    """Let Ctrl-C reach what tests start: a shell starts commands in its background, and many a CI
-    all of them, with SIGINT ignored, and children inherit that.
+    """Let signals reach what tests start: a shell starts commands in its background, and many a CI
+    all of them, with SIGINT ignored, nohup with SIGHUP, and children inherit that.
     """
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_collection():

@@ -526,7 +526,7 @@ def test_help_and_misspelt_settings_load_neither_torch_nor_lightning(tmp_path):
 def test_a_reader_that_has_seen_enough_is_no_error(base, shell, printed):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     ran = subprocess.run(
-        f"{sys.executable} -u -m recapp.plan types {shell}",
+        f"{shlex.quote(sys.executable)} -u -m recapp.plan types {shell}",
         shell=True,
         env=environment,
         capture_output=True,

@@ -74,7 +74,7 @@ class FusedUpdate:
     first update, `before_update` before each. `param_groups` hold the live learning rate of each
     rule. The optimiser object holds the same dicts, so schedules reach the tables as they reach any
     parameter. While `deferred`, only `end_step` updates rows, and the gradients of several
-    backwards add up until then.
+    backwards add up until then. While it `ignores` gradients, those that arrive are dropped.
     """
 
     def __init__(self, state: EngineState, rules: Sequence[RowRule]) -> None:
@@ -83,6 +83,7 @@ class FusedUpdate:
         self.rule_G = rules_of_groups(state.layout, rules)
         self.updates = 0
         self.changes = 0
+        self.ignores = False
         self._stepper: weakref.ref[object] | None = None
         self.before_first_update: Callable[[], None] = lambda: None
         self.before_update: Callable[[], None] = lambda: None
@@ -206,6 +207,8 @@ class FusedUpdate:
                 "without clipping"
             )
         self._in_flight.discard(lookup)
+        if self.ignores:
+            return
         if not (self._in_flight or self._waiting or self.deferred):
             self._update([gradients] * len(row_gradients_G), row_gradients_G)
             return

@@ -8,6 +8,7 @@ collection is one member of them, and converts the vectors to the output of its 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -20,7 +21,7 @@ from recapp.engine.outside_graphs import outside_graphs
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_state import load_dynamic, load_strips, stored_names
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.table_parameter import TableParameter, UpdatedTable
+from recapp.engine.table_parameter import TableParameter
 from recapp.engine.table_strips import TableStrips
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, rules_of
@@ -61,7 +62,6 @@ class ShardedCollection(nn.Module):
 
     def __init__(self, shared: ShardedTables, member: int = 0) -> None:
         super().__init__()
-        self.shared = shared
         self.member = member
         self.plan = shared.plan
         self.dtype = shared.dtype
@@ -69,11 +69,7 @@ class ShardedCollection(nn.Module):
         self.lookups = shared.members[member].lookups
         self._tables = list({x.table.name: x.table for x in self.lookups}.values())
         self.tables_in_state = True
-        own = {t.name for t in self._tables}
-        held = {name: p for name, p in shared.parameters_of.items() if name in own}
-        updated: dict[str, nn.Module] = {t.name: UpdatedTable(shared, t.name) for t in self._tables}
-        setattr(self, self.tables_of, ModuleByName(updated | held))
-        self.parameters_of: Mapping[str, TableParameter] = held
+        self.attach(shared)
         # torch calls them in `state_dict` and `load_state_dict` of every module around
         self.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
             ShardedCollection._save_tables
@@ -81,6 +77,15 @@ class ShardedCollection(nn.Module):
         self.register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
             ShardedCollection._load_tables
         )
+
+    def attach(self, shared: ShardedTables) -> None:
+        """Look up rows in sharded tables, which have those of the collection."""
+        self.shared = shared
+        own = [t.name for t in self._tables]
+        held = shared.parameters_of
+        self.parameters_of: Mapping[str, TableParameter] = {n: held[n] for n in own if n in held}
+        modules: dict[str, nn.Module] = {**shared.updated, **held}
+        setattr(self, self.tables_of, ModuleByName({name: modules[name] for name in own}))
 
     def tables(self) -> list[EmbeddingConfig]:
         """Return the tables, in order."""
@@ -430,7 +435,25 @@ def shard_model(
             setattr(module.get_submodule(parent), name, twins[collection])
         else:
             module = twins[collection]
+    for around in modules_around_tables(module):
+        if type(around).requires_grad_ is nn.Module.requires_grad_:
+            around.requires_grad_ = partial(_requires_grad_, around)  # type: ignore[method-assign]
     return module
+
+
+def modules_around_tables(module: nn.Module) -> list[nn.Module]:
+    """Return the modules of a model that have sharded collections inside."""
+    inside = {
+        id(part) for collection in sharded_collections(module) for part in collection.modules()
+    }
+    return [m for m in module.modules() if id(m) not in inside and sharded_collections(m)]
+
+
+def _requires_grad_(module: nn.Module, requires_grad: bool = True) -> nn.Module:
+    """Freeze a module or train it, with its sharded tables, which are no parameters of it."""
+    for collection in sharded_collections(module):
+        collection.requires_grad_(requires_grad)
+    return nn.Module.requires_grad_(module, requires_grad)
 
 
 def sharded_twins(

@@ -36,6 +36,7 @@ from recapp.engine.row_store import FloatRows, RowStore, StoredGroup
 from recapp.engine.state import EngineState
 from recapp.engine.stored_rows import StoredRows, started_store
 from recapp.engine.table_parameter import table_parameters, with_parameters
+from recapp.engine.updated_weight import UpdatedTable, UpdatedWeight
 from recapp.errors import ConfigError, PlanError
 from recapp.kernels.backend import backend as choose_backend
 from recapp.kernels.backend import slow_kernels_note
@@ -117,7 +118,8 @@ class ShardedTables(nn.Module):
         PlanError: The plan does not tile the tables, or is for another number of ranks.
         ConfigError: The backend is unknown or not available, or rules do not fit the tables.
 
-    `seeds` has the seed of each table, and `parameters_of` the tables that are parameters, by name.
+    `seeds` has the seed of each table, `parameters_of` the tables that are parameters, and
+    `updated` all others, by name.
     `state` is the engine state; `state.observer` is the hook for measurements. `update` changes the
     rows, `stored` saves and loads them. `header`, `waits` and `comm` belong to `state`.
     """
@@ -159,13 +161,12 @@ class ShardedTables(nn.Module):
             numbers or None,
             frozen=rules.index(FROZEN) if FROZEN in rules else None,
         )
-        device = comm.device
-        kernels = choose_backend(backend, device)
+        kernels = choose_backend(backend, comm.device)
         self.dtype = dtype or compute_dtype(tables)
         rule_G = rules_of_groups(layout, rules)
         make = make_store or (lambda group: started_store(group, rule_G[group.number], self.seeds))
         stores = [
-            make(StoredGroup(layout, g, comm.rank, self.dtype, device, kernels))
+            make(StoredGroup(layout, g, comm.rank, self.dtype, comm.device, kernels))
             for g in range(len(layout.groups))
         ]
         self.stores = nn.ModuleList(stores)
@@ -188,15 +189,20 @@ class ShardedTables(nn.Module):
         self.update = FusedUpdate(state, rules)
         self.stored = StoredRows(state, self.update)
         self.parameters_of = table_parameters(layout, stores, comm.rank)
+        self.updated = {
+            t.name: UpdatedTable(UpdatedWeight(self, t, comm.device))
+            for t in tables
+            if t.name not in self.parameters_of
+        }
         if self.parameters_of:
             self.update.before_update = self._begin_update
         self.header = state.header
         self.waits = state.waits
-        self.anchor = torch.zeros(0, device=device, requires_grad=True)
+        self.anchor = torch.zeros(0, device=comm.device, requires_grad=True)
         self._local = LocalLookup(state) if comm.world == 1 else None
         self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
         self._pass: _Pass | None = None
-        self._warm_up(trains, slow_kernels_note(backend, device))
+        self._warm_up(trains, slow_kernels_note(backend, comm.device))
 
     def _begin_update(self) -> None:
         """Prepare the gradients of tables that are parameters."""
@@ -290,7 +296,7 @@ class ShardedTables(nn.Module):
 
     def is_frozen(self, table: str) -> bool:
         """Return whether updates leave the rows of a table as they are."""
-        return table in self.frozen or self.rules.get(table) == FROZEN
+        return table in self.frozen or self.rules.get(table, FROZEN) == FROZEN
 
     def freeze(self, tables: Collection[str], frozen: bool = True) -> None:
         """Freeze some tables, or train them again. Every rank calls it between two steps.

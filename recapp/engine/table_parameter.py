@@ -11,7 +11,6 @@ change the weights. So the gradients of two backwards add up. All else is as for
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -67,45 +66,6 @@ class TableParameter(nn.Module):
         elif held.data_ptr() != self._gradient.data_ptr():
             self._gradient.copy_(held)
         self.weight.grad = self._gradient
-
-
-class UpdatedWeight:
-    """The weight of a table that a row rule updates. It has no values, only `requires_grad`, which
-    every rank sets alike between two steps.
-
-    Args:
-        tables: The sharded tables, which can `freeze` one.
-        name: The name of the table.
-    """
-
-    def __init__(self, tables: Any, name: str) -> None:
-        self._tables = tables
-        self._name = name
-
-    @property
-    def requires_grad(self) -> bool:
-        """Return whether updates change the rows of the table."""
-        return not self._tables.is_frozen(self._name)
-
-    @requires_grad.setter
-    def requires_grad(self, requires_grad: bool) -> None:
-        """Freeze the table, or train it again."""
-        self._tables.freeze([self._name], not requires_grad)
-
-    def requires_grad_(self, requires_grad: bool = True) -> "UpdatedWeight":
-        """Freeze the table, or train it again."""
-        self.requires_grad = requires_grad
-        return self
-
-
-class UpdatedTable(nn.Module):
-    """A table that a row rule updates, under its name in a sharded collection. Arguments as for
-    `UpdatedWeight`.
-    """
-
-    def __init__(self, tables: Any, name: str) -> None:
-        super().__init__()
-        self.weight = UpdatedWeight(tables, name)
 
 
 def with_parameters(

@@ -1,75 +1,35 @@
 """Sharded tables in the optimisers of a module's own.
 
-    with tables_as_parameters(module) as held:
-        optimizer = torch.optim.Adam(module.parameters())    # has a parameter for each table
-    held[parameter].table, held[parameter].shared            # which of the sharded tables it is
-
-A sharded table is no parameter: its rows lie on several ranks, and have no gradient. So that a
-module can say how it trains its tables as any module does, each table is a parameter on the meta
-device, with the name of the unsharded model, while the module makes its optimisers.
+with tables_as_parameters(module):
+    optimizer = torch.optim.Adam(module.parameters())    # has a weight for each table
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
 
-import torch
 from torch import nn
 
 from recapp.engine.sharded_collection import sharded_collections, sharded_tables
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError
-from recapp.optim.rules import FROZEN, RowRule
+from recapp.optim.rules import RowRule
 from recapp.sharding.layout import copy_rows
-from recapp.tables.module_by_name import ModuleByName
-
-
-class HeldTable(NamedTuple):
-    """A sharded table, for which a parameter stands.
-
-    Args:
-        table: The name of the table.
-        shared: The sharded tables that hold its rows.
-    """
-
-    table: str
-    shared: ShardedTables
-
-
-class _Table(nn.Module):
-    """A table as a parameter."""
-
-    def __init__(self, weight: nn.Parameter) -> None:
-        super().__init__()
-        self.weight = weight
 
 
 @contextmanager
-def tables_as_parameters(module: nn.Module) -> Iterator[dict[nn.Parameter, HeldTable]]:
-    """Let every sharded table of a model be one of its parameters, inside the context. A table
-    that is frozen, or without a row rule, is a parameter that requires no gradient.
-
-    Yields:
-        The table of each parameter.
+def tables_as_parameters(module: nn.Module) -> Iterator[None]:
+    """Let every sharded table of a model be one of its parameters, inside the context, with the
+    name of the unsharded model. A table that is frozen, or without a row rule, requires no
+    gradient.
     """
-    parameters: dict[HeldTable, nn.Parameter] = {}
-    collections = sharded_collections(module)
-    for collection in collections:
-        modules: dict[str, nn.Module] = {}
-        for t in collection.tables():
-            rows = 0 if t.dynamic is not None else t.num_embeddings
-            shape = (rows, t.embedding_dim)
-            weight = torch.empty(shape, dtype=t.data_type.dtype, device="meta")
-            held = HeldTable(t.name, collection.shared)
-            trained = collection.shared.rules.get(t.name, FROZEN) != FROZEN
-            parameter = parameters.setdefault(held, nn.Parameter(weight, requires_grad=trained))
-            modules[t.name] = _Table(parameter)
-        setattr(collection, collection.tables_of, ModuleByName(modules))
+    tables = [t for shared in sharded_tables(module) for t in shared.updated.values()]
+    for table in tables:
+        table.offer(True)
     try:
-        yield {parameter: held for held, parameter in parameters.items()}
+        yield
     finally:
-        for collection in collections:
-            delattr(collection, collection.tables_of)
+        for table in tables:
+            table.offer(False)
 
 
 def change_rules(module: nn.Module, rules: Mapping[str, RowRule]) -> None:
@@ -110,4 +70,5 @@ def change_rules(module: nn.Module, rules: Mapping[str, RowRule]) -> None:
                     copy_rows(block, held.data, held.rows, held.cols, held.order)
         for collection in collections:
             if collection.shared is old:
-                collection.shared = new
+                collection.attach(new)
+        new.freeze(old.frozen)

@@ -90,12 +90,27 @@ class HybridOptimizer(Optimizer):
         names = ["/".join(group["name"].split("/")[:2]) for group in self.sparse_groups]
         for number, (group, name) in enumerate(zip(self.sparse_groups, names, strict=True)):
             group["name"] = name if names.count(name) == 1 else f"{name}/{number}"
+        self._first_groups = len(dense.param_groups)
         super().__init__(dense.param_groups + self.sparse_groups, dense.defaults)
         self.state = dense.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add the dict that the dense optimiser or the fused update reads, not a copy."""
+        """Add the dict that the dense optimiser or the fused update reads, not a copy. A new group
+        is the dense optimiser's, and stands behind all others.
+        """
+        if not any(param_group is group for group in self.dense.param_groups + self.sparse_groups):
+            self.dense.add_param_group(param_group)
+            param_group = self.dense.param_groups[-1]
+            param_group.setdefault("name", f"dense/{len(self.dense.param_groups) - 1}")
         self.param_groups.append(param_group)
+
+    def take_groups(self) -> None:
+        """Take param groups that other code has set as this optimiser's: Lightning's
+        `BaseFinetuning` sets those that it had added before a run was resumed.
+        """
+        own = [group for group in self.param_groups if "tables" not in group]
+        if len(own) != len(self.dense.param_groups):
+            self.dense.param_groups = own
 
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
@@ -133,7 +148,9 @@ class HybridOptimizer(Optimizer):
         for group, stored in zip(self.sparse_groups, stored_groups, strict=True):
             # a group keeps the name and tables of this run's rules
             group.update({key: stored[key] for key in stored if key not in ("name", "tables")})
-        self.param_groups = self.dense.param_groups + self.sparse_groups
+        groups = self.dense.param_groups
+        added = groups[self._first_groups :]
+        self.param_groups = groups[: self._first_groups] + self.sparse_groups + added
         self.state = self.dense.state
 
 

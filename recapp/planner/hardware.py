@@ -44,7 +44,7 @@ import yaml  # type: ignore[import-untyped]
 from recapp.errors import ConfigError, suggest
 from recapp.settings.option_files import conf_dir
 from recapp.settings.small_files import read_yaml
-from recapp.settings.values import Within
+from recapp.settings.values import Within, typed
 
 FILE_BYTES = 2**20
 
@@ -242,8 +242,9 @@ def read_hardware(name: str | Path) -> Hardware:
     path = Path(name).expanduser()
     values = _read(
         path,
-        f"topology.hardware={path}: no such file; `python -m recapp.plan calibrate path={path}` "
-        f"writes one, and topology={path.stem if path.stem in shipped_machines() else 'dgx_h100'} "
+        f"topology.hardware={path}: no such file; `python -m recapp.plan calibrate "
+        f"{typed('path', path)}` writes one, and "
+        f"topology={path.stem if path.stem in shipped_machines() else 'dgx_h100'} "
         "chooses a shipped machine",
     )
     return hardware_from(

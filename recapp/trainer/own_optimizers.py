@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 
 from recapp.engine.sharded_collection import embedding_collections, sharded_tables
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.tables_of_optimizers import HeldTable, change_rules
+from recapp.engine.tables_of_optimizers import change_rules
+from recapp.engine.updated_weight import UpdatedWeight
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, distinct_rules
 from recapp.optim.optimizer import HybridOptimizer
@@ -83,7 +84,6 @@ def rules_said(module: LightningModule) -> Rules:
 def take_tables(
     module: nn.Module,
     optimizers: Sequence[Any],
-    held: Mapping[nn.Parameter, HeldTable],
     named: Rules | None,
 ) -> list[Any]:
     """Remove the tables from the param groups of a module's optimisers, and let the steps of these
@@ -91,8 +91,8 @@ def take_tables(
 
     Args:
         module: The module, with sharded tables.
-        optimizers: The optimisers that `configure_optimizers` has returned.
-        held: The tables for which parameters stand (`tables_as_parameters`).
+        optimizers: The optimisers that `configure_optimizers` has returned, which have tables by
+            their weights (`tables_as_parameters`).
         named: The row rules that are named elsewhere; None if only the optimisers say them.
 
     Returns:
@@ -103,7 +103,8 @@ def take_tables(
             tables.
     """
     in_groups = _names_groups(optimizers)
-    trained = {p: held_table.table for p, held_table in held.items() if p.requires_grad}
+    tables = [t for shared in sharded_tables(module) for t in shared.updated.values()]
+    trained = {t.weight: t.weight.table for t in tables if t.weight.requires_grad}
     said = {} if in_groups else _said(optimizers, trained)
     rules = {
         table: rule for shared in sharded_tables(module) for table, rule in shared.rules.items()
@@ -111,7 +112,7 @@ def take_tables(
     if not in_groups:
         _check_said(said, trained.values(), rules, named)
     for optimizer in optimizers:
-        _take_out(optimizer, held, in_groups)
+        _take_out(optimizer, in_groups)
     if any(rules[table] != of_table.rule for table, of_table in said.items()):
         change_rules(module, {table: of_table.rule for table, of_table in said.items()})
     return [_stepping(optimizer, sharded_tables(module), said) for optimizer in optimizers]
@@ -173,7 +174,7 @@ def _check_said(
             )
 
 
-def _take_out(optimizer: Any, held: Mapping[nn.Parameter, HeldTable], in_groups: bool) -> None:
+def _take_out(optimizer: Any, in_groups: bool) -> None:
     """Remove the tables from the param groups of an optimiser, which has no state of them.
 
     Raises:
@@ -182,13 +183,13 @@ def _take_out(optimizer: Any, held: Mapping[nn.Parameter, HeldTable], in_groups:
     own = optimizer.dense if isinstance(optimizer, HybridOptimizer) else optimizer
     several = len(own.param_groups) > 1  # one group may be that of a model without dense weights
     for group in optimizer.param_groups:
-        tables = [p for p in group["params"] if p in held]
-        group["params"] = [p for p in group["params"] if p not in held]
+        tables = [p for p in group["params"] if isinstance(p, UpdatedWeight)]
+        group["params"] = [p for p in group["params"] if not isinstance(p, UpdatedWeight)]
         for parameter in tables:
             optimizer.state.pop(parameter, None)
         if tables and in_groups and several and not group["params"]:
             raise ConfigError(
-                f"table {held[tables[0]].table} is in a param group of configure_optimizers and "
+                f"table {tables[0].table} is in a param group of configure_optimizers and "
                 "in sparse_groups(): set the rate of tables in sparse_groups() alone, or return "
                 "the optimizer without HybridOptimizer"
             )

@@ -10,7 +10,7 @@ from traceback import walk_tb
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import BaseFinetuning, Timer
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -119,9 +119,13 @@ def _judge_optimizers(trainer: Trainer, found: State) -> None:
     """Judge hyper-parameters and the shapes of states, and add hyper-parameters that an older torch
     did not write.
     """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, BaseFinetuning):  # again: it has its state since then
+            callback.on_fit_start(trainer, trainer.lightning_module)
     for optimizer, state in zip(trainer.optimizers, found["optimizer_states"], strict=True):
         if not isinstance(optimizer, HybridOptimizer):
             continue
+        optimizer.take_groups()
         fresh = optimizer.state_dict()
         # tables that are frozen now, or were, may take a group away or bring one
         state["sparse"] = groups_of_tables(state["sparse"], fresh["sparse"])

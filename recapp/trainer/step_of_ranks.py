@@ -59,9 +59,9 @@ class StepOfRanks(DDPStrategy):
             ConfigError: What they say of tables cannot be obeyed.
         """
         assert self.lightning_module is not None
-        with tables_as_parameters(self.lightning_module) as held:
+        with tables_as_parameters(self.lightning_module):
             super().setup_optimizers(trainer)
-        self.optimizers = take_tables(self.lightning_module, self.optimizers, held, self.named_rule)
+        self.optimizers = take_tables(self.lightning_module, self.optimizers, self.named_rule)
 
     def update_in_step(self, trainer: Trainer) -> None:
         """Let the optimiser's step update the tables, where it must know all gradients first."""

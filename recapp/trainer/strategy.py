@@ -64,6 +64,7 @@ from recapp.trainer.layer_statistics import running_statistics
 from recapp.trainer.lightnings_waits import limit_waits
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
+from recapp.trainer.module_methods import reach_tables
 from recapp.trainer.own_optimizers import rules_said
 from recapp.trainer.restore import restore_in_one_line
 from recapp.trainer.run_plan import (
@@ -346,6 +347,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
             module.trainer.training,
             self.make_store,
         )
+        reach_tables(module)
 
     def _make_plan(self, module: LightningModule, topology: Topology) -> ShardingPlan:
         """Return the plan; called on rank 0, because only rank 0 reads the data for it."""

@@ -122,12 +122,18 @@ def thawed(comm):
     model = parallel(comm, model_of(tables, ["t2"]), adam(0.1, l2_all_rows=0.01), plan)
     (collection,) = sharded_collections(model)
     found = [moved(comm, model, collection, tables, 0)]
-    model.requires_grad_(False)  # the layers too, through which gradients still go to the tables
-    found.append(moved(comm, model, collection, tables, 1))
-    with pytest.raises(ConfigError, match="table t2 was frozen when it was sharded and has no opt"):
-        collection.requires_grad_(True)
+    for freezes in (model, model.module):  # the layers too, through which gradients still go
+        freezes.requires_grad_(False)
+        found.append(moved(comm, model, collection, tables, 1))
+        with pytest.raises(ConfigError, match="table t2 was frozen when it was sharded and has no"):
+            freezes.requires_grad_(True)
+        collection.embedding_bags["t1"].weight.requires_grad = True
+        found.append(moved(comm, model, collection, tables, 2))
+    collection.embedding_bags["t1"].weight.requires_grad = False
     collection.embedding_bags["t0"].weight.requires_grad = True
     found.append(moved(comm, model, collection, tables, 2))
+    with pytest.raises(ConfigError, match="table t0 is sharded, so no torch optimizer can have"):
+        torch.optim.SGD([collection.embedding_bags["t0"].weight], 0.1)
     return found
 
 
@@ -135,7 +141,7 @@ def thawed(comm):
 def test_a_table_frozen_after_sharding_trains_again_and_one_frozen_before_says_why_not(
     ranks, world
 ):
-    assert ranks.run(thawed, world) == [[["t0", "t1"], [], ["t0"]]] * world
+    assert ranks.run(thawed, world) == [[["t0", "t1"], [], ["t1"], [], ["t1"], ["t0"]]] * world
 
 
 def clipped_alike(comm):

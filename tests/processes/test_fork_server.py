@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -248,7 +249,7 @@ def test_ranks_of_a_command_without_standard_output_run_without_it(tmp_path, met
     process = launched(tmp_path, lines)
     assert ended(process) == (0, "rank 0 speaks\n", "")
     (tmp_path / "metrics.json").unlink()
-    shell = ["sh", "-c", f"{sys.executable} command.py >&-"]
+    shell = ["sh", "-c", f"{shlex.quote(sys.executable)} command.py >&-"]
     python_path = f"{tmp_path}:{REPOSITORY}:{TESTS}"
     ran = subprocess.run(
         shell,

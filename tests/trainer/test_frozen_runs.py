@@ -8,6 +8,7 @@ import lightning
 import pytest
 import safetensors.torch
 import torch
+from lightning.pytorch.callbacks import BaseFinetuning
 from trainer.own_lightning import Clicks, fitted
 from trainer.runs import compose, fit, fit_twice
 
@@ -28,28 +29,63 @@ class Frozen(Clicks):
         self.bags.requires_grad_(False)
 
 
-class FreezeLater(lightning.Callback):
-    """Freezes the sharded sequences before the tenth of twenty batches."""
+ALL = ["bags", "sequences", "hidden"]
+HABITS = [
+    (lambda module: None, ALL),
+    (lambda module: module.freeze(), []),
+    (lambda module: module.unfreeze(), ALL),
+    (lambda module: module.requires_grad_(False), []),
+    (lambda module: BaseFinetuning.make_trainable(module.bags), ["bags"]),
+    (lambda module: module.requires_grad_(), ALL),
+    (lambda module: BaseFinetuning.freeze([module.sequences, module.hidden]), ["bags"]),
+    (lambda module: BaseFinetuning.make_trainable(module), ALL),
+    (lambda module: table(module).requires_grad_(False), ["sequences", "hidden"]),
+    (lambda module: module.sequences.requires_grad_(False), ["hidden"]),
+]
+
+
+def table(module):
+    return module.bags.embedding_bags["items"].weight
+
+
+class Habits(lightning.Callback):
+    """Freezes parts of a module in several ways, one after the other, each before a batch."""
+
+    def __init__(self):
+        self.moved = []
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if batch_idx == 10:
-            self.before = whole(pl_module.sequences)
-            pl_module.sequences.requires_grad_(False)
+        if batch_idx < len(HABITS):
+            HABITS[batch_idx][0](pl_module)
+        self.before = values_of(pl_module)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        after = values_of(pl_module)
+        self.moved.append([n for n in ALL if not torch.equal(self.before[n], after[n])])
+
+
+def values_of(module):
+    rows = {name: whole(getattr(module, name)) for name in ("bags", "sequences")}
+    return rows | {"hidden": module.hidden.weight.detach().clone()}
 
 
 def whole(collection):
     return torch.cat([b.data for b in collection.blocks() if b.tensor == "weight"]).clone()
 
 
-def test_tables_that_a_lightning_module_freezes_stay_before_and_after_sharding(tmp_path):
-    later = FreezeLater()
-    trainer = fitted(tmp_path, kind=Frozen, callbacks=[later])
+def test_modules_freeze_sharded_tables_as_they_freeze_parameters(tmp_path):
+    habits = Habits()
+    fitted(tmp_path, callbacks=[habits])
+    assert habits.moved[: len(HABITS)] == [moved for _, moved in HABITS]
+
+
+def test_tables_that_a_lightning_module_freezes_before_sharding_stay(tmp_path):
+    trainer = fitted(tmp_path, kind=Frozen)
     module = trainer.lightning_module
     start = Clicks()
     start.configure_model()
     unsharded = start.bags.__class__(tables=start.bags.tables(), device="cpu")
     assert torch.equal(whole(module.bags), unsharded.weight("items").detach())
-    assert torch.equal(whole(module.sequences), later.before)
     assert [group["tables"] for group in trainer.strategy.sparse_groups()] == [["seen"]]
     manifest = read_manifest(tmp_path / "end.ckpt")
     assert manifest.rules == {"items": "frozen", "seen": "rowwise_adagrad"}

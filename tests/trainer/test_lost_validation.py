@@ -9,11 +9,13 @@ from lightning.pytorch.callbacks import Checkpoint
 from runs import compose, fit
 from trainer.test_snapshots import CatchUp
 
+from recapp.console import short_path
 from recapp.dataset.places_of_ids import first_outside, place_of_id
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
 from recapp.errors import IdError
 from recapp.recipe.id_checks import check_ids
+from recapp.settings.values import typed
 from recapp.stored.checkpoint import read_manifest, verify
 from recapp.stored.checkpoint_manifest import META
 from recapp.train import note_how_to_go_on
@@ -156,9 +158,8 @@ def test_a_run_that_fails_says_how_to_go_on_if_it_has_saved(tmp_path, capsys):
                 manifest.touch()
             raise Fault
         said = capsys.readouterr().err
-        assert (
-            f"python -m recapp.train ckpt_path={tmp_path}/checkpoints/last.ckpt" in said
-        ) == saves
+        line = typed("ckpt_path", short_path(manifest.parent))
+        assert (f"to go on: python -m recapp.train {line}\n" in said) == saves
 
 
 class Names(Checkpoint):

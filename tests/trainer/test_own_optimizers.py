@@ -6,6 +6,7 @@ import pytest
 import torch
 from engine.engine_cases import batch_of, make_plan, make_tables, whole_tensors
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import BaseFinetuning
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 from trainer.own_lightning import ITEMS, META, SEEN, Clicks, loader
@@ -191,16 +192,24 @@ class ByHand:
             of_tables.step()
 
 
-class OwnByHand(ByHand, Own):
-    pass
+class Toggled:
+    """Two optimisers, each with a backward of its own; no gradient is dropped by the other."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, index):
+        for optimizer in reversed(self.optimizers()):
+            self.toggle_optimizer(optimizer)
+            self.manual_backward(super().training_step(batch, index))
+            optimizer.step()
+            optimizer.zero_grad()
+            self.untoggle_optimizer(optimizer)
 
 
-class SparseByHand(ByHand, Sparse):
-    pass
-
-
-def test_of_two_optimisers_the_one_with_the_tables_updates_them_in_its_step():
-    same(trained(OwnByHand(two)), trained(SparseByHand(two), "auto"))
+@pytest.mark.parametrize("steps", [ByHand, Toggled])
+def test_of_two_optimisers_the_one_with_the_tables_updates_them_in_its_step(steps):
+    found, expected = (type("Module", (steps, kind), {})(two) for kind in (Own, Sparse))
+    same(trained(found), trained(expected, "auto"))
 
 
 class BuiltAtOnce(Own):
@@ -250,6 +259,39 @@ def test_a_resumed_run_keeps_the_state_and_the_rates_of_its_tables(tmp_path):
     same(state_of(module), trained(Whole(scheduled), "auto"))
     assert [group["lr"] for group in found.optimizers[0].param_groups[:1]] == [0.02 / 2**3]
     assert "name" not in found.optimizers[0].param_groups[0]
+
+
+class Finetuned(BaseFinetuning):
+    """Trains a layer from the second epoch on, by a param group of its own."""
+
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.hidden)
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.hidden, optimizer, lr=0.1)
+
+
+def of_trained_parameters(module):
+    return torch.optim.Adam((p for p in module.parameters() if p.requires_grad), 0.01)
+
+
+def test_a_param_group_that_finetuning_adds_is_trained_and_resumed(tmp_path):
+    def fitted(epochs, strategy=None, **more):
+        of_module = trainer(strategy, callbacks=[Finetuned()])
+        of_module.fit_loop.max_epochs = epochs
+        of_module.fit(BuiltAtOnce(of_trained_parameters), loader(), **more)
+        return of_module
+
+    def resumed(name, strategy=None):
+        fitted(2, strategy).save_checkpoint(tmp_path / name)
+        return fitted(3, strategy, ckpt_path=tmp_path / name)
+
+    expected, found = fitted(2, "auto"), fitted(2)
+    same(state_of(found.lightning_module), state_of(expected.lightning_module))
+    expected, found = resumed("whole.ckpt", "auto"), resumed("sharded.ckpt")
+    same(state_of(found.lightning_module), state_of(expected.lightning_module))
+    assert [len(group["params"]) for group in found.optimizers[0].param_groups] == [2, 2]
 
 
 def test_the_plan_knows_the_rule_that_the_module_says():
@@ -370,10 +412,10 @@ def on_ranks(comm, kind, make):
     torch.manual_seed(0)
     module = EmbeddingBagCollection(tables=tables, device=META, seed=3)
     module = shard_model(module, make_plan(kind, tables, comm.world), comm, sgd(0.1))
-    with tables_as_parameters(module) as held:
+    with tables_as_parameters(module):
         optimizer = make(module)
         schedule = StepLR(optimizer, 2, 0.5)
-    (optimizer,) = take_tables(module, [optimizer], held, None)
+    (optimizer,) = take_tables(module, [optimizer], None)
     for seed in range(5):
         optimizer.zero_grad()
         batch = batch_of(tables, 6, seed * comm.world + comm.rank)

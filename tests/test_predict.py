@@ -398,9 +398,9 @@ def test_a_disk_that_fills_is_one_line_and_more_room_goes_on(base, whole, tmp_pa
     run = " ".join(
         [shlex.quote(sys.executable), "-m", "recapp.predict", *map(shlex.quote, settings)]
     )
-    larger = f"mount -o remount,size=80m {folder} && {run}; cp {folder}/scores.parquet {tmp_path}"
+    larger = f"mount -o remount,size=80m disk && {run}; cp disk/scores.parquet ."
     ran = subprocess.run(
-        ["unshare", "-m", "sh", "-c", f"{mount} && ({run}; ls {folder}/*.parts >&2; {larger})"],
+        ["unshare", "-m", "sh", "-c", f"{mount} && ({run}; ls disk/*.parts >&2; {larger})"],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,

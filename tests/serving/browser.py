@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import select
+import shlex
 import shutil
 import subprocess
 import time
@@ -39,7 +40,8 @@ class Browser:
         read, self._out = os.pipe()
         self._in, write = os.pipe()
         # it reads from 3 and writes to 4
-        command = f"exec {chromium} {' '.join(FLAGS)} --user-data-dir={folder} 3<&{read} 4>&{write}"
+        words = shlex.join([chromium, *FLAGS, f"--user-data-dir={folder}"])
+        command = f"exec {words} 3<&{read} 4>&{write}"
         self._process = subprocess.Popen(
             ["bash", "-c", command], pass_fds=(read, write), stderr=subprocess.DEVNULL
         )

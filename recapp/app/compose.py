@@ -25,6 +25,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from recapp.app.environment_texts import refuse_secrets
 from recapp.app.quoting import unreadable
 from recapp.app.stored_recipe import still_known, stored_settings
 from recapp.compat.hugectr_words import in_recapp_words
@@ -91,6 +92,8 @@ ADVICE = (  # pattern of Hydra's error -> advice to the user
     ),
     (r"Sweep parameters '(.*)' requires", "{0}: put -m in front for one job for each value"),
 )
+
+OTHER_KIND = re.compile(r"Cannot merge \w+ with \w+\s+full_key: (\S*)\s+object_type=(list|dict)")
 
 # for conf/command.yaml; resolved once for a command and all jobs of its sweep
 OmegaConf.register_new_resolver("new_directory", new_directory, use_cache=True, replace=True)
@@ -160,7 +163,8 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
         whole: Whether a missing required setting is an error; if not, its value is `???`.
 
     Raises:
-        ConfigError: A required setting is missing, or a reference cannot be resolved.
+        ConfigError: A required setting is missing, a reference cannot be resolved, or a constructor
+            would get a text of the environment.
     """
     try:
         missing = sorted(OmegaConf.missing_keys(config)) if whole else []
@@ -175,6 +179,7 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
     if missing:
         raise ConfigError(f"{missing[0]} must be given: {missing[0]}=...")
     assert isinstance(plain, dict)
+    refuse_secrets(OmegaConf.to_container(config, resolve=False), plain)
     named = {str(key): value for key, value in plain.items()}
     return named | ({"tables": in_recapp_words(named["tables"])} if "tables" in named else {})
 
@@ -356,6 +361,10 @@ def check_groups(arguments: Sequence[str]) -> None:
             and name not in NULLABLE_GROUPS
         ):
             raise ConfigError(f"{name}={value}: choose one of {', '.join(there)}")
+        if value.startswith("[") and is_group(group := name.lstrip("+"), folders):
+            there = options(group, folders)
+            if not {each.strip() for each in value.strip("[]").split(",")} <= {*there}:
+                raise ConfigError(f"{name}={value}: choose one of {', '.join(there)}")
         # Hydra would split group and option at another slash
         if there and "/" in value and not elsewhere and not option_file(name, value, folders):
             raise ConfigError(no_such_option(name, value, there))
@@ -468,6 +477,16 @@ def in_one_line(error: HydraException | OmegaConfBaseException, known: Iterable[
     for pattern, advice in ADVICE:
         if found := re.search(pattern, text):
             return advice.format(*found.groups())
+    if found := OTHER_KIND.search(f"{text}\n{cause}"):
+        name, kind = found.groups()
+        if not name:  # in the file of an option
+            return (
+                f"{text.partition(':')[0]}: a setting is a mapping where the chosen options have a "
+                "list, or the reverse"
+            )
+        _, _, override = text.partition("Error merging override ")
+        form = f"a list, {name}=[...]" if kind == "list" else f"a mapping, {name}={{NAME: ...}}"
+        return f"{override.lstrip('+') or name}: the chosen options have another kind: give {form}"
     known = list(known)
     if found := re.search(r"Could not override '([^']+)'\.", text):
         return _unknown(found[1], known)

@@ -1,6 +1,7 @@
 """The Lightning Strategy: tables are model parallel, the rest is DDP.
 
-    setup_environment   make two process groups: Lightning's, and one for embedding traffic
+    setup_environment   make two process groups: Lightning's, and one for embedding traffic (one
+                        rank needs Lightning's alone)
     setup               turn tables on the meta device into shards; wrap the rest in DDP, which
                         ignores the tables; make optimisers
     backward, step      train as one process with the global batch does
@@ -30,7 +31,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from recapp import console
 from recapp.engine import sharded_collection
-from recapp.engine.model_parallel import compile_dense, wrap_dense
+from recapp.engine.model_parallel import compile_dense, group_of_trainers, wrap_dense
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_collection import (
     embedding_collections,
@@ -257,8 +258,8 @@ class EmbeddingShardingStrategy(StepOfRanks):
         )
 
     def setup_environment(self) -> None:
-        """Make the process group, and a second process group for embedding traffic, so that its
-        messages keep their own order.
+        """Make the process group; several ranks have a second one for embedding traffic, so that
+        its messages keep their own order.
 
         Raises:
             LaunchError: The ranks cannot meet, because a port is taken or an address cannot be
@@ -279,7 +280,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
             raise meeting_error(e, cluster) from e
         if self.comm.group is None:
             self.comm = make_comm(
-                dist.new_group(timeout=self.exchange_timeout),
+                group_of_trainers(self.exchange_timeout),
                 self.root_device,
                 self.transport,
                 self.exchange_timeout.total_seconds(),

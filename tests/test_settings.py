@@ -220,7 +220,8 @@ def test_settings_that_hold_no_secret_take_texts_of_the_environment(monkeypatch)
         "train",
         [
             "dataset.path=${oc.env:LOGS}",
-            "+callbacks.mine={_target_: lightning.pytorch.callbacks.ModelCheckpoint, filename: '\\${oc.env:LOGS}'}",
+            "+callbacks.mine={_target_: lightning.pytorch.callbacks.ModelCheckpoint, "
+            "filename: '\\${oc.env:LOGS}'}",
         ],
     )
     assert found.dataset.path == "/logs"

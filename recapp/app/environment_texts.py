@@ -48,6 +48,5 @@ def _texts(
     elif isinstance(written, list) and isinstance(resolved, list):
         for one, other in zip(written, resolved, strict=True):
             yield from _texts(one, other, name, of_constructor=of_constructor)
-    elif of_constructor and isinstance(written, str) and isinstance(resolved, str):
-        if found := OF_ENVIRONMENT.search(written):
-            yield name, found[1]
+    elif of_constructor and isinstance(resolved, str):
+        yield from ((name, found) for found in OF_ENVIRONMENT.findall(str(written))[:1])

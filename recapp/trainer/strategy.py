@@ -66,7 +66,7 @@ from recapp.trainer.lightnings_waits import limit_waits
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
 from recapp.trainer.own_optimizers import rules_said
-from recapp.trainer.restore import restore_in_one_line
+from recapp.trainer.restore import check_groups, restore_in_one_line
 from recapp.trainer.run_plan import (
     PlanSource,
     check_source,
@@ -477,6 +477,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         meta = with_absolute_paths(meta, checkpoint_path)
         if not fitting:
             return meta
+        check_groups(self.optimizers, meta, stored.manifest.rules)
         self.saved.run = stored.manifest.run
         return self.weight_average.loaded(meta, self.is_global_zero)
 

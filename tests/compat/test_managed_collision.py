@@ -213,6 +213,39 @@ def test_a_sequence_has_a_vector_for_each_id():
     torch.testing.assert_close(step, (0.5 * counts)[:, None].expand(64, 8))
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_rows_and_numbers_of_a_frozen_table_stay(sharded):
+    configs = tables(rows=8)
+    bags = EmbeddingBagCollection(tables=configs)
+    managed_bags = ManagedCollisionEmbeddingBagCollection(bags, managed(configs), True)
+    model = DistributedModelParallel(managed_bags, device="cpu") if sharded else managed_bags
+    held = model.module if sharded else model
+
+    def state():
+        return {
+            key: torch.cat([strip.tensor if hasattr(strip, "tensor") else strip[2] for strip in x])
+            if isinstance(x, list)
+            else x.clone()
+            for key, x in model.state_dict().items()
+        }
+
+    def look(steps):
+        for step in steps:
+            model(batch_of(step, 0)[0])
+
+    look(range(4))
+    for table in held._embedding_bag_collection.embedding_bags.values():
+        table.weight.requires_grad_(False)
+        break
+    before = state()
+    look(range(4, 8))
+    after = state()
+    assert before
+    moved = {key for key in before if not torch.equal(before[key], after[key])}
+    assert moved and all("table_1" in key for key in moved), moved
+    assert any("embedding_bags.table_1" in key for key in moved)
+
+
 def by_sharder(comm):
     """Sharded by hand, as the top module, with the settings of the collection."""
     configs = tables()

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from runs import compose, fit
 from trainer.test_snapshots import CatchUp
 
-from recapp.dataset.places_of_ids import first_outside, place_of_id
+from recapp.dataset.places_of_ids import first_outside, place_of_bag, place_of_id
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
 from recapp.errors import IdError
@@ -145,6 +145,19 @@ def test_rows_of_ids_are_found_in_files_row_groups_and_bags(tmp_path, kind):
     greatest = 89 if pa.types.is_list(kind) else 39
     assert first_outside(source, schema, {"C": range(greatest)}) == ("C", greatest)
     assert first_outside(source, schema, {"C": range(1, 90)}) == ("C", 0)
+
+
+def test_the_first_bag_of_a_length_is_found_where_lists_are_padded(tmp_path):
+    bags = [[1, 0, 0], [2, 3, 0], [4, 5, 6], [7, 8, 9]]
+    for name in ("a", "b"):
+        lists = pa.array(bags[:2] if name == "a" else bags, pa.list_(pa.int64()))
+        labels = pa.array([0.0] * len(lists))
+        pq.write_table(pa.table({"label": labels, "C": lists}), tmp_path / f"{name}.parquet")
+    schema = Schema(label="label", dense=(), sparse=("C",), padding=0)
+    source = open_source(str(tmp_path), schema)
+    assert place_of_bag(source, schema, "C", 3) == f"row 2 of {tmp_path}/b.parquet"
+    assert place_of_bag(source, schema, "C", 2) == f"row 1 of {tmp_path}/a.parquet"
+    assert place_of_bag(source, schema, "C", 4) == ""
 
 
 def test_a_run_that_fails_says_how_to_go_on_if_it_has_saved(tmp_path, capsys):

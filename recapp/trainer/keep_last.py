@@ -60,9 +60,9 @@ class KeepLast(BatchCallback, Checkpoint):
         run = strategy_of(trainer).saved.run
         own = {callback.state_key for callback in _model_checkpoints(trainer)}
         for callback in _model_checkpoints(trainer):
-            key = callback.state_key
+            key: str | None = callback.state_key
             if key not in states:
-                key = _key_of_other_times(key, states.keys() - own)
+                key = _key_of_other_times(callback.state_key, states.keys() - own)
             if key is None:
                 continue
             state = states.pop(key)

@@ -53,9 +53,7 @@ def restore_in_one_line(trainer: Trainer) -> None:
         setattr(connector, f"restore_{part}", restore)
 
 
-def check_groups(
-    optimizers: Iterable[Optimizer], found: State, rules: Mapping[str, str]
-) -> None:
+def check_groups(optimizers: Iterable[Optimizer], found: State, rules: Mapping[str, str]) -> None:
     """Check that a checkpoint has param groups of tables, unless its tables were frozen.
 
     Args:

@@ -76,7 +76,7 @@ class KeepLast(BatchCallback, Checkpoint):
                     f"the earlier run's best checkpoint {state.get('best_model_path')} is gone: "
                     "the best from here on counts"
                 )
-        left = [key for key in states.keys() - own if _names_best(key, states[key])]
+        left = [key for key in states if key not in own and _names_best(key, states[key])]
         if left and trainer.is_global_zero:
             note(
                 f"no callback chooses the best checkpoint as {left[0]} has done: the best from "

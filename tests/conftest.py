@@ -64,6 +64,7 @@ def logging_as_it_was():
 def no_process_group():
     """Trainers of other tests leave a group in this process, beside which no ranks are forked."""
     leave_process_group()
+    gc.collect()  # modules and DDP hold it, and its sockets with it
 
 
 @pytest.fixture(scope="session")

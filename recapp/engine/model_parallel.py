@@ -255,7 +255,8 @@ def group_of_trainers(timeout: timedelta) -> dist.ProcessGroup | None:
         timeout: The longest wait; each has a group of its own.
     """
     ranks = dist.group.WORLD
-    assert ranks is not None
+    if ranks is None or ranks.size() == 1:
+        return tables_group(ranks)
     made = _OF_TRAINERS.setdefault(ranks, {})
     if timeout not in made:
         made[timeout] = tables_group(ranks, timeout)

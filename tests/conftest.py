@@ -51,16 +51,6 @@ def pytest_collection_finish():
     gc.enable()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def sockets_are_closed():
-    """Every trainer leaves a process group with sockets of its own, and a worker may have no more
-    than 1,024 open files.
-    """
-    yield
-    leave_process_group()
-    gc.collect()
-
-
 @pytest.fixture(autouse=True)
 def logging_as_it_was():
     """Commands that run in this process set up logging on streams that pytest closes after the
@@ -78,6 +68,7 @@ def logging_as_it_was():
 def no_process_group():
     """Trainers of other tests leave a group in this process, beside which no ranks are forked."""
     leave_process_group()
+    gc.collect()  # modules and DDP hold it, and its sockets with it
 
 
 @pytest.fixture(scope="session")

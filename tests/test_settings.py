@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 import yaml
 from hypothesis import given, settings, strategies
+from jobs import recipe
 from omegaconf import OmegaConf
 from tiers import one_of
 
@@ -172,6 +173,59 @@ def line(tmp_path, monkeypatch, capfd):
         return err.removeprefix("error: ").rstrip()
 
     return say
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            ["dataset=sample", "++dataset.table_rows={user: 400}"],
+            "dataset.table_rows={user: 400}: the chosen options have another kind: give a list, "
+            "dataset.table_rows=[...]",
+        ),
+        (
+            ["optimizer.sparse=[1, 2]"],
+            "optimizer.sparse=[1, 2]: the chosen options have another kind: give a mapping, "
+            "optimizer.sparse={NAME: ...}",
+        ),
+        (
+            ["--config-dir", "mine", "experiment=rows"],
+            "In 'experiment/rows': a setting is a mapping where the chosen options have a list, or",
+        ),
+        (["tables=[1]"], "tables=[1]: choose one of "),
+        (["+plan=[a,b]"], "+plan=[a,b]: choose one of "),
+    ],
+)
+def test_a_mapping_for_a_list_and_the_reverse_are_one_line(line, tmp_path, settings, says):
+    (tmp_path / "mine/experiment").mkdir(parents=True)
+    (tmp_path / "mine/experiment/rows.yaml").write_text(
+        "# @package _global_\ndataset:\n  table_rows: {user: 400}\n"
+    )
+    assert line(*settings).startswith(says)
+
+
+@pytest.mark.parametrize(
+    "text", ["${oc.env:HOOK}", "x/${oc.env:HOOK,none}", "${oc.decode:${oc.env:HOOK}}"]
+)
+def test_a_text_of_the_environment_is_no_argument_of_a_class(line, monkeypatch, text):
+    monkeypatch.setenv("HOOK", "s3cret")
+    said = line(f"+callbacks.mine={{_target_: own.Notify, to: [{{url: '{text}'}}]}}")
+    assert said.startswith("callbacks.mine.to.url=${oc.env:HOOK}: its value would be stored")
+    assert 'let the class read os.environ["HOOK"]' in said and "s3cret" not in said
+
+
+def test_settings_that_hold_no_secret_take_texts_of_the_environment(monkeypatch):
+    monkeypatch.setenv("LOGS", "/logs")
+    found = recipe(
+        "train",
+        [
+            "dataset.path=${oc.env:LOGS}",
+            "+callbacks.mine={_target_: lightning.pytorch.callbacks.ModelCheckpoint, "
+            "filename: '\\${oc.env:LOGS}'}",
+        ],
+    )
+    assert found.dataset.path == "/logs"
+    assert found.callbacks["mine"].arguments["filename"] == "${oc.env:LOGS}"
 
 
 @pytest.mark.parametrize(

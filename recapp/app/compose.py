@@ -11,7 +11,7 @@ evaluates it, takes these settings and replaces only those that the command line
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,15 @@ from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recapp.app.quoting import unreadable
+from recapp.app.environment_texts import refuse_secrets
+from recapp.app.hydra_errors import SCHEDULE_GROUP, first_line, in_one_line, no_such_option
 from recapp.app.stored_recipe import still_known, stored_settings
 from recapp.compat.hugectr_words import in_recapp_words
-from recapp.errors import ConfigError, RecappError, alike, suggest
+from recapp.errors import ConfigError, RecappError
 from recapp.recipe.commands import COMMANDS
 from recapp.recipe.read import checked, recipe_of
 from recapp.recipe.task_of_run import build_task
@@ -37,11 +38,9 @@ from recapp.settings import option_files
 from recapp.settings.check_settings import names_of, override_names, unknown
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.records import constructor
-from recapp.settings.renamed import new_name
 from recapp.settings.values import in_quotes, literal
 from recapp.stored.directories import read_manifest_text
 from recapp.stored.trust import judged
-from recapp.trainer.trainer_settings import TrainerSettings
 
 HYDRA_VERSION_BASE = "1.3"
 PATHS = (
@@ -55,43 +54,12 @@ PATHS = (
     ("topology", "hardware"),
     ("plan", "path"),
 )
-ADDED_GROUPS = ("plan",)  # in no defaults list: chosen only with +plan=option
 # values that are no option, since Hydra needs a word
 NO_OPTION = re.compile(r"|null|true|false|[-+.0-9].*")
-OWN = {
-    "model": "recapp has no model for retrieval or the next item, and one of your own is a class "
-    "and a file of settings: docs/tour.md, A model of your own",
-    "task": "a task of several labels, or with a loss of your own, is a class and a file of "
-    "settings: CONTRIBUTING.md, A task",
-}
-LOGGERS = {  # Lightning's loggers that need another package
-    "mlflow": "lightning.pytorch.loggers.MLFlowLogger",
-    "wandb": "lightning.pytorch.loggers.WandbLogger",
-}
-SCHEDULE = "optimizer.schedule"
-SCHEDULE_GROUP = "optimizer/schedule"
 NULLABLE_GROUPS = ("experiment", SCHEDULE_GROUP)
 # a checkpoint may name only files of conf/
 GROUP = re.compile(r"\w+(?:/\w+)*")
 OPTION = re.compile(r"[\w-]+")
-ADVICE = (  # pattern of Hydra's error -> advice to the user
-    (
-        r"default list use \+(\S+)",
-        "{0}: nothing is chosen there by default, so it needs a plus: +{0}",
-    ),
-    (
-        r"^(?:Multiple values for )?(\S+?)(?: appears more than once|\. To override)",
-        "{0}: chosen twice; a group that has a default is chosen without a plus: {0}=...",
-    ),
-    (r"already at '(.*)'", "{0} is set already: write it without the plus"),
-    (
-        r"Ambiguous value for argument '(.*)'",
-        "{0}: put -m in front for one job for each value, brackets around a list, or quotes around "
-        "a text with commas: \"key='a,b'\"",
-    ),
-    (r"Sweep parameters '(.*)' requires", "{0}: put -m in front for one job for each value"),
-)
-
 # for conf/command.yaml; resolved once for a command and all jobs of its sweep
 OmegaConf.register_new_resolver("new_directory", new_directory, use_cache=True, replace=True)
 
@@ -160,7 +128,8 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
         whole: Whether a missing required setting is an error; if not, its value is `???`.
 
     Raises:
-        ConfigError: A required setting is missing, or a reference cannot be resolved.
+        ConfigError: A required setting is missing, a reference cannot be resolved, or a constructor
+            would get a text of the environment.
     """
     try:
         missing = sorted(OmegaConf.missing_keys(config)) if whole else []
@@ -171,10 +140,11 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
             if isinstance(cause, RecappError):
                 raise cause from None
             cause = cause.__cause__ or cause.__context__
-        raise ConfigError(f"{error.full_key}: {_first_line(error)}") from error
+        raise ConfigError(f"{error.full_key}: {first_line(error)}") from error
     if missing:
         raise ConfigError(f"{missing[0]} must be given: {missing[0]}=...")
     assert isinstance(plain, dict)
+    refuse_secrets(OmegaConf.to_container(config, resolve=False), plain)
     named = {str(key): value for key, value in plain.items()}
     return named | ({"tables": in_recapp_words(named["tables"])} if "tables" in named else {})
 
@@ -356,6 +326,10 @@ def check_groups(arguments: Sequence[str]) -> None:
             and name not in NULLABLE_GROUPS
         ):
             raise ConfigError(f"{name}={value}: choose one of {', '.join(there)}")
+        if value.startswith("[") and is_group(group := name.lstrip("+"), folders):
+            there = options(group, folders)
+            if not {each.strip() for each in value.strip("[]").split(",")} <= {*there}:
+                raise ConfigError(f"{name}={value}: choose one of {', '.join(there)}")
         # Hydra would split group and option at another slash
         if there and "/" in value and not elsewhere and not option_file(name, value, folders):
             raise ConfigError(no_such_option(name, value, there))
@@ -400,7 +374,7 @@ def _take(into: dict[str, Any], source: Mapping[str, Any], path: Sequence[str]) 
         into[last] = source[last]
 
 
-# ---- Hydra's errors, in one line
+# ---- the settings that exist
 
 
 def dotted(config: Mapping[Any, Any], prefix: str = "", *, leaves_only: bool = False) -> list[str]:
@@ -427,92 +401,3 @@ def known_settings(primary: str, overrides: Sequence[str]) -> list[str]:
         except (HydraException, OmegaConfBaseException):
             continue
     return []
-
-
-def no_such_option(group: str, option: str, known: Iterable[str]) -> str:
-    """Return the error text for an unknown option of a group, with the known options.
-
-    Args:
-        group: The group.
-        option: The option that was chosen.
-        known: The names of the group's options.
-    """
-    text = f"{group}={option}: there is no such option; {suggest(option, known)}"
-    if group == "dataset" and ("/" in option or Path(option).exists()):
-        return f"{text}; files of your own are read by dataset=custom dataset.path={option}"
-    if group in OWN and not alike(option, known):
-        return f"{text}; {OWN[group]}"
-    if group == "logger" and not alike(option, known):
-        target = LOGGERS.get(option, "package.Class")
-        return (
-            f"{text}; others are added by +logger.{option}._target_={target}, and recapp gives "
-            "them the run's directory (save_dir)"
-        )
-    return text
-
-
-def in_one_line(error: HydraException | OmegaConfBaseException, known: Iterable[str]) -> str:
-    """Describe an error of Hydra in one line, with the names that are close.
-
-    Args:
-        error: The error of Hydra or OmegaConf.
-        known: The settings that exist, dotted.
-    """
-    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
-    if isinstance(error, OverrideParseException):
-        return unreadable(str(error.override))
-    if isinstance(error, MissingConfigException):
-        group, _, option = str(error.missing_cfg_file).rpartition("/")
-        return no_such_option(group, option, error.options or ())
-    text = str(error) or str(cause)
-    for pattern, advice in ADVICE:
-        if found := re.search(pattern, text):
-            return advice.format(*found.groups())
-    known = list(known)
-    if found := re.search(r"Could not override '([^']+)'\.", text):
-        return _unknown(found[1], known)
-    if (found := re.search(r"Could not delete .* '([^']+)' does not", text)) and (
-        new_name(found[1], known) is not None
-    ):
-        return unknown(found[1], known)
-    if (
-        isinstance(cause, OmegaConfBaseException)
-        and cause.full_key
-        and "is not in struct" in str(cause)
-    ):
-        return _unknown(str(cause.full_key), known)
-    return _first_line(cause if str(error) == "" else error)
-
-
-def _unknown(name: str, known: Sequence[str]) -> str:
-    top = name.partition(".")[0]
-    home, _, _ = name.rpartition(".")
-    if top in ADDED_GROUPS and (top not in known or (home in known and home != top)):
-        return f"{name}: nothing is set there by default, so it needs a plus: +{name}=..."
-    if home == SCHEDULE and not any(key.startswith(f"{SCHEDULE}.") for key in known):
-        *most, last = options(SCHEDULE_GROUP)
-        chosen = f"optimizer/schedule={', '.join(most)} or {last}"
-        return (
-            f"{name}: no schedule is chosen: choose {chosen}, or name one: "
-            f'"{SCHEDULE}={{_target_: torch.optim.lr_scheduler.StepLR, step_size: 1000}}", or '
-            f"write each of its settings with a plus: +{name}=..."
-        )
-    if top == "trainer" and name.rpartition(".")[2] in TrainerSettings.refused:
-        return f"{name}: cannot be set: {TrainerSettings.refused[name.rpartition('.')[2]]}"
-    if not name.startswith("hydra."):
-        known = [key for key in known if key.partition(".")[0] != "hydra"]
-    if new_name(name, known) is not None:
-        return unknown(name, known)
-    if name in known:
-        return f"{name}: the chosen options do not set it, so it needs a plus: +{name}=..."
-    plus = (
-        "; a setting of Lightning's Trainer that is not listed by --help trainer needs a plus: "
-        f"+{name}=..."
-    )
-    return unknown(name, known) + (plus if home == "trainer" else "")
-
-
-def _first_line(error: BaseException) -> str:
-    return next(
-        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-    )

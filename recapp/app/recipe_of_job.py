@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recapp.app import compose
+from recapp.app.hydra_errors import in_one_line
 from recapp.app.stored_recipe import as_scored, match_stored
 from recapp.errors import ConfigError
 from recapp.recipe.read import checked, read_settings
@@ -121,7 +122,7 @@ def recipe_under(command: str, overrides: Sequence[str]) -> Any:
         config = compose.without_hydra(compose.compose(command, overrides))
     except (HydraException, OmegaConfBaseException) as error:
         known = compose.known_settings(command, overrides)
-        raise ConfigError(compose.in_one_line(error, known)) from error
+        raise ConfigError(in_one_line(error, known)) from error
     return recipe_of_job(config, command, overrides, {}, ())
 
 

@@ -142,7 +142,7 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper):
     def forward(
         self, features: KeyedJaggedTensor
     ) -> tuple[KeyedTensor | dict[str, JaggedTensor], KeyedJaggedTensor | None]:
-        """Look up the vectors of ids.
+        """Look up the vectors of ids. In a frozen table no number goes to another id.
 
         Args:
             features: Ids of at least the tables' features.
@@ -158,7 +158,9 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper):
             return self._embedding_module(features), None
         if not sharded:
             self._check_has_rows()
-        numbers = self._managed_collision_collection(features)
+        held = getattr(self._embedding_module, self._embedding_module.tables_of)
+        frozen = [t.name for t in self.tables() if not held[t.name].weight.requires_grad]
+        numbers = self._managed_collision_collection(features, frozen)
         evicted = self._managed_collision_collection.evict()
         for t in self._managed_collision_collection.embedding_configs():
             gone = evicted[t.name]

@@ -14,7 +14,7 @@ should change the result and cannot raises an error.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -429,11 +429,14 @@ class ManagedCollisionCollection(nn.Module):
         """Return the numbers that went to other ids since the last call, by table."""
         return {t.name: self._module(t.name).evict() for t in self._embedding_configs}
 
-    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    def forward(
+        self, features: KeyedJaggedTensor, frozen: Collection[str] = ()
+    ) -> KeyedJaggedTensor:
         """Replace the ids of the tables' features by numbers, and count them in training mode.
 
         Args:
             features: Ids of at least the tables' features.
+            frozen: The tables whose numbers stay with their ids.
 
         Returns:
             The bags of these features with numbers as values, in the order of the tables.
@@ -463,7 +466,8 @@ class ManagedCollisionCollection(nn.Module):
         numbers = []
         for t, ids, of_all in zip(self._embedding_configs, ids_T, self._of_all(ids_T), strict=True):
             module = self._module(t.name)
-            module.profile({t.name: _one_bag(of_all)})
+            if t.name not in frozen:
+                module.profile({t.name: _one_bag(of_all)})
             numbers.append(module.remap({t.name: _one_bag(ids)})[t.name].values())
         return KeyedJaggedTensor.unchecked(
             taken.keys(),

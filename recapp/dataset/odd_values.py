@@ -3,7 +3,7 @@
 times    all in January 1970, or in the year 57,000: the unit is another one
 dates    have no time of day, so hours say nothing
 texts    "7.0", which pandas writes where other ids are missing, is another id than 7; "nan" is
-         an id like other text, and not a missing one
+         an id like other text, and not a missing one; "[3, 17]" is one id and no list
 """
 
 from collections.abc import Iterator
@@ -29,10 +29,13 @@ _EARLIEST = 631_152_000  # the year 1990, in seconds since 1970
 _LATEST = 4_102_444_800  # the year 2100
 _WHOLE = r"\A-?(0|[1-9][0-9]*)\.0+\z"
 _ABSENT = r"\A(nan|NaN|None|null|NULL|<NA>|\\N)\z"
+_LIST = r"\A(\[.*\]|\(.*,.*\)|\{.*,.*\})\z"
 _ADVICE = {
     _WHOLE: "which is another id than the number: write whole numbers "
     '(pandas: astype("Int64") before to_csv)',
     _ABSENT: "which is an id like other text: write null or empty text where an id is missing",
+    _LIST: "which is no list, as its brackets are part of an id: write a column of lists, or texts "
+    "such as 3|17 and dataset.separator",
 }
 
 

@@ -1,8 +1,9 @@
-"""Find ids that are outside of their tables: in the footers of files before training, and in rows
-after an error.
+"""Find ids that are outside of their tables, and bags that are too long: in the footers of files
+before training, and in rows after an error.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -35,30 +36,56 @@ def place_of_id(source: Source, schema: Schema, feature: str, number: int) -> st
     """Return the first row of a source that has an id, and its file, as part of a line; empty if
     there is none.
     """
-    if feature not in schema.sparse or feature in {column.name for column in schema.derived}:
-        return ""  # computed
-    # these import torch, which a command that finds nothing need not load
-    from recapp.dataset.collate import Collate
-    from recapp.dataset.sequential_rows import arrow_chunks, ids_by_feature
-
-    some = schema.unlabelled().only_raw((), (feature,))
     segments = tuple(
         segment
         for segment in source.segments
         if (ends := _range(source, schema, segment, feature)) is None
         or ends[0] <= number <= ends[1]
     )
-    narrowed = Source(source.files, segments, source.bags).only([feature])
+    narrowed = Source(source.files, segments, source.bags)
+    for begins, ids, place in _bags(narrowed, schema, feature):
+        found = np.flatnonzero(ids == number)
+        if len(found):
+            return place(int(np.searchsorted(begins, found[0], side="right")) - 1)
+    return ""
+
+
+def place_of_bag(source: Source, schema: Schema, feature: str, length: int) -> str:
+    """Return the first row of a source whose bag of a feature has so many ids, and its file, as
+    part of a line; empty if there is none.
+    """
+    for begins, _, place in _bags(source, schema, feature):
+        found = np.flatnonzero(np.diff(begins) == length)
+        if len(found):
+            return place(int(found[0]))
+    return ""
+
+
+def _bags(
+    source: Source, schema: Schema, feature: str
+) -> Iterator[tuple[np.ndarray, np.ndarray, Callable[[int], str]]]:
+    """Yield for each chunk of rows the offsets of their bags of a feature, the ids, and a function
+    that names a row; nothing for a feature that is computed.
+    """
+    if feature not in schema.sparse or feature in {column.name for column in schema.derived}:
+        return
+    # these import torch, which a command that finds nothing need not load
+    from recapp.dataset.collate import Collate
+    from recapp.dataset.sequential_rows import arrow_chunks, ids_by_feature
+
+    some = schema.unlabelled().only_raw((), (feature,))
+    narrowed = source.only([feature])
     collate = Collate(some, narrowed.bags, "none")
     for file, first, chunk in arrow_chunks(narrowed):
         rows = collate.rows(chunk, file.columns, file.path, first + np.arange(chunk.num_rows))
         (ids,) = ids_by_feature(rows, some, narrowed.bags).values()
-        found = np.flatnonzero(ids == number)
-        if len(found):
-            bags = [bag.offsets_N1 for bag in rows.bags]
-            row = np.searchsorted(bags[0], found[0], side="right") - 1 if bags else found[0]
-            return f"row {first + int(row)} of {file.path}"
-    return ""
+        bags = [bag.offsets_N1 for bag in rows.bags]
+        begins = bags[0] if bags else np.arange(len(ids) + 1)
+        yield begins, ids, partial(_row_of, file.path, first)
+
+
+def _row_of(path: str, first: int, row: int) -> str:
+    return f"row {first + row} of {path}"
 
 
 def _range(

@@ -70,7 +70,9 @@ def check_room(make: Callable[[], nn.Module]) -> None:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             module = make()
     # a model that computes with its start values cannot be built on the meta device
-    except RuntimeError as error:
+    except (RuntimeError, ConfigError) as error:
+        if not isinstance(error.__cause__ or error, RuntimeError):
+            raise
         note(
             "the memory of the model cannot be computed before it is built: "
             f"{' '.join(str(error).split())}"

@@ -25,7 +25,9 @@ import os
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any, ClassVar, Self
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -55,6 +57,10 @@ from recapp.tables.unsharded_collection import UnshardedCollection
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
 from recapp.transport.dense_gradients import AverageOverRanks
+
+_OF_TRAINERS: WeakKeyDictionary[dist.ProcessGroup, dict[timedelta, dist.ProcessGroup | None]] = (
+    WeakKeyDictionary()
+)
 
 
 class CollectionSharder:
@@ -219,17 +225,42 @@ def process_group_of(env: Any) -> dist.ProcessGroup | None:
     return group
 
 
-def tables_group(ranks: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+def tables_group(
+    ranks: dist.ProcessGroup | None, timeout: timedelta | None = None
+) -> dist.ProcessGroup | None:
     """Return the process group of the tables' messages, which have an order of their own.
 
-    For the default group, make another group. Any other group is used itself, because only all
-    ranks of the default group together can make a new group.
+    For the default group of several ranks, make another group. Any other group is used itself,
+    because only all ranks of the default group together can make a new group. A single rank sends
+    no messages, and a group of its own would hold sockets until the process ends.
+
+    Args:
+        ranks: The process group of the ranks; None where this process is alone.
+        timeout: The longest wait of the made group; None takes torch's.
     """
-    if ranks is None or ranks is not dist.group.WORLD:
+    if ranks is None or ranks is not dist.group.WORLD or ranks.size() == 1:
         return ranks
-    made = dist.new_group()
+    made = dist.new_group(timeout=timeout)
     assert isinstance(made, dist.ProcessGroup)
     return made
+
+
+def group_of_trainers(timeout: timedelta) -> dist.ProcessGroup | None:
+    """Return the process group of the messages of all trainers in this process.
+
+    Trainers run one after the other, so they share one group: torch keeps the sockets of a group
+    until the default group is destroyed.
+
+    Args:
+        timeout: The longest wait; each has a group of its own.
+    """
+    ranks = dist.group.WORLD
+    if ranks is None or ranks.size() == 1:
+        return tables_group(ranks)
+    made = _OF_TRAINERS.setdefault(ranks, {})
+    if timeout not in made:
+        made[timeout] = tables_group(ranks, timeout)
+    return made[timeout]
 
 
 def own_device(ranks: dist.ProcessGroup | None) -> torch.device:

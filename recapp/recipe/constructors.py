@@ -1,10 +1,11 @@
 """Call the constructors that settings name by `_target_`."""
 
+from contextlib import suppress
 from inspect import signature
 from typing import Any
 
 from recapp.errors import ConfigError, RecappError
-from recapp.settings.check_settings import find_constructor
+from recapp.settings.check_settings import find_constructor, told
 from recapp.settings.records import Constructor
 
 REFUSALS = (TypeError, ValueError, ImportError)  # ImportError: a logger is not installed
@@ -29,16 +30,17 @@ def make(settings: Constructor, setting: str, /, *args: Any, **extra: Any) -> An
     wanted = settings.arguments
     target = find_constructor(settings.target, setting)
     try:
-        signature(target).bind(*args, **wanted, **extra)
+        with suppress(ValueError):  # a class of C tells no signature
+            signature(target).bind(*args, **wanted, **extra)
     except TypeError as e:
         raise ConfigError(f"{setting} ({settings.target}): {e}") from None
     return construct(target, f"{setting} ({settings.target})", *args, **wanted, **extra)
 
 
 def construct(target: Any, setting: str, /, *args: Any, **extra: Any) -> Any:
-    """Call a constructor, and turn exceptions that wrong settings cause into a ConfigError.
+    """Call a constructor, and turn every exception of it into a ConfigError.
 
-    These are the types of `REFUSALS` and Lightning's MisconfigurationException.
+    An exception that is no usual refusal of arguments is shown with its type and its line.
 
     Args:
         target: The constructor.
@@ -47,13 +49,12 @@ def construct(target: Any, setting: str, /, *args: Any, **extra: Any) -> Any:
         extra: Its keyword arguments.
 
     Raises:
-        ConfigError: The constructor refuses its arguments.
+        ConfigError: The constructor refuses its arguments, or fails.
     """
     try:
         return target(*args, **extra)
-    except RecappError:
+    except (RecappError, MemoryError):
         raise
     except Exception as e:
-        if isinstance(e, REFUSALS) or any(c.__name__ == MISCONFIGURED for c in type(e).__mro__):
-            raise ConfigError(f"{setting}: {' '.join(str(e).split())}") from e
-        raise
+        usual = isinstance(e, REFUSALS) or any(c.__name__ == MISCONFIGURED for c in type(e).__mro__)
+        raise ConfigError(f"{setting}: {' '.join(str(e).split()) if usual else told(e)}") from e

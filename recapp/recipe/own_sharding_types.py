@@ -6,8 +6,8 @@ plan:
 """
 
 from recapp.errors import ConfigError
+from recapp.recipe.constructors import make
 from recapp.recipe.recipe import Recipe
-from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import TARGET
 from recapp.sharding.sharding_types import ShardingTypeRecord, register
 
@@ -19,13 +19,13 @@ def register_own_types(recipe: Recipe) -> None:
     Every process calls this before it plans. Further calls change nothing.
 
     Raises:
-        ConfigError: A target does not exist, returns no record, or returns a record of another
-            name.
+        ConfigError: A target does not exist, fails, returns no record, or returns a record of
+            another name.
         PlanError: A built-in type has the same name.
     """
     for name, made in ((recipe.plan and recipe.plan.sharding_types) or {}).items():
         setting = f"plan.sharding_types.{name}"
-        record = find_constructor(made.target, setting)(**made.arguments)
+        record = make(made, setting)
         if not isinstance(record, ShardingTypeRecord):
             raise ConfigError(
                 f"{setting}.{TARGET}={made.target}: must make a ShardingTypeRecord of "

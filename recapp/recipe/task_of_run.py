@@ -5,7 +5,8 @@ This file imports neither torch nor Lightning; the file of a task may.
 
 from collections.abc import Sequence
 
-from recapp.errors import ConfigError, RecappError, suggest
+from recapp.errors import ConfigError, suggest
+from recapp.recipe.constructors import construct
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor
 from recapp.tasks.metric_settings import GAUC, MetricSettings
@@ -37,12 +38,7 @@ def build_task(
             raise ConfigError(f"metrics.names has {GAUC}: set metrics.group=COLUMN, which adds it")
         names = [name for name in names if name not in (GAUC, *metrics.extra)]
     kind = find_constructor(given.target, "task")
-    try:
-        made = kind(names=names, **given.arguments)
-    except RecappError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"task ({given.target}): {' '.join(str(error).split())}") from error
+    made = construct(kind, f"task ({given.target})", names=names, **given.arguments)
     if not isinstance(made, Task):
         raise ConfigError(
             f"task._target_={given.target}: must make a recapp.tasks.task.Task, as {CLICK.target} "

@@ -24,6 +24,8 @@ from recapp.trainer.changed_optimizer import TOTAL, ChangedOptimizer
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.module import TaskModule
 
+CYCLES = "cycle_momentum"  # of OneCycleLR and CyclicLR
+
 
 def build_data(
     recipe: Train,
@@ -97,13 +99,23 @@ def make_schedule(
         settings: The settings of the schedule.
         optimizer: The optimiser; its param groups get the first rates.
         total: Returns the number of steps of the run.
+
+    Raises:
+        ConfigError: The schedule cannot be made.
     """
-    target = find_constructor(settings.target, "optimizer.schedule")
+    parameters = signature(find_constructor(settings.target, "optimizer.schedule")).parameters
     wanted = settings.without("monitor")
-    if TOTAL in signature(target).parameters and wanted.arguments.get(TOTAL) is None:
-        made = make(wanted.without(TOTAL), "optimizer.schedule", optimizer, **{TOTAL: total()})
-    else:
-        made = make(wanted, "optimizer.schedule", optimizer)
+    open_total = TOTAL in parameters and wanted.arguments.get(TOTAL) is None
+    more = {TOTAL: total()} if open_total else {}
+    try:
+        made = make(wanted.without(*more), "optimizer.schedule", optimizer, **more)
+    except ConfigError as error:
+        if CYCLES not in parameters or not isinstance(error.__cause__, LookupError):
+            raise
+        raise ConfigError(
+            f"optimizer.schedule ({settings.target}): cycles the momentum of all param groups, and "
+            f"those of tables have none: add {CYCLES}: false to optimizer.schedule"
+        ) from error
     assert isinstance(made, LRScheduler)
     return made
 

@@ -14,6 +14,7 @@ import dataclasses
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import import_module
+from traceback import extract_tb
 from typing import Any
 
 from recapp.errors import ConfigError, RecappError, alike, listed, meant, suggest
@@ -333,12 +334,23 @@ def find_constructor(target: str, name: str) -> Any:
         itself = home == missing or home.startswith(f"{missing}.")
         why = f"there is no module {home}" if itself else f"{home} imports {missing}: {error}"
         raise ConfigError(f"{name}.{TARGET}={target}: no such constructor: {why}") from None
+    except Exception as error:
+        raise ConfigError(
+            f"{name}.{TARGET}={target}: {home} cannot be imported: {told(error)}"
+        ) from error
     if not callable(getattr(module, leaf, None)):
         known = [each for each in dir(module) if not each.startswith("_")]
         raise ConfigError(
             f"{name}.{TARGET}={target}: no such constructor in {home}; {suggest(leaf, known)}"
         )
     return getattr(module, leaf)
+
+
+def told(error: Exception) -> str:
+    """Return an exception of the user's own code in one line: its type, its text, its line."""
+    *_, last = extract_tb(error.__traceback__)
+    words = [f"{type(error).__name__}:" if str(error) else type(error).__name__]
+    return " ".join([*words, *str(error).split(), f"({last.filename}:{last.lineno})"])
 
 
 # ---- the records' fields and annotations

@@ -117,6 +117,34 @@ class OutsideTable(IdError):
         return type(self), self._given  # rank 0 sends it to the other ranks
 
 
+class LongBag(IdError):
+    """The error of a bag with more ids than its concatenation has vectors.
+
+    Args:
+        lookup: The lookup that reads the bag.
+        length: The number of ids in the bag.
+        where: A text after the length, such as the row of the bag.
+    """
+
+    def __init__(self, lookup: TableLookup, length: int, where: str = "") -> None:
+        super().__init__(
+            f"lookup {lookup.output}: feature {lookup.feature} has a bag of {length} ids{where}, "
+            f"and its concatenation takes at most hotness={lookup.hotness}: raise hotness, or set "
+            "truncates to leave the last ids out"
+        )
+        self.feature = lookup.feature
+        self.length = length
+        self._given = (lookup, length, where)
+
+    def at(self, place: str) -> "LongBag":
+        """Return the error with a further text after the length, such as its row."""
+        lookup, length, where = self._given
+        return LongBag(lookup, length, f"{where}{place}")
+
+    def __reduce__(self) -> tuple[type["LongBag"], tuple[object, ...]]:
+        return type(self), self._given
+
+
 Kernel = Callable[[Tensor, Sequence[int], Tensor, Tensor, Tensor], tuple[Tensor, int]]
 """A function that applies all rules in one pass: (ids_L, edges, sizes_F, rules_F, changed_F) ->
 (rows_L, first).
@@ -229,7 +257,7 @@ class IdRules:
         Raises:
             OutsideTable: An id is outside of a table whose rule is `error`. It is raised at once if
                 this needs no wait, else by the check.
-            IdError: A bag has more ids than its concatenation has vectors.
+            LongBag: A bag has more ids than its concatenation has vectors.
             ConfigError: The ids are not integers, are not flat, or have no weights and must have
                 some; or the batch does not tell which bags the samples take.
         """
@@ -410,7 +438,7 @@ def _at_most_hot(ids: Rows, lookups: Sequence[TableLookup]) -> Rows:
     """Return ids without those that exceed the vectors of a concatenation.
 
     Raises:
-        IdError: A bag is longer, and the lookup does not truncate.
+        LongBag: A bag is longer, and the lookup does not truncate.
     """
     hot = {i: x.hotness for i, x in enumerate(lookups) if x.hotness is not None}
     if not hot or not ids.lengths_FB.numel():
@@ -422,11 +450,7 @@ def _at_most_hot(ids: Rows, lookups: Sequence[TableLookup]) -> Rows:
     cut = False
     for (i, hotness), length in zip(hot.items(), longest, strict=True):
         if length > hotness and not lookups[i].truncates:
-            raise IdError(
-                f"lookup {lookups[i].output}: feature {lookups[i].feature} has a bag of {length} "
-                f"ids, and its concatenation takes at most hotness={hotness}: raise hotness, or "
-                "set truncates to leave the last ids out"
-            )
+            raise LongBag(lookups[i], length)
         cut |= length > hotness
     if not cut:
         return ids

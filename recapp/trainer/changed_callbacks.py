@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from recapp.console import note
@@ -49,7 +50,8 @@ class ChangedCallbacks(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Edit the states. Note on rank 0 that a callback of another class begins anew.
+        """Edit the states. Note on rank 0 that a callback of another class, or one that watches
+        another metric, begins anew.
 
         Raises:
             ConfigError: A changed setting and the training so far have made one value.
@@ -57,9 +59,12 @@ class ChangedCallbacks(Callback):
         states = checkpoint["callbacks"]
         for setting, before, now in self.changed:
             key = now.state_key
-            if before is None and states.pop(key, None) and trainer.is_global_zero:
+            of_before = key if before is None else before.state_key
+            # the best checkpoints have a reader of their own (`recapp/trainer/keep_last.py`)
+            other = before is None or (of_before != key and not isinstance(now, ModelCheckpoint))
+            if other and states.pop(of_before, None) and trainer.is_global_zero:
                 note(f"{setting} is another one than the checkpoint's; it begins anew")
-            elif before is not None and key in states and before.state_key == key:
+            elif before is not None and key in states and of_before == key:
                 states[key] = with_changes(
                     states[key], before.state_dict(), now.state_dict(), setting
                 )

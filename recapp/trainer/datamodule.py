@@ -35,7 +35,7 @@ from recapp.dataset.fingerprint import (
     resumed_files,
 )
 from recapp.dataset.odd_values import note_remarks
-from recapp.dataset.places_of_ids import place_of_id
+from recapp.dataset.places_of_ids import place_of_bag, place_of_id
 from recapp.dataset.prediction_input import (
     PredictionInput,
     RankInput,
@@ -52,7 +52,7 @@ from recapp.sparse.batch import Batch
 from recapp.stored.checkpoint import read_manifest, read_meta
 from recapp.stored.derived_values import values_in
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.ids import OutsideTable
+from recapp.tables.ids import LongBag, OutsideTable
 from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics
 from recapp.trainer.data_protocols import Position, split_in_use
@@ -459,11 +459,14 @@ class ClickData(LightningDataModule):
         return RankInput(self.prediction_input, unscored, *self._rank)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Name the row of an id that is outside of its table."""
-        if isinstance(exception, OutsideTable) and self.trainer is not None:
+        """Name the row of an id that is outside of its table, or of a bag that is too long."""
+        if isinstance(exception, OutsideTable | LongBag) and self.trainer is not None:
             split = split_in_use(self.trainer)
             source = self.prediction_input.source if split == "input" else self._rows.of(split)
-            place = place_of_id(source, self.schema, exception.feature, exception.number)
+            if isinstance(exception, LongBag):
+                place = place_of_bag(source, self.schema, exception.feature, exception.length)
+            else:
+                place = place_of_id(source, self.schema, exception.feature, exception.number)
             if place:
                 apart = split != "val" or self.settings.val_path is not None
                 rows = ROWS_OF[split] if apart else "validation rows"

@@ -9,7 +9,7 @@ model.
 every moment.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -52,16 +52,20 @@ class KeepLast(BatchCallback, Checkpoint):
     ) -> None:
         """Give every `ModelCheckpoint` the best checkpoints of the resumed run, in any directory.
 
-        Lightning drops the scores of checkpoints in another directory, and would then take the next
-        checkpoint for the best.
+        Lightning drops the scores of checkpoints in another directory, and those of a callback that
+        saves at other times, and would then take the next checkpoint for the best.
         """
         states = checkpoint["callbacks"]
         beside = folder_of(trainer.ckpt_path or "")
         run = strategy_of(trainer).saved.run
+        own = {callback.state_key for callback in _model_checkpoints(trainer)}
         for callback in _model_checkpoints(trainer):
-            if callback.state_key not in states:
+            key: str | None = callback.state_key
+            if key not in states:
+                key = _key_of_other_times(callback.state_key, states.keys() - own)
+            if key is None:
                 continue
-            state = states.pop(callback.state_key)
+            state = states.pop(key)
             with state_must_fit("the list of best checkpoints", "callbacks"):
                 known = _known_best(callback, state, beside, run)
                 lost = bool(state["best_k_models"]) and not known
@@ -72,6 +76,12 @@ class KeepLast(BatchCallback, Checkpoint):
                     f"the earlier run's best checkpoint {state.get('best_model_path')} is gone: "
                     "the best from here on counts"
                 )
+        left = [key for key in states if key not in own and _names_best(key, states[key])]
+        if left and trainer.is_global_zero:
+            note(
+                f"no callback chooses the best checkpoint as {left[0]} has done: the best from "
+                "here on counts"
+            )
 
     def on_step(self, trainer: Trainer, done: int) -> None:
         """Turn the last step into a stop. Save after it if there is no validation."""
@@ -145,6 +155,22 @@ def step_of_best(trainer: Trainer) -> int | None:
 
 def _model_checkpoints(trainer: Trainer) -> list[ModelCheckpoint]:
     return [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+
+
+def _key_of_other_times(key: str, stored: Iterable[str]) -> str | None:
+    """Return the stored key of the only callback that has chosen by the same metric and saved at
+    other times than the callback of a key; None if there is none.
+    """
+    chooses, times, _ = key.partition(", 'every_n_train_steps'")
+    alike = [other for other in stored if other.startswith(chooses + times)]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _names_best(key: str, state: Mapping[str, Any]) -> bool:
+    with state_must_fit("the list of best checkpoints", "callbacks"):
+        return key.startswith(ModelCheckpoint.__name__) and bool(
+            state["monitor"] and state["best_model_path"]
+        )
 
 
 def _just_saved(trainer: Trainer) -> Path | None:

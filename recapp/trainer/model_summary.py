@@ -17,15 +17,20 @@ from torch import nn
 from recapp.engine.sharded_collection import ShardedCollection
 
 
-def numbers_in_tables(module: nn.Module) -> int:
+def numbers_in_tables(module: nn.Module, *, frozen: bool = True) -> int:
     """Return the number of weights in the sharded tables of a module, over all ranks. A table that
     collections share counts once.
+
+    Args:
+        module: The module.
+        frozen: Whether frozen tables count.
     """
     tables = {
         (id(part.shared), table.name): table
         for part in module.modules()
         if isinstance(part, ShardedCollection)
         for table in part.tables()
+        if frozen or not part.shared.is_frozen(table.name)
     }
     return sum(table.num_embeddings * table.embedding_dim for table in tables.values())
 
@@ -57,7 +62,7 @@ class TableSummary(ModelSummary):
     @property
     def trainable_parameters(self) -> int:
         """Return the number of weights in all parameters and tables that train."""
-        return super().trainable_parameters + numbers_in_tables(self._model)
+        return super().trainable_parameters + numbers_in_tables(self._model, frozen=False)
 
 
 def count_tables(callbacks: Iterable[Any]) -> None:

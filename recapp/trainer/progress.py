@@ -235,6 +235,7 @@ class NoteFall(Callback):
 
     def __init__(self) -> None:
         self._best = -math.inf
+        self._metric = ""
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare the metric of this validation with the best so far."""
@@ -242,7 +243,10 @@ class NoteFall(Callback):
         watched = measures.get(measures.best)
         if watched is None or watched.fall is None:
             return
-        value = float(trainer.callback_metrics.get(watched.of_validation, math.nan))
+        if self._metric and self._metric != watched.of_validation:
+            self._best = -math.inf  # of another metric, which this run has replaced
+        self._metric = watched.of_validation
+        value = float(trainer.callback_metrics.get(self._metric, math.nan))
         sign = -1 if watched.better == "min" else 1  # so that the best value is the largest
         if (
             trainer.state.fn == TrainerFn.FITTING
@@ -268,12 +272,13 @@ class NoteFall(Callback):
         return "TellFall"  # the class had this name when the first checkpoints were written
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value so far, for a checkpoint."""
-        return {"best": self._best}
+        """Return the best value so far and its metric, for a checkpoint."""
+        return {"best": self._best, "metric": self._metric}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the best value so far from a checkpoint."""
+        """Take the best value so far from a checkpoint; an earlier version named no metric."""
         self._best = float(state_dict["best"])
+        self._metric = state_dict.get("metric", "")
 
 
 class NoteEarlyStop(Callback):

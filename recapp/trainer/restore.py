@@ -4,7 +4,7 @@ error is one line that names the checkpoint, the part and what to do.
     callbacks, loops, schedules, position    stored state -> the form of this run's own -> restored
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from traceback import walk_tb
 from typing import Any
@@ -17,7 +17,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from recapp.console import short_path
 from recapp.errors import CheckpointError, RecappError
 from recapp.optim.optimizer import HybridOptimizer, groups_of_tables
-from recapp.stored.training_state import WRONG_STATE, check_form, in_words, numbers_in
+from recapp.optim.rules import WITHOUT_RATE
+from recapp.stored.training_state import (
+    WRONG_STATE,
+    check_form,
+    in_words,
+    numbers_in,
+    state_must_fit,
+)
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 
 OWN = ("recapp.", "lightning.")
@@ -44,6 +51,27 @@ def restore_in_one_line(trainer: Trainer) -> None:
         of_lightning = getattr(type(connector), f"restore_{part}").__get__(connector)
         restore = partial(_restore, trainer, of_lightning, part, setting, judge)
         setattr(connector, f"restore_{part}", restore)
+
+
+def check_groups(optimizers: Iterable[Optimizer], found: State, rules: Mapping[str, str]) -> None:
+    """Check that a checkpoint has param groups of tables, unless its tables were frozen.
+
+    Args:
+        optimizers: The optimisers of this run.
+        found: The plain part of the checkpoint.
+        rules: The name of the row rule of each table in the checkpoint.
+
+    Raises:
+        CheckpointError: It has none, and a table of this run was trained.
+    """
+    fixed = {rule.name for rule in WITHOUT_RATE}
+    with state_must_fit("the optimizer's state", "optimizer"):
+        for optimizer, state in zip(optimizers, found["optimizer_states"], strict=False):
+            if not isinstance(optimizer, HybridOptimizer) or state["sparse"]:
+                continue
+            tables = [t for group in optimizer.sparse_groups for t in group.get("tables", ())]
+            for table in (t for t in tables if t in rules and rules[t] not in fixed):
+                raise ValueError(f"it has no param group of table {table}, which it has trained")
 
 
 def _restore(

@@ -1,6 +1,7 @@
 """The Lightning Strategy: tables are model parallel, the rest is DDP.
 
-    setup_environment   make two process groups: Lightning's, and one for embedding traffic
+    setup_environment   make two process groups: Lightning's, and one for embedding traffic (one
+                        rank needs Lightning's alone)
     setup               turn tables on the meta device into shards; wrap the rest in DDP, which
                         ignores the tables; make optimisers
     backward, step      train as one process with the global batch does
@@ -30,7 +31,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from recapp import console
 from recapp.engine import sharded_collection
-from recapp.engine.model_parallel import compile_dense, wrap_dense
+from recapp.engine.model_parallel import compile_dense, group_of_trainers, wrap_dense
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_collection import (
     embedding_collections,
@@ -66,7 +67,7 @@ from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
 from recapp.trainer.module_methods import reach_tables
 from recapp.trainer.own_optimizers import rules_said
-from recapp.trainer.restore import restore_in_one_line
+from recapp.trainer.restore import check_groups, restore_in_one_line
 from recapp.trainer.run_plan import (
     PlanSource,
     check_source,
@@ -258,8 +259,8 @@ class EmbeddingShardingStrategy(StepOfRanks):
         )
 
     def setup_environment(self) -> None:
-        """Make the process group, and a second process group for embedding traffic, so that its
-        messages keep their own order.
+        """Make the process group; several ranks have a second one for embedding traffic, so that
+        its messages keep their own order.
 
         Raises:
             LaunchError: The ranks cannot meet, because a port is taken or an address cannot be
@@ -280,7 +281,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
             raise meeting_error(e, cluster) from e
         if self.comm.group is None:
             self.comm = make_comm(
-                dist.new_group(timeout=self.exchange_timeout),
+                group_of_trainers(self.exchange_timeout),
                 self.root_device,
                 self.transport,
                 self.exchange_timeout.total_seconds(),
@@ -478,6 +479,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         meta = with_absolute_paths(meta, checkpoint_path)
         if not fitting:
             return meta
+        check_groups(self.optimizers, meta, stored.manifest.rules)
         self.saved.run = stored.manifest.run
         return self.weight_average.loaded(meta, self.is_global_zero)
 

@@ -61,12 +61,12 @@ def tables(kind=EmbeddingBagConfig, rows=ROWS, **settings):
     ]
 
 
-def managed(configs, policy=None):
+def managed(configs, policy=None, device="meta"):
     modules = {
         t.name: MCHManagedCollisionModule(
             zch_size=t.num_embeddings,
             input_hash_size=4000,
-            device=torch.device("meta"),
+            device=torch.device(device),
             eviction_interval=2,
             eviction_policy=policy or LRU_EvictionPolicy(),
         )
@@ -211,6 +211,38 @@ def test_a_sequence_has_a_vector_for_each_id():
     counts = torch.bincount(kjt["feature_0"].values())[kjt["feature_0"].values()]
     step = found["feature_0"].values() - learned
     torch.testing.assert_close(step, (0.5 * counts)[:, None].expand(64, 8))
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_rows_and_numbers_of_a_frozen_table_stay(sharded):
+    configs = tables(rows=8)
+    bags = EmbeddingBagCollection(tables=configs)
+    managed_bags = ManagedCollisionEmbeddingBagCollection(
+        bags, managed(configs, device="cpu"), return_remapped_features=True
+    )
+    model = DistributedModelParallel(managed_bags, device="cpu") if sharded else managed_bags
+    held = model.module if sharded else model
+
+    def state():
+        found = gathered_state_dict(model) if sharded else model.state_dict()
+        return {key: value.clone() for key, value in found.items()}
+
+    def look(steps):
+        for step in steps:
+            model(batch_of(step, 0)[0])
+
+    look(range(4))
+    bags = held._embedding_bag_collection
+    bags.embedding_bags["table_0"].weight.requires_grad_(False)
+    blocks = [b.data for b in bags.blocks()] if sharded else [p.data for p in bags.parameters()]
+    for rows in blocks:
+        rows.fill_(9)  # no start value
+    before = state()
+    look(range(4, 8))
+    after = state()
+    moved = {key for key in before if not torch.equal(before[key], after[key])}
+    assert moved and all("table_1" in key for key in moved), moved
+    assert any("embedding_bags.table_1" in key for key in moved)
 
 
 def by_sharder(comm):

@@ -99,3 +99,13 @@ def test_text_of_a_missing_value_is_an_id(tmp_path):
         "text where an id is missing"
     )
     assert said(tmp_path, user=["7", None], other=["1.5", "1.0.0"], more=["07.0", "NA"]) == []
+
+
+@pytest.mark.parametrize("text", ["[3, 17]", "[]", "[7]", "(3,)", "{3,17}"])
+def test_text_of_a_list_is_one_id(tmp_path, text):
+    (found,) = said(tmp_path, user=["3", text])
+    assert found == (
+        f"column user holds the text '{text}', which is no list, as its brackets are part of an "
+        "id: write a column of lists, or texts such as 3|17 and dataset.separator"
+    )
+    assert said(tmp_path, user=["(US)", "[a"], other=["{guid-1}", "a]"]) == []

@@ -4,10 +4,12 @@ import os
 import re
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from engine.engine_cases import Head, batch_of, make_plan, make_tables, same_bits, whole_tensors
 from parity.cases import RowwiseAdagrad
 from torch import nn
@@ -17,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from recapp.engine.model_parallel import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
+    group_of_trainers,
     wrap_dense,
 )
 from recapp.engine.sharded_collection import (
@@ -109,6 +112,15 @@ def alone(comm):
 
 def test_the_sharder_says_the_rule_and_the_plan_is_made_for_the_default_group(ranks):
     assert ranks.run(alone, 4) == [(4, 4, "sgd")] * 4
+
+
+def groups_of_trainers(comm):
+    made = [group_of_trainers(timedelta(seconds=seconds)) for seconds in (50, 50, 60)]
+    return made[0] is made[1], made[0] is made[2], dist.get_world_size(made[0])
+
+
+def test_trainers_of_several_ranks_share_a_group_beside_the_default_one(ranks):
+    assert ranks.run(groups_of_trainers, 4) == [(True, False, 4)] * 4
 
 
 SCRIPT = """

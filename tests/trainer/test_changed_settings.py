@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from jobs import recipe as composed
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping
 from trainer.runs import SIZES, STOP, compose, fit
 
 from recapp.errors import RecappError
@@ -16,6 +17,7 @@ from recapp.recipe.resume import resumed_run
 from recapp.recipe.stored_checks import check_fits_checkpoint, check_start_values
 from recapp.settings.check_settings import names_of
 from recapp.settings.records import to_plain
+from recapp.trainer.changed_callbacks import ChangedCallback, ChangedCallbacks
 
 
 class Every(Callback):
@@ -315,6 +317,18 @@ def test_what_objects_with_a_state_have_after_a_resume_is_what_the_settings_say(
     assert (
         run.callbacks["Every"].seen == STOP + 4
     )  # its own count goes on: two steps of two batches
+
+
+def test_a_callback_that_watches_another_metric_begins_anew_and_says_so(capsys):
+    before = EarlyStopping("val_auc", mode="max")
+    now = EarlyStopping("val_log_loss")
+    states = {before.state_key: before.state_dict()}
+    changes = ChangedCallbacks([ChangedCallback("callbacks.early_stopping", before, now)])
+    changes.on_load_checkpoint(SimpleNamespace(is_global_zero=True), None, {"callbacks": states})
+    assert not states
+    assert "callbacks.early_stopping is another one than the checkpoint's; it begins anew" in (
+        capsys.readouterr().err
+    )
 
 
 def test_what_no_checkpoint_holds_is_in_the_settings_of_the_resumed_run(logs, last):

@@ -90,6 +90,9 @@ def test_tables_that_a_lightning_module_freezes_before_sharding_stay(tmp_path):
     manifest = read_manifest(tmp_path / "end.ckpt")
     assert manifest.rules == {"items": "frozen", "seen": "rowwise_adagrad"}
     assert ("items", "sum") not in manifest.tensors
+    (summary,) = [c for c in trainer.callbacks if type(c).__name__.endswith("ModelSummary")]
+    counted = summary._summary(trainer, module)
+    assert counted.total_parameters - counted.trainable_parameters == 400 * 8 + 300 * 4
 
 
 def test_settings_freeze_tables_and_a_resumed_run_freezes_others(logs, tmp_path, capsys):

@@ -58,10 +58,12 @@ def saved(logs, tmp_path_factory):
     return train(logs, tmp_path_factory.mktemp("saved"), 0.7)[1]
 
 
-@pytest.mark.parametrize("base", ["elsewhere", "first"])
-def test_the_earlier_best_stays_the_best_where_it_is(logs, tmp_path, first, base):
+@pytest.mark.parametrize(
+    ("base", "times"), [("elsewhere", []), ("first", ["+callbacks.checkpoint.every_n_epochs=2"])]
+)
+def test_the_earlier_best_stays_the_best_where_it_is(logs, tmp_path, first, base, times, capfd):
     best, last = first
-    trainer, named = train(logs, tmp_path / base, 0.6, ckpt=last, epochs=2)
+    trainer, named = train(logs, tmp_path / base, 0.6, ckpt=last, epochs=2, more=times)
     assert named == best and named.is_absolute() and read_manifest(named).step == 18
     assert step_of_best(trainer) == 18
     assert float(trainer.checkpoint_callbacks[0].best_model_score) == pytest.approx(0.7)
@@ -70,6 +72,16 @@ def test_the_earlier_best_stays_the_best_where_it_is(logs, tmp_path, first, base
         logs, tmp_path / "third", 0.65, ckpt=tmp_path / base / "checkpoints/last.ckpt", epochs=3
     )
     assert named == best and again.global_step == 54
+    assert "from here on counts" not in capfd.readouterr().err
+
+
+def test_a_best_of_another_metric_is_not_the_best_and_is_said(logs, tmp_path, saved, capfd):
+    other = ["callbacks.checkpoint.monitor=val_auc"]
+    _, named = train(logs, tmp_path / "second", 0.6, ckpt=saved, epochs=2, more=other)
+    assert named == tmp_path / "second/checkpoints/step_000036.ckpt"
+    assert "chooses the best checkpoint as ModelCheckpoint{'monitor': 'score'" in (
+        capfd.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(("base", "kept"), [("elsewhere", True), ("first", False)])

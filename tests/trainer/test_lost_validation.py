@@ -1,5 +1,8 @@
 """Whatever goes wrong in a validation, the epoch before it is saved; a run goes on from there."""
 
+import pickle
+from types import SimpleNamespace
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -10,7 +13,8 @@ from runs import compose, fit
 from trainer.test_snapshots import CatchUp
 
 from recapp.console import short_path
-from recapp.dataset.places_of_ids import first_outside, place_of_id
+from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.places_of_ids import first_outside, place_of_bag, place_of_id
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
 from recapp.errors import IdError
@@ -18,7 +22,11 @@ from recapp.recipe.id_checks import check_ids
 from recapp.settings.values import typed
 from recapp.stored.checkpoint import read_manifest, verify
 from recapp.stored.checkpoint_manifest import META
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.ids import LongBag
+from recapp.tables.lookups import TableLookup
 from recapp.train import note_how_to_go_on
+from recapp.trainer.datamodule import ClickData
 from recapp.trainer.ending import EndTogether
 
 EPOCH = 18
@@ -147,6 +155,34 @@ def test_rows_of_ids_are_found_in_files_row_groups_and_bags(tmp_path, kind):
     greatest = 89 if pa.types.is_list(kind) else 39
     assert first_outside(source, schema, {"C": range(greatest)}) == ("C", greatest)
     assert first_outside(source, schema, {"C": range(1, 90)}) == ("C", 0)
+
+
+def test_the_first_bag_of_a_length_is_found_where_lists_are_padded(tmp_path):
+    bags = [[1, 0, 0], [2, 3, 0], [4, 5, 6], [7, 8, 9]]
+    for name in ("a", "b"):
+        lists = pa.array(bags[:2] if name == "a" else bags, pa.list_(pa.int64()))
+        labels = pa.array([0.0] * len(lists))
+        pq.write_table(pa.table({"label": labels, "C": lists}), tmp_path / f"{name}.parquet")
+    schema = Schema(label="label", dense=(), sparse=("C",), padding=0)
+    source = open_source(str(tmp_path), schema)
+    assert place_of_bag(source, schema, "C", 3) == f"row 2 of {tmp_path}/b.parquet"
+    assert place_of_bag(source, schema, "C", 2) == f"row 1 of {tmp_path}/a.parquet"
+    assert place_of_bag(source, schema, "C", 4) == ""
+
+    settings = DataSettings(path=str(tmp_path), sparse=("C",), padding=0, val_share=0.5)
+    data = ClickData(settings, schema)
+    data.setup("fit")
+    data.trainer = SimpleNamespace(validating=True, sanity_checking=False, current_epoch=0)
+    lookup = TableLookup(
+        EmbeddingBagConfig(10, 4, name="t", feature_names=["C"]), "C", "wide", "concat", hotness=2
+    )
+    error = pickle.loads(pickle.dumps(LongBag(lookup, 3)))
+    data.on_exception(error)
+    assert str(error) == (
+        f"lookup wide: feature C has a bag of 3 ids in row 2 of {tmp_path}/b.parquet (validation "
+        "rows), and its concatenation takes at most hotness=2: raise hotness, or set truncates to "
+        "leave the last ids out"
+    )
 
 
 def test_a_run_that_fails_says_how_to_go_on_if_it_has_saved(tmp_path, capsys):

@@ -3,6 +3,7 @@ several ranks, and what was trained is loaded by Lightning's own words.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ from recapp import (
     ClickData,
     ClickTask,
     DataSettings,
+    DistributedModelParallel,
     EmbeddingBagCollection,
     EmbeddingShardingPlanner,
     EmbeddingShardingStrategy,
@@ -334,6 +336,15 @@ def test_lightnings_table_counts_sharded_tables(tmp_path):
     dense = 12 * 3 + 3 + 3 + 1
     assert (numbers["bags"], numbers["sequences"]) == (400 * 8, 300 * 4)
     assert found.total_parameters == found.trainable_parameters == 400 * 8 + 300 * 4 + dense
+
+
+def test_a_trainer_leaves_no_open_files(tmp_path):
+    fitted(tmp_path)  # leaves torch's default process group, which later trainers take
+    before = os.listdir("/proc/self/fd")
+    trainer = fitted(tmp_path, kind=Watched, validated=True)
+    trainer.validate(trainer.lightning_module, loader(), verbose=False)
+    DistributedModelParallel(Clicks.load_from_checkpoint(tmp_path / "end.ckpt"))
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
 @pytest.mark.parametrize("how", ["script", pytest.param("notebook", marks=pytest.mark.full)])

@@ -1,6 +1,7 @@
 """States of a checkpoint that no run has written: one line each, and what was written loads."""
 
 import math
+import shutil
 from copy import deepcopy
 
 import pytest
@@ -10,10 +11,15 @@ from lightning.pytorch.callbacks import Timer
 from trainer.runs import compose, fit
 
 from recapp.errors import CheckpointError
-from recapp.stored.checkpoint import read_meta
+from recapp.optim.optimizer import HybridOptimizer
+from recapp.stored.checkpoint import read_manifest, read_meta
+from recapp.stored.checkpoint_manifest import META, CheckpointManifest
+from recapp.stored.manifest import to_json
+from recapp.stored.meta_file import write_meta
 from recapp.stored.training_state import check_state
 from recapp.trainer.keep_snapshots import KeepSnapshots
 from recapp.trainer.progress import NoteFall
+from recapp.trainer.restore import check_groups
 
 SETTINGS = (
     "callbacks=early_stopping",
@@ -163,3 +169,21 @@ def test_each_state_that_no_run_has_written_is_one_line_and_the_right_one_loads(
     assert all(len(line.splitlines()) == 1 for line in judged.lines.values())
     assert "Counts" in judged.lines["callbacks", "Counts", "{'steps': 'x'}"]
     assert len(runs[0]) > 10 and runs[0] == runs[1]
+
+
+def test_no_param_groups_of_tables_are_right_only_if_all_were_frozen(logs, first, tmp_path):
+    damaged = tmp_path / "damaged.ckpt"
+    shutil.copytree(first, damaged)
+    manifest = read_manifest(damaged)
+    meta = changed(read_meta(damaged), ("optimizer_states", 0, "sparse"), [])
+    files = manifest.files | {META: write_meta(damaged, META, meta)}
+    (damaged / "manifest.json").write_text(
+        to_json(CheckpointManifest(damaged, manifest.info, files, manifest.blocks))
+    )
+    with pytest.raises(CheckpointError, match="it has no param group of table C1, which it has tr"):
+        fit(compose(logs, *SETTINGS, "trainer.max_epochs=2"), tmp_path, *extra(), ckpt_path=damaged)
+    frozen = dict.fromkeys(manifest.rules, "frozen")
+    optimizer = HybridOptimizer(
+        torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))]), [{"name": "", "tables": ["C1"]}]
+    )
+    check_groups([optimizer], meta, frozen)

@@ -92,6 +92,10 @@ def test_zero_rates_change_nothing(logs, tmp_path):
         ("+plan.tables.C9=row_wize", "did you mean row_wise"),
         ("tables=sample", "large_table"),
         ("model.top_layers=[8,2]", "model.top_layers"),
+        (
+            "optimizer.schedule={_target_: torch.optim.lr_scheduler.OneCycleLR, max_lr: 0.1}",
+            r"^optimizer.schedule \(.*OneCycleLR\): .* add cycle_momentum: false to optimizer.sch",
+        ),
     ],
 )
 def test_settings_that_cannot_be_right_are_refused_with_the_way_out(logs, tmp_path, setting, says):
@@ -275,6 +279,23 @@ def test_a_fall_after_a_resume_is_noted(logs, tmp_path, capsys):
         ckpt_path=tmp_path / "checkpoints/last.ckpt",
     )
     assert "validation AUC fell from 0.9900 to 0." in capsys.readouterr().err
+
+
+def test_the_best_of_another_metric_is_no_measure_of_a_fall(capsys):
+    module = TaskModule(ShopTask(), lambda: None, lambda parameters: None)
+    trainer = SimpleNamespace(
+        callback_metrics={"val_order_loss": torch.tensor(0.5)},
+        state=SimpleNamespace(fn=TrainerFn.FITTING),
+        is_global_zero=True,
+        early_stopping_callbacks=[],
+        checkpoint_callbacks=[],
+    )
+    for state in ({"best": 0.99, "metric": "val_auc"}, {"best": -0.4, "metric": "val_order_loss"}):
+        fall = NoteFall()
+        fall.load_state_dict(state)
+        fall.on_validation_end(trainer, module)
+    assert capsys.readouterr().err.count("rose") == 1
+    assert fall.state_dict() == {"best": -0.4, "metric": "val_order_loss"}
 
 
 STOPPING = [

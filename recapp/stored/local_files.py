@@ -165,8 +165,8 @@ class Files:
         return {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
 
     def replace(self, file: Path, content: bytes) -> None:
-        """Write a small file, and put it in the place of an earlier one in one rename. If that fails,
-        the earlier one is all that stays.
+        """Write a small file, and put it in the place of an earlier one in one rename. If that
+        fails, the earlier one is all that stays.
         """
         new = beside(file, TMP)
         try:

@@ -35,6 +35,10 @@ def logs(tmp_path_factory):
             f"{CHECKPOINT}.dirpath: cannot be set: checkpoints lie in the run's directory",
         ),
         (
+            ["+callbacks.x._target_=os.getcwd"],
+            "callbacks.x._target_=os.getcwd: makes a str, and must make a Callback of lightning",
+        ),
+        (
             [f"{CHECKPOINT}.monitor=auc"],
             f"{CHECKPOINT}.monitor=auc: not measured (metrics.names); did you mean val_auc",
         ),

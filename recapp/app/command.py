@@ -293,6 +293,6 @@ class _Jobs:
         if not (self.writes and begun):
             return  # before it begins, the directory still belongs to the earlier run
         with suppress(OSError):  # the error was printed, and may itself be a full disk
-            (job.directory / record.ERROR_FILE).write_text(
-                json.dumps({"error": text, **more}) + "\n"
+            record.write_whole(
+                job.directory / record.ERROR_FILE, json.dumps({"error": text, **more}) + "\n"
             )

@@ -131,7 +131,18 @@ def build_callback(wanted: Constructor, setting: str, folder: Path) -> Any:
         extra["dirpath"] = str(folder)
     if _is(kind, EarlyStopping) and AT_EPOCH_END in signature(kind).parameters:
         extra |= _check_after_validation(wanted.arguments)
-    return make(wanted, setting, **extra)
+    return _made(wanted, setting, Callback, **extra)
+
+
+def _made(wanted: Constructor, setting: str, kind: type, **extra: Any) -> Any:
+    """Call a constructor that must return a part of Lightning."""
+    made = make(wanted, setting, **extra)
+    if not isinstance(made, kind):
+        raise ConfigError(
+            f"{setting}._target_={wanted.target}: makes a {type(made).__name__}, and must make a "
+            f"{kind.__name__} of lightning.pytorch"
+        )
+    return made
 
 
 def _is(kind: Any, base: type) -> bool:
@@ -204,7 +215,7 @@ def build_loggers(recipe: Train, folder: Path) -> list[Logger]:
     if here and here.rank:
         return [DummyLogger() for _ in recipe.logger]
     made = [
-        make(wanted, f"logger.{name}", save_dir=str(folder))
+        _made(wanted, f"logger.{name}", Logger, save_dir=str(folder))
         for name, wanted in recipe.logger.items()
     ]
     if recipe.ckpt_path and goes_on_in(folder, recipe.ckpt_path):

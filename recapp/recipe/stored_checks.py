@@ -18,6 +18,7 @@ from recapp.recipe.recipe import Train
 from recapp.settings.check_settings import override_names
 from recapp.settings.records import TARGET, to_plain
 from recapp.settings.values import shown
+from recapp.tables.named_collections import named_tables
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -96,15 +97,17 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
 
 def check_start_values(recipe: Train) -> None:
     """Check the files of start values, except for values that are not finite, which ranks find. A
-    run that resumes reads no such file. If the ranks were started from outside, files are not read.
+    run that resumes reads no such file. If the ranks were started from outside, only the names of
+    tables are checked: the files may exist only on the ranks' hosts.
 
     Raises:
-        ConfigError, DataError: A file does not fit its table, or a resumed run names other files
-            than the checkpoint.
+        ConfigError, DataError: There is no such table, a file does not fit its table, or a resumed
+            run names other files than the checkpoint.
     """
     values = recipe.tables.values
-    if not values or started_externally():
+    if not values:
         return
+    named_tables("tables.values", list(values), recipe.all_tables)
     if recipe.ckpt_path:
         from recapp.stored.checkpoint import read_manifest
 
@@ -115,9 +118,11 @@ def check_start_values(recipe: Train) -> None:
                 "and reads no start values: leave it out, or leave ckpt_path out"
             )
         return
+    if started_externally():
+        return
     from recapp.stored.start_values import check_values
 
-    check_values(values, recipe.model_tables.tables, recipe.schema, not recipe.counts_ids)
+    check_values(values, recipe.all_tables, recipe.schema, not recipe.counts_ids)
 
 
 def check_starts(recipe: Train, stored: Mapping[str, Any]) -> None:

@@ -141,10 +141,17 @@ def write_whole(path: Path, text: str) -> None:
     Args:
         path: The file.
         text: The content; line ends are written unchanged.
+
+    Raises:
+        OSError: The disk is full, or there is no permission; nothing is left of the new file.
     """
     unfinished = path.with_name(f"{path.name}.tmp")
-    unfinished.write_text(text, newline="")
-    os.replace(unfinished, path)
+    try:
+        unfinished.write_text(text, newline="")
+        os.replace(unfinished, path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def pending_settings(directory: Path) -> Path:

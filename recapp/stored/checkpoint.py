@@ -27,6 +27,7 @@ from torch import Tensor
 
 from recapp.errors import CheckpointError, suggest
 from recapp.kernels.row_memory import is_finite
+from recapp.processes.faults import FULL, full_disk_error
 from recapp.sharding.layout import Block
 from recapp.stored.block_files import (
     NOT_SAVED,
@@ -133,6 +134,13 @@ def _write(
     return stored, {b.table: b.order.to_dict() for b in held if b.order}
 
 
+def write_error(path: str | Path, error: OSError) -> CheckpointError:
+    """Return the error for a checkpoint that could not be written."""
+    if error.errno in FULL:
+        return CheckpointError(f"{path} could not be written: {full_disk_error(Path(path).parent)}")
+    return CheckpointError(f"{path} could not be written: {error.strerror or error}")
+
+
 def together(comm: Comm, path: Path, do: Callable[[], T]) -> list[T]:
     """Run a function on every rank and return all results; raise on all ranks if it fails on one.
 
@@ -152,7 +160,7 @@ def together(comm: Comm, path: Path, do: Callable[[], T]) -> list[T]:
     try:
         mine = do()
     except OSError as error:
-        failure = CheckpointError(f"{path} could not be written: {error.strerror or error}")
+        failure = write_error(path, error)
         failure.__cause__ = error
     except Exception as error:
         failure = error
@@ -229,7 +237,7 @@ def name_metrics(path: str | Path, metrics: Mapping[str, float]) -> None:
     try:
         files_at(Path(path)).replace(Path(path) / MANIFEST, to_json(whole).encode())
     except OSError as error:
-        raise CheckpointError(f"{path} could not be written: {error.strerror or error}") from error
+        raise write_error(path, error) from error
 
 
 def link_checkpoint(path: str | Path, target: str | Path) -> None:

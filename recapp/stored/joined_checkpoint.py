@@ -21,7 +21,13 @@ from recapp.errors import CheckpointError
 from recapp.sharding.layout import Block
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.block_files import write_blocks
-from recapp.stored.checkpoint import finish_save, prepare_save, read_manifest, together
+from recapp.stored.checkpoint import (
+    finish_save,
+    prepare_save,
+    read_manifest,
+    together,
+    write_error,
+)
 from recapp.stored.checkpoint_manifest import JOINED, RUN, SAVED_AS, CheckpointManifest
 from recapp.stored.derived_values import DERIVED_VALUES
 from recapp.stored.local_files import TMP, beside, files_at
@@ -173,9 +179,7 @@ def join_checkpoints(paths: Sequence[str | Path], output: str | Path, run: str =
         with suppress(OSError):
             files_at(output).remove(unfinished)
         if isinstance(error, OSError):
-            raise CheckpointError(
-                f"{output} could not be written: {error.strerror or error}"
-            ) from error
+            raise write_error(output, error) from error
         raise
     return joined.members
 

@@ -165,10 +165,16 @@ class Files:
         return {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
 
     def replace(self, file: Path, content: bytes) -> None:
-        """Write a small file, and put it in the place of an earlier one in one rename."""
+        """Write a small file, and put it in the place of an earlier one in one rename. If that
+        fails, the earlier one is all that stays.
+        """
         new = beside(file, TMP)
-        self.write(new, content)
-        new.replace(file)
+        try:
+            self.write(new, content)
+            new.replace(file)
+        except OSError:
+            self.remove(new)
+            raise
         self.sync(file.parent)
 
     def share(self, file: Path, name: Path) -> bool:

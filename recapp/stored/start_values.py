@@ -111,7 +111,7 @@ def check_values(
 
     Args:
         values: The files, by table.
-        tables: The tables of the model.
+        tables: The tables of the model, all of `values` among them.
         schema: The columns of the data set.
         sized: Whether the rows of the tables are known.
 
@@ -120,8 +120,6 @@ def check_values(
     """
     by_name = {table.name: table for table in tables}
     for name, given in values.items():
-        if name not in by_name:
-            raise ConfigError(f"{SETTING}: {name}: no such table; {suggest(name, by_name)}")
         table = by_name[name]
         counted = not sized or any(f in schema.vocabularies for f in table.feature_names)
         values_file(table, given, schema).check(None if counted else table.num_embeddings)

@@ -1,8 +1,10 @@
 """The clock of phases, and what a run records of its record."""
 
+import errno
 import itertools
 import json
 import socket
+from pathlib import Path
 
 import pytest
 from jobs import small
@@ -213,6 +215,20 @@ def test_a_new_run_in_the_directory_takes_the_old_record_away(tmp_path):
     write_performance({"step_ms": 1.0}, tmp_path)
     claim_directory(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_record_for_which_the_disk_has_no_room_leaves_the_earlier_one(tmp_path, monkeypatch):
+    write_performance({"step_ms": 1.0}, tmp_path)
+
+    def write_text(path, text, **_):
+        path.write_bytes(text[:3].encode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    with pytest.raises(OSError, match="No space"):
+        write_performance({"step_ms": 2.0}, tmp_path)
+    assert read_performance(tmp_path) == {"step_ms": 1.0}
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_prediction_is_read_of_the_step_or_of_its_ranks(tmp_path):

@@ -137,7 +137,9 @@ def test_settings_freeze_tables_and_a_resumed_run_freezes_others(logs, tmp_path,
     }
 
 
-def test_a_run_starts_from_values_of_files_and_resumes_from_its_checkpoint(logs, tmp_path, capsys):
+def test_a_run_starts_from_values_of_files_and_resumes_from_its_checkpoint(
+    logs, tmp_path, capsys, monkeypatch
+):
     """Both members of an ensemble begin with the file, and a frozen table ends with it."""
     path = tmp_path / "c6.safetensors"
     values = torch.linspace(-1, 1, 4 * 16).view(4, 16)
@@ -150,6 +152,17 @@ def test_a_run_starts_from_values_of_files_and_resumes_from_its_checkpoint(logs,
     assert all(torch.equal(load_table(first, name), values) for name in ("C6", "C6__2"))
     assert f"table C6 has 4 rows from {path}" in capsys.readouterr().err
     path.unlink()
+    monkeypatch.setenv("RANK", "0")  # as torchrun starts ranks: files may be elsewhere, names not
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    others = [f"tables.values={{C6: {path}.x}}", f"ckpt_path={first}"]
+    for given, message in (
+        (["tables.values={C33: x}"], r"tables\.values: C33: no such table; did you mean C3"),
+        (others, "reads no start values: leave it out"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_start_values(compose(logs, *given))
+    check_start_values(compose(logs, f"tables.values={{C6: {path}}}"))
+    monkeypatch.undo()
     again = compose(logs, *settings, "trainer.max_steps=3", f"ckpt_path={first}")
     check_start_values(again)  # no file is read
     fit(again, tmp_path / "then", ckpt_path=first)

@@ -1,5 +1,7 @@
 """Whatever goes wrong in a validation, the epoch before it is saved; a run goes on from there."""
 
+import errno
+import os
 import pickle
 from types import SimpleNamespace
 
@@ -17,11 +19,12 @@ from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.places_of_ids import first_outside, place_of_bag, place_of_id
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
-from recapp.errors import IdError
+from recapp.errors import CheckpointError, IdError
 from recapp.recipe.id_checks import check_ids
 from recapp.settings.values import typed
 from recapp.stored.checkpoint import read_manifest, verify
 from recapp.stored.checkpoint_manifest import META
+from recapp.stored.local_files import Files
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.ids import LongBag
 from recapp.tables.lookups import TableLookup
@@ -62,9 +65,7 @@ def of_run(folder, module):
     return metrics, {name: p.tolist() for name, p in module.named_parameters()}
 
 
-@pytest.mark.parametrize(
-    "hook", ["on_validation_start", "on_validation_batch_end", "on_validation_end"]
-)
+@pytest.mark.parametrize("hook", ["on_validation_start", "on_validation_batch_end"])
 def test_the_epoch_before_a_failed_validation_is_saved_and_validated_later(
     logs, tmp_path, unbroken, hook
 ):
@@ -76,6 +77,37 @@ def test_the_epoch_before_a_failed_validation_is_saved_and_validated_later(
     assert (manifest.step, manifest.metrics) == (EPOCH, {})
     assert manifest.position == {"epoch": 1, "batches": 0, "batch_size": 96}
     _, _, module = fit(recipe, tmp_path, CatchUp(over=False), ckpt_path=last)
+    assert of_run(tmp_path, module) == unbroken
+
+
+class FillDisk(Callback):
+    """Leaves no room for another file from the first validation on."""
+
+    def __init__(self, monkeypatch):
+        self.monkeypatch = monkeypatch
+
+    def on_validation_start(self, trainer, pl_module):
+        def write(file, content):
+            with open(file, "wb") as out:
+                out.write(content[:10])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        self.monkeypatch.setattr(Files, "write", staticmethod(write))
+
+
+def test_a_disk_that_is_full_after_a_validation_leaves_the_epoch_and_no_half_file(
+    logs, tmp_path, unbroken, monkeypatch
+):
+    recipe = compose(logs, "trainer.max_epochs=2")
+    folder = tmp_path / "checkpoints"
+    full = rf"could not be written: the disk under {folder} is full, .*: make room there"
+    with pytest.raises(CheckpointError, match=full):
+        fit(recipe, tmp_path, FillDisk(monkeypatch))
+    monkeypatch.undo()
+    assert (folder / "last.ckpt").exists() and verify(folder / "last.ckpt") > 0
+    assert all(p.name.startswith("last.ckpt") for p in folder.iterdir())
+    assert sum(p.is_dir() and not p.is_symlink() for p in folder.iterdir()) == 1
+    _, _, module = fit(recipe, tmp_path, CatchUp(over=False), ckpt_path=folder / "last.ckpt")
     assert of_run(tmp_path, module) == unbroken
 
 

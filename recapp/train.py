@@ -91,7 +91,8 @@ def train_job(recipe: Train, job: Job, *, worker: str, sweep: SweepProgress) -> 
         check_generated(recipe, job.overrides)
         check_fits_checkpoint(recipe, job.overrides)
         check_resumed(recipe)
-    check_start_values(recipe)
+    else:
+        check_start_values(recipe)
     check_ids(recipe)
     note_scale(recipe)
     note_no_validation_rows(recipe)
@@ -119,7 +120,7 @@ def note_how_to_go_on(directory: Path) -> Iterator[None]:
             path = console.short_path(last)
             console.note(
                 f"{path} has the steps before the error; to go on: python -m recapp.train "
-                f"ckpt_path={path}"
+                f"{typed('ckpt_path', path)}"
             )
         raise
 

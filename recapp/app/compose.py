@@ -38,7 +38,7 @@ from recapp.settings.check_settings import names_of, override_names, unknown
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.records import constructor
 from recapp.settings.renamed import new_name
-from recapp.settings.values import in_quotes, literal
+from recapp.settings.values import in_quotes, literal, typed
 from recapp.stored.directories import read_manifest_text
 from recapp.stored.trust import judged
 from recapp.trainer.trainer_settings import TrainerSettings
@@ -439,7 +439,7 @@ def no_such_option(group: str, option: str, known: Iterable[str]) -> str:
     """
     text = f"{group}={option}: there is no such option; {suggest(option, known)}"
     if group == "dataset" and ("/" in option or Path(option).exists()):
-        return f"{text}; files of your own are read by dataset=custom dataset.path={option}"
+        return f"{text}; files of your own are read by dataset=custom {typed('dataset.path', option)}"
     if group in OWN and not alike(option, known):
         return f"{text}; {OWN[group]}"
     if group == "logger" and not alike(option, known):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from recapp.dataset.text_files import new_folder
 from recapp.errors import DataError
+from recapp.settings.values import typed
 
 FILE_LIST = "_file_list.txt"
 
@@ -48,7 +49,7 @@ def refuse_tables(directories: Collection[Path], setting: str, given: str) -> No
     error = DataError(
         f"{setting}={given}: belongs to {table.folder}, a table of {table.format}, whose removed "
         "rows are still in its files: run the lines of Python above, then set "
-        f"{setting}={listing}"
+        f"{typed(setting, listing)}"
     )
     for line in _live_files(table, listing):
         error.add_note(line)

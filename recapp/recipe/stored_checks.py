@@ -95,29 +95,17 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
 
 
 def check_start_values(recipe: Train) -> None:
-    """Check the files of start values, except for values that are not finite, which ranks find. A
-    run that resumes reads no such file. If the ranks were started from outside, files are not read.
+    """Check the files of start values of a run that does not resume, except for values that are not
+    finite, which ranks find. If the ranks were started from outside, files are not read.
 
     Raises:
-        ConfigError, DataError: A file does not fit its table, or a resumed run names other files
-            than the checkpoint.
+        ConfigError, DataError: A file does not fit its table.
     """
     values = recipe.tables.values
-    if not values or started_externally():
-        return
-    if recipe.ckpt_path:
-        from recapp.stored.checkpoint import read_manifest
+    if values and not started_externally():
+        from recapp.stored.start_values import check_values
 
-        before = read_manifest(recipe.ckpt_path).config["tables"].get("values")
-        if before != values:
-            raise ConfigError(
-                f"tables.values={shown(values)}: the run goes on with the rows of the checkpoint "
-                "and reads no start values: leave it out, or leave ckpt_path out"
-            )
-        return
-    from recapp.stored.start_values import check_values
-
-    check_values(values, recipe.model_tables.tables, recipe.schema, not recipe.counts_ids)
+        check_values(values, recipe.model_tables.tables, recipe.schema, not recipe.counts_ids)
 
 
 def check_starts(recipe: Train, stored: Mapping[str, Any]) -> None:
@@ -135,12 +123,14 @@ def check_starts(recipe: Train, stored: Mapping[str, Any]) -> None:
     now = dict(_leaves(to_plain(recipe)))
     for name, value in now.items():
         home, _, leaf = name.rpartition(".")
-        if leaf not in START_VALUES or (before.get(name) or None) == (value or None):
+        of_file = home == "tables.values"
+        known = of_file or leaf in START_VALUES
+        if not known or (before.get(name) or None) == (value or None):
             continue
         others = [f"{home}.{key}" for key in (TARGET, "rule")]
         anew = any(before.get(other) != now.get(other) for other in others)
         new_rows = restarts or any(table.dynamic for table in recipe.all_tables)
-        if not anew and not (new_rows and home != "optimizer.dense"):
+        if of_file or not (anew or (new_rows and home != "optimizer.dense")):
             raise ConfigError(
                 f"{name}={shown(value)}: is a start value, which has no effect where training goes "
                 "on from ckpt_path: leave it out, or train anew"

@@ -439,7 +439,9 @@ def no_such_option(group: str, option: str, known: Iterable[str]) -> str:
     """
     text = f"{group}={option}: there is no such option; {suggest(option, known)}"
     if group == "dataset" and ("/" in option or Path(option).exists()):
-        return f"{text}; files of your own are read by dataset=custom {typed('dataset.path', option)}"
+        return (
+            f"{text}; files of your own are read by dataset=custom {typed('dataset.path', option)}"
+        )
     if group in OWN and not alike(option, known):
         return f"{text}; {OWN[group]}"
     if group == "logger" and not alike(option, known):

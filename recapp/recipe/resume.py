@@ -19,7 +19,7 @@ from recapp.stored.checkpoint import read_manifest, read_meta
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.run_files import folder_of
-from recapp.trainer.changed_callbacks import ChangedCallback, ChangedCallbacks
+from recapp.trainer.changed_callbacks import ChangedCallbacks
 from recapp.trainer.changed_optimizer import ChangedOptimizer
 from recapp.trainer.keep_last import best_known
 from recapp.trainer.keep_snapshots import JOINED_FILE, KeepSnapshots, kept_before
@@ -84,12 +84,10 @@ class Resumed:
             alike = [each for each in entries if target_of_today(each.target) == now.target]
             if to_plain(now.arguments) in [to_plain(each.arguments) for each in alike]:
                 continue
-            pair = [build_callback(each, setting, folder) for each in (*alike[:1], now)]
-            if alike:
+            if alike or name in stored:
                 # its class is named by this run's settings, which are the user's
-                changed.append(ChangedCallback(setting, *pair))
-            elif name in stored:
-                changed.append(ChangedCallback(setting, None, *pair))
+                before = build_callback(alike[0], setting, folder) if alike else None
+                changed.append((setting, before, build_callback(now, setting, folder)))
         return ChangedCallbacks(changed)
 
     @property

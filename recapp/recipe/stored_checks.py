@@ -7,7 +7,7 @@ recipe                ->  nothing, or that files cannot be scored        check_p
 recipe                ->  the facts that determine the scores            model_of
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from recapp.processes.rank_environment import started_externally
 from recapp.recipe.commands import Predict
 from recapp.recipe.recipe import Train
 from recapp.settings.check_settings import override_names
-from recapp.settings.records import TARGET, to_plain
+from recapp.settings.records import TARGET, leaves, to_plain
 from recapp.settings.values import shown
 
 if TYPE_CHECKING:
@@ -119,8 +119,7 @@ def check_starts(recipe: Train, stored: Mapping[str, Any]) -> None:
         ConfigError: A start value has changed.
     """
     restarts = bool(recipe.optimizer.restart_tables)
-    before = dict(_leaves(stored))
-    now = dict(_leaves(to_plain(recipe)))
+    before, now = (dict(leaves(_numbered(each))) for each in (stored, to_plain(recipe)))
     for name, value in now.items():
         home, _, leaf = name.rpartition(".")
         of_file = home == "tables.values"
@@ -137,14 +136,10 @@ def check_starts(recipe: Train, stored: Mapping[str, Any]) -> None:
             )
 
 
-def _leaves(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the value of each single setting."""
-    if isinstance(settings, Mapping | list):
-        items = settings.items() if isinstance(settings, Mapping) else enumerate(settings)
-        for key, value in items:
-            yield from _leaves(value, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, settings
+def _numbered(settings: Any) -> Any:
+    """Return plain settings with lists as mappings from the number of an item."""
+    items = dict(enumerate(settings)) if isinstance(settings, list) else settings
+    return {k: _numbered(v) for k, v in items.items()} if isinstance(items, Mapping) else items
 
 
 def _check_table(manifest: "Manifest", table: "EmbeddingConfig", rows: int | None) -> None:

@@ -312,7 +312,7 @@ class StartReport(Callback):
         strategy = strategy_of(trainer)
         data = datamodule_of(trainer)
         tells = trainer.is_global_zero and isinstance(data, TellsRows)
-        read = data.rows_read().plain() if tells else None  # also for `metrics.json`
+        read = data.rows_read() if tells else None  # also for `metrics.json`
         if not self.shown:
             return
         assert (

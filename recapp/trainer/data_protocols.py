@@ -11,7 +11,6 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from lightning.pytorch import Trainer
 
-from recapp.dataset.rows_read import RowsRead
 from recapp.dataset.schema import Values
 from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingConfig
@@ -98,7 +97,7 @@ class ProvidesExample(Protocol):
 class TellsRows(Protocol):
     """Data that tell before training what a run reads."""
 
-    def rows_read(self) -> RowsRead:
+    def rows_read(self) -> dict[str, Any]:
         """Return files, rows, shares of labels and times; called on rank 0."""
 
 

@@ -134,11 +134,9 @@ class EndTogether(BatchCallback):
             self._stop_after_signal(trainer, reports_W)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse to validate a model whose loss was not finite, and save it before, which refuses
-        weights and states of optimisers that are not: whatever goes wrong in a validation, on
-        whichever rank, loses no trained step.
+        """Save the model before a validation, so that whatever goes wrong there, on whichever rank,
+        loses no trained step. The save refuses a loss, weights and states that are not finite.
         """
-        self._check_all_losses(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             self.save(trainer)
 

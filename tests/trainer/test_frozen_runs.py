@@ -15,7 +15,7 @@ from recapp.errors import ConfigError
 from recapp.optim.named_rules import rules_of, tables_that_restart
 from recapp.recipe import training
 from recapp.recipe.early_checks import check_training
-from recapp.recipe.stored_checks import check_start_values
+from recapp.recipe.stored_checks import check_start_values, check_starts
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import load_table, read_manifest
 from recapp.tables.initial import fill_initial
@@ -116,7 +116,7 @@ def test_a_run_starts_from_values_of_files_and_resumes_from_its_checkpoint(logs,
     assert f"table C6 has 4 rows from {path}" in capsys.readouterr().err
     path.unlink()
     again = compose(logs, *settings, "trainer.max_steps=3", f"ckpt_path={first}")
-    check_start_values(again)  # no file is read
+    check_starts(again, read_manifest(first).config)
     fit(again, tmp_path / "then", ckpt_path=first)
     assert torch.equal(load_table(tmp_path / "then" / LAST, "C6__2"), values)
 

@@ -135,7 +135,9 @@ def test_rows_of_ids_are_found_in_files_row_groups_and_bags(tmp_path, kind):
         labels = pa.array([0.0] * 40)
         other = pa.array([4711] * 40)  # a name with a dot is no part of the other column
         pq.write_table(
-            pa.table({"label": labels, "C": kept, "C.x": other}), tmp_path / f"{name}.parquet", row_group_size=16
+            pa.table({"label": labels, "C": kept, "C.x": other}),
+            tmp_path / f"{name}.parquet",
+            row_group_size=16,
         )
     schema = Schema(label="label", dense=(), sparse=("C",))
     source = open_source(str(tmp_path), schema)

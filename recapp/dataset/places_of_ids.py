@@ -24,10 +24,9 @@ def first_outside(
     """
     for segment in source.segments:
         for feature, ids in limits.items():
-            found = _range(source, schema, segment, feature)
-            outside = [number for number in found or () if number not in ids]
-            if outside:
-                return feature, outside[0]
+            for number in _range(source, schema, segment, feature) or ():
+                if number not in ids:
+                    return feature, number
     return None
 
 

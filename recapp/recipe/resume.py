@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from recapp.console import short_path
-from recapp.processes.rank_environment import rank_info
+from recapp.processes.rank_environment import is_first, rank_info
 from recapp.recipe.lightning_trainer import build_callback
 from recapp.recipe.monitors import with_monitor
 from recapp.recipe.recipe import Train
@@ -112,7 +112,7 @@ class Resumed:
             return []
         path = Path(self.path).absolute()
         kept = kept_before(
-            state, self.recipe.snapshots, folder_of(path), self.manifest.run, noted=_is_first()
+            state, self.recipe.snapshots, folder_of(path), self.manifest.run, noted=is_first()
         )
         steps = [read_manifest(snapshot).step for snapshot in kept]
         if not self.manifest.position["batches"] and self.manifest.step not in steps:
@@ -133,7 +133,7 @@ class Resumed:
         """Print that nothing is left to train, and return the content of `metrics.json`: the
         metrics of the best checkpoint. Ranks other than 0 print nothing and return an empty dict.
         """
-        if not _is_first():
+        if not is_first():
             return {}
         here = rank_info()
         steps = self.manifest.step
@@ -165,9 +165,3 @@ def resumed_run(recipe: Train) -> Resumed | None:
     """Return the run of a recipe if it resumes from a checkpoint, else None."""
     path = recipe.ckpt_path
     return Resumed(recipe, path, read_manifest(path)) if path else None
-
-
-def _is_first() -> bool:
-    """Return whether this process is rank 0, or no rank."""
-    here = rank_info()
-    return here is None or not here.rank

@@ -42,7 +42,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def values_file(
-    table: EmbeddingConfig, given: str, schema: Schema, key: str | None = None
+    table: EmbeddingConfig, given: str, schema: Schema, key: str
 ) -> "_Checkpoint | _Tensors | _Vectors":
     """Return the file of a table's start values: it can `check` without reading values that it fits
     a table of some rows, or of an unknown number, and `fill` the rectangles of this rank. That
@@ -52,12 +52,11 @@ def values_file(
         table: The table.
         given: The path, after it perhaps `@` and a name.
         schema: The columns of the data set, whose rules make rows of ids.
-        key: The name of the table in the settings; None for its own.
+        key: The name of the table in the settings.
 
     Raises:
         ConfigError: The file does not exist, or the table cannot take values from it.
     """
-    key = key or table.name
     setting = f"{SETTING}.{key}={given}"
     path, _, name = given.rpartition("@")
     files = files_at(Path(given))
@@ -100,7 +99,7 @@ def check_values(
             raise ConfigError(f"{SETTING}: {name}: no such table; {suggest(name, by_name)}")
         table = by_name[name]
         counted = not sized or any(f in schema.vocabularies for f in table.feature_names)
-        values_file(table, given, schema).check(None if counted else table.num_embeddings)
+        values_file(table, given, schema, name).check(None if counted else table.num_embeddings)
 
 
 def _check_shape(

@@ -94,14 +94,6 @@ class ProvidesExample(Protocol):
 
 
 @runtime_checkable
-class TellsRows(Protocol):
-    """Data that tell before training what a run reads."""
-
-    def rows_read(self) -> dict[str, Any]:
-        """Return files, rows, shares of labels and times; called on rank 0."""
-
-
-@runtime_checkable
 class DerivesColumns(Protocol):
     """Data with columns that are computed from others, by values fitted on training rows."""
 

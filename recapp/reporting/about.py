@@ -103,13 +103,14 @@ def foot(runs: Sequence[Mapping[str, Any]], seeds: Sequence[Any]) -> list[tuple[
         return "; ".join(dict.fromkeys(str(one) for one in found if one not in (None, "")))
 
     days = sorted(str(run["date"]) for run in runs if run.get("date"))
-    read = dict.fromkeys(name for run in runs for name in _entries(run))
+    read = [_entries(run) for run in runs]
+    names = dict.fromkeys(name for found in read for name in found)
     entries = {
         "Data": each(lambda run: _path(run.get("dataset"))),
         "Rows": each(_rows),
         "Model": each(_model),
         "Batch": each(lambda run: f"{run['batch_size']:,} samples, all ranks together"),
-        **{name: each(lambda run, key=name: _entries(run).get(key)) for name in read},
+        **{n: "; ".join(dict.fromkeys(r[n] for r in read if n in r)) for n in names},
         "Seed": ", ".join(dict.fromkeys(str(seed) for seed in seeds if seed is not None)),
         "Versions": each(_versions),
         "Host": each(lambda run: f"{', '.join(run['hosts'])} ({run['device']})"),

@@ -311,8 +311,9 @@ class StartReport(Callback):
         """Print the report on rank 0."""
         strategy = strategy_of(trainer)
         data = datamodule_of(trainer)
-        tells = trainer.is_global_zero and hasattr(data, "rows_read")  # `ClickData`
-        read = data.rows_read() if tells else None  # also for `metrics.json`
+        read = (  # also for `metrics.json`
+            data.rows_read() if trainer.is_global_zero and hasattr(data, "rows_read") else None
+        )
         if not self.shown:
             return
         assert (

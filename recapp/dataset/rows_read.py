@@ -90,14 +90,13 @@ def _used(source: Source) -> Source:
 
 
 def _split_read(source: Source, schema: Schema) -> dict[str, Any]:
-    files = source.files
     some = _spread(source)
     positives: dict[str, float] = {}
     with suppress(DataError, BadValue):
         positives = _positives(some, schema)
-    first, last = (os.path.abspath(files[end].path) for end in (0, -1))
+    first, last = (os.path.abspath(source.files[end].path) for end in (0, -1))
     return {
-        "files": len(files),
+        "files": len(source.files),
         "first": first,
         "last": last,
         "rows": source.rows,

@@ -123,8 +123,7 @@ def check_starts(recipe: Train, stored: Mapping[str, Any]) -> None:
     for name, value in now.items():
         home, _, leaf = name.rpartition(".")
         of_file = home == "tables.values"
-        known = of_file or leaf in START_VALUES
-        if not known or (before.get(name) or None) == (value or None):
+        if not (of_file or leaf in START_VALUES) or (before.get(name) or None) == (value or None):
             continue
         others = [f"{home}.{key}" for key in (TARGET, "rule")]
         anew = any(before.get(other) != now.get(other) for other in others)

@@ -24,6 +24,7 @@ from recapp.dataset.derive import places
 from recapp.dataset.schema import Schema
 from recapp.dataset.vector_rows import VectorRows
 from recapp.errors import ConfigError, IdError, suggest
+from recapp.kernels.row_memory import is_finite
 from recapp.sharding.layout import Block
 from recapp.sparse.batch import MISSING
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -100,6 +101,19 @@ def check_values(
         table = by_name[name]
         counted = not sized or any(f in schema.vocabularies for f in table.feature_names)
         values_file(table, given, schema, name).check(None if counted else table.num_embeddings)
+
+
+def check_filled(table: str, given: str, blocks: Sequence[Block]) -> None:
+    """Check that the values of a table are finite.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    if not all(is_finite(block.data) for block in blocks):
+        raise ConfigError(
+            f"{SETTING}.{table}={given}: the file has values that are not finite in the type of "
+            "the table (NaN or infinity): write numbers"
+        )
 
 
 def _check_shape(

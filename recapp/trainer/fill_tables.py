@@ -7,10 +7,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from recapp.console import note
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.errors import ConfigError, RecappError
-from recapp.kernels.row_memory import is_finite
+from recapp.errors import RecappError
 from recapp.stored.rectangles import WEIGHT
-from recapp.stored.start_values import SETTING, values_file
+from recapp.stored.start_values import check_filled, values_file
 from recapp.tables.config import EmbeddingConfig
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.strategy import strategy_of
@@ -47,11 +46,7 @@ def _fill(shared: ShardedTables, table: EmbeddingConfig, key: str, given: str, s
     rows = 0
     try:
         rows = values_file(table, given, schema, key).fill(blocks)
-        if not all(is_finite(block.data) for block in blocks):
-            failure = ConfigError(
-                f"{SETTING}.{table.name}={given}: the file has values that are not finite in the "
-                "type of the table (NaN or infinity): write numbers"
-            )
+        check_filled(table.name, given, blocks)
     except RecappError as error:
         failure = error
     error_W = shared.comm.all_gather(failure and str(failure))

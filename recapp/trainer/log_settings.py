@@ -33,11 +33,11 @@ class LogSettings(Callback):
         if not (trainer.loggers and trainer.is_global_zero):
             return
         found = self.settings()
-        kept = {name: found[name] for name in found if name not in NOT_LOGGED}
         logged = {
             name: value
-            for name, value in leaves(kept, is_whole=_is_whole)
-            if not any(map(CREDENTIALS.search, name.split(".")))
+            for name, value in leaves(found, is_whole=_is_whole)
+            if name.partition(".")[0] not in NOT_LOGGED
+            and not any(map(CREDENTIALS.search, name.split(".")))
         }
         logged |= found["choices"]
         for logger in trainer.loggers:
